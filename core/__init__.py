@@ -1,0 +1,126 @@
+"""onnxplug: PyTorch to ONNX, every translation a rule in a registry.
+
+Every public name is importable from here and loaded at first use, so that ``import onnxplug`` stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "to_onnx": "export",
+    "OnnxProgram": "program",
+    "Rule": "registry.rule",
+    "OnnxRegistry": "registry.registry",
+    "GraphBuilder": "build.builder",
+    "FxNode": "interpret.node",
+    "DynamoInterpreter": "interpret.interpreter",
+    **dict.fromkeys(
+        ("Domain", "OrtLibrary", "ReferenceOp", "OpSample", "PluginInfo", "hookspec", "hookimpl"), "plugin_api"
+    ),
+    **dict.fromkeys(
+        (
+            "Decline",
+            "Unsupported",
+            "OnnxplugError",
+            "UsageError",
+            "CaptureError",
+            "MissingRuleError",
+            "ConversionError",
+            "OutputMismatchError",
+            "RuleConflictError",
+            "PluginError",
+            "OpsetError",
+            "VerificationError",
+            "SaveError",
+        ),
+        "errors",
+    ),
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+if TYPE_CHECKING:
+    from onnxplug.build.builder import GraphBuilder as GraphBuilder
+    from onnxplug.errors import (
+        CaptureError as CaptureError,
+    )
+    from onnxplug.errors import (
+        ConversionError as ConversionError,
+    )
+    from onnxplug.errors import (
+        Decline as Decline,
+    )
+    from onnxplug.errors import (
+        MissingRuleError as MissingRuleError,
+    )
+    from onnxplug.errors import (
+        OnnxplugError as OnnxplugError,
+    )
+    from onnxplug.errors import (
+        OpsetError as OpsetError,
+    )
+    from onnxplug.errors import (
+        OutputMismatchError as OutputMismatchError,
+    )
+    from onnxplug.errors import (
+        PluginError as PluginError,
+    )
+    from onnxplug.errors import (
+        RuleConflictError as RuleConflictError,
+    )
+    from onnxplug.errors import (
+        SaveError as SaveError,
+    )
+    from onnxplug.errors import (
+        Unsupported as Unsupported,
+    )
+    from onnxplug.errors import (
+        UsageError as UsageError,
+    )
+    from onnxplug.errors import (
+        VerificationError as VerificationError,
+    )
+    from onnxplug.export import to_onnx as to_onnx
+    from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
+    from onnxplug.interpret.node import FxNode as FxNode
+    from onnxplug.plugin_api import (
+        Domain as Domain,
+    )
+    from onnxplug.plugin_api import (
+        OpSample as OpSample,
+    )
+    from onnxplug.plugin_api import (
+        OrtLibrary as OrtLibrary,
+    )
+    from onnxplug.plugin_api import (
+        PluginInfo as PluginInfo,
+    )
+    from onnxplug.plugin_api import (
+        ReferenceOp as ReferenceOp,
+    )
+    from onnxplug.plugin_api import (
+        hookimpl as hookimpl,
+    )
+    from onnxplug.plugin_api import (
+        hookspec as hookspec,
+    )
+    from onnxplug.program import OnnxProgram as OnnxProgram
+    from onnxplug.registry.registry import OnnxRegistry as OnnxRegistry
+    from onnxplug.registry.rule import Rule as Rule
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'onnxplug' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"onnxplug.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

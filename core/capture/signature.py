@@ -1,0 +1,113 @@
+"""What goes in and out of a captured program: the records that capture makes and every later stage reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+
+class InputKind(Enum):
+    """What a placeholder of the captured graph stands for."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    """A tensor that the model's code captured or made (``lifted_tensor``)."""
+    USER = "user"
+    """A tensor, or a number that stays dynamic: becomes an ONNX graph input."""
+    NONE = "none"
+    """``None`` given by the user: not an ONNX input."""
+    STATIC = "static"
+    """A Python number, string or bool that torch.export baked in: not an ONNX input."""
+
+
+class OutputKind(Enum):
+    """What an output of the captured graph stands for."""
+
+    USER = "user"
+    BUFFER_MUTATION = "buffer_mutation"
+    INPUT_MUTATION = "input_mutation"
+
+
+@dataclass
+class InputSlot:
+    """One placeholder of the graph, in graph order.
+
+    Attributes:
+        node: The placeholder.
+        kind: What it stands for.
+        name: ONNX name: the fully qualified name of a parameter or buffer (``"encoder.weight"``), the placeholder's name
+            for a user input unless ``input_names`` says otherwise.
+        tensor: The tensor of a parameter, buffer or constant.
+        value: The Python value of a STATIC slot.
+        position: Index among the leaves of the flattened ``(args, kwargs)``; ``None`` for state.
+    """
+
+    node: torch.fx.Node
+    kind: InputKind
+    name: str
+    tensor: torch.Tensor | None = None
+    value: Any = None
+    position: int | None = None
+
+
+@dataclass
+class OutputSlot:
+    """One output of the graph. User outputs come first, in the order of the flattened result; mutations follow.
+
+    Attributes:
+        value: An fx Node, or a constant (number, ``None``).
+        kind: What it stands for.
+        name: ONNX name; for a mutation the buffer's or input's name with ``"_out"`` after it.
+        target: Name of the mutated buffer or input.
+    """
+
+    value: Any
+    kind: OutputKind
+    name: str
+    target: str | None = None
+
+
+@dataclass
+class FunctionalGraph:
+    """A functional FX graph with its signature: what the interpreter walks.
+
+    Attributes:
+        graph: No node of it mutates a value that another node sees.
+        inputs: One slot a placeholder, in graph order.
+        outputs: What the graph returns, mutated state included.
+        strategy: ``"unchanged"``, ``"linear"`` (our own pass) or ``"functionalized"`` (torch's).
+    """
+
+    graph: torch.fx.Graph
+    inputs: list[InputSlot]
+    outputs: list[OutputSlot]
+    strategy: str = "unchanged"
+
+
+@dataclass
+class Captured:
+    """A captured program and what is needed to name and verify it.
+
+    Attributes:
+        program: What torch.export made, unchanged.
+        dim_names: Symbol of a dynamic dimension (``"s77"``) to the user's name for it (``"batch"``).
+        reference: The eager callable with which verification compares.
+        args, kwargs: The inputs that the program was captured with.
+        strategy: ``"given"``, ``"non-strict"``, ``"strict"`` …
+        seconds: Time that capture took.
+        shape_hints: Where the user asked for dynamic dimensions: (placeholder name, axis) to the name asked for or None.
+    """
+
+    program: torch.export.ExportedProgram
+    dim_names: dict[str, str] = field(default_factory=dict)
+    reference: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    strategy: str = "given"
+    seconds: float = 0.0
+    shape_hints: dict[tuple[str, int], str | None] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""onnxplug's cli stage."""

@@ -1,0 +1,98 @@
+"""Every error that onnxplug raises on purpose.
+
+All derive from :class:`OnnxplugError`, which carries a message (what is wrong, and where) and an optional hint (what to
+do about it). The command line prints both and hides the traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class OnnxplugError(Exception):
+    """Base class of onnxplug's errors.
+
+    Args:
+        message: What is wrong, and where.
+        hint: What the user can do about it.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(OnnxplugError, ValueError):
+    """An argument is malformed: an unknown name, a shape that does not fit, a value out of range."""
+
+
+class CaptureError(OnnxplugError):
+    """``torch.export`` could not capture the model, or a dimension that was asked to be dynamic came out static."""
+
+
+class ConversionError(OnnxplugError):
+    """A converter failed; the message names the operator, the rule, its package and the user's source line."""
+
+
+class OutputMismatchError(ConversionError):
+    """A converter returned values whose count, dtype, rank or static dimensions differ from what torch computed."""
+
+
+class MissingRuleError(ConversionError):
+    """Operators of the model have no rule and no decomposition.
+
+    Attributes:
+        missing: Qualified operator name to the source locations at which it is used.
+    """
+
+    def __init__(self, message: str, *, missing: Mapping[str, Sequence[str]], hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = {name: list(places) for name, places in missing.items()}
+
+
+class RuleConflictError(ConversionError):
+    """Rules of two distributions claim the same operator, and nothing says which of them wins."""
+
+
+class PluginError(OnnxplugError):
+    """A plugin could not be imported, is malformed, or is required and not there."""
+
+
+class OpsetError(OnnxplugError):
+    """The opset asked for is unknown, unsupported, or contradicted by a node of the graph."""
+
+
+class VerificationError(OnnxplugError):
+    """The exported model does not run, or computes something else than the PyTorch model."""
+
+
+class SaveError(OnnxplugError):
+    """The model could not be written; what stood at the destination before is untouched."""
+
+
+class Decline(Exception):
+    """Raised inside a converter to undo what it emitted and let the next rule try."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Unsupported(ConversionError):
+    """Raised inside a converter for a case that it cannot translate.
+
+    The interpreter adds the operator, the user's source line, shapes, opset, rule and package.
+    """
+
+    def __init__(self, reason: str, *, hint: str | None = None, context: Any = None) -> None:
+        super().__init__(reason, hint=hint)
+        self.reason = reason
+        self.context = context

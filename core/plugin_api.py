@@ -1,0 +1,90 @@
+"""What a plugin module imports: hook markers and the plain records that hooks return.
+
+Nothing here imports torch, onnx or onnx_ir, so that importing a plugin stays cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pluggy
+
+PROJECT_NAME = "onnxplug"
+ENTRY_POINT_GROUP = "onnxplug"
+API_VERSION = 1
+
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """An ONNX operator domain that a plugin emits.
+
+    Attributes:
+        name: The domain's name, e.g. ``"com.acme"``.
+        version: The version imported when the user names none.
+        schemas: ``onnx.defs.OpSchema`` objects of its operators; nodes of operators without one are not checked.
+    """
+
+    name: str
+    version: int = 1
+    schemas: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class OrtLibrary:
+    """An ONNX Runtime custom-operator library.
+
+    Attributes:
+        path: Path of the shared library, or a function that returns it.
+        providers: Execution providers that the library's kernels need; empty means any.
+    """
+
+    path: str | Callable[[], str]
+    providers: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ReferenceOp:
+    """A Python kernel of a custom operator.
+
+    Attributes:
+        kernel: An ``onnx.reference.op_run.OpRun`` subclass.
+    """
+
+    kernel: type
+
+
+@dataclass(frozen=True)
+class OpSample:
+    """Inputs with which a plugin's operator is tested and documented.
+
+    Attributes:
+        op: Qualified torch name of the operator.
+        args: A function without arguments that makes the positional arguments, or the arguments themselves.
+        kwargs: Keyword arguments.
+        opsets: ai.onnx opsets at which the sample holds; empty means all that the rule claims.
+    """
+
+    op: str
+    args: Callable[[], Sequence[Any]] | Sequence[Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    opsets: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """What a plugin says about itself.
+
+    Attributes:
+        api: The version of onnxplug's plugin API that the plugin was written for.
+        requires: Requirement strings (PEP 508) of packages that must be installed beside it.
+        namespaces: torch namespaces whose operators it translates; used to explain errors when it is broken.
+    """
+
+    api: int = API_VERSION
+    requires: Sequence[str] = ()
+    namespaces: Sequence[str] = ()

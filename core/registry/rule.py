@@ -1,0 +1,113 @@
+"""A rule: one translation of one torch operator, as data."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onnxplug.errors import PluginError, UsageError
+
+Converter = Callable[..., Any]
+OpsetRange = tuple[int | None, int | None]
+
+
+class Rule:
+    """One translation of one torch operator.
+
+    Args:
+        op: Qualified torch name: ``"aten::add.Tensor"`` for one overload, ``"mylib::nms"`` for every overload of that
+            packet, ``"mylib::nms.default"`` for the default overload alone. Python functions of the FX graph are keyed by
+            module and name (``"_operator::mul"``), higher-order operators by name (``"cond"``).
+        convert: A function ``(g, node) -> Value | Sequence[Value | None]``, or a string ``"package.module:function"``
+            that is imported at first use.
+        opset: Inclusive range (since, until) of ai.onnx versions; ``None`` leaves a side open.
+        domains: Other domains, with the least version, that the target opsets must include.
+        when: A pure predicate on the node.
+        override: A plugin's rule for an operator that a builtin rule translates must say so.
+        priority: Among rules of one layer the higher one goes first.
+
+    Raises:
+        UsageError: An argument is malformed.
+    """
+
+    __slots__ = ("_function", "convert", "domains", "op", "opset", "override", "priority", "source", "when")
+
+    def __init__(
+        self,
+        op: str,
+        convert: Converter | str,
+        *,
+        opset: OpsetRange = (None, None),
+        domains: Mapping[str, int] | None = None,
+        when: Callable[[Any], bool] | None = None,
+        override: bool = False,
+        priority: int = 0,
+    ) -> None:
+        if not isinstance(op, str) or not op:
+            raise UsageError(f"Rule: op must be a qualified operator name such as 'aten::add.Tensor', got {op!r}")
+        if isinstance(convert, str):
+            module, _, function = convert.partition(":")
+            if not module or not function:
+                raise UsageError(f"Rule {op!r}: convert must be a function or 'package.module:function', got {convert!r}")
+        elif not callable(convert):
+            raise UsageError(f"Rule {op!r}: convert must be a function or 'package.module:function', got {convert!r}")
+        since, until = opset
+        if since is not None and until is not None and since > until:
+            raise UsageError(f"Rule {op!r}: the opset range {opset} is empty")
+        if when is not None and not callable(when):
+            raise UsageError(f"Rule {op!r}: when must be a function of the node, got {when!r}")
+        self.op = op
+        self.convert = convert
+        self.opset: OpsetRange = (since, until)
+        self.domains: dict[str, int] = dict(domains) if domains else {}
+        self.when = when
+        self.override = override
+        self.priority = priority
+        #: Name of the distribution that supplied the rule; the plugin manager sets it.
+        self.source: str = ""
+        self._function: Converter | None = None if isinstance(convert, str) else convert
+
+    @property
+    def name(self) -> str:
+        """``package.module:function`` of the converter, without importing it."""
+        if isinstance(self.convert, str):
+            return self.convert
+        module = getattr(self.convert, "__module__", "?")
+        return f"{module}:{getattr(self.convert, '__qualname__', repr(self.convert))}"
+
+    def resolve(self) -> Converter:
+        """The converter itself, imported at first use.
+
+        Raises:
+            PluginError: The module or the function is not there.
+        """
+        if self._function is None:
+            assert isinstance(self.convert, str)
+            self._function = load_object(self.convert, f"the converter of {self.op}", self.source)
+        return self._function
+
+    def __repr__(self) -> str:
+        since, until = self.opset
+        versions = "" if since is None and until is None else f", opset=({since}, {until})"
+        return f"Rule({self.op!r}, {self.name!r}{versions})"
+
+
+def load_object(reference: str, purpose: str, source: str = "") -> Any:
+    """Imports ``"package.module:attribute"``.
+
+    Raises:
+        PluginError: The module raises or has no such attribute.
+    """
+    module_name, _, attribute = reference.partition(":")
+    owner = f" (from {source})" if source else ""
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise PluginError(
+            f"cannot import {reference!r}, {purpose}{owner}: {type(error).__name__}: {error}",
+            hint="Is the package that supplies it installed whole? `onnxplug plugins list` shows its version.",
+        ) from error
+    return found
