@@ -1,0 +1,62 @@
+"""Type promotion: operands brought to the dtype in which torch computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.dtypes import TORCH_TO_ONNX, to_onnx_dtype, to_torch_dtype
+from onnxplug.interpret.node import FxNode
+
+
+def operand(g: GraphBuilder, x: Any, dtype: torch.dtype | ir.DataType) -> Value:
+    """One operand in a dtype: a Value is cast, a Python number becomes a shared constant."""
+    return g.cast(x, dtype) if isinstance(x, Value) else g.const(x, dtype)
+
+
+def operands(g: GraphBuilder, *args: Any, dtype: torch.dtype | ir.DataType) -> tuple[Value, ...]:
+    """Several operands in one dtype."""
+    wanted = to_onnx_dtype(dtype)
+    return tuple([operand(g, x, wanted) for x in args])
+
+
+def common_dtype(node: FxNode, *positions: int) -> ir.DataType:
+    """The dtype to which torch promotes the arguments at these positions, scalars and 0-dim tensors by their category.
+
+    Needed where the result's dtype says nothing of it: comparisons, for one.
+    """
+    first, *rest = (node.args[p] for p in positions)
+    if isinstance(first, Value) and all(isinstance(x, Value) and x.dtype == first.dtype for x in rest):
+        assert first.dtype is not None
+        return first.dtype
+    metas = [_number(node.meta(p)) for p in positions]
+    result = metas[0]
+    dtype: torch.dtype | None = None
+    for other in metas[1:]:
+        dtype = torch.result_type(result, other)
+        result = other
+    if len(metas) > 2:
+        tensors = [m for m in metas if isinstance(m, torch.Tensor)]
+        for tensor in tensors:
+            dtype = torch.promote_types(dtype, tensor.dtype) if dtype is not None else tensor.dtype
+    if dtype is None:
+        dtype = result.dtype if isinstance(result, torch.Tensor) else torch.get_default_dtype()
+    return TORCH_TO_ONNX[dtype]
+
+
+def _number(value: Any) -> Any:
+    """A number of the same category for a symbolic one: promotion only asks for the category."""
+    if isinstance(value, torch.SymInt):
+        return 1
+    if isinstance(value, torch.SymFloat):
+        return 1.0
+    if isinstance(value, torch.SymBool):
+        return True
+    return value
+
+
+__all__ = ["common_dtype", "operand", "operands", "to_onnx_dtype", "to_torch_dtype"]

@@ -1,0 +1,421 @@
+"""GraphBuilder: what a converter emits through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxplug.build import fold as folding
+from onnxplug.build.dtypes import as_array, to_onnx_dtype
+from onnxplug.build.scope import Mark, Scope
+from onnxplug.build.shapes import ShapeMixin
+from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
+from onnxplug.errors import ConversionError, OpsetError
+
+Value = ir.Value
+Input = Any
+"""What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
+
+_GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+
+
+class Opset:
+    """The operators of one domain at one version: ``g.op.Gemm(a, b, c, alpha=2.0)`` emits a node.
+
+    Positional arguments are inputs: Values, ``None`` for an absent optional one, or Python scalars, lists, numpy arrays
+    and torch tensors, which become shared constants of the dtype that the operator wants there. Keyword arguments are
+    attributes; one that is ``None`` is left out. ``_outputs=n`` gives a tuple of n Values.
+    """
+
+    def __init__(self, builder: GraphBuilder, domain: str, version: int) -> None:
+        self._builder = builder
+        self._domain = domain
+        self._version = version
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if op_type.startswith("_"):
+            raise AttributeError(op_type)
+        builder = self._builder
+        if self._domain:
+            spec = custom_spec(self._domain, op_type, self._version, builder.schemas.get(self._domain, ()))
+        else:
+            spec = onnx_spec(op_type, self._version)
+        emit_node = builder.emit
+
+        def emit(*inputs: Input, _outputs: int = 1, **attributes: Any) -> Any:
+            return emit_node(spec, inputs, attributes, _outputs)
+
+        # The next look-up of this operator finds the function itself.
+        self.__dict__[op_type] = emit
+        return emit
+
+
+class GraphBuilder(ShapeMixin):
+    """Emits typed ONNX nodes and simplifies while it does.
+
+    Args:
+        opsets: Target version of each domain; ``""`` is ai.onnx.
+        optimize: Fold constants, share equal pure nodes, drop nodes that do nothing. Without it, every node asked for is
+            made.
+        domains: Known versions of other domains, used when a converter names none.
+        schemas: Domain to the ``OpSchema`` objects that plugins registered for it.
+
+    Attributes:
+        op: The operators of ai.onnx at the target opset.
+        opset: The target version of ai.onnx.
+        opsets: Every domain that the graph imports, with its version.
+    """
+
+    def __init__(
+        self,
+        opsets: Mapping[str, int],
+        *,
+        optimize: bool = True,
+        domains: Mapping[str, int] | None = None,
+        schemas: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        self.opsets: dict[str, int] = dict(opsets)
+        self.opset: int = self.opsets[""]
+        self.optimize = optimize
+        self.schemas: dict[str, Sequence[Any]] = dict(schemas or {})
+        self.functions: dict[Any, ir.Function] = {}
+        self.op: Any = Opset(self, "", self.opset)
+        #: The FX node being converted: its location goes into errors, its metadata onto nodes.
+        self.current: Any = None
+        self.metadata: dict[str, str] | None = None
+        self._declared = dict(domains or {})
+        self._domains: dict[tuple[str, int], Opset] = {}
+        self._domain_users: dict[str, str] = {}
+        self._constants: dict[Any, Value] = {}
+        self._scope = Scope(None)
+        super().__init__()
+
+    # -- emission ------------------------------------------------------------------------------------------------------
+
+    def domain(self, name: str, version: int | None = None) -> Any:
+        """The operators of a domain, e.g. ``g.domain("com.acme", 2).NMS(boxes, scores, _outputs=2)``.
+
+        Raises:
+            OpsetError: The graph already uses another version of that domain.
+        """
+        if name in ("", "ai.onnx"):
+            if version is not None and version != self.opset:
+                raise OpsetError(f"ai.onnx {version} is asked for where the export's opset is {self.opset}")
+            return self.op
+        asked = version if version is not None else self.opsets.get(name, self._declared.get(name, 1))
+        present = self.opsets.get(name)
+        if present is not None and present != asked:
+            first = self._domain_users.get(name, "the export's opset_version")
+            raise OpsetError(
+                f"two versions of domain {name!r}: {present} (by {first}) and {asked} (by {self._who()})",
+                hint="One model imports one version of a domain; make the rules agree on it.",
+            )
+        opset = self._domains.get((name, asked))
+        if opset is None:
+            opset = self._domains[name, asked] = Opset(self, name, asked)
+            self.opsets[name] = asked
+            self._domain_users[name] = self._who()
+        return opset
+
+    def _who(self) -> str:
+        return str(self.current) if self.current is not None else "the graph"
+
+    def emit(self, spec: OpSpec, inputs: Sequence[Input], attributes: Mapping[str, Any], outputs: int) -> Any:
+        """Emits one node, or finds a value that already holds its result. Converters use ``g.op``."""
+        values = [
+            v if v is None or type(v) is Value else self._as_input(v, spec, i, inputs) for i, v in enumerate(inputs)
+        ]
+        while values and values[-1] is None:
+            values.pop()
+        if not spec.min_inputs <= len(values) <= spec.max_inputs and not spec.variadic_input:
+            raise ConversionError(
+                f"{spec.op_type} takes {spec.min_inputs} to {spec.max_inputs} inputs, got {len(values)}"
+            )
+        attrs = {k: self._as_attribute(spec, k, v) for k, v in attributes.items() if v is not None}
+        for name in spec.required_attributes:
+            if name not in attrs:
+                raise ConversionError(f"{spec.op_type} needs the attribute {name!r}")
+        raw = {k: a.value for k, a in attrs.items()}
+        key = None
+        if self.optimize and spec.pure:
+            if outputs == 1:
+                found = self._without_node(spec, values, raw)
+                if found is not None:
+                    return found
+            key = (spec, outputs, *map(id, values), *_attribute_key(attrs))
+            seen = self._scope.lookup(key)
+            if seen is not None:
+                return seen[0] if outputs == 1 else seen
+        return self._append(spec, values, attrs, raw, outputs, key)
+
+    def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
+        if spec.simplify is not None:
+            found: Value | None = spec.simplify(self, values, raw)
+            if found is not None:
+                return found
+        if spec.fold is None or not all(v is None or v.const_value is not None for v in values):
+            return None
+        arrays = [None if v is None else self.constant(v) for v in values]
+        if sum(a.size for a in arrays if a is not None) > folding.MAX_ELEMENTS:
+            return None
+        result = spec.fold(arrays, raw)
+        return None if result is None or result.size > folding.MAX_ELEMENTS else self.const(result)
+
+    def _append(
+        self,
+        spec: OpSpec,
+        values: Sequence[Value | None],
+        attrs: Mapping[str, ir.Attr],
+        raw: Mapping[str, Any],
+        outputs: int,
+        key: Any,
+    ) -> Any:
+        inferred = spec.infer(values, raw, spec) if spec.infer is not None else []
+        results = []
+        for index in range(outputs):
+            dtype, dims = inferred[index] if index < len(inferred) else (None, None)
+            if dtype is None:
+                dtype = spec.output_dtype(index, values)
+            results.append(
+                Value(
+                    type=ir.TensorType(dtype) if dtype is not None else None,
+                    shape=ir.Shape(dims) if dims is not None else None,
+                )
+            )
+        node = ir.Node(
+            spec.domain,
+            spec.op_type,
+            values,
+            attrs.values(),
+            outputs=results,
+            metadata_props=dict(self.metadata) if self.metadata else None,
+        )
+        answer = tuple(node.outputs)
+        self._scope.add(node, key, answer)
+        return answer[0] if outputs == 1 else answer
+
+    # -- inputs and attributes -----------------------------------------------------------------------------------------
+
+    def _as_input(self, item: Any, spec: OpSpec, index: int, inputs: Sequence[Input]) -> Value:
+        """A constant for a Python object given as input, of the dtype that the operator wants there."""
+        if isinstance(item, Value):
+            return item
+        if isinstance(item, torch.Tensor | np.ndarray | np.generic):
+            return self.const(item)
+        if isinstance(item, list | tuple) and any(isinstance(part, Value) for part in item):
+            return self.vector(item)
+        dtype = spec.only_dtype(index)
+        if dtype is None:
+            group = spec.group_of(index)
+            for position, other in enumerate(inputs):
+                if group and isinstance(other, Value) and spec.group_of(position) == group:
+                    dtype = other.dtype
+                    break
+        return self.const(item, dtype)
+
+    def _as_attribute(self, spec: OpSpec, name: str, value: Any) -> ir.Attr:
+        if isinstance(value, ir.Attr):
+            return value
+        kind = spec.attributes.get(name)
+        if kind is None:
+            if spec.has_schema:
+                known = ", ".join(sorted(spec.attributes)) or "none"
+                raise ConversionError(f"{spec.op_type} has no attribute {name!r} at version {spec.version}; it has {known}")
+            kind = _guess_type(name, value)
+        if isinstance(value, Value) or (isinstance(value, list | tuple) and any(isinstance(v, Value) for v in value)):
+            raise ConversionError(
+                f"attribute {name!r} of {spec.op_type} must be a constant, but it is the dynamic size "
+                f"{self.symbol_name(value)}",
+                hint="Make that dimension static, or use an operator that takes it as an input.",
+            )
+        if kind == ir.AttributeType.INT and isinstance(value, torch.dtype):
+            value = int(to_onnx_dtype(value))
+        elif kind == ir.AttributeType.TENSOR and not isinstance(value, ir.TensorProtocol):
+            value = ir.tensor(as_array(value))
+        elif kind == ir.AttributeType.STRING and isinstance(value, bytes):
+            value = value.decode("utf-8", "surrogateescape")
+        return ir.Attr(name, kind, value)
+
+    # -- constants -----------------------------------------------------------------------------------------------------
+
+    def const(self, value: Any, dtype: torch.dtype | ir.DataType | None = None) -> Value:
+        """A shared constant of a Python scalar, nested list, numpy array or torch tensor.
+
+        Without ``dtype``, ints become int64, floats float32, bools bool; arrays and tensors keep theirs.
+        """
+        wanted = to_onnx_dtype(dtype) if dtype is not None else None
+        quick = None
+        if isinstance(value, int | float):
+            # 1 == 1.0 == True and 0.0 == -0.0 to a dict, but not to us.
+            quick = (type(value), value, math.copysign(1.0, value) if value == 0 else 1.0, wanted)
+            found = self._constants.get(quick)
+            if found is not None:
+                return found
+        array = as_array(value, wanted)
+        key: Any = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= 65536 else id(array)
+        found = self._constants.get(key)
+        if found is None:
+            tensor = ir.Tensor(array)
+            found = Value(type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+            self._constants[key] = found
+        if quick is not None:
+            self._constants[quick] = found
+        return found
+
+    def constant(self, value: Value | None) -> np.ndarray | None:
+        """The numpy array that a value is known to be, ``None`` for one that is only known at run time.
+
+        Parameters and buffers are never known: their values may be replaced in the exported model.
+        """
+        if value is None or value.const_value is None:
+            return None
+        return value.const_value.numpy()
+
+    def call_next(self, node: Any) -> Any:
+        """What the next rule for this node (or its decomposition) returns."""
+        return node.call_next(self)
+
+    def cast(self, x: Value, dtype: torch.dtype | ir.DataType) -> Value:
+        """``x`` converted to ``dtype``; ``x`` itself when it has that dtype."""
+        wanted = to_onnx_dtype(dtype)
+        if x.dtype == wanted:
+            return x
+        result: Value = self.op.Cast(x, to=int(wanted))
+        return result
+
+    # -- undoing, subgraphs and functions ------------------------------------------------------------------------------
+
+    def mark(self) -> Mark:
+        """Where emission stands, for :meth:`rollback`."""
+        return self._scope.mark()
+
+    def rollback(self, mark: Mark) -> None:
+        """Removes every node emitted since ``mark``, and what was remembered of them."""
+        self._forget_symbols(self._scope.rollback(mark))
+
+    def subgraph(
+        self,
+        build: Callable[..., Value | Sequence[Value]],
+        inputs: Sequence[tuple[torch.dtype | ir.DataType, Sequence[Any] | None]] = (),
+        name: str = "body",
+    ) -> ir.Graph:
+        """A graph for an If, Loop or Scan attribute; it may use every value of the graphs around it.
+
+        Args:
+            build: Called with one Value an input; returns the graph's outputs.
+            inputs: Dtype and dimensions (``None`` for an unknown rank) of each input.
+            name: The graph's name.
+        """
+        formals = [
+            Value(
+                name=f"{name}_in{self.fresh()}",
+                type=ir.TensorType(to_onnx_dtype(dtype)),
+                shape=ir.Shape(dims) if dims is not None else None,
+            )
+            for dtype, dims in inputs
+        ]
+        outer, self._scope = self._scope, Scope(self._scope)
+        try:
+            results = build(*formals)
+            outputs = [results] if isinstance(results, Value) else list(results)
+            # An output must be made inside the graph, and once.
+            made = {id(v) for node in self._scope.nodes for v in node.outputs}
+            for position, value in enumerate(outputs):
+                if id(value) not in made or any(value is o for o in outputs[:position]):
+                    outputs[position] = self._identity(value)
+            nodes = self._scope.live_nodes(outputs)
+        finally:
+            self._forget_symbols(self._scope.values())
+            self._scope = outer
+        return ir.Graph(formals, outputs, nodes=nodes, name=f"{name}_{self.fresh()}")
+
+    def _identity(self, value: Value) -> Value:
+        result = Value(type=value.type, shape=value.shape.copy() if value.shape is not None else None)
+        self._scope.add(ir.Node("", "Identity", [value], outputs=[result]), None, (result,))
+        return result
+
+    def function(
+        self,
+        domain: str,
+        name: str,
+        build: Callable[..., Value | Sequence[Value]],
+        inputs: Sequence[Input],
+        *,
+        version: int = 1,
+        outputs: int = 1,
+    ) -> Any:
+        """Calls a model-local function, defining it at first use.
+
+        Args:
+            domain: The function's domain; the model imports it at ``version``.
+            name: The function's name.
+            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not); emits the
+                body through this builder and returns its outputs.
+            inputs: The call's inputs.
+            version: Version of the domain.
+            outputs: Number of outputs.
+
+        Returns:
+            The call's output, or a tuple of them when ``outputs`` is not 1.
+        """
+        from onnxplug.build.functions import define_function
+
+        actual = [v if isinstance(v, Value) else self.const(v) for v in inputs]
+        # Bodies are typed by their first call: another signature is another function.
+        signature = tuple((v.dtype, len(v.shape) if v.shape is not None else None) for v in actual)
+        opset = self.domain(domain, version)
+        key = (domain, name, signature)
+        if key not in self.functions:
+            taken = sum(1 for d, n, _ in self.functions if (d, n) == (domain, name))
+            self.functions[key] = define_function(self, domain, f"{name}_{taken + 1}" if taken else name, build, actual)
+        function = self.functions[key]
+        results = getattr(opset, function.name)(*actual, _outputs=outputs)
+        for result, formal in zip((results,) if outputs == 1 else results, function.outputs, strict=True):
+            if result.dtype is None and formal.dtype is not None:
+                result.type = ir.TensorType(formal.dtype)
+        return results
+
+
+def _guess_type(name: str, value: Any) -> ir.AttributeType:
+    """The type of an attribute of an operator without schema."""
+    single = value[0] if isinstance(value, list | tuple) and value else value
+    many = isinstance(value, list | tuple)
+    kinds = ir.AttributeType
+    if isinstance(single, bool | int | np.integer | ir.DataType | torch.dtype):
+        return kinds.INTS if many else kinds.INT
+    if isinstance(single, float | np.floating):
+        return kinds.FLOATS if many else kinds.FLOAT
+    if isinstance(single, str | bytes):
+        return kinds.STRINGS if many else kinds.STRING
+    if isinstance(single, ir.Graph):
+        return kinds.GRAPHS if many else kinds.GRAPH
+    if isinstance(single, torch.Tensor | np.ndarray | ir.TensorProtocol):
+        return kinds.TENSORS if many else kinds.TENSOR
+    if isinstance(single, Value):
+        return kinds.INT
+    if many and not value:
+        raise ConversionError(
+            f"attribute {name!r} is an empty list: its type can't be told",
+            hint=f"Give it as onnx_ir.AttrInt64s({name!r}, []) or another typed attribute.",
+        )
+    raise ConversionError(f"attribute {name!r} has a value that ONNX can't hold: {value!r}")
+
+
+def _attribute_key(attrs: Mapping[str, ir.Attr]) -> tuple[Any, ...]:
+    key: list[Any] = []
+    for name, attr in attrs.items():
+        value = attr.value
+        if attr.type == ir.AttributeType.TENSOR:
+            value = (value.dtype, tuple(value.shape), value.tobytes()) if value.nbytes <= 4096 else id(value)
+        elif attr.type in _GRAPH_TYPES:
+            value = id(value)
+        elif attr.type == ir.AttributeType.FLOAT:
+            value = (value, math.copysign(1.0, value))
+        key.append((name, value))
+    key.sort(key=lambda pair: pair[0])
+    return tuple(key)

@@ -1,0 +1,169 @@
+"""From emitted nodes to an ``onnx_ir.Model``: outputs, dead nodes, folded weights, rewrites, names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx.helper
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.scope import used_by
+from onnxplug.rewrite.driver import run_rewrites
+
+PRODUCER = "onnxplug"
+
+
+def ir_version(opset: int) -> int:
+    """The oldest ONNX IR version that carries the opset; 8 at least, for model-local functions."""
+    known = onnx.helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", opset))
+    return max(8, int(known) if known is not None else 8)
+
+
+def finish(
+    g: GraphBuilder,
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[tuple[str, Any]],
+    state: Mapping[ir.Value, torch.Tensor],
+    *,
+    rewrites: Iterable[Any] = (),
+    metadata: Mapping[str, str] | None = None,
+) -> ir.Model:
+    """Builds the model.
+
+    Args:
+        g: The builder, everything emitted.
+        inputs: Graph inputs, named.
+        outputs: Name and value (or number) of each graph output.
+        state: Values that are parameters, buffers and constants of the model, named, with their tensors.
+        rewrites: Rewrites to run when the builder optimises.
+        metadata: Metadata of the model.
+    """
+    results = _distinct_outputs(g, inputs, outputs, state)
+    nodes = g._scope.live_nodes(results)
+    tensors: dict[ir.Value, torch.Tensor] = dict(state)
+    if g.optimize:
+        nodes = _fold_transposed_weights(nodes, tensors, {id(v) for v in results})
+    _name_values(nodes, inputs, results, tensors)
+    graph = ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph")
+    if g.optimize:
+        run_rewrites(g, graph, rewrites)
+    _register_initializers(graph, tensors)
+    used = {(node.domain, node.op_type) for node in graph.all_nodes()}
+    functions = [f for f in g.functions.values() if (f.domain, f.name) in used]
+    _prune_imports(graph, used, functions)
+    return ir.Model(
+        graph,
+        ir_version=ir_version(g.opset),
+        producer_name=PRODUCER,
+        producer_version=_version(),
+        functions=functions,
+        metadata_props=dict(metadata or {}),
+    )
+
+
+def _version() -> str:
+    import onnxplug
+
+    return onnxplug.__version__
+
+
+def _distinct_outputs(
+    g: GraphBuilder, inputs: Sequence[ir.Value], outputs: Sequence[tuple[str, Any]], state: Mapping[ir.Value, Any]
+) -> list[ir.Value]:
+    """Each output a value of its own: ONNX wants neither an input nor a constant nor the same value twice."""
+    taken = {id(v) for v in inputs}
+    results = []
+    for name, value in outputs:
+        if not isinstance(value, ir.Value):
+            value = g.const(value)
+        if id(value) in taken or value.producer() is None or value in state:
+            value = g._identity(value)
+        taken.add(id(value))
+        value.name = name
+        results.append(value)
+    return results
+
+
+def _fold_transposed_weights(
+    nodes: Sequence[ir.Node], tensors: dict[ir.Value, torch.Tensor], outputs: set[int]
+) -> list[ir.Node]:
+    """A weight that is only ever read transposed is stored transposed; a tied one is stored once, as it is."""
+    kept = []
+    for node in nodes:
+        source = node.inputs[0] if node.op_type == "Transpose" and not node.domain else None
+        if source is None or source not in tensors or len(source.uses()) != 1 or id(node.outputs[0]) in outputs:
+            kept.append(node)
+            continue
+        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(tensors[source].dim())[::-1]
+        result = node.outputs[0]
+        folded = ir.Value(name=source.name, type=result.type, shape=result.shape)
+        tensors[folded] = tensors.pop(source).permute(*perm)
+        result.replace_all_uses_with(folded)
+        node.replace_input_with(0, None)
+    return kept
+
+
+def _name_values(
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    tensors: Mapping[ir.Value, torch.Tensor],
+) -> None:
+    """Names what has none yet; the user's names (inputs, outputs, state) come first and stay."""
+    taken = {v.name for v in inputs} | {v.name for v in outputs} | {v.name for v in tensors}
+    own = {id(v) for v in (*inputs, *outputs, *tensors)}
+    counters: dict[str, int] = {}
+
+    def unique(stem: str) -> str:
+        name = stem
+        while name in taken:
+            number = counters[stem] = counters.get(stem, 0) + 1
+            name = f"{stem}_{number}"
+        taken.add(name)
+        return name
+
+    constants = 0
+    for node in nodes:
+        for value in node.outputs:
+            if id(value) not in own:
+                value.name = unique(value.name or f"{node.op_type.lower()}_value")
+        node.name = f"node_{node.outputs[0].name}"
+        for value in used_by(node) if _has_graph(node) else node.inputs:
+            if value is not None and value.const_value is not None and value.name is None:
+                constants += 1
+                value.name = unique(f"constant_{constants}")
+
+
+def _has_graph(node: ir.Node) -> bool:
+    return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+
+
+def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, torch.Tensor]) -> None:
+    """Stores the state and the constants that nodes read."""
+    seen: set[int] = set()
+    for node in graph:
+        for value in used_by(node) if _has_graph(node) else node.inputs:
+            if value is None or id(value) in seen or value.producer() is not None:
+                continue
+            seen.add(id(value))
+            tensor = tensors.get(value)
+            if tensor is not None:
+                value.const_value = TorchTensor(tensor.detach(), name=value.name)
+            if value.const_value is not None and not value.is_graph_input():
+                if value.name is None:
+                    value.name = f"constant_{len(seen)}r"
+                graph.register_initializer(value)
+
+
+def _prune_imports(graph: ir.Graph, used: set[tuple[str, str]], functions: Sequence[ir.Function]) -> None:
+    """Imports only what the model uses; ai.onnx always."""
+    domains = {domain for domain, _ in used} | {""}
+    for function in functions:
+        domains |= {node.domain for node in function}
+    for domain in list(graph.opset_imports):
+        if domain not in domains:
+            del graph.opset_imports[domain]

@@ -1,0 +1,243 @@
+"""Sizes, static and dynamic: the part of the builder that knows which value holds which symbolic dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxplug.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+Size = int | ir.Value
+"""A size: an int where it is static, a 0-dim int64 Value where it is only known at run time."""
+
+
+class ShapeMixin:
+    """Dimension arithmetic of :class:`GraphBuilder`.
+
+    A symbolic dimension (``"batch"``, ``"2*seq"``) is computed once: the first value that has it is kept and found again
+    by its name. Sizes are 0-dim int64 Values; their 1-dim form, which shapes are concatenated from, is remembered too.
+    """
+
+    op: Any
+    opset: int
+    optimize: bool
+
+    def __init__(self) -> None:
+        self._symbols: dict[str, ir.Value] = {}
+        self._symbol_of: dict[ir.Value, str] = {}
+        self._sources: dict[str, tuple[ir.Value, int]] = {}
+        self._vector_of: dict[ir.Value, ir.Value] = {}
+        self._counter = count()
+
+    if TYPE_CHECKING:
+
+        def const(self, value: Any, dtype: torch.dtype | ir.DataType | None = None) -> ir.Value: ...
+        def constant(self, value: ir.Value | None) -> np.ndarray | None: ...
+
+    def fresh(self) -> int:
+        """A number not given before, for names."""
+        return next(self._counter)
+
+    # -- symbols -------------------------------------------------------------------------------------------------------
+
+    def add_symbol_source(self, dim: ir.SymbolicDim, value: ir.Value, axis: int) -> None:
+        """Says that an input's axis has the size ``dim``: it is read from there when it is first needed."""
+        if dim.value is not None:
+            self._sources.setdefault(dim.value, (value, axis))
+
+    def set_symbol(self, name: str, value: ir.Value) -> None:
+        """Says that a 0-dim int64 value holds the symbolic size ``name``."""
+        self._symbols.setdefault(name, value)
+        self._symbol_of.setdefault(value, name)
+
+    def symbol(self, dim: ir.SymbolicDim | str) -> ir.Value | None:
+        """The 0-dim int64 value that holds a symbolic size, ``None`` when nothing computes it yet."""
+        name = dim if isinstance(dim, str) else dim.value
+        if name is None:
+            return None
+        found = self._symbols.get(name)
+        if found is None and name in self._sources:
+            value, axis = self._sources[name]
+            found = self._read_dim(value, axis, name)
+        return found
+
+    def symbol_name(self, value: Any) -> str:
+        """How to call a dynamic size in a message."""
+        if isinstance(value, list | tuple):
+            return "[" + ", ".join(self.symbol_name(v) for v in value) + "]"
+        if isinstance(value, ir.Value):
+            return self._symbol_of.get(value) or value.name or "computed at run time"
+        return str(value)
+
+    def _forget_symbols(self, values: Iterable[ir.Value]) -> None:
+        for value in values:
+            name = self._symbol_of.pop(value, None)
+            if name is not None and self._symbols.get(name) is value:
+                del self._symbols[name]
+            self._vector_of.pop(value, None)
+
+    def hide_symbols(self) -> Any:
+        """Forgets every symbol until :meth:`restore_symbols`: a function's body can't see values outside it."""
+        state = (self._symbols, self._symbol_of, self._sources, self._vector_of)
+        self._symbols, self._symbol_of, self._sources, self._vector_of = {}, {}, {}, {}
+        return state
+
+    def restore_symbols(self, state: Any) -> None:
+        """Undoes :meth:`hide_symbols`."""
+        self._symbols, self._symbol_of, self._sources, self._vector_of = state
+
+    def _read_dim(self, x: ir.Value, axis: int, name: str | None) -> ir.Value:
+        if self.opset >= 15:
+            vector = self.op.Shape(x, start=axis, end=axis + 1)
+        else:
+            vector = self.op.Gather(self.op.Shape(x), [axis], axis=0)
+        scalar: ir.Value = self.op.Squeeze(vector, [0])
+        self._vector_of.setdefault(scalar, vector)
+        if name is not None:
+            self.set_symbol(name, scalar)
+        return scalar
+
+    # -- what converters use -------------------------------------------------------------------------------------------
+
+    def shape(self, x: ir.Value) -> ir.Value:
+        """The shape of ``x`` as a 1-dim int64 Value; a constant when it is static."""
+        result: ir.Value = self.op.Shape(x)
+        return result
+
+    def dim(self, x: ir.Value, axis: int) -> Size:
+        """The size of one axis: an int when static, else a 0-dim int64 Value. Negative axes count from the end."""
+        if x.shape is None:
+            return self._read_dim(x, axis, None)
+        axis %= len(x.shape)
+        size = x.shape[axis]
+        if isinstance(size, int):
+            return size
+        found = self.symbol(size)
+        return found if found is not None else self._read_dim(x, axis, size.value)
+
+    def dims(self, x: ir.Value) -> list[Size]:
+        """The size of every axis of ``x``, whose rank must be known."""
+        assert x.shape is not None
+        return [self.dim(x, axis) for axis in range(len(x.shape))]
+
+    def concrete_shape(self, x: ir.Value | Sequence[Size], what: str = "shape") -> list[int]:
+        """The sizes as ints.
+
+        Raises:
+            Unsupported: One of them is dynamic; the message names it.
+        """
+        sizes: Sequence[Any] = list(x.shape or ()) if isinstance(x, ir.Value) else x
+        if isinstance(x, ir.Value) and x.shape is None:
+            raise Unsupported(f"the {what} must be static, but its rank is unknown")
+        result = []
+        for axis, size in enumerate(sizes):
+            if not isinstance(size, int):
+                name = size.value if isinstance(size, ir.SymbolicDim) else self.symbol_name(size)
+                raise Unsupported(
+                    f"the {what} must be static, but axis {axis} is the dynamic dimension {name!r}",
+                    hint=f"Export with {name!r} static.",
+                )
+            result.append(size)
+        return result
+
+    def vector(self, sizes: Sequence[Size | ir.SymbolicDim]) -> ir.Value:
+        """A 1-dim int64 Value of sizes; ints beside each other become one constant."""
+        parts: list[ir.Value] = []
+        pending: list[int] = []
+        for size in sizes:
+            if isinstance(size, ir.SymbolicDim):
+                size = self._need(size)
+            if isinstance(size, int):
+                pending.append(size)
+                continue
+            constant = self.constant(size)
+            if constant is not None and constant.size == 1:
+                pending.append(int(constant.reshape(())))
+                continue
+            if pending:
+                parts.append(self.const(np.array(pending, dtype=np.int64)))
+                pending = []
+            parts.append(self.as_vector(size))
+        if pending or not parts:
+            parts.append(self.const(np.array(pending, dtype=np.int64)))
+        if len(parts) == 1:
+            return parts[0]
+        result: ir.Value = self.op.Concat(*parts, axis=0)
+        return result
+
+    def as_vector(self, size: Size) -> ir.Value:
+        """A size as an int64 Value of shape [1]."""
+        if isinstance(size, int):
+            return self.const(np.array([size], dtype=np.int64))
+        found = self._vector_of.get(size)
+        if found is None:
+            if size.shape is not None and len(size.shape) == 1:
+                return size
+            found = self.op.Unsqueeze(size, [0])
+            self._vector_of[size] = found
+        return found
+
+    def as_scalar(self, size: Size) -> ir.Value:
+        """A size as a 0-dim int64 Value."""
+        return self.const(size) if isinstance(size, int) else size
+
+    def _need(self, dim: ir.SymbolicDim) -> ir.Value:
+        found = self.symbol(dim)
+        if found is None:
+            raise Unsupported(f"no value in the graph has the dynamic size {dim.value!r}")
+        return found
+
+    def reshape(self, x: ir.Value, sizes: Sequence[Size | ir.SymbolicDim]) -> ir.Value:
+        """``x`` with another shape, by as few nodes as the sizes allow.
+
+        A size equal to the input's at the same axis is copied (0 in ONNX's Reshape), one other dynamic size is left for
+        the runtime to work out (-1), and only further ones are computed.
+        """
+        source: Sequence[Any] = x.shape.dims if x.shape is not None else ()
+        target: list[int | None] = []
+        has_zero = any(isinstance(s, int) and s == 0 for s in sizes)
+        for axis, size in enumerate(sizes):
+            if isinstance(size, int):
+                target.append(size)
+            elif not has_zero and axis < len(source) and self._is_size(size, source[axis]):
+                target.append(0)
+            else:
+                target.append(None)
+        if target.count(None) == 1 and not has_zero:
+            target[target.index(None)] = -1
+        if None not in target:
+            constant = self.const(np.array(target, dtype=np.int64))
+            if has_zero and self.opset >= 14:
+                return self._reshaped(self.op.Reshape(x, constant, allowzero=1), sizes)
+            if has_zero and any(t == 0 and (i >= len(source) or source[i] != 0) for i, t in enumerate(target)):
+                raise Unsupported("a reshape to a size of 0 needs opset 14 or later")
+            return self._reshaped(self.op.Reshape(x, constant), sizes)
+        mixed = [t if t is not None else s for t, s in zip(target, sizes, strict=True)]
+        if not has_zero:
+            return self._reshaped(self.op.Reshape(x, self.vector(mixed)), sizes)
+        return self._reshaped(self.op.Reshape(x, self.vector(sizes), allowzero=1), sizes)
+
+    def _is_size(self, size: Any, dim: Any) -> bool:
+        if isinstance(dim, int) or dim.value is None:
+            return False
+        name = size.value if isinstance(size, ir.SymbolicDim) else self._symbol_of.get(size)
+        return bool(name == dim.value)
+
+    def _reshaped(self, value: ir.Value, sizes: Sequence[Size | ir.SymbolicDim]) -> ir.Value:
+        """Gives a reshape's result the dimensions that it is known to have."""
+        producer = value.producer()
+        if producer is not None and producer.op_type == "Reshape":
+            dims: list[Any] = []
+            for size in sizes:
+                if isinstance(size, ir.Value):
+                    size = ir.SymbolicDim(self._symbol_of.get(size))
+                dims.append(size)
+            value.shape = ir.Shape(dims)
+        return value

@@ -1,0 +1,222 @@
+"""Simplification at emission: a node that would do nothing, or undo the one before it, is never made.
+
+Each function takes ``(g, inputs, attributes)`` and returns the value to use instead, or ``None`` to emit the node. It may
+emit other nodes through ``g``. Everything here is exact: no value changes by a bit, no shape by a dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxplug.build.infer import broadcast, dims_of
+
+if TYPE_CHECKING:
+    from onnxplug.build.builder import GraphBuilder
+
+Inputs = Sequence[ir.Value | None]
+Attributes = Mapping[str, Any]
+Simplifier = Callable[["GraphBuilder", Inputs, Attributes], "ir.Value | None"]
+
+_INT_MAX = (1 << 31) - 1
+
+
+def _ints(g: GraphBuilder, value: ir.Value | None) -> list[int] | None:
+    array = g.constant(value) if value is not None else None
+    return [int(v) for v in array.reshape(-1)] if array is not None else None
+
+
+def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type and not node.domain else None
+
+
+def _same_dims(a: Any, b: Any) -> bool:
+    """Whether two dimension tuples are surely equal: unknown sizes never are."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return all(x is y or (x == y and (isinstance(x, int) or x.value is not None)) for x, y in zip(a, b, strict=True))
+
+
+def _identity(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    return inputs[0]
+
+
+def _cast(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    x = inputs[0]
+    return x if x is not None and x.dtype == attributes["to"] else None
+
+
+def _transpose(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    x = inputs[0]
+    perm = attributes.get("perm")
+    if x is None or perm is None:
+        return None
+    if tuple(perm) == tuple(range(len(perm))):
+        return x
+    before = _made_by(x, "Transpose")
+    if before is not None and "perm" in before.attributes:
+        first = before.attributes["perm"].as_ints()
+        result: ir.Value = g.op.Transpose(before.inputs[0], perm=[first[p] for p in perm])
+        return result
+    return None
+
+
+def _reshape(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    x, shape = inputs[0], inputs[1]
+    target = _ints(g, shape)
+    if x is None or target is None:
+        return None
+    dims = dims_of(x)
+    zero_copies = not attributes.get("allowzero")
+    if dims is not None and len(dims) == len(target):
+        # One -1 may stand for the one dimension that isn't known to be equal: the element count settles it,
+        # unless another dimension may be 0.
+        equal = [
+            (t == 0 and zero_copies) or (isinstance(d, int) and d == t) for d, t in zip(dims, target, strict=True)
+        ]
+        if all(equal) or (equal.count(False) == 1 and target[equal.index(False)] == -1):
+            return x
+    before = _made_by(x, "Reshape")
+    if before is not None and 0 not in target and not before.attributes.get("allowzero"):
+        result: ir.Value = g.op.Reshape(before.inputs[0], shape)
+        return result
+    return None
+
+
+def _expand(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    x = inputs[0]
+    dims, target = dims_of(x), _ints(g, inputs[1])
+    if dims is None or target is None or len(target) > len(dims):
+        return None
+    tail = dims[len(dims) - len(target) :]
+    return x if all(t == 1 or (isinstance(d, int) and d == t) for d, t in zip(tail, target, strict=True)) else None
+
+
+def _squeeze(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    x = inputs[0]
+    axes = _ints(g, inputs[1]) if len(inputs) > 1 else None
+    if axes is None:
+        return None
+    if not axes:
+        return x
+    before = _made_by(x, "Unsqueeze")
+    if before is not None and x is not None and x.shape is not None:
+        added = _ints(g, before.inputs[1])
+        rank = len(x.shape)
+        if added is not None and {a % rank for a in added} == {a % rank for a in axes}:
+            return before.inputs[0]
+    return None
+
+
+def _unsqueeze(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    axes = _ints(g, inputs[1]) if len(inputs) > 1 else None
+    if axes is None:
+        return None
+    if not axes:
+        return inputs[0]
+    before = _made_by(inputs[0], "Squeeze")
+    if before is not None and len(before.inputs) > 1 and before.inputs[0] is not None:
+        source = before.inputs[0]
+        removed = _ints(g, before.inputs[1])
+        if removed is not None and source.shape is not None:
+            rank = len(source.shape)
+            if {a % rank for a in removed} == {a % rank for a in axes}:
+                return source
+    return None
+
+
+def _slice(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    starts, ends = _ints(g, inputs[1]), _ints(g, inputs[2])
+    steps = _ints(g, inputs[4]) if len(inputs) > 4 and inputs[4] is not None else None
+    axes = _ints(g, inputs[3]) if len(inputs) > 3 and inputs[3] is not None else None
+    dims = dims_of(inputs[0])
+    if starts is None or ends is None or (steps is not None and any(s != 1 for s in steps)):
+        return None
+    if len(inputs) > 4 and inputs[4] is not None and steps is None:
+        return None
+    for position, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        size = dims[axes[position] if axes is not None else position] if dims is not None else None
+        if start != 0 or not (end >= _INT_MAX or (isinstance(size, int) and end >= size)):
+            return None
+    return inputs[0]
+
+
+def _concat(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    return inputs[0] if len(inputs) == 1 else None
+
+
+def _neutral(g: GraphBuilder, x: ir.Value | None, other: ir.Value | None, number: int) -> bool:
+    """Whether ``other`` is a constant full of ``number`` that leaves the shape of ``x`` as it is."""
+    if x is None or other is None or x.dtype != other.dtype:
+        return False
+    array = g.constant(other)
+    if array is None or not array.size or not np.all(array == number):
+        return False
+    dims = dims_of(x)
+    return dims is not None and _same_dims(broadcast([dims, array.shape]), dims)
+
+
+def _mul(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    a, b = inputs
+    return a if _neutral(g, a, b, 1) else b if _neutral(g, b, a, 1) else None
+
+
+def _div(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    return inputs[0] if _neutral(g, inputs[0], inputs[1], 1) else None
+
+
+def _is_integer(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype is not None and value.dtype.is_integer()
+
+
+def _add(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    a, b = inputs
+    if not _is_integer(a):  # -0.0 + 0.0 is 0.0
+        return None
+    return a if _neutral(g, a, b, 0) else b if _neutral(g, b, a, 0) else None
+
+
+def _sub(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    return inputs[0] if _is_integer(inputs[0]) and _neutral(g, inputs[0], inputs[1], 0) else None
+
+
+def _shape(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    dims = dims_of(inputs[0])
+    if dims is None:
+        return None
+    wanted = dims[attributes.get("start", 0) : attributes.get("end")]
+    if all(isinstance(d, int) for d in wanted):
+        return g.const(np.array(wanted, dtype=np.int64))
+    return None
+
+
+def _undo(op_type: str) -> Simplifier:
+    def simplify(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+        before = _made_by(inputs[0], op_type)
+        return before.inputs[0] if before is not None else None
+
+    return simplify
+
+
+SIMPLIFY: dict[str, Simplifier] = {
+    "Add": _add,
+    "Cast": _cast,
+    "Concat": _concat,
+    "Div": _div,
+    "Expand": _expand,
+    "Identity": _identity,
+    "Mul": _mul,
+    "Neg": _undo("Neg"),
+    "Not": _undo("Not"),
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Sub": _sub,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}

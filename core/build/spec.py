@@ -1,0 +1,177 @@
+"""What the builder knows of an ONNX operator at one opset: attribute types, how output dtypes follow, purity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import onnx.defs
+import onnx_ir as ir
+
+from onnxplug.errors import OpsetError
+
+#: Operators that give another result each time they run, or act on the outside: never shared, never folded.
+IMPURE = frozenset(
+    {
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Bernoulli",
+        "Multinomial",
+        "Dropout",
+        "If",
+        "Loop",
+        "Scan",
+        "SequenceMap",
+    }
+)
+
+_TENSOR_TYPES = {f"tensor({dtype.name.lower()})": dtype for dtype in ir.DataType if dtype.name != "UNDEFINED"}
+
+
+class OpSpec:
+    """One operator of one domain at one version.
+
+    Attributes:
+        domain, op_type: The operator.
+        attributes: Attribute name to its type; empty when there is no schema.
+        input_groups: For each formal input the name of its type variable (``"T"``); the last repeats when variadic.
+        input_dtypes: For each formal input the only dtype that it takes, or ``None``.
+        output_groups: For each formal output its type variable, or the one dtype that it always has.
+        pure: Two nodes with equal inputs and attributes give equal results.
+        has_schema: Whether onnx (or a plugin) describes the operator.
+        infer, simplify, fold: Shape inference, simplification at emission and constant folding, when there are any.
+    """
+
+    __slots__ = (
+        "attributes",
+        "domain",
+        "fold",
+        "has_schema",
+        "infer",
+        "input_dtypes",
+        "input_groups",
+        "max_inputs",
+        "max_outputs",
+        "min_inputs",
+        "min_outputs",
+        "op_type",
+        "output_groups",
+        "pure",
+        "required_attributes",
+        "simplify",
+        "variadic_input",
+        "variadic_output",
+        "version",
+    )
+
+    def __init__(self, domain: str, op_type: str, version: int, schema: onnx.defs.OpSchema | None) -> None:
+        self.domain = domain
+        self.op_type = op_type
+        self.version = version
+        self.has_schema = schema is not None
+        self.attributes: dict[str, ir.AttributeType] = {}
+        self.required_attributes: tuple[str, ...] = ()
+        self.input_groups: list[str] = []
+        self.input_dtypes: list[ir.DataType | None] = []
+        self.output_groups: list[str | ir.DataType | None] = []
+        self.variadic_input = self.variadic_output = schema is None
+        self.min_inputs, self.max_inputs = 0, 1 << 30
+        self.min_outputs, self.max_outputs = 1, 1 << 30
+        self.pure = schema is not None and op_type not in IMPURE
+        self.infer: Callable[..., Any] | None = None
+        self.simplify: Callable[..., Any] | None = None
+        self.fold: Callable[..., Any] | None = None
+        if schema is not None:
+            self._read(schema)
+
+    def _read(self, schema: onnx.defs.OpSchema) -> None:
+        constraints = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
+        self.attributes = {name: ir.AttributeType(int(a.type.value)) for name, a in schema.attributes.items()}
+        self.required_attributes = tuple(name for name, a in schema.attributes.items() if a.required)
+        self.min_inputs, self.max_inputs = schema.min_input, schema.max_input
+        self.min_outputs, self.max_outputs = schema.min_output, schema.max_output
+        variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+        for formal in schema.inputs:
+            group = formal.type_str
+            # A variadic input that may mix types (If, Loop) has no dtype in common.
+            self.input_groups.append("" if formal.option == variadic and not formal.is_homogeneous else group)
+            allowed = constraints.get(group, [group])
+            self.input_dtypes.append(_TENSOR_TYPES.get(allowed[0]) if len(allowed) == 1 else None)
+        self.variadic_input = bool(schema.inputs) and schema.inputs[-1].option == variadic
+        for formal in schema.outputs:
+            allowed = constraints.get(formal.type_str, [formal.type_str])
+            only = _TENSOR_TYPES.get(allowed[0]) if len(allowed) == 1 else None
+            self.output_groups.append(only if only is not None else formal.type_str)
+        self.variadic_output = bool(schema.outputs) and schema.outputs[-1].option == variadic
+
+    def group_of(self, index: int) -> str:
+        """The type variable of the input at ``index``, the empty string when it shares its dtype with none."""
+        groups = self.input_groups
+        if index < len(groups):
+            return groups[index]
+        return groups[-1] if groups and self.variadic_input else ""
+
+    def only_dtype(self, index: int) -> ir.DataType | None:
+        """The one dtype that the input at ``index`` takes, if there is but one."""
+        return self.input_dtypes[index] if index < len(self.input_dtypes) else None
+
+    def output_dtype(self, index: int, inputs: Sequence[ir.Value | None]) -> ir.DataType | None:
+        """The dtype that the schema gives the output at ``index``, if it follows from the inputs'."""
+        groups = self.output_groups
+        if not groups or (index >= len(groups) and not self.variadic_output):
+            return None
+        group = groups[index] if index < len(groups) else groups[-1]
+        if not isinstance(group, str):
+            return group
+        for position, value in enumerate(inputs):
+            if value is not None and self.group_of(position) == group:
+                return value.dtype
+        return None
+
+
+@lru_cache(maxsize=4096)
+def onnx_spec(op_type: str, opset: int) -> OpSpec:
+    """The specification of an ai.onnx operator at an opset.
+
+    Raises:
+        OpsetError: ai.onnx has no such operator at that opset.
+    """
+    from onnxplug.build.fold import FOLD
+    from onnxplug.build.infer import INFER
+    from onnxplug.build.simplify import SIMPLIFY
+
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        since = _first_version(op_type)
+        what = f"it exists since opset {since}" if since else "there is no such operator in ai.onnx"
+        raise OpsetError(
+            f"ai.onnx {opset} has no operator {op_type}: {what}",
+            hint=f"Export with opset_version={since} or later." if since else "Is its name right?",
+        ) from None
+    if schema.deprecated:
+        raise OpsetError(f"ai.onnx {opset} has deprecated {op_type}")
+    spec = OpSpec("", op_type, opset, schema)
+    spec.infer = INFER.get(op_type)
+    spec.simplify = SIMPLIFY.get(op_type)
+    spec.fold = FOLD.get(op_type)
+    return spec
+
+
+def _first_version(op_type: str) -> int | None:
+    versions = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op_type and not s.domain]
+    return min(versions) if versions else None
+
+
+def custom_spec(domain: str, op_type: str, version: int, schemas: Sequence[Any] = ()) -> OpSpec:
+    """The specification of an operator of another domain: from its schema when one is known, permissive otherwise."""
+    for schema in schemas:
+        if schema.name == op_type and schema.domain == domain and schema.since_version <= version:
+            return OpSpec(domain, op_type, version, schema)
+    try:
+        return OpSpec(domain, op_type, version, onnx.defs.get_schema(op_type, version, domain))
+    except onnx.defs.SchemaError:
+        return OpSpec(domain, op_type, version, None)

@@ -1,0 +1,271 @@
+"""``to_onnx``: from a PyTorch model to an :class:`~onnxplug.program.OnnxProgram`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.finish import finish
+from onnxplug.capture.capture import capture
+from onnxplug.capture.functional import prepare
+from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot
+from onnxplug.errors import UsageError
+from onnxplug.interpret.interpreter import DynamoInterpreter
+from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.opsets import resolve_opsets
+from onnxplug.program import ExportStatistics, OnnxProgram
+from onnxplug.registry.registry import Target
+from onnxplug.registry.rule import Rule, load_object
+
+if TYPE_CHECKING:
+    from onnxplug.plugin_api import Domain
+
+Progress = Callable[[str], None]
+
+#: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
+_PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
+
+
+def to_onnx(
+    model: Any,
+    args: Any = (),
+    f: str | os.PathLike[str] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset_version: int | Mapping[str, int] | None = None,
+    rules: Iterable[Rule] = (),
+    plugins: Sequence[str] | None = None,
+    prefer: Mapping[str, str] | None = None,
+    custom_translation_table: Mapping[Any, Any] | None = None,
+    optimize: bool = True,
+    verify: bool = False,
+    report: bool = False,
+    strict: bool | None = None,
+    external_data: bool | None = None,
+    progress: Progress | None = None,
+) -> OnnxProgram:
+    """Exports a PyTorch model to ONNX.
+
+    Args:
+        model: A Module, a function, an ``ExportedProgram``, a ``GraphModule`` or a ScriptModule.
+        args: Example positional inputs.
+        f: File to save to; not saved when ``None``.
+        kwargs: Example keyword inputs.
+        dynamic_shapes: Dynamic dimensions, in every form that ``torch.export.export`` takes; a dimension may also be
+            named by a string (``{"x": {0: "batch"}}``).
+        input_names, output_names: Names of the graph's inputs and outputs, in order.
+        opset_version: Version of ai.onnx, or of several domains (``{"": 21, "com.microsoft": 1}``). The opset asked for
+            is the opset emitted.
+        rules: Rules of this export alone; they go before every plugin's and the builtin ones.
+        plugins: Names of the plugins to use; ``None`` means all that are installed, ``[]`` the builtin rules alone.
+        prefer: Qualified operator name to the distribution whose rule wins where two claim it.
+        custom_translation_table: Operator to converter, as ``torch.onnx.export`` takes it. Each becomes a rule.
+        optimize: Fold, share and rewrite; ``False`` gives the plain translation.
+        verify: Compare the result with eager PyTorch, on these inputs and on others.
+        report: Print what was exported and how long it took.
+        strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
+        external_data: Save weights beside the model; ``None`` decides by size.
+        progress: Called with the name of each stage as it begins.
+
+    Returns:
+        The exported program; it runs, saves and verifies itself.
+
+    Raises:
+        UsageError: An argument is malformed.
+        OpsetError: The opset is unknown.
+        CaptureError: torch.export can't capture the model, or a dynamic dimension came out static.
+        MissingRuleError: Operators have no rule; all are listed.
+        ConversionError: A converter failed, or returned something else than torch computes.
+        VerificationError: ``verify=True`` and the results differ, or the model does not run.
+        SaveError: ``f`` can't be written.
+    """
+    stage = progress if progress is not None else lambda _: None
+    opsets = resolve_opsets(opset_version)
+    call_rules = [*_checked_rules(rules), *_table_rules(custom_translation_table)]
+    registry, host = load_object(_PLUGIN_HOST, "the plugin manager")(
+        plugins=plugins, call_rules=call_rules, prefer=prefer
+    )
+    stage("capture")
+    captured = capture(
+        model,
+        args,
+        dict(kwargs) if kwargs else None,
+        dynamic_shapes=dynamic_shapes,
+        strict=strict,
+        patches=host.patches() if not isinstance(model, torch.export.ExportedProgram) else (),
+    )
+    stage("conversion")
+    started = time.perf_counter()
+    functional = prepare(captured, input_names=input_names, output_names=output_names)
+    converted = convert(captured, functional, registry, host, opsets, optimize=optimize)
+    seconds = time.perf_counter() - started
+    program = OnnxProgram(
+        converted,
+        captured.program,
+        inputs=functional.inputs,
+        outputs=functional.outputs,
+        captured=captured,
+        statistics=ExportStatistics(
+            capture_seconds=captured.seconds,
+            conversion_seconds=seconds,
+            fx_nodes=len(functional.graph.nodes),
+            onnx_nodes=sum(1 for _ in converted.graph.all_nodes()),
+            operators=dict(Counter(n.op_type for n in converted.graph.all_nodes()).most_common()),
+            opset=opsets[""],
+        ),
+    )
+    if verify:
+        stage("verification")
+        program.verify()
+    if f is not None:
+        stage("saving")
+        program.save(f, external_data=external_data)
+    if report:
+        print(program)
+    return program
+
+
+def convert(
+    captured: Captured,
+    functional: FunctionalGraph,
+    registry: Any,
+    host: Any,
+    opsets: Mapping[str, int],
+    *,
+    optimize: bool = True,
+) -> ir.Model:
+    """Converts a prepared graph: interpretation, simplification, rewrites, names."""
+    domains: list[Domain] = list(host.domains())
+    builder = GraphBuilder(
+        opsets,
+        optimize=optimize,
+        domains={d.name: d.version for d in domains},
+        schemas={d.name: d.schemas for d in domains},
+    )
+    symbols = SymbolNames(captured.dim_names)
+    bound = registry.bind(Target(opset=opsets[""], opsets=dict(opsets)))
+    interpreter = DynamoInterpreter(
+        builder,
+        bound,
+        symbols,
+        decompositions=host.decompositions(),
+        missing=host.missing,
+        explain_missing=host.explain_missing,
+    )
+    values, inputs, state = _bind_inputs(builder, symbols, functional.inputs)
+    env = interpreter.run(functional.graph, values)
+    outputs = [
+        (slot.name, env[slot.value] if isinstance(slot.value, torch.fx.Node) else slot.value)
+        for slot in functional.outputs
+    ]
+    return finish(
+        builder,
+        inputs,
+        [(name, value) for name, value in outputs if value is not None],
+        state,
+        rewrites=host.rewrites(),
+        metadata={"onnxplug.torch_version": torch.__version__},
+    )
+
+
+def _bind_inputs(
+    builder: GraphBuilder, symbols: SymbolNames, slots: Sequence[InputSlot]
+) -> tuple[dict[torch.fx.Node, Any], list[ir.Value], dict[ir.Value, torch.Tensor]]:
+    """A Value for every placeholder that has one: graph inputs, and state whose equal tensors are stored once."""
+    values: dict[torch.fx.Node, Any] = {}
+    inputs: list[ir.Value] = []
+    state: dict[ir.Value, torch.Tensor] = {}
+    stored: dict[Any, ir.Value] = {}
+    for slot in slots:
+        if slot.kind is InputKind.NONE:
+            values[slot.node] = None
+        elif slot.kind is InputKind.STATIC:
+            values[slot.node] = slot.value
+        elif slot.kind is InputKind.USER:
+            value = _input_value(slot, symbols)
+            inputs.append(value)
+            values[slot.node] = value
+            _add_symbols(builder, symbols, slot, value)
+        elif slot.tensor is None:
+            raise UsageError(f"the exported program holds no tensor for {slot.name!r}")
+        elif slot.kind is InputKind.CONSTANT and slot.tensor.numel() <= 64:
+            values[slot.node] = builder.const(slot.tensor)
+        else:
+            key = _tensor_key(slot.tensor)
+            found = stored.get(key)
+            if found is None:
+                found = stored[key] = _state_value(slot)
+                state[found] = slot.tensor
+            values[slot.node] = found
+    return values, inputs, state
+
+
+def _tensor_key(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are the same memory seen the same way: tied weights."""
+    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor) or not tensor.numel():
+        return id(tensor)
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _state_value(slot: InputSlot) -> ir.Value:
+    assert slot.tensor is not None
+    return ir.Value(
+        name=slot.name,
+        type=ir.TensorType(to_onnx_dtype(slot.tensor.dtype)),
+        shape=ir.Shape(tuple(slot.tensor.shape)),
+    )
+
+
+def _input_value(slot: InputSlot, symbols: SymbolNames) -> ir.Value:
+    val = slot.node.meta["val"]
+    if isinstance(val, torch.Tensor):
+        dtype, dims = to_onnx_dtype(val.dtype), symbols.dims(val)
+    else:
+        dtype = {torch.SymFloat: ir.DataType.DOUBLE, torch.SymBool: ir.DataType.BOOL}.get(type(val), ir.DataType.INT64)
+        dims = ()
+    return ir.Value(name=slot.name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
+
+
+def _add_symbols(builder: GraphBuilder, symbols: SymbolNames, slot: InputSlot, value: ir.Value) -> None:
+    val = slot.node.meta["val"]
+    if isinstance(val, torch.SymInt):
+        name = symbols.number(val)
+        if isinstance(name, str):
+            builder.set_symbol(name, value)
+        return
+    for axis, dim in enumerate(value.shape or ()):
+        if isinstance(dim, ir.SymbolicDim):
+            builder.add_symbol_source(dim, value, axis)
+
+
+def _checked_rules(rules: Iterable[Any]) -> list[Rule]:
+    checked = []
+    for rule in [rules] if isinstance(rules, Rule) else rules:
+        if not isinstance(rule, Rule):
+            raise UsageError(f"rules= takes Rule objects, got {rule!r}", hint="Rule('mylib::nms', converter)")
+        checked.append(rule)
+    return checked
+
+
+def _table_rules(table: Mapping[Any, Any] | None) -> list[Rule]:
+    """Rules for a ``custom_translation_table`` whose values are converters ``(g, node)``."""
+    from onnxplug.registry.names import qualified_name
+
+    rules = []
+    for target, converter in (table or {}).items():
+        name = target if isinstance(target, str) else qualified_name(target)
+        if not callable(converter):
+            raise UsageError(f"custom_translation_table[{name!r}] must be a converter (g, node), got {converter!r}")
+        rules.append(Rule(name, converter))
+    return rules

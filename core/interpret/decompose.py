@@ -1,0 +1,82 @@
+"""Decomposition on demand: one operator, traced alone on the node's fake tensors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from onnxplug.interpret.node import meta_of
+
+Decompositions = Mapping[str, "Callable[..., Any] | None"]
+
+
+def find_decomposition(
+    target: Any, op_name: str, table: Decompositions | None = None
+) -> Callable[..., Any] | None:
+    """The function that computes an operator by simpler ones, ``None`` when there is none.
+
+    Looked for in plugins' ``table`` first (where ``None`` forbids), then among torch's decompositions, then in the
+    operator's own composite kernel.
+    """
+    if table is not None and op_name in table:
+        return table[op_name]
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    import torch._decomp
+    import torch._refs
+
+    found = torch._decomp.decomposition_table.get(target)
+    if found is not None:
+        return found
+    if target._can_decompose():
+        return target.decompose
+    return None
+
+
+def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """Traces ``function`` on what torch knows of the node's arguments.
+
+    Returns:
+        The graph, and the FX arguments (Nodes) that its placeholders stand for, in order.
+
+    Raises:
+        Exception: Whatever the function raises on these arguments.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    flat, spec = _pytree.tree_flatten((fx.args, fx.kwargs))
+    nodes = [item for item in flat if isinstance(item, torch.fx.Node)]
+    dynamic = [node for node in dict.fromkeys(nodes) if _is_traced(meta_of(node))]
+    known = {node: meta_of(node) for node in nodes}
+
+    def call(*values: Any) -> Any:
+        bound = {**known, **dict(zip(dynamic, values, strict=True))}
+        args, kwargs = _pytree.tree_unflatten(
+            [bound[item] if isinstance(item, torch.fx.Node) else item for item in flat], spec
+        )
+        return function(*args, **kwargs)
+
+    inputs = [known[node] for node in dynamic]
+    fake_modes = {v.fake_mode for v in known.values() if isinstance(v, torch._subclasses.FakeTensor)}
+    mode: Any = next(iter(fake_modes), None) or FakeTensorMode()
+    with mode, torch.no_grad():
+        module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+    _drop_dead(module.graph)
+    return module, list(dynamic)
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _drop_dead(graph: torch.fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op == "call_function" and node.target is not operator.setitem:
+            schema = getattr(node.target, "_schema", None)
+            if schema is None or not schema.is_mutable:
+                graph.erase_node(node)

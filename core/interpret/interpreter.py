@@ -1,0 +1,432 @@
+"""DynamoInterpreter: walks the functional FX graph and lets the registry's rules emit ONNX."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.errors import (
+    ConversionError,
+    Decline,
+    MissingRuleError,
+    OnnxplugError,
+    OutputMismatchError,
+    RuleConflictError,
+    Unsupported,
+)
+from onnxplug.interpret.decompose import Decompositions, find_decomposition, trace_decomposition
+from onnxplug.interpret.locations import module_path
+from onnxplug.interpret.node import FxNode, OutputSpec, schema_parameters
+from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.registry.names import qualified_name
+from onnxplug.registry.rule import Rule
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+MissingHandler = Callable[[FxNode], "Callable[..., Any] | None"]
+Explain = Callable[[str], "str | None"]
+
+
+class DynamoInterpreter:
+    """Converts an FX graph node by node.
+
+    Args:
+        builder: Where the rules emit.
+        registry: The rules of this export, bound to its target (``find(node)``, ``candidates(node)``).
+        symbols: Names of dynamic sizes.
+        decompositions: Plugins' own decompositions; ``None`` as value forbids one.
+        missing: Asked for a converter when an operator has neither rule nor decomposition.
+        explain_missing: Says why a namespace's plugin supplied nothing, if that is known.
+    """
+
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        registry: Any,
+        symbols: SymbolNames,
+        *,
+        decompositions: Decompositions | None = None,
+        missing: MissingHandler | None = None,
+        explain_missing: Explain | None = None,
+    ) -> None:
+        self.builder = builder
+        self.registry = registry
+        self.symbols = symbols
+        self.outer_location: str | None = None
+        self._decompositions = decompositions
+        self._missing_handler = missing
+        self._explain_missing = explain_missing
+        self._missing: dict[str, list[str]] = {}
+        self._env: dict[torch.fx.Node, Any] = {}
+        self._decomposing: list[str] = []
+
+    # -- graphs --------------------------------------------------------------------------------------------------------
+
+    def run(self, graph: torch.fx.Graph, values: Mapping[torch.fx.Node, Any]) -> dict[torch.fx.Node, Any]:
+        """Converts a graph whose placeholders are bound to ``values``.
+
+        Returns:
+            What every FX node became.
+
+        Raises:
+            MissingRuleError: Operators have no rule; all of them are listed.
+            ConversionError: A converter failed.
+        """
+        self._env = dict(values)
+        self._walk(graph, None)
+        self.raise_missing()
+        return self._env
+
+    def inline(
+        self, graph: torch.fx.Graph, inputs: Sequence[Any], owner: torch.nn.Module | None = None
+    ) -> list[Any]:
+        """Converts another graph in place, its placeholders bound to ``inputs``; returns what its output node returns."""
+        outer = self._env
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        self._env = dict(zip(placeholders, inputs, strict=True))
+        try:
+            self._walk(graph, owner)
+            results = self._resolve(graph.output_node().args[0])
+        finally:
+            self._env = outer
+        return list(results) if isinstance(results, list | tuple) else [results]
+
+    def _walk(self, graph: torch.fx.Graph, owner: torch.nn.Module | None) -> None:
+        env = self._env
+        builder = self.builder
+        for fx in graph.nodes:
+            kind = fx.op
+            if kind == "call_function":
+                target = fx.target
+                if target is operator.getitem and type(env.get(fx.args[0])) in (list, tuple):
+                    env[fx] = env[fx.args[0]][fx.args[1]]
+                elif fx.users:
+                    env[fx] = self._call(fx)
+            elif kind == "get_attr":
+                env[fx] = self._attribute(fx, owner if owner is not None else graph.owning_module)
+            elif kind not in ("placeholder", "output") and fx.users:
+                raise ConversionError(f"the FX graph has a {kind} node, {fx.format_node()}; only exported graphs convert")
+        builder.current = None
+        builder.metadata = None
+
+    def _attribute(self, fx: torch.fx.Node, owner: torch.nn.Module | None) -> Any:
+        found: Any = owner
+        for part in str(fx.target).split("."):
+            found = getattr(found, part)
+        if isinstance(found, torch.Tensor) and not isinstance(found, torch._subclasses.FakeTensor):
+            return self.builder.const(found)
+        return found
+
+    def _resolve(self, argument: Any) -> Any:
+        kind = type(argument)
+        if kind is torch.fx.Node:
+            return self._env[argument]
+        if kind is list or isinstance(argument, list | tuple):
+            resolve = self._resolve
+            return [resolve(a) for a in argument]
+        if isinstance(argument, slice):
+            return slice(*(self._resolve(a) for a in (argument.start, argument.stop, argument.step)))
+        return argument
+
+    # -- one node ------------------------------------------------------------------------------------------------------
+
+    def _bind(self, fx: torch.fx.Node, target: Any) -> list[Any]:
+        env = self._env
+        resolve = self._resolve
+        args = [env[a] if type(a) is torch.fx.Node else resolve(a) for a in fx.args]
+        if isinstance(target, torch._ops.OpOverload):
+            parameters = schema_parameters(target)
+            if len(args) < len(parameters):
+                kwargs = fx.kwargs
+                for parameter in parameters[len(args) :]:
+                    if parameter.name in kwargs:
+                        args.append(resolve(kwargs[parameter.name]))
+                    else:
+                        args.append(parameter.default)
+        else:
+            args.extend(resolve(v) for v in fx.kwargs.values())
+        return args
+
+    def _call(self, fx: torch.fx.Node) -> Any:
+        builder = self.builder
+        symbol = None
+        val = fx.meta.get("val")
+        if isinstance(val, _SYMBOLIC):
+            number = self.symbols.number(val)
+            if not isinstance(number, str):
+                return number
+            symbol = number
+            found = builder.symbol(symbol)
+            if found is not None:
+                return found
+        elif type(val) in (int, float, bool):
+            return val
+        target: Any = fx.target
+        name = qualified_name(target)
+        node = FxNode(fx, name, self._bind(fx, target), self)
+        builder.current = node
+        builder.metadata = {"namespace": f"{module_path(fx)}/{fx.name}: {name}", "pkg.onnxplug.source": node.location}
+        rules = self._candidates(node)
+        results = self._apply(node, rules)
+        if type(results) is ir.Value:
+            if symbol is not None:
+                builder.set_symbol(symbol, results)
+            if results.name is None and results.const_value is None:
+                results.name = fx.name
+        return results
+
+    def _candidates(self, node: FxNode) -> Sequence[Rule]:
+        """The rules to try in order; for a plain case just one, found without looking at the rest."""
+        try:
+            found: Sequence[Rule] = self.registry.candidates(node)
+        except RuleConflictError:
+            raise
+        except OnnxplugError:
+            raise
+        except Exception as error:  # a plugin's predicate
+            raise ConversionError(
+                f"a condition (`when`) of a rule for {node} raised {type(error).__name__}: {error}"
+            ) from error
+        return found
+
+    def _apply(self, node: FxNode, rules: Sequence[Rule]) -> Any:
+        declined: list[str] = []
+        for position, rule in enumerate(rules):
+            node._rest = rules[position + 1 :]
+            mark = self.builder.mark()
+            try:
+                results = self._convert(node, rule)
+            except Decline as decline:
+                self.builder.rollback(mark)
+                declined.append(f"{rule.name} declined: {decline.reason or 'no reason given'}")
+                continue
+            return self._check(node, rule, results)
+        return self._without_rule(node, declined)
+
+    def _convert(self, node: FxNode, rule: Rule) -> Any:
+        try:
+            return rule.resolve()(self.builder, node)
+        except Decline:
+            raise
+        except (MissingRuleError, OutputMismatchError):
+            raise
+        except Unsupported as error:
+            if error.context is not None:
+                raise
+            raise Unsupported(
+                f"{self._describe(node, rule)}: {error.reason}", hint=error.hint, context=node.op_name
+            ) from error
+        except OnnxplugError as error:
+            if getattr(error, "located", False):
+                raise
+            wrapped = type(error)(f"{self._describe(node, rule)}: {error.message}", hint=error.hint)
+            wrapped.located = True  # type: ignore[attr-defined]
+            raise wrapped from error
+        except Exception as error:
+            wrapped = ConversionError(
+                f"{self._describe(node, rule)}: the converter raised {type(error).__name__}: {error}",
+                hint=f"This is a defect of {rule.source or 'the rule'}; report it there with the line above.",
+            )
+            wrapped.located = True  # type: ignore[attr-defined]
+            raise wrapped from error
+
+    def _describe(self, node: FxNode, rule: Rule) -> str:
+        shapes = ", ".join(_describe_value(a) for a in node.args)
+        source = f" of {rule.source}" if rule.source else ""
+        return f"cannot convert {node.op_name}({shapes}) at {node.location} (rule {rule.name}{source}, opset {self.builder.opset})"
+
+    def call_next(self, node: FxNode) -> Any:
+        """What the next rule for the node returns, else its decomposition's result."""
+        rest = node._rest
+        try:
+            return self._apply(node, rest)
+        finally:
+            node._rest = rest
+
+    # -- no rule -------------------------------------------------------------------------------------------------------
+
+    def _without_rule(self, node: FxNode, declined: Sequence[str]) -> Any:
+        results = self._decompose(node)
+        if results is not None:
+            return results
+        if self._missing_handler is not None:
+            converter = self._missing_handler(node)
+            if converter is not None:
+                rule = Rule(node.op_name, converter)
+                rule.source = "the hook onnxplug_missing"
+                return self._check(node, rule, self._convert(node, rule))
+        place = node.location
+        if declined:
+            place = f"{place} ({'; '.join(declined)})"
+        self._missing.setdefault(node.op_name, []).append(place)
+        # Stand-ins let the walk go on, so that every operator without a rule is found at once.
+        stand_ins = [
+            ir.Value(type=ir.TensorType(s.dtype), shape=ir.Shape(s.shape)) if s is not None else None
+            for s in node.outputs
+        ]
+        return stand_ins if isinstance(node.fx.meta.get("val"), list | tuple) else stand_ins[0]
+
+    def _decompose(self, node: FxNode) -> Any:
+        function = find_decomposition(node.target, node.op_name, self._decompositions)
+        if function is None or len(self._decomposing) > 16:
+            return None
+        try:
+            module, inputs = trace_decomposition(node.fx, function)
+        except Exception:
+            return None
+        if any(n.target is node.target for n in module.graph.nodes):
+            return None
+        outer, self.outer_location = self.outer_location, node.location
+        self._decomposing.append(node.op_name)
+        try:
+            results = self.inline(module.graph, [self._env[fx] for fx in inputs], module)
+        finally:
+            self._decomposing.pop()
+            self.outer_location = outer
+        self.builder.current = node
+        rule = Rule(node.op_name, function)
+        rule.source = "torch's decomposition"
+        single = not isinstance(node.fx.meta.get("val"), list | tuple)
+        return self._check(node, rule, results[0] if single else results)
+
+    def raise_missing(self) -> None:
+        """Raises if operators without a rule were met.
+
+        Raises:
+            MissingRuleError: Lists all of them, each with its source lines and what could supply it.
+        """
+        if not self._missing:
+            return
+        lines = []
+        hints = []
+        for name, places in self._missing.items():
+            where = ", ".join(dict.fromkeys(places[:3])) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+            lines.append(f"  {name}: {where}")
+            namespace = name.partition("::")[0]
+            told = self._explain_missing(namespace) if self._explain_missing is not None else None
+            if told and told not in hints:
+                hints.append(told)
+        count = len(self._missing)
+        raise MissingRuleError(
+            f"{count} operator{'s have' if count > 1 else ' has'} no rule and no decomposition:\n" + "\n".join(lines),
+            missing=self._missing,
+            hint="\n".join(
+                [*hints, "Install a plugin that translates them, or pass rules=[Rule('namespace::op', converter)]."]
+            ),
+        )
+
+    # -- the check against torch's own result --------------------------------------------------------------------------
+
+    def _check(self, node: FxNode, rule: Rule, results: Any) -> Any:
+        val = node.fx.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            if type(results) in (list, tuple) and len(results) == 1:
+                results = results[0]
+            self._check_value(node, rule, results, node.outputs[0], 0)
+            return results
+        if isinstance(val, list | tuple):
+            specs = node.outputs
+            if isinstance(results, ir.Value):
+                results = [results]
+            if not isinstance(results, list | tuple) or len(results) < _needed(node.fx, len(specs)):
+                got = len(results) if isinstance(results, list | tuple) else repr(results)
+                raise self._mismatch(node, rule, f"returned {got} results where torch has {len(specs)}")
+            if len(results) > len(specs):
+                raise self._mismatch(node, rule, f"returned {len(results)} results where torch has {len(specs)}")
+            used = _used_indices(node.fx)
+            for index, result in enumerate(results):
+                if result is not None or used is None or index in used:
+                    self._check_value(node, rule, result, specs[index], index)
+            return list(results)
+        if isinstance(val, _SYMBOLIC) and type(results) in (int, float, bool):
+            return results
+        if isinstance(val, _SYMBOLIC):
+            self._check_value(node, rule, results, node.outputs[0], 0)
+            return results
+        if val is None and results is None:
+            return None
+        return results
+
+    def _check_value(self, node: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, index: int) -> None:
+        if spec is None:
+            return
+        if type(value) is not ir.Value:
+            what = "None" if value is None else f"a {type(value).__name__} ({value!r})"
+            raise self._mismatch(node, rule, f"returned {what} as result {index} where torch has a {_text(spec)}")
+        dtype, dims = spec
+        if value.dtype is None:
+            value.type = ir.TensorType(dtype)
+        elif value.dtype != dtype:
+            raise self._mismatch(
+                node, rule, f"returned {value.dtype.name.lower()} as result {index} where torch has a {_text(spec)}"
+            )
+        shape = value.shape
+        if shape is None:
+            value.shape = ir.Shape(dims)
+            return
+        given = shape.dims
+        if given == dims:
+            return
+        if len(given) != len(dims):
+            raise self._mismatch(
+                node, rule, f"returned rank {len(given)} (shape {list(map(str, given))}) as result {index} where torch has a {_text(spec)}"
+            )
+        changed = False
+        for got, expected in zip(given, dims, strict=True):
+            if got is expected:
+                continue
+            if isinstance(got, int):
+                if isinstance(expected, int) and got != expected:
+                    raise self._mismatch(
+                        node, rule, f"returned the shape {list(map(str, given))} as result {index} where torch has a {_text(spec)}"
+                    )
+            elif got != expected:
+                changed = True
+        if changed:
+            value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(given, dims, strict=True)])
+
+    def _mismatch(self, node: FxNode, rule: Rule, what: str) -> OutputMismatchError:
+        source = f" of {rule.source}" if rule.source else ""
+        return OutputMismatchError(
+            f"rule {rule.name}{source} for {node.op_name} {what}; at {node.location}",
+            hint="The converter is wrong, not the model: it must return what torch computes, in count, dtype and shape.",
+        )
+
+
+def _used_indices(fx: torch.fx.Node) -> set[int] | None:
+    """Which results of a node are read, ``None`` when that can't be told."""
+    used = set()
+    for user in fx.users:
+        if user.target is not operator.getitem or not isinstance(user.args[1], int):
+            return None
+        if user.users:
+            used.add(user.args[1])
+    return used
+
+
+def _needed(fx: torch.fx.Node, count: int) -> int:
+    """How many results at least must be returned: up to the last one that is read."""
+    used = _used_indices(fx)
+    if used is None:
+        return count
+    return max(used, default=-1) + 1
+
+
+def _text(spec: OutputSpec) -> str:
+    return f"{spec.dtype.name.lower()}[{', '.join(str(d) for d in spec.shape)}]"
+
+
+def _describe_value(argument: Any) -> str:
+    if isinstance(argument, ir.Value):
+        dims = ", ".join(str(d) for d in argument.shape) if argument.shape is not None else "?"
+        return f"{argument.dtype.name.lower() if argument.dtype is not None else '?'}[{dims}]"
+    if isinstance(argument, list | tuple):
+        return "[" + ", ".join(_describe_value(a) for a in argument) + "]"
+    return repr(argument)
+
+

@@ -1,0 +1,39 @@
+"""Where in the user's code an FX node comes from."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+
+import torch
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+@functools.lru_cache(maxsize=65536)
+def _parse(trace: str) -> str | None:
+    frames = _FRAME.findall(trace)
+    if not frames:
+        return None
+    # The innermost frame that isn't torch's own: nn.Module code of torch tells the user nothing.
+    for file, line in reversed(frames):
+        if not file.startswith(_TORCH):
+            return f"{file}:{line}"
+    file, line = frames[-1]
+    return f"{file}:{line}"
+
+
+def source_location(fx: torch.fx.Node) -> str | None:
+    """The user's ``file:line`` of an FX node, ``None`` when torch recorded none."""
+    trace = fx.meta.get("stack_trace")
+    return _parse(trace) if trace else None
+
+
+def module_path(fx: torch.fx.Node) -> str:
+    """The path of the module that the node belongs to (``"encoder.layer.0"``), empty for the root."""
+    stack = fx.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    return str(next(reversed(stack.values()))[0])

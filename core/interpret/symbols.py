@@ -1,0 +1,63 @@
+"""Symbolic sizes of the captured program, by the names that the user gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+Dim = int | ir.SymbolicDim
+
+
+class SymbolNames:
+    """Turns torch's symbolic sizes into ints or named ONNX dimensions; each distinct expression is worked out once.
+
+    Args:
+        names: Symbol of torch (``"s77"``) to the user's name (``"batch"``).
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = dict(names)
+        self._known: dict[Any, Dim] = {}
+
+    def dim(self, size: int | torch.SymInt) -> Dim:
+        """The ONNX dimension of one size."""
+        if type(size) is int:
+            return size
+        node = size.node  # type: ignore[union-attr]
+        expr = node._expr
+        found = self._known.get(expr)
+        if found is None:
+            found = self._known[expr] = self._work_out(node.expr)
+        return found
+
+    def _work_out(self, expr: Any) -> Dim:
+        if expr.is_Integer:
+            return int(expr)
+        from sympy import Symbol
+
+        renamed = expr.xreplace(
+            {s: Symbol(self._names[str(s)], integer=True) for s in expr.free_symbols if str(s) in self._names}
+        )
+        return ir.SymbolicDim(str(renamed))
+
+    def number(self, value: Any) -> Any:
+        """A symbolic number as a Python number when it is constant, else the name of its expression."""
+        if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return value
+        expr = value.node.expr
+        if expr.is_number:
+            return int(expr) if isinstance(value, torch.SymInt) else float(expr)
+        if expr.is_Boolean and not expr.free_symbols:
+            return bool(expr)
+        if isinstance(value, torch.SymInt):
+            dim = self.dim(value)
+            return dim if isinstance(dim, int) else dim.value
+        return f"{type(value).__name__}({expr})"
+
+    def dims(self, tensor: torch.Tensor) -> tuple[Dim, ...]:
+        """The ONNX dimensions of a (fake) tensor."""
+        dim = self.dim
+        return tuple([s if type(s) is int else dim(s) for s in tensor.shape])

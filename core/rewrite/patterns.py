@@ -1,0 +1,82 @@
+"""The builtin rewrites. Each one alone, and all together, is tested against the plain form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onnxplug.build.infer import dims_of
+from onnxplug.rewrite.rewrite import Rewrite
+
+if TYPE_CHECKING:
+    from onnxplug.build.builder import GraphBuilder
+
+
+def _only_used_here(value: ir.Value | None) -> bool:
+    return value is not None and len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type and not node.domain else None
+
+
+def gemm_from_matmul_add(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``Add(MatMul(a, b), c)`` with matrices and a bias that broadcasts to the product: ``Gemm(a, b, c)``."""
+    for product, bias in (node.inputs, node.inputs[::-1]):
+        made = _producer(product, "MatMul")
+        if made is None or bias is None or not _only_used_here(product):
+            continue
+        a, b = made.inputs
+        if a is None or b is None or a.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16):
+            continue
+        shapes = (dims_of(a), dims_of(b), dims_of(bias))
+        if any(s is None for s in shapes):
+            continue
+        left, right, added = shapes
+        assert left is not None and right is not None and added is not None
+        if len(left) != 2 or len(right) != 2 or len(added) != 1 or added[0] not in (1, right[1]) or right[1] is None:
+            continue
+        result: ir.Value = g.op.Gemm(a, b, bias)
+        return result
+    return None
+
+
+def where_of_not(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``Where(Not(c), a, b)`` is ``Where(c, b, a)``."""
+    made = _producer(node.inputs[0], "Not")
+    if made is None or not _only_used_here(node.inputs[0]):
+        return None
+    result: ir.Value = g.op.Where(made.inputs[0], node.inputs[2], node.inputs[1])
+    return result
+
+
+def slice_of_slice(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """Two slices of different axes, one after the other, in one node."""
+    inner = _producer(node.inputs[0], "Slice")
+    if inner is None or not _only_used_here(node.inputs[0]):
+        return None
+    parts = [(n.inputs[1], n.inputs[2], n.inputs[3] if len(n.inputs) > 3 else None) for n in (inner, node)]
+    steps = [n.inputs[4] if len(n.inputs) > 4 else None for n in (inner, node)]
+    axes = [g.constant(p[2]) for p in parts]
+    source = inner.inputs[0]
+    if source is None or source.shape is None or any(a is None for a in axes):
+        return None
+    rank = len(source.shape)
+    sets = [{int(a) % rank for a in axis} for axis in axes if axis is not None]
+    ones = [s is None or ((c := g.constant(s)) is not None and bool((c == 1).all())) for s in steps]
+    if sets[0] & sets[1] or not all(ones):
+        return None
+    starts, ends, joined = (g.op.Concat(parts[0][i], parts[1][i], axis=0) for i in range(3))
+    if any(g.constant(v) is None for v in (starts, ends)):
+        return None  # joining sizes known only at run time costs as much as it saves
+    result: ir.Value = g.op.Slice(source, starts, ends, joined)
+    return result
+
+
+REWRITES = [
+    Rewrite("gemm_from_matmul_add", "Add", gemm_from_matmul_add),
+    Rewrite("where_of_not", "Where", where_of_not),
+    Rewrite("slice_of_slice", "Slice", slice_of_slice),
+]
