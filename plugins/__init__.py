@@ -1,0 +1,1 @@
+"""Plugins that ship with onnxplug, and the manager that loads everyone's."""

@@ -1,0 +1,1 @@
+"""onnxplug's tests; the folders below mirror core, converters and plugins."""

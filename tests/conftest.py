@@ -1,0 +1,38 @@
+"""Settings and fixtures for every test."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported, here or in a worker of pytest-xdist: one thread a worker, no look-ups on a hub.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tests see the plugins they ask for, not those of the developer's shell.
+os.environ.pop("ONNXPLUG_PLUGINS", None)
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def vision() -> None:
+    """Makes torchvision, timm and transformers' vision models importable (see tests/support/vision.py)."""
+    from tests.support.vision import define_vision_schemas
+
+    define_vision_schemas()
+
+
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    """Random numbers of torch and NumPy start at seed 0, and are put back afterwards."""
+    import numpy as np
+    import torch
+
+    state = np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        yield
+    np.random.set_state(state)

@@ -1,0 +1,189 @@
+"""The shape of the repository: what is packaged, who imports whom, how cheap the import is."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import onnxplug
+
+ROOT = Path(__file__).resolve().parents[1]
+# Folder of the checkout to the package it is, in the direction of imports: each may import those above it.
+LAYERS = {"core": "onnxplug", "converters": "onnxplug.converters", "plugins": "onnxplug.plugins"}
+FORBIDDEN = {
+    "core": ("onnxplug.converters", "onnxplug.plugins"),
+    "converters": ("onnxplug.plugins",),
+    "plugins": (),
+}
+MAX_LINES = 700
+CODE = (*LAYERS, "tests", "benchmarks", "docs")
+
+
+def _sources(folder: str) -> list[Path]:
+    return sorted(p for p in (ROOT / folder).rglob("*.py") if "__pycache__" not in p.parts)
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Every module that a file names in an import, at any depth, with its line; relative imports start with a dot."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            # `from onnxplug import converters` names onnxplug.converters.
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def _within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def _packages_in_tree() -> set[str]:
+    found = set()
+    for folder, package in LAYERS.items():
+        for init in (ROOT / folder).rglob("__init__.py"):
+            parts = init.parent.relative_to(ROOT / folder).parts
+            found.add(".".join([package, *parts]))
+    return found
+
+
+def _settings() -> dict[str, object]:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["tool"]["setuptools"]  # type: ignore[no-any-return]
+
+
+def test_every_package_is_listed() -> None:
+    listed = _settings()["packages"]
+    assert isinstance(listed, list)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == _packages_in_tree()
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_every_folder_with_code_is_a_package(folder: str) -> None:
+    folders = {path.parent for path in _sources(folder)}
+    assert folders
+    assert [p for p in folders if not (p / "__init__.py").is_file()] == []
+
+
+def test_wheel_holds_every_source(tmp_path: Path) -> None:
+    # A copy: building in place would leave build/ and an egg-info in the checkout.
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for folder in LAYERS:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-build-isolation",
+        "--no-deps",
+        "-w",
+        tmp_path,
+        copy,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {
+        f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, package in LAYERS.items()
+        for path in _sources(folder)
+    }
+    assert packed == expected | {"onnxplug/py.typed"}
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_direction_of_imports(folder: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in _sources(folder)
+        for line, name in _imports(path)
+        if _within(name, FORBIDDEN[folder])
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_the_package_is_imported_by_its_name(folder: str) -> None:
+    """``import core`` from the checkout's root makes a second copy of every class; relative imports hide the same."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in _sources(folder)
+        for line, name in _imports(path)
+        if name.startswith(".") or _within(name, tuple(LAYERS))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_files_stay_short(folder: str) -> None:
+    lengths = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in _sources(folder)}
+    assert {str(path): n for path, n in lengths.items() if n > MAX_LINES} == {}
+
+
+def test_every_public_name_resolves() -> None:
+    assert len(onnxplug.__all__) == len(set(onnxplug.__all__))
+    missing = []
+    for name in onnxplug.__all__:
+        try:
+            getattr(onnxplug, name)
+        except (ImportError, AttributeError) as error:
+            missing.append(f"{name}: {error}")
+    assert missing == []
+    with pytest.raises(AttributeError, match="no_such_name"):
+        onnxplug.no_such_name  # noqa: B018
+
+
+def test_public_names_are_known_to_type_checkers() -> None:
+    """The lazy table and the imports under ``TYPE_CHECKING`` say the same."""
+    tree = ast.parse(Path(onnxplug.__file__).read_text(encoding="utf-8"))
+    typed = {
+        (node.module, alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    lazy = {(f"onnxplug.{home}", name) for name, home in onnxplug._HOME.items()}
+    assert typed == lazy
+
+
+def _loaded_by(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import onnxplug", "from onnxplug import Rule, hookimpl, Domain, OpSample, OnnxplugError, Unsupported"],
+)
+def test_import_is_cheap(statement: str) -> None:
+    """What a plugin module writes at its top loads no heavy library and no converter."""
+    loaded = _loaded_by(statement)
+    assert "onnxplug" in loaded
+    heavy = {"torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "numpy", "typer", "rich"}
+    assert loaded & heavy == set()
+    assert [name for name in loaded if _within(name, ("onnxplug.converters",))] == []
+
+
+def test_the_installed_package_is_this_checkout() -> None:
+    """Otherwise the tests run against another copy of the code: install with ``make .venv/installed``."""
+    assert Path(onnxplug.__file__).resolve() == ROOT / "core" / "__init__.py"
