@@ -32,7 +32,7 @@ help:
 
 demo: $(VENV)/installed
 	@echo "==> Demo: MiniLM from PyTorch to ONNX, verified, then used from the ONNX file alone"
-	@$(BIN)/python docs/demo.py
+	@PYTHONPATH=. $(BIN)/python docs/demo.py
 
 test: $(VENV)/installed
 	@echo "==> Tests, two workers (the long ones are in 'make zoo')"
@@ -44,7 +44,7 @@ zoo: $(VENV)/installed
 
 bench: $(VENV)/installed
 	@echo "==> Benchmarks against torch.onnx, one thread"
-	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/run.py
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"

@@ -1,1 +1,1 @@
-"""Plugins that ship with onnxplug, and the manager that loads everyone's."""
+"""Plugins: hook specifications, the plugin manager, and the plugin that carries onnxplug's own rules."""

@@ -101,6 +101,7 @@ def _fold_transposed_weights(
         perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(tensors[source].dim())[::-1]
         result = node.outputs[0]
         folded = ir.Value(name=source.name, type=result.type, shape=result.shape)
+        folded.metadata_props["onnxplug.transposed"] = ",".join(map(str, perm))
         tensors[folded] = tensors.pop(source).permute(*perm)
         result.replace_all_uses_with(folded)
         node.replace_input_with(0, None)

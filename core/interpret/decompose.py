@@ -26,10 +26,9 @@ def find_decomposition(
         return table[op_name]
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    import torch._decomp
-    import torch._refs
+    from torch import _decomp, _refs  # noqa: F401  (_refs registers more of them)
 
-    found = torch._decomp.decomposition_table.get(target)
+    found = _decomp.decomposition_table.get(target)
     if found is not None:
         return found
     if target._can_decompose():
@@ -65,7 +64,10 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
     fake_modes = {v.fake_mode for v in known.values() if isinstance(v, torch._subclasses.FakeTensor)}
     mode: Any = next(iter(fake_modes), None) or FakeTensorMode()
     with mode, torch.no_grad():
-        module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+        # Before dispatch, composite operators inside stay whole, so that their own rules get them.
+        module = make_fx(call, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
+        if any(node.target is fx.target for node in module.graph.nodes):
+            module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
     _drop_dead(module.graph)
     return module, list(dynamic)
 

@@ -263,7 +263,10 @@ class DynamoInterpreter:
         place = node.location
         if declined:
             place = f"{place} ({'; '.join(declined)})"
-        self._missing.setdefault(node.op_name, []).append(place)
+        name = node.op_name
+        if self._decomposing:
+            name, place = self._decomposing[0], f"{place} (its decomposition needs {node.op_name})"
+        self._missing.setdefault(name, []).append(place)
         # Stand-ins let the walk go on, so that every operator without a rule is found at once.
         stand_ins = [
             ir.Value(type=ir.TensorType(s.dtype), shape=ir.Shape(s.shape)) if s is not None else None

@@ -1,0 +1,251 @@
+"""Capture: from whatever the user has to a ``torch.export.ExportedProgram``, undecomposed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import io
+import logging
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from onnxplug.capture.dynamic import (
+    DynamicShapes,
+    check_dynamic,
+    dimension_names,
+    parse_dynamic_shapes,
+)
+from onnxplug.capture.signature import Captured
+from onnxplug.errors import CaptureError, UsageError
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def capture(
+    model: Any,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool | None = None,
+    patches: Iterable[Any] = (),
+) -> Captured:
+    """Captures a model.
+
+    Args:
+        model: A Module, a function, an ``ExportedProgram`` (taken as it is), a ``GraphModule`` or a ScriptModule.
+        args: Positional example inputs: a tuple or list, or a single tensor.
+        kwargs: Keyword example inputs.
+        dynamic_shapes: See :func:`onnxplug.to_onnx`.
+        strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
+        patches: Context managers, or functions that make one, that hold during capture.
+
+    Raises:
+        UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
+        CaptureError: torch.export failed, or a dimension that was asked to be dynamic came out static.
+    """
+    positional = _as_tuple(args)
+    keywords = dict(kwargs or {})
+    if isinstance(model, torch.export.ExportedProgram):
+        return _given(model, positional, keywords, dynamic_shapes)
+    started = time.perf_counter()
+    module = _as_module(model)
+    if isinstance(module, torch.jit.ScriptModule):
+        if dynamic_shapes is not None:
+            raise UsageError("a ScriptModule is captured with static shapes: dynamic_shapes can't be used with it")
+        program = _from_script(module, positional, keywords)
+        return _captured(program, model, positional, keywords, "script", started)
+    _check_signature(module, positional, keywords)
+    shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
+    if module.training and any(_depends_on_training(m) for m in module.modules()):
+        warnings.warn(
+            "the model is in training mode: dropout stays random and batch norm uses the batch's statistics in the "
+            "exported model too. Call model.eval() first for inference.",
+            stacklevel=3,
+        )
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
+        program, strategy = _export(module, positional, keywords, shapes, strict)
+    result = _captured(program, model, positional, keywords, strategy, started)
+    check_dynamic(program, shapes)
+    result.dim_names = dimension_names(program, shapes)
+    return result
+
+
+def _captured(
+    program: torch.export.ExportedProgram, model: Any, args: Any, kwargs: Any, strategy: str, started: float
+) -> Captured:
+    return Captured(
+        program=program,
+        reference=model,
+        args=args,
+        kwargs=kwargs,
+        strategy=strategy,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any) -> Captured:
+    if dynamic_shapes is not None:
+        raise UsageError(
+            "dynamic_shapes can't be given with an ExportedProgram: its shapes are settled already",
+            hint="Give them to torch.export.export.",
+        )
+    if not args and not kwargs and program.example_inputs is not None:
+        args, kwargs = program.example_inputs
+    return Captured(program=program, args=tuple(args), kwargs=dict(kwargs))
+
+
+def _as_tuple(args: Any) -> tuple[Any, ...]:
+    if isinstance(args, torch.Tensor):
+        return (args,)
+    if isinstance(args, tuple | list):
+        return tuple(args)
+    raise UsageError(f"args must be a tuple of inputs, got {type(args).__name__}", hint="Named inputs go into kwargs=.")
+
+
+def _as_module(model: Any) -> torch.nn.Module:
+    if isinstance(model, torch.nn.Module):
+        return model
+    if isinstance(model, type):
+        raise UsageError(f"the model is the class {model.__name__}, not a model", hint=f"Give {model.__name__}().")
+    if callable(model):
+        module = torch.nn.Module().eval()
+        # As an instance attribute the function's own signature names the inputs.
+        module.forward = model
+        return module
+    raise UsageError(
+        f"can't export a {type(model).__name__}",
+        hint="Give a torch.nn.Module, a function, an ExportedProgram, a GraphModule or a ScriptModule.",
+    )
+
+
+def _depends_on_training(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.dropout._DropoutNd | torch.nn.modules.batchnorm._BatchNorm)
+
+
+def _check_signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"the inputs don't fit forward{signature}: {error}",
+            hint="args= holds the positional inputs, kwargs= the named ones.",
+        ) from None
+
+
+def _from_script(module: torch.jit.ScriptModule, args: Any, kwargs: Any) -> torch.export.ExportedProgram:
+    from torch._export.converter import TS2EPConverter
+
+    try:
+        with _quiet(), torch.no_grad():
+            return TS2EPConverter(module, args, kwargs).convert()
+    except Exception as error:
+        raise CaptureError(
+            f"the ScriptModule can't be captured: {_first_lines(error)}",
+            hint="Export the nn.Module that it was scripted from.",
+        ) from error
+
+
+def _export(
+    module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None
+) -> tuple[torch.export.ExportedProgram, str]:
+    """torch.export, in the modes and with the readings of the dynamic shapes that are worth a try."""
+    attempts: list[tuple[str, Callable[[], torch.export.ExportedProgram]]] = []
+    modes = [False, True] if strict is None else [strict]
+    for mode in modes:
+        for label, spec in shapes.readings():
+            name = ("strict" if mode else "non-strict") + label
+            attempts.append((name, lambda m=mode, s=spec: _export_once(module, args, kwargs, s, m)))
+    first: Exception | None = None
+    for name, attempt in attempts:
+        try:
+            return attempt(), name
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise _capture_error(first, shapes) from first
+
+
+def _export_once(
+    module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, strict: bool
+) -> torch.export.ExportedProgram:
+    # Sizes 0 and 1 of the example inputs say nothing about other sizes: torch must not take them for constants.
+    with _quiet(), torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        return torch.export.export(
+            module, copy.copy(args), copy.copy(kwargs) or None, dynamic_shapes=dynamic_shapes, strict=strict
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Holds back what torch prints and logs while it tries; its errors say what matters."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._dynamo", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _capture_error(error: Exception, shapes: DynamicShapes) -> CaptureError:
+    text = _first_lines(error)
+    place = _user_frame(error)
+    where = f" at {place}" if place else ""
+    asked = shapes.describe()
+    if "Constraints violated" in text or "specialized" in text:
+        return CaptureError(
+            f"a dimension that was asked to be dynamic is fixed by the model{where}: {text}"
+            + (f"\nAsked to be dynamic: {asked}" if asked else ""),
+            hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
+        )
+    return CaptureError(
+        f"torch.export can't capture the model{where}: {type(error).__name__}: {text}",
+        hint="The line named is where torch.export stopped. torch.export.draft_export(model, args) shows more.",
+    )
+
+
+def _first_lines(error: BaseException) -> str:
+    """torch's message without the advice on how to get a longer one."""
+    noise = ("For more information, run with", "The error above occurred", "from user code:", "Set TORCH")
+    lines = []
+    for line in str(error).strip().splitlines():
+        if not line.strip() and lines and len(lines) > 12:
+            break
+        if any(n in line for n in noise):
+            line = line.partition("For more information, run with")[0].rstrip()
+            if any(n in line for n in noise):
+                break
+        if line.strip():
+            lines.append(line.rstrip())
+    return "\n".join(lines[:16]) or type(error).__name__
+
+
+def _user_frame(error: BaseException) -> str | None:
+    """``file:line`` of the innermost frame of the user's that the error came through."""
+    current: BaseException | None = error
+    while current is not None:
+        frames = traceback.extract_tb(current.__traceback__)
+        for frame in reversed(frames):
+            inside = frame.filename.startswith((_TORCH, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<"))
+            if not inside and os.sep + "contextlib.py" not in frame.filename:
+                return f"{frame.filename}:{frame.lineno}" if frame.name != "<module>" else None
+        current = current.__cause__ or current.__context__
+    return None

@@ -1,0 +1,278 @@
+"""Dynamic shapes: torch.export's own forms, and strings as names."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export.dynamic_shapes import _DimHint
+from torch.utils import _pytree
+
+from onnxplug.errors import CaptureError, UsageError
+
+
+@dataclass
+class DynamicShapes:
+    """What the user asked for, ready for torch.export.
+
+    Attributes:
+        given: As the user gave it.
+        leaves: For each leaf of the flattened inputs its own part of it, ``None`` where it says nothing.
+        paths: For each leaf what to call it.
+        shared: Names used in several places; each becomes one ``Dim``.
+    """
+
+    given: Any
+    leaves: list[Any]
+    paths: list[str]
+    shared: frozenset[str]
+
+    def readings(self) -> Iterator[tuple[str, Any]]:
+        """The forms to try with torch.export: shared names as one ``Dim`` each; then every name on its own."""
+        dims = {name: torch.export.Dim(name) for name in self.shared if name.isidentifier()}
+        yield "", _replace_strings(self.given, dims)
+        if dims:
+            yield ", sizes of one name not tied", _replace_strings(self.given, {})
+
+    def asked(self) -> Iterator[tuple[int, int, Any]]:
+        """Leaf, axis and what was asked for, of every dimension that says something."""
+        for leaf, spec in enumerate(self.leaves):
+            items: Any = ()
+            if isinstance(spec, Mapping):
+                items = spec.items()
+            elif isinstance(spec, list | tuple):
+                items = enumerate(spec)
+            for axis, wanted in items:
+                if wanted is not None:
+                    yield leaf, axis, wanted
+
+    def describe(self) -> str:
+        """What was asked to be dynamic, in words."""
+        parts = [
+            f"axis {axis} of {self.paths[leaf]} ({_name_of(wanted) or 'dynamic'})"
+            for leaf, axis, wanted in self.asked()
+            if _must_be_dynamic(wanted)
+        ]
+        return ", ".join(parts)
+
+
+def _replace_strings(spec: Any, dims: Mapping[str, Any]) -> Any:
+    if isinstance(spec, str):
+        return dims.get(spec, torch.export.Dim.DYNAMIC)
+    if isinstance(spec, Mapping):
+        return type(spec)((k, _replace_strings(v, dims)) for k, v in spec.items())
+    if isinstance(spec, list):
+        return [_replace_strings(v, dims) for v in spec]
+    if isinstance(spec, tuple):
+        values = [_replace_strings(v, dims) for v in spec]
+        return type(spec)(*values) if hasattr(spec, "_fields") else tuple(values)
+    return spec
+
+
+def parse_dynamic_shapes(
+    spec: Any, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> DynamicShapes:
+    """Checks ``dynamic_shapes`` against the inputs and lines its parts up with their leaves.
+
+    Raises:
+        UsageError: It names an input that isn't there, an axis out of range, or has another structure than the inputs.
+    """
+    if hasattr(spec, "dynamic_shapes") and not isinstance(spec, Mapping | list | tuple):
+        # ShapesCollection and AdditionalInputs work themselves out.
+        spec = spec.dynamic_shapes(module, args, dict(kwargs))
+    combined = _combine(module, args, kwargs)
+    by_name = _top_level(spec, combined)
+    leaves: list[Any] = []
+    paths: list[str] = []
+    for name, value in combined.items():
+        _walk(by_name.get(name), value, name, leaves, paths)
+    counts: Counter[str] = Counter()
+    result = DynamicShapes(by_name if spec is not None else None, leaves, paths, frozenset())
+    for _, _, wanted in result.asked():
+        if isinstance(wanted, str):
+            if not wanted.strip():
+                raise UsageError("dynamic_shapes: the name of a dimension is empty")
+            counts[wanted] += 1
+    result.shared = frozenset(name for name, count in counts.items() if count > 1)
+    return result
+
+
+def _combine(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs by the name that torch.export knows them by, in signature order."""
+    try:
+        signature = inspect.signature(module.forward)
+        bound = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {**{f"args_{i}": a for i, a in enumerate(args)}, **kwargs}
+    combined: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            combined.update(value)
+        else:
+            combined[name] = value
+    return combined
+
+
+def _top_level(spec: Any, combined: Mapping[str, Any]) -> dict[str, Any]:
+    if spec is None:
+        return {}
+    names = list(combined)
+    if isinstance(spec, Mapping):
+        for name in spec:
+            if name not in combined:
+                near = difflib.get_close_matches(str(name), names, 1)
+                raise UsageError(
+                    f"dynamic_shapes names {name!r}, but the inputs are {', '.join(names)}",
+                    hint=f"Did you mean {near[0]!r}?" if near else None,
+                )
+        return {name: spec.get(name) for name in names}
+    if isinstance(spec, list | tuple):
+        if len(spec) != len(names):
+            raise UsageError(
+                f"dynamic_shapes has {len(spec)} entries for {len(names)} inputs ({', '.join(names)})",
+                hint="Give one entry an input, None for a static one; or a dict by name.",
+            )
+        return dict(zip(names, spec, strict=True))
+    raise UsageError(f"dynamic_shapes must be a dict by input name, or a tuple with an entry an input, got {spec!r}")
+
+
+def _walk(spec: Any, value: Any, path: str, leaves: list[Any], paths: list[str]) -> None:
+    """Appends, for each leaf of ``value`` in pytree order, its part of ``spec``."""
+    node_type = _pytree._get_node_type(value)
+    if node_type not in _pytree.SUPPORTED_NODES:
+        _check_leaf(spec, value, path)
+        leaves.append(spec)
+        paths.append(path)
+        return
+    children, context = _pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
+    keys: list[Any] = list(value) if isinstance(value, Mapping) else list(range(len(children)))
+    if spec is not None and not isinstance(spec, Mapping | list | tuple):
+        if isinstance(spec, _DimHint):
+            spec = [spec] * len(children)
+        else:
+            raise UsageError(f"dynamic_shapes of {path} must follow its structure ({type(value).__name__}), got {spec!r}")
+    if isinstance(spec, Mapping):
+        labels = keys if isinstance(value, Mapping) else (context if isinstance(context, list | tuple) else keys)
+        unknown = [k for k in spec if k not in labels]
+        if unknown and len(spec) != len(children):
+            raise UsageError(f"dynamic_shapes of {path} names {unknown[0]!r}; it has {', '.join(map(str, labels))}")
+        parts = [spec.get(k) for k in labels] if not unknown else list(spec.values())
+    elif spec is not None:
+        if len(spec) != len(children):
+            raise UsageError(f"dynamic_shapes of {path} has {len(spec)} entries for {len(children)} elements")
+        parts = list(spec)
+    else:
+        parts = [None] * len(children)
+    for key, part, child in zip(keys, parts, children, strict=True):
+        _walk(part, child, f"{path}[{key!r}]", leaves, paths)
+
+
+def _check_leaf(spec: Any, value: Any, path: str) -> None:
+    if spec is None or isinstance(spec, _DimHint):
+        return
+    if isinstance(spec, str):
+        raise UsageError(f"dynamic_shapes of {path} is the string {spec!r}: name an axis, as {{0: {spec!r}}}")
+    if not isinstance(value, torch.Tensor):
+        if isinstance(spec, Mapping | list | tuple) and not any(_must_be_dynamic(s) for s in _values(spec)):
+            return
+        if isinstance(value, int) and not isinstance(spec, Mapping | list | tuple):
+            return
+        raise UsageError(f"dynamic_shapes gives {path} dimensions, but it is a {type(value).__name__}")
+    rank = value.dim()
+    if isinstance(spec, Mapping):
+        for axis in spec:
+            if not isinstance(axis, int) or not 0 <= axis < rank:
+                raise UsageError(f"dynamic_shapes of {path}: no axis {axis!r} in a tensor of rank {rank}")
+    elif isinstance(spec, list | tuple):
+        if len(spec) != rank:
+            raise UsageError(f"dynamic_shapes of {path} has {len(spec)} entries for a tensor of rank {rank}")
+    else:
+        raise UsageError(f"dynamic_shapes of {path} must be a dict by axis or a tuple with an entry an axis, got {spec!r}")
+
+
+def _values(spec: Any) -> list[Any]:
+    return list(spec.values()) if isinstance(spec, Mapping) else list(spec)
+
+
+def _must_be_dynamic(wanted: Any) -> bool:
+    """Whether a static result would be an error: for strings, ``Dim`` objects and ``Dim.DYNAMIC``, not for AUTO."""
+    if isinstance(wanted, str):
+        return True
+    if isinstance(wanted, _DimHint):
+        return wanted.type.name == "DYNAMIC"
+    return wanted is not None and not isinstance(wanted, int)
+
+
+def _name_of(wanted: Any) -> str | None:
+    if isinstance(wanted, str):
+        return wanted
+    if isinstance(wanted, _DimHint | int) or wanted is None:
+        return None
+    return getattr(wanted, "__name__", None)
+
+
+def _user_values(program: torch.export.ExportedProgram) -> list[Any]:
+    from torch.export.graph_signature import InputKind
+
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    return [
+        node.meta.get("val")
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
+        if spec.kind is InputKind.USER_INPUT
+    ]
+
+
+def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> None:
+    """Holds what came out against what was asked for.
+
+    Raises:
+        CaptureError: A dimension that was asked to be dynamic came out static.
+    """
+    values = _user_values(program)
+    if len(values) != len(shapes.leaves):
+        return
+    for leaf, axis, wanted in shapes.asked():
+        value = values[leaf]
+        if not _must_be_dynamic(wanted) or not isinstance(value, torch.Tensor):
+            continue
+        size = value.shape[axis]
+        if isinstance(size, int) or not size.node.expr.free_symbols:
+            name = _name_of(wanted)
+            raise CaptureError(
+                f"axis {axis} of the input {shapes.paths[leaf]}{f' ({name!r})' if name else ''} was asked to be dynamic, but "
+                f"the model fixes it at {int(size)}",
+                hint="Some code depends on that size. Make the dimension static, or change the model.",
+            )
+
+
+def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> dict[str, str]:
+    """Symbol of torch to the user's name for it; two symbols never share a name."""
+    values = _user_values(program)
+    names: dict[str, str] = {}
+    if len(values) != len(shapes.leaves):
+        return names
+    symbols = {str(s) for v in values if isinstance(v, torch.Tensor) for d in v.shape for s in _free(d)}
+    for leaf, axis, wanted in shapes.asked():
+        name, value = _name_of(wanted), values[leaf]
+        if name is None or not isinstance(value, torch.Tensor):
+            continue
+        size = value.shape[axis]
+        expr = size.node.expr if isinstance(size, torch.SymInt) else None
+        if expr is None or not expr.is_Symbol or str(expr) in names:
+            continue
+        taken = set(names.values()) | (symbols - {str(expr)})
+        unique, number = name, 1
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        names[str(expr)] = unique
+    return names
+
+
+def _free(size: Any) -> Any:
+    return size.node.expr.free_symbols if isinstance(size, torch.SymInt) else ()

@@ -1,0 +1,119 @@
+"""Preparation: a functional graph with named inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument
+from torch.export.graph_signature import InputKind as TorchInput
+from torch.export.graph_signature import OutputKind as TorchOutput
+
+from onnxplug.capture.inplace import hides_mutation, make_functional, mutates
+from onnxplug.capture.naming import assign_names, result_names
+from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
+from onnxplug.errors import CaptureError, UsageError
+
+_STATE = {
+    TorchInput.PARAMETER: InputKind.PARAMETER,
+    TorchInput.BUFFER: InputKind.BUFFER,
+    TorchInput.CONSTANT_TENSOR: InputKind.CONSTANT,
+}
+
+
+def prepare(
+    captured: Captured, *, input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None
+) -> FunctionalGraph:
+    """Makes the captured graph functional and gives its inputs, state and outputs their names.
+
+    The user's ``ExportedProgram`` stays as it is.
+
+    Raises:
+        UsageError: ``input_names`` or ``output_names`` doesn't fit.
+        CaptureError: torch can't make the graph functional.
+    """
+    program = captured.program
+    functional = _functional(program)
+    assign_names(functional, input_names, output_names)
+    return functional
+
+
+def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
+    graph = program.graph
+    if not any(mutates(node) or hides_mutation(node) for node in graph.nodes):
+        return _slots(program, graph, {}, "unchanged")
+    if not any(hides_mutation(node) for node in graph.nodes):
+        done = make_functional(graph)
+        if done is not None:
+            copied, copies, mutated = done
+            return _slots(program, copied, copies, "linear", mutated)
+    try:
+        program = program.run_decompositions({})
+    except Exception as error:
+        raise CaptureError(
+            f"torch can't make the in-place operators of the model functional: {type(error).__name__}: {error}",
+            hint="Replace in-place writes to views (x[...] = y) by torch.where, torch.cat or index_put.",
+        ) from error
+    return _slots(program, program.graph, {}, "functionalized")
+
+
+def _slots(
+    program: torch.export.ExportedProgram,
+    graph: torch.fx.Graph,
+    copies: dict[torch.fx.Node, torch.fx.Node],
+    strategy: str,
+    mutated: dict[torch.fx.Node, torch.fx.Node] | None = None,
+) -> FunctionalGraph:
+    """Reads the signature off a program whose graph may be a copy (``copies``: old node to new)."""
+    signature = program.graph_signature
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    inputs: list[InputSlot] = []
+    position = 0
+    for node, spec in zip(placeholders, signature.input_specs, strict=True):
+        slot = _input_slot(program, node, copies.get(node, node), spec, position)
+        position += slot.position is not None
+        inputs.append(slot)
+    by_target = {slot.name: slot for slot in inputs}
+    users: list[OutputSlot] = []
+    mutations: list[OutputSlot] = []
+    returned = graph.output_node().args[0]
+    assert isinstance(returned, list | tuple)
+    for value, output in zip(returned, signature.output_specs, strict=True):
+        if output.kind is TorchOutput.TOKEN:
+            continue
+        if output.kind in (TorchOutput.BUFFER_MUTATION, TorchOutput.USER_INPUT_MUTATION):
+            kind = OutputKind.BUFFER_MUTATION
+            if output.kind is TorchOutput.USER_INPUT_MUTATION:
+                kind = OutputKind.INPUT_MUTATION
+            mutations.append(OutputSlot(value, kind, f"{output.target}_out", output.target))
+        else:
+            users.append(OutputSlot(value, OutputKind.USER, ""))
+    for old, new in (mutated or {}).items():
+        slot = next(s for s in inputs if s.node is copies[old])
+        kind = OutputKind.INPUT_MUTATION if slot.kind is InputKind.USER else OutputKind.BUFFER_MUTATION
+        mutations.append(OutputSlot(new, kind, f"{slot.name}_out", slot.name))
+    for name, slot_ in zip(result_names(program, len(users)), users, strict=True):
+        slot_.name = name
+    assert len(by_target) <= len(inputs)
+    return FunctionalGraph(graph, inputs, [*users, *mutations], strategy)
+
+
+def _input_slot(
+    program: torch.export.ExportedProgram, original: torch.fx.Node, node: torch.fx.Node, spec: Any, position: int
+) -> InputSlot:
+    if spec.kind in _STATE:
+        tensor = program.state_dict.get(spec.target)
+        if tensor is None:
+            tensor = program.constants.get(spec.target)
+        return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor)
+    if spec.kind is not TorchInput.USER_INPUT:
+        raise UsageError(f"the model takes a {spec.kind.name.lower()} ({spec.target}), which ONNX can't hold")
+    value = original.meta.get("val")
+    if isinstance(spec.arg, ConstantArgument):
+        value = spec.arg.value
+    if value is None:
+        return InputSlot(node, InputKind.NONE, original.name, position=position)
+    if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return InputSlot(node, InputKind.USER, original.name, position=position)
+    return InputSlot(node, InputKind.STATIC, original.name, value=value, position=position)

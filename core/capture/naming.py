@@ -1,0 +1,105 @@
+"""Names of inputs, outputs and state: the user's first, then the model's own, each once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from onnxplug.capture.signature import FunctionalGraph, InputKind, OutputKind
+from onnxplug.errors import UsageError
+
+
+def result_names(program: torch.export.ExportedProgram, count: int) -> list[str]:
+    """Names of the user outputs: the keys of dicts, dataclasses and ModelOutputs, else ``output`` or ``output_0`` …"""
+    default = ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
+    spec = program.call_spec.out_spec
+    if spec is None or spec.num_leaves != count:
+        return default
+    try:
+        structure = _pytree.tree_unflatten(list(range(count)), spec)
+        paths = _pytree.tree_flatten_with_path(structure)[0]
+    except Exception:
+        return default
+    names = []
+    for path, index in paths:
+        parts = [_key_text(key) for key in path]
+        # A bare position says nothing: "output_0"; a key does: "logits", "past_key_values_0".
+        if not parts or all(isinstance(key, _pytree.SequenceKey) for key in path):
+            parts = ["output", *parts] if count > 1 else ["output"]
+        names.append((int(index), "_".join(parts)))
+    return [name for _, name in sorted(names)]
+
+
+def _key_text(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def assign_names(
+    functional: FunctionalGraph, input_names: Sequence[str] | None, output_names: Sequence[str] | None
+) -> None:
+    """Settles every name; where two meet, the one that the user gave stays.
+
+    Raises:
+        UsageError: Too many names, or one twice.
+    """
+    users = [slot for slot in functional.inputs if slot.kind is InputKind.USER]
+    outputs = [slot for slot in functional.outputs if slot.value is not None]
+    _apply("input_names", input_names, users)
+    _apply("output_names", output_names, outputs)
+    given_inputs = set(input_names or ())
+    given_outputs = set(output_names or ())
+    taken = set(given_inputs | given_outputs)
+
+    def settle(slot: Any, given: set[str]) -> None:
+        if slot.name in given:
+            given.discard(slot.name)
+            return
+        slot.name = _unique(slot.name, taken)
+        taken.add(slot.name)
+
+    both = given_inputs & given_outputs
+    if both:
+        name = sorted(both)[0]
+        raise UsageError(f"{name!r} is in input_names and in output_names", hint="A name stands for one value.")
+    for slot in users:
+        settle(slot, given_inputs)
+    for output in outputs:
+        if output.kind is OutputKind.USER:
+            settle(output, given_outputs)
+    for slot in functional.inputs:
+        if slot.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT):
+            settle(slot, set())
+    for output in outputs:
+        if output.kind is not OutputKind.USER:
+            settle(output, given_outputs)
+
+
+def _apply(argument: str, names: Sequence[str] | None, slots: Sequence[Any]) -> None:
+    if names is None:
+        return
+    if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):
+        raise UsageError(f"{argument} must be a list of names, got {names!r}")
+    if len(names) > len(slots):
+        have = ", ".join(slot.name for slot in slots) or "none"
+        raise UsageError(f"{argument} has {len(names)} names for {len(slots)} values ({have})")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise UsageError(f"{argument} has {repeated[0]!r} twice")
+    for name, slot in zip(names, slots, strict=False):
+        slot.name = name
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    if name not in taken:
+        return name
+    number = 1
+    while f"{name}_{number}" in taken:
+        number += 1
+    return f"{name}_{number}"

@@ -1,0 +1,278 @@
+"""OnnxProgram: the exported model, which runs, saves and verifies itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree
+
+from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
+from onnxplug.errors import UsageError
+from onnxplug.run.save import save_model
+from onnxplug.run.session import Runner
+
+if TYPE_CHECKING:
+    from onnxplug.run.verify import VerificationReport
+
+
+@dataclass(frozen=True)
+class ExportStatistics:
+    """What an export did and how long it took.
+
+    Attributes:
+        capture_seconds, conversion_seconds: Wall-clock time of torch.export, and of everything after it.
+        fx_nodes, onnx_nodes: Number of nodes before and after.
+        operators: Operator type to the number of its nodes, most frequent first.
+        opset: Version of ai.onnx.
+    """
+
+    capture_seconds: float = 0.0
+    conversion_seconds: float = 0.0
+    fx_nodes: int = 0
+    onnx_nodes: int = 0
+    operators: Mapping[str, int] = field(default_factory=dict)
+    opset: int = 0
+
+
+class OnnxProgram(torch.onnx.ONNXProgram):
+    """An exported model; a ``torch.onnx.ONNXProgram``, so that whatever takes that class takes this one.
+
+    Attributes:
+        model: The ``onnx_ir.Model``.
+        exported_program: The captured program.
+        inputs, outputs: What the graph's inputs, state and outputs stand for.
+        captured: The capture, with the example inputs; ``None`` for a program made by hand.
+        statistics: What was done and how long it took.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        exported_program: torch.export.ExportedProgram | None,
+        *,
+        inputs: Sequence[InputSlot] = (),
+        outputs: Sequence[OutputSlot] = (),
+        captured: Captured | None = None,
+        statistics: ExportStatistics | None = None,
+    ) -> None:
+        super().__init__(model, exported_program)
+        self.inputs = list(inputs)
+        self.outputs = [slot for slot in outputs if slot.value is not None]
+        self._slots = list(outputs)
+        self.captured = captured
+        self.statistics = statistics if statistics is not None else ExportStatistics()
+        self._runner: Runner | None = None
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
+        """Runs the model by ONNX Runtime on what the PyTorch model takes.
+
+        Returns:
+            The graph's outputs in order: the flattened user outputs without ``None``, then mutated state.
+
+        Raises:
+            UsageError: The inputs are not those of the model.
+        """
+        if self._inference_session is not None:  # one that the user set up
+            return super().__call__(*self.feed(args, kwargs).values())
+        feed = self.feed(args, kwargs)
+        if self._runner is None:
+            self._runner = Runner(self.model)
+        return tuple(self._runner(feed))
+
+    def call_reference(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
+        """Runs the model by ``onnx.reference``."""
+        return super().call_reference(*self.feed(args, kwargs).values())
+
+    def release(self) -> None:
+        """Lets go of the inference session."""
+        self._runner = None
+        super().release()
+
+    def optimize(self) -> None:
+        """Runs onnxscript's optimizer over the model, in place."""
+        self.release()
+        super().optimize()
+
+    def apply_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Replaces weights by name; one that is stored transposed is transposed on the way."""
+        self.release()
+        shaped = dict(state_dict)
+        for name, tensor in state_dict.items():
+            value = self.model.graph.initializers.get(name)
+            if value is not None and tensor.dim() == 2:
+                if value.metadata_props.get("onnxplug.transposed"):
+                    shaped[name] = tensor.t().contiguous()
+        super().apply_weights(shaped)
+
+    def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What goes into the graph for a call of the PyTorch model: a tensor or number an input name.
+
+        Raises:
+            UsageError: Another structure, rank, dtype or static size than the model's; another value than one baked in.
+        """
+        leaves = self._flatten(args, kwargs)
+        feed: dict[str, Any] = {}
+        for slot in self.inputs:
+            if slot.position is None:
+                continue
+            leaf = leaves[slot.position]
+            if slot.kind is InputKind.USER:
+                feed[slot.name] = _checked(slot, leaf)
+            elif slot.kind is InputKind.NONE and leaf is not None:
+                raise UsageError(f"the input {slot.name!r} was None when the model was exported; it takes no value")
+            elif slot.kind is InputKind.STATIC and (type(leaf) is not type(slot.value) or leaf != slot.value):
+                raise UsageError(
+                    f"the input {slot.name!r} is fixed at {slot.value!r} in the exported model, got {leaf!r}",
+                    hint="Export it with Dim.DYNAMIC to keep an int an input.",
+                )
+        return feed
+
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        program = self.exported_program
+        spec = program.call_spec.in_spec if program is not None else None
+        if spec is None:
+            return list(_pytree.tree_leaves((tuple(args), dict(kwargs))))
+        names = list(spec.child(1).context or ())
+        if set(names) != set(kwargs) and len(args) < spec.child(0).num_children + len(names):
+            raise UsageError(f"the model takes the keyword inputs {names}, got {list(kwargs)}")
+        if set(names) != set(kwargs):
+            args, kwargs = self._by_position(args, kwargs, spec.child(0).num_children, names)
+        leaves, given = _pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
+        if given.num_leaves != spec.num_leaves:
+            raise UsageError(
+                f"the inputs have another structure than the exported model's: {given.num_leaves} leaves, "
+                f"not {spec.num_leaves}"
+            )
+        return leaves
+
+    @staticmethod
+    def _by_position(args: Sequence[Any], kwargs: Mapping[str, Any], count: int, names: Sequence[str]) -> Any:
+        """Keyword inputs of the export that are given by position now."""
+        extra = args[count:]
+        named = {**dict(zip(names, extra, strict=False)), **kwargs}
+        if set(named) != set(names):
+            raise UsageError(f"the model takes the keyword inputs {list(names)}, got {list(kwargs)}")
+        return args[:count], named
+
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        """The PyTorch model's own structure of what a call returned; constants and ``None`` are put back."""
+        remaining = iter(results)
+        leaves = []
+        for slot in self._slots:
+            if slot.kind is not OutputKind.USER:
+                continue
+            if slot.value is None:
+                leaves.append(None)
+            elif isinstance(slot.value, torch.fx.Node):
+                leaves.append(next(remaining))
+            else:
+                next(remaining)
+                leaves.append(slot.value)
+        spec = self.exported_program.call_spec.out_spec if self.exported_program is not None else None
+        return _pytree.tree_unflatten(leaves, spec) if spec is not None else leaves
+
+    # -- saving and verifying ------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        destination: str | os.PathLike[str] | IO[bytes],
+        *,
+        include_initializers: bool = True,
+        keep_initializers_as_inputs: bool = False,
+        external_data: bool | None = None,
+    ) -> None:
+        """Saves the model: complete or not at all.
+
+        Args:
+            destination: A path, or a binary file object.
+            include_initializers: Store the weights.
+            keep_initializers_as_inputs: List the weights as inputs too, so that a run may replace them.
+            external_data: Weights in a file beside the model; ``None`` does so above 1.5 GB.
+
+        Raises:
+            SaveError: It can't be written; what stood there before is untouched.
+        """
+        graph = self.model.graph
+        initializers = dict(graph.initializers)
+        inputs = list(graph.inputs)
+        if not include_initializers:
+            graph.initializers.clear()
+        if keep_initializers_as_inputs:
+            graph.inputs.extend(initializers.values())
+        try:
+            save_model(self.model, destination, external_data=external_data)
+        finally:
+            if not include_initializers:
+                for value in initializers.values():
+                    graph.initializers.add(value)
+            if keep_initializers_as_inputs:
+                graph.inputs.clear()
+                graph.inputs.extend(inputs)
+
+    def verify(
+        self,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        seeds: Sequence[int] = (0, 1, 2),
+    ) -> VerificationReport:
+        """Compares the model with eager PyTorch: on the export's inputs (or those given), and on generated ones.
+
+        Args:
+            args, kwargs: Inputs to use instead of the export's.
+            rtol, atol: Tolerances; by dtype when ``None``.
+            seeds: One set of generated inputs a seed, of other sizes where dimensions are dynamic, 1 among them.
+
+        Raises:
+            VerificationError: An output differs (the message names it, the index and both values), or the model does not
+                run.
+        """
+        from onnxplug.run.verify import verify_program
+
+        return verify_program(self, args=args, kwargs=kwargs, rtol=rtol, atol=atol, seeds=seeds)
+
+    def __repr__(self) -> str:
+        graph = self.model.graph
+        opsets = ", ".join(f"{name or 'ai.onnx'} {version}" for name, version in graph.opset_imports.items())
+        lines = [f"OnnxProgram({opsets}; {graph.num_nodes()} nodes, {len(graph.initializers)} initializers)"]
+        lines += [f"  input  {v.name}: {_type_text(v)}" for v in graph.inputs]
+        lines += [f"  output {v.name}: {_type_text(v)}" for v in graph.outputs]
+        return "\n".join(lines)
+
+
+def _type_text(value: ir.Value) -> str:
+    dims = ", ".join(str(d) for d in value.shape) if value.shape is not None else "?"
+    return f"{value.dtype.name.lower() if value.dtype is not None else '?'}[{dims}]"
+
+
+def _checked(slot: InputSlot, leaf: Any) -> Any:
+    """A leaf that fits the input.
+
+    Raises:
+        UsageError: It doesn't.
+    """
+    expected = slot.node.meta.get("val")
+    if not isinstance(expected, torch.Tensor):
+        if not isinstance(leaf, int | float | bool):
+            raise UsageError(f"the input {slot.name!r} is a number, got a {type(leaf).__name__}")
+        return leaf
+    if not isinstance(leaf, torch.Tensor):
+        raise UsageError(f"the input {slot.name!r} is a tensor, got {type(leaf).__name__}")
+    dims = ", ".join(str(d) for d in expected.shape)
+    if leaf.dtype != expected.dtype or leaf.dim() != expected.dim():
+        raise UsageError(
+            f"the input {slot.name!r} is {expected.dtype} of shape [{dims}], got {leaf.dtype} of shape {list(leaf.shape)}"
+        )
+    for axis, (size, wanted) in enumerate(zip(leaf.shape, expected.shape, strict=True)):
+        if isinstance(wanted, int) and size != wanted:
+            raise UsageError(f"axis {axis} of the input {slot.name!r} is {wanted} in the exported model, got {size}")
+    return torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf

@@ -1,0 +1,311 @@
+"""OnnxRegistry: which rule translates a node, and why."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
+
+from onnxplug.errors import PluginError, RuleConflictError, UsageError
+from onnxplug.registry.names import packet_of
+from onnxplug.registry.rule import Rule
+
+
+class RuleWarning(UserWarning):
+    """A rule was refused; everything else goes on."""
+
+
+class Layer(IntEnum):
+    """Where a rule comes from; the higher layer goes first."""
+
+    BUILTIN = 0
+    PLUGIN = 1
+    CALL = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an export emits for.
+
+    Attributes:
+        opset: Version of ai.onnx.
+        opsets: Version of every domain asked for, ``""`` included.
+    """
+
+    opset: int
+    opsets: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One candidate for an operator, and what became of it.
+
+    Attributes:
+        rule: The candidate.
+        layer: Its layer.
+        source: Distribution that supplied it.
+        taken: Whether it is the one that translates the operator.
+        reason: Why it was taken or passed over.
+    """
+
+    rule: Rule
+    layer: Layer
+    source: str
+    taken: bool
+    reason: str
+
+
+class OnnxRegistry:
+    """An immutable table of rules, one an export.
+
+    Args:
+        builtin: The rules that ship with onnxplug.
+        plugin: Rules of installed packages; each carries its distribution's name in ``source``.
+        call: Rules given to this export.
+        prefer: Qualified operator name (of an overload or a packet) to the distribution whose rules go first.
+
+    Raises:
+        PluginError: One distribution states the same rule twice.
+        UsageError: ``prefer`` names a distribution that supplies no rule for the operator.
+    """
+
+    def __init__(
+        self,
+        builtin: Iterable[Rule] = (),
+        plugin: Iterable[Rule] = (),
+        call: Iterable[Rule] = (),
+        *,
+        prefer: Mapping[str, str] | None = None,
+    ) -> None:
+        self._prefer = dict(prefer or {})
+        self.refused: list[Rule] = []
+        table: dict[str, list[tuple[Layer, Rule]]] = {}
+        for rule in builtin:
+            table.setdefault(rule.op, []).append((Layer.BUILTIN, rule))
+        for rule in plugin:
+            if not rule.override and self._shadowed(rule, table):
+                self._refuse(rule)
+                continue
+            table.setdefault(rule.op, []).append((Layer.PLUGIN, rule))
+        for rule in call:
+            table.setdefault(rule.op, []).append((Layer.CALL, rule))
+        self._table: Mapping[str, tuple[tuple[Layer, Rule], ...]] = MappingProxyType(
+            {op: tuple(rules) for op, rules in table.items()}
+        )
+        self._check_duplicates()
+        self._check_preferences()
+
+    # -- building ------------------------------------------------------------------------------------------------------
+
+    def _shadowed(self, rule: Rule, table: Mapping[str, Sequence[tuple[Layer, Rule]]]) -> Rule | None:
+        """A builtin rule for an operator and opset that the plugin's rule claims too."""
+        names = [rule.op, packet_of(rule.op)]
+        if "." not in rule.op.partition("::")[2]:
+            names = [op for op in table if packet_of(op) == rule.op] + [rule.op]
+        for name in dict.fromkeys(names):
+            for layer, other in table.get(name, ()):
+                if layer is Layer.BUILTIN and _overlap(rule.opset, other.opset):
+                    return other
+        return None
+
+    def _refuse(self, rule: Rule) -> None:
+        self.refused.append(rule)
+        warnings.warn(
+            f"the rule {rule.name} of {rule.source or 'a plugin'} for {rule.op} is ignored: onnxplug translates that "
+            "operator itself. A rule that is meant to replace a builtin one says so: Rule(..., override=True).",
+            RuleWarning,
+            stacklevel=4,
+        )
+
+    def _check_duplicates(self) -> None:
+        for op, rules in self._table.items():
+            if len(rules) < 2:
+                continue
+            seen: dict[Any, Rule] = {}
+            for layer, rule in rules:
+                if rule.when is not None or rule.domains:
+                    continue
+                key = (layer, rule.source, rule.priority, rule.opset)
+                other = seen.setdefault(key, rule)
+                if other is not rule:
+                    raise PluginError(
+                        f"{rule.source or 'one table'} has two rules for {op} with the same conditions: {other.name} and "
+                        f"{rule.name}",
+                        hint="Give one of them an opset range, a condition or a priority.",
+                    )
+
+    def _check_preferences(self) -> None:
+        for op, wanted in self._prefer.items():
+            sources = {rule.source for name in self._names(op) for _, rule in self._table.get(name, ())}
+            if wanted not in sources:
+                have = ", ".join(sorted(s for s in sources if s)) or "no distribution"
+                raise UsageError(f"prefer: {wanted!r} has no rule for {op}; {have} has")
+
+    def _names(self, op: str) -> list[str]:
+        """The keys under which rules for ``op`` may stand; every overload of a packet."""
+        if "::" in op and "." not in op.partition("::")[2]:
+            return [op, *(name for name in self._table if packet_of(name) == op and name != op)]
+        packet = packet_of(op)
+        return [op] if packet == op else [op, packet]
+
+    # -- looking up ----------------------------------------------------------------------------------------------------
+
+    def bind(self, target: Target) -> BoundRegistry:
+        """The registry for one target: conditions on opsets and domains are settled once."""
+        return BoundRegistry(self, target)
+
+    def find(self, node: Any, target: Target) -> Rule | None:
+        """The rule that translates a node, ``None`` when no rule applies.
+
+        Raises:
+            RuleConflictError: Two distributions claim the operator equally.
+        """
+        rules = self.candidates(node, target)
+        return rules[0] if rules else None
+
+    def candidates(self, node: Any, target: Target) -> Sequence[Rule]:
+        """The rules that apply to a node, first the one that goes first."""
+        return self.bind(target).candidates(node)
+
+    def ranked(self, op: str, target: Target) -> list[tuple[Layer, Rule]]:
+        """The rules for an overload whose opset and domain conditions hold, in order.
+
+        Raises:
+            RuleConflictError: Two distributions tie for a place.
+        """
+        rows = [
+            (layer, name == op, rule)
+            for name in ([op] if packet_of(op) == op else [op, packet_of(op)])
+            for layer, rule in self._table.get(name, ())
+            if _why_not(rule, target) is None
+        ]
+        preferred = self._prefer.get(op, self._prefer.get(packet_of(op)))
+
+        def key(row: tuple[Layer, bool, Rule]) -> tuple[Any, ...]:
+            layer, exact, rule = row
+            return (layer, rule.source == preferred and preferred is not None, exact, rule.priority, rule.opset[0] or 0)
+
+        rows.sort(key=key, reverse=True)
+        for first, second in zip(rows, rows[1:], strict=False):
+            one, other = first[2], second[2]
+            if key(first) == key(second) and one.source != other.source and first[0] is not Layer.CALL:
+                raise RuleConflictError(
+                    f"{one.source!r} and {other.source!r} both translate {op}, by {one.name} and {other.name}",
+                    hint=f"Say which one: prefer={{{op!r}: {one.source!r}}}, or --prefer {op}={one.source}.",
+                )
+        return [(layer, rule) for layer, _, rule in rows]
+
+    def explain(self, op: str, target: Target, node: Any = None) -> list[Explanation]:
+        """Every candidate for an operator, the one taken first, each with the reason."""
+        explanations: list[Explanation] = []
+        overloads = [name for name in self._names(op) if name != packet_of(name)] if packet_of(op) == op else [op]
+        for name in overloads or [op]:
+            explanations.extend(self._explain_one(name, target, node))
+        unique = {(id(e.rule), e.reason): e for e in explanations}
+        return list(unique.values())
+
+    def _explain_one(self, op: str, target: Target, node: Any) -> Iterator[Explanation]:
+        try:
+            ranked = self.ranked(op, target)
+        except RuleConflictError as conflict:
+            for name in dict.fromkeys([op, packet_of(op)]):
+                for layer, rule in self._table.get(name, ()):
+                    yield Explanation(rule, layer, rule.source, False, f"conflict: {conflict.message}")
+            return
+        winner: Rule | None = None
+        for layer, rule in ranked:
+            if winner is not None:
+                yield Explanation(rule, layer, rule.source, False, f"comes after {winner.name}")
+            elif rule.when is not None and node is None:
+                yield Explanation(rule, layer, rule.source, False, "depends on the node: taken where its condition holds")
+            elif rule.when is not None and not rule.when(node):
+                yield Explanation(rule, layer, rule.source, False, "its condition does not hold for the node")
+            else:
+                winner = rule
+                yield Explanation(rule, layer, rule.source, True, _why_first(layer, rule))
+        for name in dict.fromkeys([op, packet_of(op)]):
+            for layer, rule in self._table.get(name, ()):
+                reason = _why_not(rule, target)
+                if reason is not None:
+                    yield Explanation(rule, layer, rule.source, False, reason)
+        for rule in self.refused:
+            if rule.op in (op, packet_of(op)):
+                yield Explanation(rule, Layer.PLUGIN, rule.source, False, "shadows a builtin rule without override=True")
+
+    def operators(self) -> list[str]:
+        """Every operator name that some rule is keyed by, sorted."""
+        return sorted(self._table)
+
+    def rules(self) -> Iterator[tuple[Layer, Rule]]:
+        """Every rule with its layer."""
+        for rules in self._table.values():
+            yield from rules
+
+    def __contains__(self, op: object) -> bool:
+        return isinstance(op, str) and (op in self._table or packet_of(op) in self._table)
+
+    def __len__(self) -> int:
+        return sum(len(rules) for rules in self._table.values())
+
+
+class BoundRegistry:
+    """A registry bound to one target; a look-up is one dictionary access."""
+
+    def __init__(self, registry: OnnxRegistry, target: Target) -> None:
+        self._registry = registry
+        self._target = target
+        self._ranked: dict[str, tuple[tuple[Rule, ...], bool]] = {}
+
+    def candidates(self, node: Any) -> Sequence[Rule]:
+        """The rules that apply to a node, in order.
+
+        Raises:
+            RuleConflictError: Two distributions claim the operator equally.
+        """
+        found = self._ranked.get(node.op_name)
+        if found is None:
+            rules = tuple(rule for _, rule in self._registry.ranked(node.op_name, self._target))
+            found = self._ranked[node.op_name] = (rules, any(rule.when is not None for rule in rules))
+        rules, conditional = found
+        if not conditional:
+            return rules
+        return [rule for rule in rules if rule.when is None or rule.when(node)]
+
+    def find(self, node: Any) -> Rule | None:
+        """The first of the rules that apply."""
+        rules = self.candidates(node)
+        return rules[0] if rules else None
+
+    def claims(self, op: str) -> bool:
+        """Whether some rule may translate an operator: then it is never decomposed behind the rule's back."""
+        return bool(self._registry.ranked(op, self._target))
+
+
+def _overlap(a: tuple[int | None, int | None], b: tuple[int | None, int | None]) -> bool:
+    low = max(a[0] or 0, b[0] or 0)
+    high = min(a[1] if a[1] is not None else 1 << 30, b[1] if b[1] is not None else 1 << 30)
+    return low <= high
+
+
+def _why_not(rule: Rule, target: Target) -> str | None:
+    """Why a rule's opset and domain conditions fail for a target; ``None`` when they hold."""
+    since, until = rule.opset
+    if since is not None and target.opset < since:
+        return f"needs opset {since} or later, the target is {target.opset}"
+    if until is not None and target.opset > until:
+        return f"holds up to opset {until}, the target is {target.opset}"
+    for name, version in rule.domains.items():
+        have = target.opsets.get(name)
+        if have is None or have < version:
+            return f"needs the domain {name} at version {version} or later among the target opsets"
+    return None
+
+
+def _why_first(layer: Layer, rule: Rule) -> str:
+    origin = {Layer.CALL: "given in the call", Layer.PLUGIN: f"from the plugin {rule.source}", Layer.BUILTIN: "builtin"}
+    since, until = rule.opset
+    versions = "every opset" if since is None and until is None else f"opset {since or 'any'} to {until or 'the newest'}"
+    return f"{origin[layer]}, {versions}"

@@ -1,0 +1,65 @@
+"""The hooks that a plugin may implement. All are optional; all return values and change nothing.
+
+A plugin is a module or object that an installed distribution names under the entry-point group ``onnxplug``:
+
+    [project.entry-points.onnxplug]
+    acme = "onnxplug_acme"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from onnxplug.plugin_api import Domain, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
+from onnxplug.registry.rule import Rule
+
+
+@hookspec
+def onnxplug_rules() -> Iterable[Rule]:  # type: ignore[empty-body]
+    """Translations of torch operators."""
+
+
+@hookspec
+def onnxplug_domains() -> Iterable[Domain]:  # type: ignore[empty-body]
+    """ONNX domains that the rules emit, with the version imported by default and the schemas, if there are any."""
+
+
+@hookspec
+def onnxplug_rewrites() -> Iterable[Any]:  # type: ignore[empty-body]
+    """Improvements of the finished graph: ``onnxplug.rewrite.rewrite.Rewrite`` objects."""
+
+
+@hookspec
+def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:  # type: ignore[empty-body]
+    """Qualified operator name to a torch function that computes it by others; ``None`` forbids decomposing it."""
+
+
+@hookspec
+def onnxplug_patches() -> Iterable[Any]:  # type: ignore[empty-body]
+    """Context managers (or functions that make one) that hold during capture."""
+
+
+@hookspec
+def onnxplug_runtime() -> Iterable[OrtLibrary | ReferenceOp]:  # type: ignore[empty-body]
+    """ONNX Runtime libraries and Python kernels that run the plugin's operators."""
+
+
+@hookspec(firstresult=True)
+def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
+    """A converter for an operator that nobody claims, or ``None``."""
+
+
+@hookspec
+def onnxplug_samples() -> Iterable[OpSample]:  # type: ignore[empty-body]
+    """Inputs that the plugin's operators are tested and documented with."""
+
+
+@hookspec
+def onnxplug_commands(app: Any) -> None:
+    """Adds subcommands to the command line (a ``typer.Typer``)."""
+
+
+@hookspec(firstresult=True)
+def onnxplug_info() -> PluginInfo:  # type: ignore[empty-body]
+    """What the plugin says about itself."""

@@ -1,0 +1,384 @@
+"""PluginManager: finds plugins among installed distributions, loads each by itself, and collects what they supply."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+from packaging.requirements import InvalidRequirement, Requirement
+
+from onnxplug.errors import PluginError
+from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, PluginInfo
+from onnxplug.plugins import hookspecs
+from onnxplug.registry.registry import OnnxRegistry
+from onnxplug.registry.rule import Rule
+
+BUILTIN = "builtin"
+ENVIRONMENT = "ONNXPLUG_PLUGINS"
+_LIST_HOOKS = (
+    "onnxplug_rules",
+    "onnxplug_domains",
+    "onnxplug_rewrites",
+    "onnxplug_decompositions",
+    "onnxplug_patches",
+    "onnxplug_runtime",
+    "onnxplug_samples",
+)
+
+
+class PluginWarning(UserWarning):
+    """A plugin was refused; everything else goes on."""
+
+
+@dataclass
+class PluginRecord:
+    """One entry point of the group ``onnxplug``, and what became of it.
+
+    Attributes:
+        name: The entry point's name.
+        distribution, version: The distribution that installed it.
+        value: What the entry point names.
+        status: ``"loaded"``, ``"failed"``, ``"blocked"`` or ``"not loaded"``.
+        error: Why it failed, with the traceback.
+        seconds: Time that importing it took.
+        hooks: The hooks it implements.
+        rules: Number of rules that it supplies.
+        namespaces: torch namespaces that it says it translates.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    value: str
+    status: str = "not loaded"
+    error: str | None = None
+    seconds: float = 0.0
+    hooks: list[str] = field(default_factory=list)
+    rules: int = 0
+    namespaces: Sequence[str] = ()
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether it is the plugin that ships with onnxplug."""
+        return self.name == BUILTIN and self.distribution == PROJECT_NAME
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which plugins to use.
+
+    Attributes:
+        only: Entry-point or distribution names; ``None`` means all.
+        without: Names never imported.
+        require: Requirements (``"onnxplug-acme>=1.2"``) that must be installed and loaded.
+    """
+
+    only: tuple[str, ...] | None = None
+    without: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+
+    @classmethod
+    def from_environment(cls, plugins: Sequence[str] | None = None) -> Selection:
+        """What ``plugins=`` and the variable ``ONNXPLUG_PLUGINS`` ask for: names, or ``-name`` to leave one out."""
+        without: list[str] = []
+        only: tuple[str, ...] | None = None
+        value = os.environ.get(ENVIRONMENT)
+        if value is not None:
+            names = [n.strip() for n in value.split(",") if n.strip()]
+            without = [n[1:] for n in names if n.startswith("-")]
+            kept = tuple(n for n in names if not n.startswith("-"))
+            only = kept if kept or not without else None
+        if plugins is not None:
+            only = tuple(plugins)
+        return cls(only, tuple(without))
+
+
+class PluginManager:
+    """The plugins of one selection.
+
+    Args:
+        selection: Which plugins to use.
+        points: Entry points; those of the installed distributions when ``None``.
+
+    Raises:
+        PluginError: A name is not installed, or a required plugin is missing, too old or broken.
+    """
+
+    def __init__(self, selection: Selection, points: Iterable[EntryPoint] | None = None) -> None:
+        self.selection = selection
+        found = list(points) if points is not None else list(entry_points(group=ENTRY_POINT_GROUP))
+        found.sort(key=lambda p: (_distribution(p)[0] != PROJECT_NAME, _distribution(p)[0], p.name))
+        self._points = found
+        self._records = [PluginRecord(p.name, *_distribution(p), p.value) for p in found]
+        self._host = pluggy.PluginManager(PROJECT_NAME)
+        self._host.add_hookspecs(hookspecs)
+        self._sources: dict[int, PluginRecord] = {}
+        self._results: dict[str, list[tuple[PluginRecord, Any]]] = {}
+        self._lock = threading.RLock()
+        self._loaded = False
+        self._check_names()
+
+    # -- choosing and loading ------------------------------------------------------------------------------------------
+
+    def _check_names(self) -> None:
+        installed = sorted({r.name for r in self._records} | {r.distribution for r in self._records})
+        for name in (*(self.selection.only or ()), *self.selection.without):
+            if name not in installed:
+                others = ", ".join(n for n in installed if n not in (BUILTIN, PROJECT_NAME)) or "none"
+                raise PluginError(f"no plugin {name!r} is installed", hint=f"Installed plugins: {others}.")
+        for text in self.selection.require:
+            self._check_requirement(text)
+
+    def _check_requirement(self, text: str) -> None:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as error:
+            raise PluginError(f"--require-plugin {text!r} is no requirement: {error}") from None
+        for record in self._records:
+            if requirement.name in (record.name, record.distribution):
+                if not requirement.specifier.contains(record.version, prereleases=True):
+                    raise PluginError(f"plugin {record.name} is version {record.version}, but {text} is required")
+                return
+        raise PluginError(f"the required plugin {text} is not installed", hint=f"pip install '{text}'")
+
+    def _wanted(self, record: PluginRecord) -> bool:
+        names = {record.name, record.distribution}
+        if names & set(self.selection.without):
+            return False
+        return record.is_builtin or self.selection.only is None or bool(names & set(self.selection.only))
+
+    def load(self) -> None:
+        """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
+
+        Raises:
+            PluginError: A required plugin is broken.
+        """
+        with self._lock:
+            if self._loaded:
+                return
+            self._loaded = True
+            seen: dict[int, str] = {}
+            for point, record in zip(self._points, self._records, strict=True):
+                if not self._wanted(record):
+                    record.status = "blocked"
+                    continue
+                self._load_one(point, record, seen)
+            failed = {name for r in self._records if r.status == "failed" for name in (r.name, r.distribution)}
+            for text in self.selection.require:
+                if Requirement(text).name in failed:
+                    broken = next(r for r in self._records if Requirement(text).name in (r.name, r.distribution))
+                    raise PluginError(f"the required plugin {text} is broken:\n{broken.error}")
+
+    def _load_one(self, point: EntryPoint, record: PluginRecord, seen: dict[int, str]) -> None:
+        started = time.perf_counter()
+        plugin: Any = None
+        try:
+            plugin = point.load()
+            if id(plugin) in seen:
+                record.status, record.error = "blocked", f"the same module as {seen[id(plugin)]}"
+                return
+            record.hooks = _check_hooks(plugin)
+            self._host.register(plugin, name=f"{record.distribution}:{record.name}")
+            self._host.check_pending()
+            self._collect(plugin, record)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plugin may even call sys.exit
+            if plugin is not None and self._host.is_registered(plugin):
+                self._host.unregister(plugin)
+            for hook in self._results:
+                self._results[hook] = [(r, v) for r, v in self._results[hook] if r is not record]
+            record.status = "failed"
+            record.error = "".join(traceback.format_exception(error)).strip()
+            warnings.warn(
+                f"the plugin {record.name} of {record.distribution} {record.version} is not used: "
+                f"{type(error).__name__}: {error}",
+                PluginWarning,
+                stacklevel=5,
+            )
+        else:
+            seen[id(plugin)] = f"{record.distribution}:{record.name}"
+            record.status = "loaded"
+        finally:
+            record.seconds = time.perf_counter() - started
+
+    def _collect(self, plugin: Any, record: PluginRecord) -> None:
+        """Calls the plugin's hooks, once."""
+        info = _call(plugin, "onnxplug_info") if "onnxplug_info" in record.hooks else PluginInfo()
+        if not isinstance(info, PluginInfo):
+            raise PluginError(f"onnxplug_info returned {info!r}, not a PluginInfo")
+        record.namespaces = tuple(info.namespaces)
+        if info.api != API_VERSION:
+            raise PluginError(f"it is written for plugin API {info.api}; this onnxplug has {API_VERSION}")
+        for hook in _LIST_HOOKS:
+            if hook not in record.hooks:
+                continue
+            value = _call(plugin, hook)
+            if hook == "onnxplug_decompositions":
+                if not isinstance(value, Mapping):
+                    raise PluginError(f"{hook} returned {type(value).__name__}, not a mapping")
+            elif value is None or isinstance(value, str | bytes) or not isinstance(value, Iterable):
+                raise PluginError(f"{hook} returned {value!r}, not an iterable")
+            else:
+                value = list(value)
+            if hook == "onnxplug_rules":
+                _check_rules(value, record)
+            self._results.setdefault(hook, []).append((record, value))
+
+    # -- what plugins supply -------------------------------------------------------------------------------------------
+
+    def records(self) -> list[PluginRecord]:
+        """Every entry point of the group, loaded or not."""
+        return list(self._records)
+
+    def _all(self, hook: str) -> list[Any]:
+        self.load()
+        return [item for _, value in self._results.get(hook, ()) for item in value]
+
+    def rules(self) -> tuple[list[Rule], list[Rule]]:
+        """The builtin rules and the plugins'."""
+        self.load()
+        builtin: list[Rule] = []
+        plugin: list[Rule] = []
+        for record, rules in self._results.get("onnxplug_rules", ()):
+            (builtin if record.is_builtin else plugin).extend(rules)
+        return builtin, plugin
+
+    def domains(self) -> list[Any]:
+        """Domains that plugins declare."""
+        return self._all("onnxplug_domains")
+
+    def rewrites(self) -> list[Any]:
+        """Rewrites, the builtin ones first."""
+        return self._all("onnxplug_rewrites")
+
+    def patches(self) -> list[Any]:
+        """Context managers that hold during capture."""
+        return self._all("onnxplug_patches")
+
+    def runtime(self) -> list[Any]:
+        """ONNX Runtime libraries and reference kernels."""
+        return self._all("onnxplug_runtime")
+
+    def samples(self) -> list[Any]:
+        """Operator samples."""
+        return self._all("onnxplug_samples")
+
+    def decompositions(self) -> dict[str, Callable[..., Any] | None]:
+        """Plugins' decompositions by qualified name."""
+        self.load()
+        merged: dict[str, Callable[..., Any] | None] = {}
+        for _, value in self._results.get("onnxplug_decompositions", ()):
+            merged.update(value)
+        return merged
+
+    def missing(self, node: Any) -> Callable[..., Any] | None:
+        """The first plugin's converter for an operator that nobody claims."""
+        self.load()
+        found: Callable[..., Any] | None = self._host.hook.onnxplug_missing(node=node)
+        return found
+
+    def commands(self, app: Any) -> None:
+        """Lets plugins add subcommands to the command line."""
+        self.load()
+        self._host.hook.onnxplug_commands(app=app)
+
+    def explain_missing(self, namespace: str) -> str | None:
+        """Why no rule for a namespace is there: the plugin that seems to claim it is broken or left out."""
+        self.load()
+        for record in self._records:
+            words = (record.name, record.distribution, record.value)
+            claims = namespace in record.namespaces or any(namespace.replace("_", "-") in w.replace("_", "-") for w in words)
+            if record.is_builtin or not claims:
+                continue
+            if record.status == "failed":
+                return f"The plugin {record.name} of {record.distribution} may translate {namespace}, but failed:\n{record.error}"
+            if record.status == "blocked":
+                return f"The plugin {record.name} of {record.distribution} may translate {namespace}, but is left out."
+        return None
+
+
+def _distribution(point: EntryPoint) -> tuple[str, str]:
+    dist = point.dist
+    return (dist.name, dist.version) if dist is not None else ("?", "0")
+
+
+def _call(plugin: Any, hook: str) -> Any:
+    return getattr(plugin, hook)()
+
+
+def _check_hooks(plugin: Any) -> list[str]:
+    """The hooks that a plugin implements.
+
+    Raises:
+        PluginError: A name that looks like a hook is none, or isn't marked with ``hookimpl``.
+    """
+    known = [name for name in vars(hookspecs) if name.startswith("onnxplug_")]
+    hooks = []
+    for name in dir(plugin):
+        if not name.startswith("onnxplug_"):
+            continue
+        function = getattr(plugin, name)
+        if inspect.ismodule(function) or not callable(function):
+            continue
+        if name not in known:
+            raise PluginError(f"it has a function {name}, which is no hook; hooks are {', '.join(known)}")
+        if not hasattr(function, f"{PROJECT_NAME}_impl"):
+            raise PluginError(f"its function {name} is not marked with @onnxplug.hookimpl")
+        hooks.append(name)
+    return hooks
+
+
+def _check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise PluginError(f"onnxplug_rules returned {rule!r}, which is no Rule")
+        rule.source = record.distribution
+    record.rules = len(rules)
+
+
+_managers: dict[Any, PluginManager] = {}
+_registries: dict[Any, OnnxRegistry] = {}
+_lock = threading.Lock()
+
+
+def manager_for(selection: Selection) -> PluginManager:
+    """The plugins of a selection, loaded once a process."""
+    with _lock:
+        manager = _managers.get(selection)
+        if manager is None:
+            manager = _managers[selection] = PluginManager(selection)
+        return manager
+
+
+def registry_for(
+    plugins: Sequence[str] | None = None,
+    call_rules: Sequence[Rule] = (),
+    prefer: Mapping[str, str] | None = None,
+    selection: Selection | None = None,
+) -> tuple[OnnxRegistry, PluginManager]:
+    """The rules of one export and the plugins that they come from.
+
+    Raises:
+        PluginError: A plugin asked for is not there.
+        UsageError: ``prefer`` names a distribution without a rule for the operator.
+    """
+    chosen = selection if selection is not None else Selection.from_environment(plugins)
+    manager = manager_for(chosen)
+    builtin, plugin = manager.rules()
+    if call_rules:
+        return OnnxRegistry(builtin, plugin, call_rules, prefer=prefer), manager
+    key = (chosen, tuple(sorted((prefer or {}).items())))
+    registry = _registries.get(key)
+    if registry is None:
+        registry = _registries[key] = OnnxRegistry(builtin, plugin, prefer=prefer)
+    return registry, manager
