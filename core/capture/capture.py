@@ -75,7 +75,6 @@ def capture(
             stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
         program, strategy = _export(module, positional, keywords, shapes, strict)
     result = _captured(program, model, positional, keywords, strategy, started)
-    check_dynamic(program, shapes)
     result.dim_names = dimension_names(program, shapes)
     return result
 
@@ -168,22 +167,31 @@ def _export(
     for mode in modes:
         for label, spec in shapes.readings():
             name = ("strict" if mode else "non-strict") + label
-            attempts.append((name, lambda m=mode, s=spec: _export_once(module, args, kwargs, s, m)))
-    first: Exception | None = None
+            for oblivious in (True, False):
+                attempts.append(
+                    (name, lambda m=mode, s=spec, o=oblivious: _export_once(module, args, kwargs, s, m, o))
+                )
+    errors: list[Exception] = []
     for name, attempt in attempts:
         try:
-            return attempt(), name
+            program = attempt()
+            check_dynamic(program, shapes)
+            return program, name
         except Exception as error:
-            first = first or error
-    assert first is not None
-    raise _capture_error(first, shapes) from first
+            errors.append(error)
+    # A dimension found static says more than what torch raises in the other modes.
+    for error in errors:
+        if isinstance(error, CaptureError):
+            raise error
+    raise _capture_error(errors[0], shapes) from errors[0]
 
 
 def _export_once(
-    module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, strict: bool
+    module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, strict: bool, oblivious: bool
 ) -> torch.export.ExportedProgram:
-    # Sizes 0 and 1 of the example inputs say nothing about other sizes: torch must not take them for constants.
-    with _quiet(), torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+    # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
+    # constants. Some models only get through the other way.
+    with _quiet(), torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=oblivious):
         return torch.export.export(
             module, copy.copy(args), copy.copy(kwargs) or None, dynamic_shapes=dynamic_shapes, strict=strict
         )

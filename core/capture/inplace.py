@@ -15,7 +15,7 @@ _MAY_ALIAS = frozenset(
     "swapdims numpy_T mT mH matrix_H adjoint unflatten narrow chunk tensor_split split unsafe_chunk broadcast_to "
     "broadcast_tensors resolve_conj resolve_neg real imag positive float double half bfloat16 int long bool "
     "atleast_1d atleast_2d atleast_3d vsplit hsplit dsplit diagonal linalg_diagonal dropout feature_dropout "
-    "alpha_dropout rrelu batch_norm meshgrid".split()
+    "alpha_dropout meshgrid".split()
 )
 
 

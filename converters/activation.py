@@ -1,0 +1,274 @@
+"""Activation functions and softmax."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import normalize_axis, rank_of
+from onnxplug.converters._promote import operand
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+_FLOAT = ir.DataType.FLOAT
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def simple(op_type: str, **attributes: Any) -> Converter:
+    """An activation that ONNX has under one name, without parameters of torch's."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        result: Value = getattr(g.op, op_type)(node.args[0], **attributes)
+        return result
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+def relu(g: GraphBuilder, node: FxNode) -> Value:
+    """relu(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if node.dtype.is_integer():
+        inner = node.dtype if node.dtype in (ir.DataType.INT32, ir.DataType.INT64) else ir.DataType.INT32
+        return g.cast(g.op.Max(g.cast(x, inner), g.const(0, inner)), node.dtype)
+    result: Value = g.op.Relu(x)
+    return result
+
+
+def clipped(low: float, high: float) -> Converter:
+    """relu6 and its kin."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        dtype = node.dtype
+        result: Value = g.op.Clip(node.args[0], g.const(low, dtype), g.const(high, dtype))
+        return result
+
+    convert.__name__ = convert.__qualname__ = "clipped"
+    return convert
+
+
+def hardtanh(g: GraphBuilder, node: FxNode) -> Value:
+    """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
+    x, low, high = node.args
+    result: Value = g.op.Clip(x, g.const(low, node.dtype), g.const(high, node.dtype))
+    return result
+
+
+def gelu(g: GraphBuilder, node: FxNode) -> Value:
+    """gelu(Tensor self, *, str approximate='none') -> Tensor"""
+    x, approximate = node.args
+    if node.dtype == ir.DataType.DOUBLE:
+        return gelu_plain(g, node)
+    inner = _FLOAT if node.dtype in _HALVES else node.dtype
+    return g.cast(g.op.Gelu(g.cast(x, inner), approximate=approximate), node.dtype)
+
+
+def gelu_plain(g: GraphBuilder, node: FxNode) -> Value:
+    """gelu(Tensor self, *, str approximate='none') -> Tensor
+
+    x/2 (1 + erf(x/√2)), or with tanh(√(2/π) (x + 0.044715 x³)) (Hendrycks and Gimpel, arXiv 1606.08415).
+    """
+    x, approximate = node.args
+    dtype = _FLOAT if node.dtype in _HALVES else node.dtype
+    x = g.cast(x, dtype)
+    if approximate == "tanh":
+        cube = g.op.Mul(g.op.Mul(x, x), x)
+        inside = g.op.Mul(g.op.Add(x, g.op.Mul(cube, g.const(0.044715, dtype))), g.const(math.sqrt(2 / math.pi), dtype))
+        bend = g.op.Tanh(inside)
+    else:
+        scaled = g.op.Mul(x, g.const(1 / math.sqrt(2), dtype))
+        # ONNX Runtime has Erf in float alone.
+        bend = g.cast(g.op.Erf(g.cast(scaled, _FLOAT)), dtype)
+    result = g.op.Mul(g.op.Mul(x, g.const(0.5, dtype)), g.op.Add(bend, g.const(1.0, dtype)))
+    return g.cast(result, node.dtype)
+
+
+def silu(g: GraphBuilder, node: FxNode) -> Value:
+    """silu(Tensor self) -> Tensor"""
+    x = node.args[0]
+    result: Value = g.op.Mul(x, g.op.Sigmoid(x))
+    return result
+
+
+def elu(g: GraphBuilder, node: FxNode) -> Value:
+    """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
+    x, alpha, scale, input_scale = node.args
+    if scale == 1 and input_scale == 1:
+        result: Value = g.op.Elu(x, alpha=float(alpha))
+        return result
+    dtype = node.dtype
+    negative = g.op.Mul(g.op.Sub(g.op.Exp(g.op.Mul(x, g.const(input_scale, dtype))), g.const(1.0, dtype)),
+                        g.const(alpha * scale, dtype))  # fmt: skip
+    positive = g.op.Mul(x, g.const(scale, dtype))
+    result = g.op.Where(g.op.Greater(x, g.const(0.0, dtype)), positive, negative)
+    return result
+
+
+def celu(g: GraphBuilder, node: FxNode) -> Value:
+    """celu(Tensor self, Scalar alpha=1.0) -> Tensor"""
+    result: Value = g.op.Celu(node.args[0], alpha=float(node.args[1]))
+    return result
+
+
+def leaky_relu(g: GraphBuilder, node: FxNode) -> Value:
+    """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
+    result: Value = g.op.LeakyRelu(node.args[0], alpha=float(node.args[1]))
+    return result
+
+
+def prelu(g: GraphBuilder, node: FxNode) -> Value:
+    """prelu(Tensor self, Tensor weight) -> Tensor
+
+    A weight a channel: the channel is axis 1.
+    """
+    x, weight = node.args
+    if rank_of(weight) == 1 and rank_of(x) > 2:
+        weight = g.op.Reshape(weight, g.const([-1] + [1] * (rank_of(x) - 2)))
+    elif rank_of(x) < 2 and rank_of(weight):
+        weight = g.reshape(weight, []) if not rank_of(x) else weight
+    result: Value = g.op.PRelu(x, weight)
+    return result
+
+
+def hardsigmoid(g: GraphBuilder, node: FxNode) -> Value:
+    """hardsigmoid(Tensor self) -> Tensor"""
+    result: Value = g.op.HardSigmoid(node.args[0], alpha=1 / 6, beta=0.5)
+    return result
+
+
+def hardswish(g: GraphBuilder, node: FxNode) -> Value:
+    """hardswish(Tensor self) -> Tensor"""
+    result: Value = g.op.HardSwish(node.args[0])
+    return result
+
+
+def hardswish_plain(g: GraphBuilder, node: FxNode) -> Value:
+    """hardswish(Tensor self) -> Tensor"""
+    x = node.args[0]
+    result: Value = g.op.Mul(x, hardsigmoid(g, node))
+    return result
+
+
+def hardshrink(g: GraphBuilder, node: FxNode) -> Value:
+    """hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
+    x, bound = node.args
+    inside = g.op.LessOrEqual(g.op.Abs(x), g.const(bound, node.dtype))
+    result: Value = g.op.Where(inside, g.const(0.0, node.dtype), x)
+    return result
+
+
+def softshrink(g: GraphBuilder, node: FxNode) -> Value:
+    """softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
+    x, bound = node.args
+    result: Value = g.op.Sub(x, g.op.Clip(x, g.const(-bound, node.dtype), g.const(bound, node.dtype)))
+    return result
+
+
+def threshold(g: GraphBuilder, node: FxNode) -> Value:
+    """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
+    x, bound, value = node.args
+    below = g.op.LessOrEqual(x, g.const(bound, node.dtype))
+    result: Value = g.op.Where(below, g.const(value, node.dtype), x)
+    return result
+
+
+def softplus(g: GraphBuilder, node: FxNode) -> Value:
+    """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
+    x, beta, bound = node.args
+    dtype = node.dtype
+    scaled = g.op.Mul(x, g.const(beta, dtype))
+    smooth = g.op.Div(g.op.Softplus(scaled), g.const(beta, dtype))
+    result: Value = g.op.Where(g.op.Greater(scaled, g.const(bound, dtype)), x, smooth)
+    return result
+
+
+def mish(g: GraphBuilder, node: FxNode) -> Value:
+    """mish(Tensor self) -> Tensor"""
+    x = node.args[0]
+    result: Value = g.op.Mul(x, g.op.Tanh(g.op.Softplus(x)))
+    return result
+
+
+def glu(g: GraphBuilder, node: FxNode) -> Value:
+    """glu(Tensor self, int dim=-1) -> Tensor"""
+    x, axis = node.args
+    axis = normalize_axis(axis, rank_of(x))
+    size = g.dim(x, axis)
+    if not isinstance(size, int):
+        raise Unsupported("glu along a dynamic axis")
+    a, b = g.op.Split(x, g.const([size // 2, size // 2]), axis=axis, _outputs=2)
+    result: Value = g.op.Mul(a, g.op.Sigmoid(b))
+    return result
+
+
+def log_sigmoid(g: GraphBuilder, node: FxNode) -> Value:
+    """log_sigmoid(Tensor self) -> Tensor"""
+    result: Value = g.op.Neg(g.op.Softplus(g.op.Neg(node.args[0])))
+    return result
+
+
+def softmax_of(op_type: str) -> Converter:
+    """softmax, log_softmax: converted to the result's dtype first; halves are computed in float."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, axis = node.args[:2]
+        inner = _FLOAT if node.dtype in _HALVES else node.dtype
+        x = operand(g, x, inner)
+        if not rank_of(x):
+            one = g.op.Exp(g.op.Sub(x, x))  # 1, and NaN for what isn't finite, as torch
+            return g.cast(one if op_type == "Softmax" else g.op.Log(one), node.dtype)
+        return g.cast(getattr(g.op, op_type)(x, axis=normalize_axis(axis, rank_of(x))), node.dtype)
+
+    convert.__name__ = convert.__qualname__ = "softmax" if op_type == "Softmax" else "log_softmax"
+    return convert
+
+
+def safe_softmax(g: GraphBuilder, node: FxNode) -> Value:
+    """_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
+
+    A row of −inf gives zeros.
+    """
+    from onnxplug.converters.attention import zero_hidden_rows
+
+    x, axis = node.args[:2]
+    x = operand(g, x, node.dtype)
+    axis = normalize_axis(axis, rank_of(x))
+    return zero_hidden_rows(g, x, g.op.Softmax(x, axis=axis), axis)
+
+
+RULES: list[Rule] = [
+    Rule("aten::relu.default", relu),
+    Rule("aten::relu6.default", clipped(0.0, 6.0)),
+    Rule("aten::hardtanh.default", hardtanh),
+    Rule("aten::gelu.default", gelu, opset=(20, None)),
+    Rule("aten::gelu.default", gelu_plain, opset=(None, 19)),
+    Rule("aten::silu.default", silu),
+    Rule("aten::elu.default", elu),
+    Rule("aten::selu.default", simple("Selu")),
+    Rule("aten::celu.default", celu),
+    Rule("aten::leaky_relu.default", leaky_relu),
+    Rule("aten::prelu.default", prelu),
+    Rule("aten::_prelu_kernel.default", prelu),
+    Rule("aten::hardsigmoid.default", hardsigmoid),
+    Rule("aten::hardswish.default", hardswish, opset=(14, None)),
+    Rule("aten::hardswish.default", hardswish_plain, opset=(None, 13)),
+    Rule("aten::hardshrink.default", hardshrink),
+    Rule("aten::softshrink.default", softshrink),
+    Rule("aten::threshold.default", threshold),
+    Rule("aten::softplus.default", softplus),
+    Rule("aten::mish.default", mish),
+    Rule("aten::glu.default", glu),
+    Rule("aten::log_sigmoid.default", log_sigmoid),
+    Rule("aten::softmax.int", softmax_of("Softmax")),
+    Rule("aten::_softmax.default", softmax_of("Softmax")),
+    Rule("aten::special_softmax.default", softmax_of("Softmax")),
+    Rule("aten::log_softmax.int", softmax_of("LogSoftmax")),
+    Rule("aten::_log_softmax.default", softmax_of("LogSoftmax")),
+    Rule("aten::special_log_softmax.default", softmax_of("LogSoftmax")),
+    Rule("aten::_safe_softmax.default", safe_softmax),
+]

@@ -1,0 +1,522 @@
+"""Arithmetic: elementwise operators with torch's type promotion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._promote import common_dtype, operand, operands
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+_BOOL = ir.DataType.BOOL
+#: Integers whose arithmetic ONNX Runtime has kernels for; the others are computed in int32, which wraps back exactly.
+_WIDE = frozenset({ir.DataType.INT32, ir.DataType.INT64})
+
+
+def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Value:
+    """An arithmetic node in a dtype that ONNX Runtime computes in; small integers go through int32 and wrap back."""
+    inner = dtype
+    if dtype.is_integer() and dtype not in _WIDE:
+        inner = ir.DataType.INT64 if dtype.bitwidth > 16 else ir.DataType.INT32
+    result: Value = getattr(g.op, op_type)(*operands(g, *args, dtype=inner))
+    return g.cast(result, dtype)
+
+
+def _scaled(g: GraphBuilder, x: Any, alpha: Any, dtype: ir.DataType) -> Any:
+    """``x * alpha``; ``x`` itself when alpha is one."""
+    if not isinstance(alpha, Value) and alpha == 1:
+        return x
+    return compute(g, "Mul", dtype, x, alpha)
+
+
+def add(g: GraphBuilder, node: FxNode) -> Value:
+    """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    x, y, alpha = node.args
+    dtype = node.dtype
+    if dtype == _BOOL:
+        result: Value = g.op.Or(*operands(g, x, y, dtype=_BOOL))
+        return result
+    return compute(g, "Add", dtype, x, _scaled(g, y, alpha, dtype))
+
+
+def sub(g: GraphBuilder, node: FxNode) -> Value:
+    """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    x, y, alpha = node.args
+    return compute(g, "Sub", node.dtype, x, _scaled(g, y, alpha, node.dtype))
+
+
+def rsub(g: GraphBuilder, node: FxNode) -> Value:
+    """rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    x, y, alpha = node.args
+    return compute(g, "Sub", node.dtype, y, _scaled(g, x, alpha, node.dtype))
+
+
+def mul(g: GraphBuilder, node: FxNode) -> Value:
+    """mul.Tensor(Tensor self, Tensor other) -> Tensor"""
+    x, y = node.args[:2]
+    if node.dtype == _BOOL:
+        result: Value = g.op.And(*operands(g, x, y, dtype=_BOOL))
+        return result
+    return compute(g, "Mul", node.dtype, x, y)
+
+
+def div(g: GraphBuilder, node: FxNode) -> Value:
+    """div.Tensor(Tensor self, Tensor other) -> Tensor
+
+    True division: integers become floats first.
+    """
+    x, y = node.args[:2]
+    return compute(g, "Div", node.dtype, x, y)
+
+
+def div_mode(g: GraphBuilder, node: FxNode) -> Value:
+    """div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
+    x, y, mode = node.args
+    if mode is None:
+        return compute(g, "Div", node.dtype, x, y)
+    return _floor_quotient(g, x, y, node.dtype) if mode == "floor" else _truncated_quotient(g, x, y, node.dtype)
+
+
+def floor_divide(g: GraphBuilder, node: FxNode) -> Value:
+    """floor_divide(Tensor self, Tensor other) -> Tensor"""
+    x, y = node.args
+    return _floor_quotient(g, x, y, node.dtype)
+
+
+def _truncated_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Value:
+    """The quotient rounded towards zero; ONNX divides integers so."""
+    quotient = compute(g, "Div", dtype, x, y)
+    return quotient if dtype.is_integer() else truncated(g, quotient)
+
+
+def truncated(g: GraphBuilder, x: Value) -> Value:
+    """A float rounded towards zero. ``-0.5`` gives ``-0.0``, as in torch."""
+    result: Value = g.op.Mul(g.op.Sign(x), g.op.Floor(g.op.Abs(x)))
+    return result
+
+
+def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Value:
+    """The quotient rounded down.
+
+    Integers: the truncated quotient, less one where the remainder is not zero and the signs differ. Floats as torch
+    defines it (c10::div_floor_floating): from the remainder, so that ``1 // 0.1`` is 9; infinities as in plain division.
+    """
+    if dtype.is_integer():
+        inner = dtype if dtype in _WIDE else ir.DataType.INT64
+        a, b = operands(g, x, y, dtype=inner)
+        quotient = g.op.Div(a, b)
+        remainder = g.op.Sub(a, g.op.Mul(quotient, b))
+        zero = g.const(0, inner)
+        lower = g.op.And(g.op.Not(g.op.Equal(remainder, zero)), g.op.Xor(g.op.Less(remainder, zero), g.op.Less(b, zero)))
+        return g.cast(g.op.Sub(quotient, g.cast(lower, inner)), dtype)
+    a, b = operands(g, x, y, dtype=dtype)
+    zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
+    remainder = g.op.Mod(a, b, fmod=1)
+    exact = g.op.Div(g.op.Sub(a, remainder), b)
+    wrong_side = g.op.And(g.op.Not(g.op.Equal(remainder, zero)), g.op.Xor(g.op.Less(b, zero), g.op.Less(remainder, zero)))
+    exact = g.op.Where(wrong_side, g.op.Sub(exact, one), exact)
+    rounded = g.op.Floor(exact)
+    rounded = g.op.Where(g.op.Greater(g.op.Sub(exact, rounded), g.const(0.5, dtype)), g.op.Add(rounded, one), rounded)
+    plain = g.op.Div(a, b)
+    # A zero quotient keeps the sign of the true one.
+    rounded = g.op.Where(g.op.Equal(exact, zero), g.op.Mul(zero, plain), rounded)
+    result: Value = g.op.Where(g.op.Equal(b, zero), plain, rounded)
+    return result
+
+
+def remainder(g: GraphBuilder, node: FxNode) -> Value:
+    """remainder.Tensor(Tensor self, Tensor other) -> Tensor
+
+    The result has the divisor's sign, as Python's ``%``.
+    """
+    x, y = node.args
+    dtype = node.dtype
+    if dtype.is_integer():
+        inner = dtype if dtype in _WIDE else ir.DataType.INT64
+        return g.cast(g.op.Mod(*operands(g, x, y, dtype=inner)), dtype)
+    a, b = operands(g, x, y, dtype=dtype)
+    zero = g.const(0.0, dtype)
+    rest = g.op.Mod(a, b, fmod=1)
+    other_side = g.op.And(g.op.Not(g.op.Equal(rest, zero)), g.op.Xor(g.op.Less(b, zero), g.op.Less(rest, zero)))
+    result: Value = g.op.Where(other_side, g.op.Add(rest, b), rest)
+    return result
+
+
+def fmod(g: GraphBuilder, node: FxNode) -> Value:
+    """fmod.Tensor(Tensor self, Tensor other) -> Tensor
+
+    The result has the dividend's sign, as C's ``fmod``.
+    """
+    x, y = node.args
+    dtype = node.dtype
+    inner = dtype if not dtype.is_integer() or dtype in _WIDE else ir.DataType.INT64
+    return g.cast(g.op.Mod(*operands(g, x, y, dtype=inner), fmod=1), dtype)
+
+
+def pow_(g: GraphBuilder, node: FxNode) -> Value:
+    """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"""
+    x, exponent = node.args
+    dtype = node.dtype
+    if not isinstance(exponent, Value):
+        if exponent == 2:
+            return compute(g, "Mul", dtype, x, x)
+        if exponent == 0.5 and dtype.is_floating_point():
+            # pow(-inf, 0.5) is inf, sqrt(-inf) NaN; pow(-0.0, 0.5) is 0.0.
+            return compute(g, "Pow", dtype, x, exponent)
+        if dtype.is_integer() and exponent < 0:
+            raise Unsupported("integers to a negative power: torch itself refuses it")
+    if dtype.is_integer():
+        return integer_power(g, x, exponent, dtype)
+    if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        wide = ir.DataType.FLOAT
+        return g.cast(g.op.Pow(*operands(g, x, exponent, dtype=wide)), dtype)
+    return compute(g, "Pow", dtype, x, exponent)
+
+
+def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) -> Value:
+    """An integer power, exact and wrapping as torch's: by squaring when the exponent is a small constant.
+
+    ONNX Runtime computes integer Pow through double, which is wrong above 2**53.
+    """
+    inner = dtype if dtype in _WIDE else ir.DataType.INT64
+    if isinstance(exponent, int) and 0 <= exponent <= 64:
+        base = operand(g, x, inner)
+        if exponent == 0:
+            zero: Value = g.op.Mul(base, g.const(0, inner))
+            return g.cast(g.op.Add(zero, g.const(1, inner)), dtype)
+        result: Value | None = None
+        while exponent:
+            if exponent & 1:
+                result = base if result is None else g.op.Mul(result, base)
+            exponent >>= 1
+            if exponent:
+                base = g.op.Mul(base, base)
+        assert result is not None
+        return g.cast(result, dtype)
+    return g.cast(g.op.Pow(*operands(g, x, exponent, dtype=inner)), dtype)
+
+
+def unary(op_type: str) -> Converter:
+    """A converter for an operator that ONNX has under one name; integers become floats where torch's result is one."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        dtype = node.dtype
+        half = dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
+        x = operand(g, node.args[0], ir.DataType.FLOAT if half and op_type in _FLOAT_ONLY else dtype)
+        return g.cast(getattr(g.op, op_type)(x), dtype)
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+#: ONNX Runtime has these for float (and double) alone, or loses precision in half.
+_FLOAT_ONLY = frozenset("Acos Acosh Asin Asinh Atan Atanh Cosh Sinh Tan Sin Cos Erf Log Exp".split())
+
+
+def via_float(op_type: str) -> Converter:
+    """As :func:`unary`, for operators that ONNX Runtime has in float alone: double is computed in float as well."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x = operand(g, node.args[0], ir.DataType.FLOAT)
+        return g.cast(getattr(g.op, op_type)(x), node.dtype)
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+def rounding(op_type: str) -> Converter:
+    """Floor, Ceil: integers stay as they are."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x = node.args[0]
+        return x if node.dtype.is_integer() else getattr(g.op, op_type)(x)
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+def round_decimals(g: GraphBuilder, node: FxNode) -> Value:
+    """round.decimals(Tensor self, *, int decimals) -> Tensor"""
+    x, decimals = node.args
+    if node.dtype.is_integer():
+        raise Unsupported("rounding integers to decimals")
+    scale = g.const(10.0 ** abs(decimals), node.dtype)
+    if decimals >= 0:
+        result: Value = g.op.Div(g.op.Round(g.op.Mul(x, scale)), scale)
+    else:
+        result = g.op.Mul(g.op.Round(g.op.Div(x, scale)), scale)
+    return result
+
+
+def trunc(g: GraphBuilder, node: FxNode) -> Value:
+    """trunc(Tensor self) -> Tensor"""
+    x = node.args[0]
+    return x if node.dtype.is_integer() else truncated(g, x)
+
+
+def frac(g: GraphBuilder, node: FxNode) -> Value:
+    """frac(Tensor self) -> Tensor"""
+    x = node.args[0]
+    result: Value = g.op.Sub(x, truncated(g, x))
+    return result
+
+
+def neg(g: GraphBuilder, node: FxNode) -> Value:
+    """neg(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if node.dtype in (ir.DataType.UINT8, ir.DataType.INT16):
+        return compute(g, "Sub", node.dtype, 0, x)
+    result: Value = g.op.Neg(x)
+    return result
+
+
+def abs_(g: GraphBuilder, node: FxNode) -> Value:
+    """abs(Tensor self) -> Tensor"""
+    result: Value = g.op.Abs(node.args[0])
+    return result
+
+
+def sign(g: GraphBuilder, node: FxNode) -> Value:
+    """sign(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if node.dtype == _BOOL:
+        return x
+    if not node.dtype.is_floating_point():
+        result: Value = g.op.Sign(x)
+        return result
+    # torch's sign of NaN is 0.
+    result = g.op.Where(g.op.IsNaN(x), g.const(0.0, node.dtype), g.op.Sign(x))
+    return result
+
+
+def rsqrt(g: GraphBuilder, node: FxNode) -> Value:
+    """rsqrt(Tensor self) -> Tensor"""
+    result: Value = g.op.Reciprocal(g.op.Sqrt(operand(g, node.args[0], node.dtype)))
+    return result
+
+
+def square(g: GraphBuilder, node: FxNode) -> Value:
+    """square(Tensor self) -> Tensor"""
+    x = node.args[0]
+    return compute(g, "Mul", node.dtype, x, x)
+
+
+def expm1(g: GraphBuilder, node: FxNode) -> Value:
+    """expm1(Tensor self) -> Tensor
+
+    exp(x) - 1 = 2 sinh(x/2) exp(x/2), which keeps small x (Higham, Accuracy and Stability, 1.14.1); the plain form where
+    sinh would overflow first.
+    """
+    x = operand(g, node.args[0], node.dtype)
+    dtype = ir.DataType.FLOAT if node.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else node.dtype
+    x = g.cast(x, dtype)
+    half = g.op.Mul(x, g.const(0.5, dtype))
+    # ONNX Runtime's float Sinh loses small arguments: below 0.5 four terms of the series are exact to rounding.
+    square_ = g.op.Mul(half, half)
+    series = g.const(1.0 / 362880.0, dtype)
+    for denominator in (5040.0, 120.0, 6.0, 1.0):
+        series = g.op.Add(g.op.Mul(series, square_), g.const(1.0 / denominator, dtype))
+    small = g.op.Mul(g.op.Mul(g.const(2.0, dtype), g.op.Mul(half, series)), g.op.Exp(half))
+    near = g.op.Less(g.op.Abs(x), g.const(1.0, dtype))
+    result = g.op.Where(near, small, g.op.Sub(g.op.Exp(x), g.const(1.0, dtype)))
+    return g.cast(result, node.dtype)
+
+
+def log1p(g: GraphBuilder, node: FxNode) -> Value:
+    """log1p(Tensor self) -> Tensor
+
+    log(u) x / (u - 1) with u = 1 + x, x where u is 1 (Higham, Accuracy and Stability, 1.14.1).
+    """
+    dtype = ir.DataType.FLOAT if node.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else node.dtype
+    x = operand(g, node.args[0], dtype)
+    one = g.const(1.0, dtype)
+    u = g.op.Add(one, x)
+    corrected = g.op.Mul(g.op.Log(u), g.op.Div(x, g.op.Sub(u, one)))
+    exact = g.op.Or(g.op.Equal(u, one), g.op.IsInf(x))
+    result = g.op.Where(exact, x, corrected)
+    return g.cast(result, node.dtype)
+
+
+def log_base(base: float) -> Converter:
+    """A logarithm to another base: in double, so that powers of the base come out whole."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x = operand(g, node.args[0], ir.DataType.DOUBLE)
+        result: Value = g.op.Div(g.op.Log(x), g.const(math.log(base), ir.DataType.DOUBLE))
+        return g.cast(result, node.dtype)
+
+    convert.__name__ = convert.__qualname__ = f"log{int(base)}"
+    return convert
+
+
+def atan2(g: GraphBuilder, node: FxNode) -> Value:
+    """atan2(Tensor self, Tensor other) -> Tensor"""
+    y, x = operands(g, *node.args, dtype=node.dtype)
+    dtype = node.dtype
+    zero, pi = g.const(0.0, dtype), g.const(math.pi, dtype)
+    negative_zero = g.op.Less(g.op.Reciprocal(y), zero)
+    below = g.op.Or(g.op.Less(y, zero), g.op.And(g.op.Equal(y, zero), negative_zero))
+    left = g.op.Or(g.op.Less(x, zero), g.op.And(g.op.Equal(x, zero), g.op.Less(g.op.Reciprocal(x), zero)))
+    side = g.op.Where(below, g.op.Neg(pi), pi)
+    ratio = g.op.Atan(g.op.Div(y, x))
+    both_zero = g.op.And(g.op.Equal(y, zero), g.op.Equal(x, zero))
+    infinite = g.op.And(g.op.IsInf(y), g.op.IsInf(x))
+    quarter = g.op.Where(below, g.const(-math.pi / 4, dtype), g.const(math.pi / 4, dtype))
+    ratio = g.op.Where(infinite, g.op.Where(left, g.op.Neg(quarter), quarter), ratio)
+    ratio = g.op.Where(both_zero, g.op.Where(left, g.op.Neg(y), y), ratio)
+    result: Value = g.op.Where(left, g.op.Add(ratio, side), ratio)
+    nan = g.op.Or(g.op.IsNaN(x), g.op.IsNaN(y))
+    result = g.op.Where(nan, g.op.Add(x, y), result)
+    return result
+
+
+def addcmul(g: GraphBuilder, node: FxNode) -> Value:
+    """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    x, a, b, value = node.args
+    dtype = node.dtype
+    return compute(g, "Add", dtype, x, _scaled(g, compute(g, "Mul", dtype, a, b), value, dtype))
+
+
+def addcdiv(g: GraphBuilder, node: FxNode) -> Value:
+    """addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    x, a, b, value = node.args
+    dtype = node.dtype
+    return compute(g, "Add", dtype, x, compute(g, "Div", dtype, _scaled(g, a, value, dtype), b))
+
+
+def lerp(g: GraphBuilder, node: FxNode) -> Value:
+    """lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor
+
+    Above a weight of one half torch computes from the end.
+    """
+    start, end, weight = node.args
+    start, end, weight = operands(g, start, end, weight, dtype=node.dtype)
+    span = g.op.Sub(end, start)
+    from_start = g.op.Add(start, g.op.Mul(weight, span))
+    from_end = g.op.Sub(end, g.op.Mul(span, g.op.Sub(g.const(1.0, node.dtype), weight)))
+    result: Value = g.op.Where(g.op.Less(g.op.Abs(weight), g.const(0.5, node.dtype)), from_start, from_end)
+    return result
+
+
+def extremum(op_type: str) -> Converter:
+    """maximum, minimum: NaN wins, as in ONNX."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, y = node.args[:2]
+        if node.dtype == _BOOL:
+            result: Value = getattr(g.op, "Or" if op_type == "Max" else "And")(*operands(g, x, y, dtype=_BOOL))
+            return result
+        return compute(g, op_type, node.dtype, x, y)
+
+    convert.__name__ = convert.__qualname__ = "maximum" if op_type == "Max" else "minimum"
+    return convert
+
+
+def clamp(g: GraphBuilder, node: FxNode) -> Value:
+    """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor
+
+    Bounds promote the result (an int tensor with 0.5 gives a float one). Where min > max every element is max; ONNX's
+    Clip and Min(Max()) agree. NaN stays NaN; a NaN bound makes every element NaN, which Clip does not do.
+    """
+    x, low, high = node.args
+    return _clamp(g, node, x, low, high)
+
+
+def clamp_min(g: GraphBuilder, node: FxNode) -> Value:
+    """clamp_min(Tensor self, Scalar min) -> Tensor"""
+    return _clamp(g, node, node.args[0], node.args[1], None)
+
+
+def clamp_max(g: GraphBuilder, node: FxNode) -> Value:
+    """clamp_max(Tensor self, Scalar max) -> Tensor"""
+    return _clamp(g, node, node.args[0], None, node.args[1])
+
+
+def _clamp(g: GraphBuilder, node: FxNode, x: Value, low: Any, high: Any) -> Value:
+    dtype = node.dtype
+    if low is None and high is None:
+        raise Unsupported("clamp without bounds: torch itself refuses it")
+    numbers = [b for b in (low, high) if b is not None]
+    plain = not any(isinstance(b, Value) or b != b for b in numbers)
+    if plain and (dtype.is_floating_point() or dtype in _WIDE):
+        if dtype.is_integer():
+            least, most = (-(1 << (dtype.bitwidth - 1)), (1 << (dtype.bitwidth - 1)) - 1)
+            low, high = (None if b is None else int(min(max(b, least), most)) for b in (low, high))
+        low, high = (None if b is None else g.const(b, dtype) for b in (low, high))
+        result: Value = g.op.Clip(g.cast(x, dtype), low, high)
+        return result
+    clamped = operand(g, x, dtype)
+    if low is not None:
+        clamped = compute(g, "Max", dtype, clamped, low)
+    return clamped if high is None else compute(g, "Min", dtype, clamped, high)
+
+
+def logit(g: GraphBuilder, node: FxNode) -> Value:
+    """logit(Tensor self, float? eps=None) -> Tensor"""
+    x, eps = node.args
+    x = operand(g, x, node.dtype)
+    if eps is not None:
+        x = g.op.Clip(x, g.const(eps, node.dtype), g.const(1.0 - eps, node.dtype))
+    result: Value = g.op.Log(g.op.Div(x, g.op.Sub(g.const(1.0, node.dtype), x)))
+    return result
+
+
+def _table(names: str, overloads: str, convert: Callable[..., Any]) -> list[Rule]:
+    return [Rule(f"aten::{name}.{overload}", convert) for name in names.split() for overload in overloads.split()]
+
+
+_UNARY = {
+    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos", "erf": "Erf",
+    "tanh": "Tanh", "sigmoid": "Sigmoid",
+}  # fmt: skip
+_FLOAT = ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
+
+RULES: list[Rule] = [
+    *_table("add", "Tensor Scalar", add),
+    *_table("sub subtract", "Tensor Scalar", sub),
+    *_table("rsub", "Tensor Scalar", rsub),
+    *_table("mul multiply", "Tensor Scalar", mul),
+    *_table("div divide", "Tensor Scalar", div),
+    *_table("true_divide", "Tensor Scalar", div),
+    *_table("div divide", "Tensor_mode Scalar_mode", div_mode),
+    *_table("floor_divide", "default Scalar", floor_divide),
+    *_table("remainder", "Tensor Scalar Scalar_Tensor", remainder),
+    *_table("fmod", "Tensor Scalar", fmod),
+    *_table("pow", "Tensor_Scalar Tensor_Tensor Scalar", pow_),
+    *[Rule(f"aten::{name}.default", unary(op_type)) for name, op_type in _UNARY.items()],
+    *[Rule(f"aten::{name}.default", via_float(name.capitalize())) for name in _FLOAT],
+    *[Rule(f"aten::{name}.default", rounding(name.capitalize())) for name in ("floor", "ceil", "round")],
+    Rule("aten::round.decimals", round_decimals),
+    *_table("trunc fix", "default", trunc),
+    Rule("aten::frac.default", frac),
+    *_table("neg negative", "default", neg),
+    *_table("abs absolute", "default", abs_),
+    *_table("sign sgn", "default", sign),
+    Rule("aten::rsqrt.default", rsqrt),
+    Rule("aten::square.default", square),
+    Rule("aten::expm1.default", expm1),
+    Rule("aten::log1p.default", log1p),
+    Rule("aten::log2.default", log_base(2.0)),
+    Rule("aten::log10.default", log_base(10.0)),
+    *_table("atan2 arctan2", "default", atan2),
+    Rule("aten::addcmul.default", addcmul),
+    Rule("aten::addcdiv.default", addcdiv),
+    *_table("lerp", "Scalar Tensor", lerp),
+    *_table("maximum", "default", extremum("Max")),
+    *_table("minimum", "default", extremum("Min")),
+    *_table("max", "other", extremum("Max")),
+    *_table("min", "other", extremum("Min")),
+    *_table("clamp clip", "default Tensor", clamp),
+    *_table("clamp_min", "default Tensor", clamp_min),
+    *_table("clamp_max", "default Tensor", clamp_max),
+    Rule("aten::logit.default", logit),
+]
+
+__all__ = ["RULES", "common_dtype", "compute", "truncated"]

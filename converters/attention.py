@@ -1,0 +1,106 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of, reduce, unsqueeze
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
+    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
+
+    query [..., L, E], key [..., S, E], value [..., S, Ev], mask broadcast to [..., L, S]: bool (true is seen) or added.
+    Causal: query i sees keys 0 to i, also where L and S differ. A row whose keys are all hidden gives zeros.
+    """  # noqa: E501
+    query, key, value, mask, dropout, causal, scale, gqa = node.args
+    dtype = query.dtype
+    if gqa:
+        key, value = (_repeat_heads(g, query, x) for x in (key, value))
+    rank = rank_of(key)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    scores = g.op.MatMul(_scaled(g, query, scale), g.op.Transpose(key, perm=order))
+    inner = ir.DataType.FLOAT if dtype in _HALVES else dtype
+    scores = g.cast(scores, inner)
+    hidden = g.const(float("-inf"), inner)
+    if causal:
+        seen = _causal(g, query, key)
+        weights = g.op.Softmax(g.op.Where(seen, scores, hidden), axis=-1)
+    elif mask is None:
+        weights = g.op.Softmax(scores, axis=-1)
+    elif mask.dtype == ir.DataType.BOOL:
+        weights = g.op.Softmax(g.op.Where(mask, scores, hidden), axis=-1)
+        # What is hidden weighs nothing, even in a row where nothing is seen and Softmax gives NaN.
+        weights = g.op.Where(mask, weights, g.const(0.0, inner))
+    else:
+        scores = g.op.Add(scores, g.cast(mask, inner))
+        weights = zero_hidden_rows(g, scores, g.op.Softmax(scores, axis=-1), rank_of(scores) - 1)
+    weights = g.cast(weights, dtype)
+    if dropout:
+        weights = g.op.Dropout(weights, g.const(float(dropout), ir.DataType.FLOAT), g.const(True))
+    result: Value = g.op.MatMul(weights, value)
+    return result
+
+
+def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
+    """The query times the scale, 1/√E unless given."""
+    dtype = query.dtype
+    assert dtype is not None
+    if scale is None:
+        size = g.dim(query, -1)
+        if isinstance(size, int):
+            scale = 1.0 / math.sqrt(size) if size else 1.0
+        else:
+            root = g.op.Sqrt(g.cast(size, ir.DataType.FLOAT))
+            result: Value = g.op.Div(query, g.cast(root, dtype))
+            return result
+    result = g.op.Mul(query, g.const(scale, dtype))
+    return result
+
+
+def _causal(g: GraphBuilder, query: Value, key: Value) -> Value:
+    """[L, S]: whether query i sees key j: j <= i."""
+    rows = g.op.Range(g.const(0), g.as_scalar(g.dim(query, -2)), g.const(1))
+    columns = g.op.Range(g.const(0), g.as_scalar(g.dim(key, -2)), g.const(1))
+    result: Value = g.op.LessOrEqual(columns, unsqueeze(g, rows, 1))
+    return result
+
+
+def zero_hidden_rows(g: GraphBuilder, scores: Value, weights: Value, axis: int) -> Value:
+    """The weights, with zeros in the rows whose scores are all −inf; NaN in the scores stays."""
+    dtype = scores.dtype
+    assert dtype is not None
+    top = reduce(g, "ReduceMax", scores, [axis], True)
+    nothing = g.op.Equal(top, g.const(float("-inf"), dtype))
+    result: Value = g.op.Where(nothing, g.const(0.0, dtype), weights)
+    return result
+
+
+def _repeat_heads(g: GraphBuilder, query: Value, x: Value) -> Value:
+    """Keys or values with each head repeated for the queries that share it: [B, H, S, E] to [B, G H, S, E]."""
+    rank = rank_of(x)
+    heads, wanted = g.concrete_shape([x.shape[rank - 3], query.shape[rank - 3]], "number of heads")  # type: ignore[index]
+    if heads == wanted:
+        return x
+    groups = wanted // heads
+    wide = unsqueeze(g, x, rank - 2)
+    sizes: list[Any] = [1] * (rank + 1)
+    sizes[rank - 2] = groups
+    wide = g.op.Expand(wide, g.vector(sizes))
+    shape: list[Any] = list(g.dims(x))
+    shape[rank - 3] = wanted
+    return g.reshape(wide, shape)
+
+
+RULES: list[Rule] = [
+    Rule("aten::scaled_dot_product_attention.default", scaled_dot_product_attention),
+]

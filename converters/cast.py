@@ -1,0 +1,107 @@
+"""Conversion of dtypes, copies, and dropout: what leaves the values as they are."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+_SMALL = frozenset({ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT16})
+
+
+def convert_dtype(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
+    """``x`` in another dtype. Floats reach small integers through int64: out of range they wrap, as torch's do."""
+    if x.dtype is not None and x.dtype.is_floating_point() and dtype in _SMALL:
+        return g.cast(g.cast(x, ir.DataType.INT64), dtype)
+    return g.cast(x, dtype)
+
+
+def to(g: GraphBuilder, node: FxNode) -> Value:
+    """to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
+
+    Device and memory format mean nothing in ONNX.
+    """  # noqa: E501
+    return convert_dtype(g, node.args[0], node.dtype)
+
+
+def identity(g: GraphBuilder, node: FxNode) -> Value:
+    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
+    x: Value = node.args[0]
+    return x
+
+
+def copy(g: GraphBuilder, node: FxNode) -> Value:
+    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
+
+    The source in the shape and dtype of self.
+    """
+    target, source = node.args[:2]
+    source = convert_dtype(g, source, node.dtype)
+    if source.shape is not None and tuple(source.shape) == node.shape and rank_of(source) == len(node.shape):
+        return source
+    result: Value = g.op.Expand(source, g.shape(target))
+    return result
+
+
+def dropout(g: GraphBuilder, node: FxNode) -> Value:
+    """dropout(Tensor input, float p, bool train) -> Tensor
+
+    In training mode random at each run.
+    """
+    x, p, train = node.args
+    if not train or p == 0:
+        return x
+    result: Value = g.op.Dropout(x, g.const(float(p), ir.DataType.FLOAT), g.const(True))
+    return result
+
+
+def native_dropout(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
+    x, p, train = node.args
+    if train is False:
+        return [x, g.op.Equal(x, x)]
+    return list(g.op.Dropout(x, g.const(float(p), ir.DataType.FLOAT), g.const(True), _outputs=2))
+
+
+def inactive_dropout(g: GraphBuilder, node: FxNode) -> Value:
+    """alpha_dropout(Tensor input, float p, bool train) -> Tensor"""
+    x, p, train = node.args
+    if train and p:
+        raise Unsupported("this kind of dropout in training mode", hint="Call model.eval() before the export.")
+    return x
+
+
+def view_dtype(g: GraphBuilder, node: FxNode) -> Value:
+    """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"""
+    x, dtype = node.args
+    if isinstance(dtype, torch.dtype) and node.dtype != x.dtype:
+        raise Unsupported("a tensor's bits seen as another dtype")
+    return x
+
+
+_IDENTITY = (
+    "clone contiguous detach alias lift lift_fresh lift_fresh_copy resolve_conj resolve_neg positive detach_copy "
+    "alias_copy"
+).split()
+
+RULES: list[Rule] = [
+    *[Rule(f"aten::to.{overload}", to) for overload in ("dtype", "dtype_layout", "device", "other", "prim_Device")],
+    Rule("aten::_to_copy.default", to),
+    Rule("aten::type_as.default", to),
+    Rule("prims::convert_element_type.default", to),
+    *[Rule(f"aten::{name}.default", identity) for name in _IDENTITY],
+    Rule("aten::copy.default", copy),
+    Rule("aten::dropout.default", dropout),
+    Rule("aten::native_dropout.default", native_dropout),
+    *[
+        Rule(f"aten::{name}.default", inactive_dropout)
+        for name in ("alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+    ],
+    Rule("aten::view.dtype", view_dtype),
+]

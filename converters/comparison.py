@@ -1,0 +1,206 @@
+"""Comparison, logic, bits and selection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._promote import common_dtype, operands
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+_BOOL = ir.DataType.BOOL
+#: Dtypes that ONNX Runtime compares in; other integers are compared in int64, bools and halves in what holds them.
+_COMPARED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
+
+
+def _comparable(dtype: ir.DataType, equality: bool) -> ir.DataType:
+    if dtype in _COMPARED or (equality and dtype == _BOOL):
+        return dtype
+    if dtype.is_integer() or dtype == _BOOL:
+        return ir.DataType.INT32 if dtype == _BOOL or dtype.bitwidth <= 16 else ir.DataType.INT64
+    return ir.DataType.FLOAT
+
+
+def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Converter:
+    """eq, ne, lt, le, gt, ge: in the dtype to which torch promotes both sides."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, y = node.args
+        dtype = _comparable(common_dtype(node, 0, 1), op_type == "Equal")
+        a, b = operands(g, x, y, dtype=dtype)
+        result: Value = getattr(g.op, op_type)(*((b, a) if swap else (a, b)))
+        return g.op.Not(result) if negate else result
+
+    convert.__name__ = convert.__qualname__ = ("not_" if negate else "") + op_type.lower()
+    return convert
+
+
+def logical(op_type: str) -> Converter:
+    """logical_and, logical_or, logical_xor: what isn't zero is true, NaN too."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        a, b = (truth(g, x) for x in node.args)
+        result: Value = getattr(g.op, op_type)(a, b)
+        return result
+
+    convert.__name__ = convert.__qualname__ = f"logical_{op_type.lower()}"
+    return convert
+
+
+def truth(g: GraphBuilder, x: Value) -> Value:
+    """What is not zero."""
+    return g.cast(x, _BOOL)
+
+
+def logical_not(g: GraphBuilder, node: FxNode) -> Value:
+    """logical_not(Tensor self) -> Tensor"""
+    result: Value = g.op.Not(truth(g, node.args[0]))
+    return result
+
+
+def bitwise(op_type: str) -> Converter:
+    """bitwise_and, bitwise_or, bitwise_xor: And, Or, Xor for bools; for integers since opset 18."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, y = node.args[:2]
+        if node.dtype == _BOOL:
+            result: Value = getattr(g.op, op_type)(*operands(g, x, y, dtype=_BOOL))
+            return result
+        if g.opset < 18:
+            raise Unsupported(f"bitwise operators of integers need opset 18 or later, the target is {g.opset}")
+        result = getattr(g.op, f"Bitwise{op_type}")(*operands(g, x, y, dtype=node.dtype))
+        return result
+
+    convert.__name__ = convert.__qualname__ = f"bitwise_{op_type.lower()}"
+    return convert
+
+
+def bitwise_not(g: GraphBuilder, node: FxNode) -> Value:
+    """bitwise_not(Tensor self) -> Tensor
+
+    Of an integer x it is -x - 1, at every opset.
+    """
+    x = node.args[0]
+    if node.dtype == _BOOL:
+        result: Value = g.op.Not(x)
+        return result
+    inner = node.dtype if node.dtype in _COMPARED else ir.DataType.INT64
+    return g.cast(g.op.Sub(g.const(-1, inner), g.cast(x, inner)), node.dtype)
+
+
+def isnan(g: GraphBuilder, node: FxNode) -> Value:
+    """isnan(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if not x.dtype.is_floating_point():
+        return _all_false(g, x)
+    result: Value = g.op.IsNaN(x)
+    return result
+
+
+def isinf(g: GraphBuilder, node: FxNode) -> Value:
+    """isinf(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if not x.dtype.is_floating_point():
+        return _all_false(g, x)
+    result: Value = g.op.IsInf(_wide(g, x))
+    return result
+
+
+def isfinite(g: GraphBuilder, node: FxNode) -> Value:
+    """isfinite(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if not x.dtype.is_floating_point():
+        return g.op.Not(_all_false(g, x))
+    result: Value = g.op.Not(g.op.Or(g.op.IsInf(_wide(g, x)), g.op.IsNaN(x)))
+    return result
+
+
+def _wide(g: GraphBuilder, x: Value) -> Value:
+    """Halves in float: IsInf takes float and double before opset 20, and float16's infinity stays one."""
+    return x if x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else g.cast(x, ir.DataType.FLOAT)
+
+
+def _all_false(g: GraphBuilder, x: Value) -> Value:
+    whole = g.cast(x, ir.DataType.INT64)
+    result: Value = g.op.Not(g.op.Equal(whole, whole))
+    return result
+
+
+def where(g: GraphBuilder, node: FxNode) -> Value:
+    """where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"""
+    condition, x, y = node.args
+    return select(g, condition, x, y, node.dtype)
+
+
+def select(g: GraphBuilder, condition: Value, x: Any, y: Any, dtype: ir.DataType) -> Value:
+    """``Where`` in a dtype for which ONNX Runtime has it: bools by logic, what it lacks through a wider dtype."""
+    condition = g.cast(condition, _BOOL)
+    inner = dtype
+    if dtype == _BOOL:
+        inner = ir.DataType.UINT8
+    elif dtype in (ir.DataType.INT8, ir.DataType.INT16):
+        inner = ir.DataType.INT32
+    elif dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        inner = ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else dtype
+    a, b = operands(g, x, y, dtype=inner)
+    return g.cast(g.op.Where(condition, a, b), dtype)
+
+
+def masked_fill(g: GraphBuilder, node: FxNode) -> Value:
+    """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor
+
+    The value takes the tensor's dtype; it promotes nothing.
+    """
+    x, mask, value = node.args
+    return select(g, mask, value, x, node.dtype)
+
+
+def nan_to_num(g: GraphBuilder, node: FxNode) -> Value:
+    """nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"""
+    x, nan, high, low = node.args
+    dtype = node.dtype
+    if not dtype.is_floating_point():
+        return x
+    import ml_dtypes
+
+    limits = ml_dtypes.finfo(dtype.numpy())
+    zero = g.const(0.0, dtype)
+    infinite = g.op.IsInf(_wide(g, x))
+    top = g.const(float(limits.max) if high is None else high, dtype)
+    bottom = g.const(float(limits.min) if low is None else low, dtype)
+    bounded = g.op.Where(infinite, g.op.Where(g.op.Greater(x, zero), top, bottom), x)
+    result: Value = g.op.Where(g.op.IsNaN(x), g.const(nan or 0.0, dtype), bounded)
+    return result
+
+
+def _both(name: str, converter: Converter) -> list[Rule]:
+    return [Rule(f"aten::{name}.Tensor", converter), Rule(f"aten::{name}.Scalar", converter)]
+
+
+_BITS = {"and": bitwise("And"), "or": bitwise("Or"), "xor": bitwise("Xor")}
+
+RULES: list[Rule] = [
+    *_both("eq", comparison("Equal")),
+    *_both("ne", comparison("Equal", negate=True)),
+    *_both("lt", comparison("Less")),
+    *_both("gt", comparison("Greater")),
+    *_both("le", comparison("LessOrEqual")),
+    *_both("ge", comparison("GreaterOrEqual")),
+    *[Rule(f"aten::logical_{op.lower()}.default", logical(op)) for op in ("And", "Or", "Xor")],
+    Rule("aten::logical_not.default", logical_not),
+    *[rule for name, convert in _BITS.items() for rule in _both(f"bitwise_{name}", convert)],
+    *[rule for name, convert in _BITS.items() for rule in _both(f"__{name}__", convert)],
+    Rule("aten::bitwise_not.default", bitwise_not),
+    Rule("aten::isnan.default", isnan),
+    Rule("aten::isinf.default", isinf),
+    Rule("aten::isfinite.default", isfinite),
+    *[Rule(f"aten::where.{overload}", where) for overload in ("self", "ScalarOther", "ScalarSelf", "Scalar")],
+    Rule("aten::masked_fill.Scalar", masked_fill),
+    Rule("aten::masked_fill.Tensor", masked_fill),
+    Rule("aten::nan_to_num.default", nan_to_num),
+]

@@ -1,0 +1,126 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of, squeeze, unsqueeze
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+
+def spread(values: Any, count: int) -> list[int]:
+    """One number for each spatial axis."""
+    given = [values] if isinstance(values, int) else list(values)
+    return given * count if len(given) == 1 else given
+
+
+def _convolve(
+    g: GraphBuilder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    *,
+    stride: Any,
+    pads: Sequence[int],
+    dilation: Any,
+    groups: int,
+    transposed: bool = False,
+    output_padding: Any = 0,
+) -> Value:
+    """Conv or ConvTranspose of a batch, or of a single sample."""
+    spatial = rank_of(weight) - 2
+    single = rank_of(x) == spatial + 1
+    if single:
+        x = unsqueeze(g, x, 0)
+    attributes: dict[str, Any] = {
+        "strides": spread(stride, spatial),
+        "pads": list(pads),
+        "dilations": spread(dilation, spatial),
+        "group": groups,
+    }
+    if transposed:
+        extra = spread(output_padding, spatial)
+        result: Value = g.op.ConvTranspose(
+            x, weight, bias, output_padding=extra if any(extra) else None, **attributes
+        )
+    else:
+        result = g.op.Conv(x, weight, bias, **attributes)
+    return squeeze(g, result, 0) if single else result
+
+
+def conv(g: GraphBuilder, node: FxNode) -> Value:
+    """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"""  # noqa: E501
+    x, weight, bias, stride, padding, dilation, groups = node.args
+    pads = spread(padding, rank_of(weight) - 2)
+    return _convolve(g, x, weight, bias, stride=stride, pads=[*pads, *pads], dilation=dilation, groups=groups)
+
+
+def conv_named_padding(g: GraphBuilder, node: FxNode) -> Value:
+    """conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding="valid", SymInt[2] dilation=1, SymInt groups=1) -> Tensor
+
+    ``same`` pads d (k - 1) in all, the odd one at the end.
+    """  # noqa: E501
+    x, weight, bias, stride, padding, dilation, groups = node.args
+    spatial = rank_of(weight) - 2
+    low, high = [0] * spatial, [0] * spatial
+    if padding == "same":
+        kernel = g.concrete_shape(weight, "weight")[2:]
+        totals = [d * (k - 1) for d, k in zip(spread(dilation, spatial), kernel, strict=True)]
+        low = [t // 2 for t in totals]
+        high = [t - b for t, b in zip(totals, low, strict=True)]
+    elif padding != "valid":
+        raise Unsupported(f"padding {padding!r}")
+    return _convolve(g, x, weight, bias, stride=stride, pads=[*low, *high], dilation=dilation, groups=groups)
+
+
+def convolution(g: GraphBuilder, node: FxNode) -> Value:
+    """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""  # noqa: E501
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = node.args[:9]
+    pads = spread(padding, rank_of(weight) - 2)
+    return _convolve(
+        g,
+        x,
+        weight,
+        bias,
+        stride=stride,
+        pads=[*pads, *pads],
+        dilation=dilation,
+        groups=groups,
+        transposed=transposed,
+        output_padding=output_padding,
+    )
+
+
+def conv_transpose(g: GraphBuilder, node: FxNode) -> Value:
+    """conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor"""  # noqa: E501
+    x, weight, bias, stride, padding, output_padding, groups, dilation = node.args
+    pads = spread(padding, rank_of(weight) - 2)
+    return _convolve(
+        g,
+        x,
+        weight,
+        bias,
+        stride=stride,
+        pads=[*pads, *pads],
+        dilation=dilation,
+        groups=groups,
+        transposed=True,
+        output_padding=output_padding,
+    )
+
+
+RULES: list[Rule] = [
+    *[Rule(f"aten::conv{n}d.default", conv) for n in (1, 2, 3)],
+    *[Rule(f"aten::conv{n}d.padding", conv_named_padding) for n in (1, 2, 3)],
+    Rule("aten::convolution.default", convolution),
+    Rule("aten::_convolution.default", convolution),
+    Rule("aten::conv_transpose1d.default", conv_transpose),
+    Rule("aten::conv_transpose2d.input", conv_transpose),
+    Rule("aten::conv_transpose3d.input", conv_transpose),
+]

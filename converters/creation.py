@@ -1,0 +1,233 @@
+"""Tensors out of nothing: filled, counted, random, triangular."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.dtypes import as_array
+from onnxplug.converters._axes import rank_of, unsqueeze
+from onnxplug.converters._promote import operand
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+
+def filled(g: GraphBuilder, value: Any, sizes: Sequence[Any], dtype: ir.DataType) -> Value:
+    """A tensor of these sizes (ints and Values) full of one value: a constant when small and static."""
+    if isinstance(value, Value):
+        scalar = operand(g, value, dtype)
+        if rank_of(scalar):
+            scalar = g.reshape(scalar, [])
+        result: Value = g.op.Expand(scalar, g.vector(sizes)) if len(sizes) else scalar
+        return result
+    if all(isinstance(s, int) for s in sizes) and int(np.prod(sizes, dtype=np.float64)) <= 16:
+        return g.const(np.full(tuple(sizes), as_array(value, dtype)), dtype)
+    fill = ir.tensor(as_array(value, dtype).reshape(1))
+    result = g.op.ConstantOfShape(g.vector(sizes), value=fill)
+    return result
+
+
+def sizes_of(node: FxNode, position: int) -> list[Any]:
+    """A size argument with what is static as ints."""
+    given = node.args[position]
+    return [d if isinstance(d, int) else s for d, s in zip(node.shape, given, strict=True)]
+
+
+def full(g: GraphBuilder, node: FxNode) -> Value:
+    """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return filled(g, node.args[1], sizes_of(node, 0), node.dtype)
+
+
+def constant_fill(value: int, position: int) -> Converter:
+    """zeros, ones, empty and their ``new_`` forms; what is empty in torch is zero here."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        return filled(g, value, sizes_of(node, position), node.dtype)
+
+    convert.__name__ = convert.__qualname__ = f"fill_with_{value}"
+    return convert
+
+
+def new_full(g: GraphBuilder, node: FxNode) -> Value:
+    """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return filled(g, node.args[2], sizes_of(node, 1), node.dtype)
+
+
+def _like_sizes(g: GraphBuilder, node: FxNode) -> list[Any]:
+    return g.dims(node.args[0])
+
+
+def full_like(g: GraphBuilder, node: FxNode) -> Value:
+    """full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"""  # noqa: E501
+    return filled(g, node.args[1], _like_sizes(g, node), node.dtype)
+
+
+def fill_like(value: int) -> Converter:
+    """zeros_like, ones_like, empty_like."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        return filled(g, value, _like_sizes(g, node), node.dtype)
+
+    convert.__name__ = convert.__qualname__ = f"like_filled_with_{value}"
+    return convert
+
+
+def scalar_tensor(g: GraphBuilder, node: FxNode) -> Value:
+    """scalar_tensor(Scalar s, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return operand(g, node.args[0], node.dtype)
+
+
+def arange(g: GraphBuilder, node: FxNode) -> Value:
+    """arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return _arange(g, node, 0, node.args[0], 1)
+
+
+def arange_start(g: GraphBuilder, node: FxNode) -> Value:
+    """arange.start(Scalar start, Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return _arange(g, node, node.args[0], node.args[1], 1)
+
+
+def arange_step(g: GraphBuilder, node: FxNode) -> Value:
+    """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return _arange(g, node, *node.args[:3])
+
+
+def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> Value:
+    """Computed as torch does: start + step * i in int64 or double, converted to the dtype last."""
+    dtype = node.dtype
+    whole = not any(
+        isinstance(x, float) or (isinstance(x, Value) and x.dtype != ir.DataType.INT64) for x in (start, end, step)
+    )
+    if not any(isinstance(x, Value) for x in (start, end, step)) and isinstance(node.shape[0], int):
+        import torch
+
+        if node.shape[0] <= 4096:
+            return g.const(torch.arange(start, end, step, dtype=_torch(dtype)))
+    inner = ir.DataType.INT64 if whole else ir.DataType.DOUBLE
+    first, last, by = (operand(g, x, inner) for x in (start, end, step))
+    return g.cast(g.op.Range(first, last, by), dtype)
+
+
+def _torch(dtype: ir.DataType) -> Any:
+    from onnxplug.build.dtypes import to_torch_dtype
+
+    return to_torch_dtype(dtype)
+
+
+def linspace(g: GraphBuilder, node: FxNode) -> Value:
+    """linspace(Scalar start, Scalar end, SymInt steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    start, end, steps = node.args[:3]
+    if any(isinstance(x, Value) for x in (start, end, steps)):
+        raise Unsupported("linspace with dynamic bounds or steps")
+    import torch
+
+    return g.const(torch.linspace(start, end, steps, dtype=_torch(node.dtype)))
+
+
+def eye(g: GraphBuilder, node: FxNode) -> Value:
+    """eye(SymInt n, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    rows = node.args[0]
+    columns = node.args[1] if node.op_name.endswith(".m") else rows
+    row = g.op.Range(g.const(0), g.as_scalar(rows), g.const(1))
+    column = g.op.Range(g.const(0), g.as_scalar(columns), g.const(1))
+    return g.cast(g.op.Equal(unsqueeze(g, row, 1), unsqueeze(g, column, 0)), node.dtype)
+
+
+def triangle(upper: int) -> Converter:
+    """tril, triu: of the last two axes."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, diagonal = node.args
+        # Trilu since opset 14; ONNX Runtime has it for a few dtypes alone.
+        if g.opset >= 14 and node.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.BOOL):
+            result: Value = g.op.Trilu(x, g.as_scalar(diagonal), upper=upper)
+            return result
+        rank = rank_of(x)
+        row = g.op.Range(g.const(0), g.as_scalar(g.dim(x, rank - 2)), g.const(1))
+        column = g.op.Range(g.const(0), g.as_scalar(g.dim(x, rank - 1)), g.const(1))
+        edge = g.op.Add(unsqueeze(g, row, 1), g.as_scalar(diagonal))
+        line = unsqueeze(g, column, 0)
+        keep = g.op.GreaterOrEqual(line, edge) if upper else g.op.LessOrEqual(line, edge)
+        if node.dtype == ir.DataType.BOOL:
+            result = g.op.And(keep, x)
+            return result
+        from onnxplug.converters.comparison import select
+
+        return select(g, keep, x, 0, node.dtype)
+
+    convert.__name__ = convert.__qualname__ = "triu" if upper else "tril"
+    return convert
+
+
+def fill(g: GraphBuilder, node: FxNode) -> Value:
+    """fill.Scalar(Tensor self, Scalar value) -> Tensor"""
+    return filled(g, node.args[1], g.dims(node.args[0]), node.dtype)
+
+
+def zero(g: GraphBuilder, node: FxNode) -> Value:
+    """zero(Tensor self) -> Tensor"""
+    return filled(g, 0, g.dims(node.args[0]), node.dtype)
+
+
+def random_like(op_type: str) -> Converter:
+    """rand_like, randn_like: another sample at each run."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        result: Value = getattr(g.op, f"{op_type}Like")(node.args[0], dtype=int(node.dtype))
+        return result
+
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_like"
+    return convert
+
+
+def random(op_type: str) -> Converter:
+    """rand, randn: another sample at each run."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        shaped = filled(g, 0, sizes_of(node, 0), node.dtype)
+        result: Value = getattr(g.op, f"{op_type}Like")(shaped, dtype=int(node.dtype))
+        return result
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+RULES: list[Rule] = [
+    Rule("aten::full.default", full),
+    Rule("aten::zeros.default", constant_fill(0, 0)),
+    Rule("aten::ones.default", constant_fill(1, 0)),
+    Rule("aten::empty.memory_format", constant_fill(0, 0)),
+    Rule("aten::empty_strided.default", constant_fill(0, 0)),
+    Rule("aten::empty_permuted.default", constant_fill(0, 0)),
+    Rule("aten::new_zeros.default", constant_fill(0, 1)),
+    Rule("aten::new_ones.default", constant_fill(1, 1)),
+    Rule("aten::new_empty.default", constant_fill(0, 1)),
+    Rule("aten::new_empty_strided.default", constant_fill(0, 1)),
+    Rule("aten::new_full.default", new_full),
+    Rule("aten::full_like.default", full_like),
+    Rule("aten::zeros_like.default", fill_like(0)),
+    Rule("aten::ones_like.default", fill_like(1)),
+    Rule("aten::empty_like.default", fill_like(0)),
+    Rule("aten::scalar_tensor.default", scalar_tensor),
+    Rule("aten::arange.default", arange),
+    Rule("aten::arange.start", arange_start),
+    Rule("aten::arange.start_step", arange_step),
+    Rule("aten::linspace.default", linspace),
+    Rule("aten::eye.default", eye),
+    Rule("aten::eye.m", eye),
+    Rule("aten::tril.default", triangle(0)),
+    Rule("aten::triu.default", triangle(1)),
+    Rule("aten::fill.Scalar", fill),
+    Rule("aten::fill.Tensor", fill),
+    Rule("aten::zero.default", zero),
+    Rule("aten::rand_like.default", random_like("RandomUniform")),
+    Rule("aten::randn_like.default", random_like("RandomNormal")),
+    Rule("aten::rand.default", random("RandomUniform")),
+    Rule("aten::randn.default", random("RandomNormal")),
+]

@@ -1,0 +1,171 @@
+"""Reading by index: gather, take, advanced indexing, embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+_INT64 = ir.DataType.INT64
+
+
+def gather(g: GraphBuilder, node: FxNode) -> Value:
+    """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
+    x, axis, index = node.args[:3]
+    if not rank_of(x):
+        return g.reshape(x, []) if not rank_of(index) else g.op.Expand(x, g.shape(index))
+    if not rank_of(index):
+        return squeeze(g, g.op.GatherElements(x, unsqueeze(g, index, 0), axis=0), 0)
+    result: Value = g.op.GatherElements(x, index, axis=normalize_axis(axis, rank_of(x)))
+    return result
+
+
+def index_select(g: GraphBuilder, node: FxNode) -> Value:
+    """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
+    x, axis, index = node.args
+    if not rank_of(x):
+        return x
+    if not rank_of(index):
+        index = unsqueeze(g, index, 0)
+    result: Value = g.op.Gather(x, index, axis=normalize_axis(axis, rank_of(x)))
+    return result
+
+
+def embedding(g: GraphBuilder, node: FxNode) -> Value:
+    """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"""  # noqa: E501
+    result: Value = g.op.Gather(node.args[0], node.args[1], axis=0)
+    return result
+
+
+def take(g: GraphBuilder, node: FxNode) -> Value:
+    """take(Tensor self, Tensor index) -> Tensor"""
+    x, index = node.args
+    result: Value = g.op.Gather(g.reshape(x, [-1]), index, axis=0)
+    return result
+
+
+def nonzero(g: GraphBuilder, node: FxNode) -> Value:
+    """nonzero(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if not rank_of(x):
+        found = g.op.NonZero(g.cast(unsqueeze(g, x, 0), ir.DataType.BOOL))
+        return slice_columns(g, g.op.Transpose(found, perm=[1, 0]))
+    result: Value = g.op.Transpose(g.op.NonZero(g.cast(x, ir.DataType.BOOL)), perm=[1, 0])
+    return result
+
+
+def slice_columns(g: GraphBuilder, x: Value) -> Value:
+    """A matrix without its columns."""
+    result: Value = g.op.Slice(x, np.array([0]), np.array([0]), np.array([1]))
+    return result
+
+
+def masked_select(g: GraphBuilder, node: FxNode) -> Value:
+    """masked_select(Tensor self, Tensor mask) -> Tensor"""
+    x, mask = node.args
+    shape = g.op.Shape(g.op.Or(mask, g.op.Expand(g.const(False), g.shape(x)))) if rank_of(x) else g.op.Shape(mask)
+    flat = g.reshape(g.op.Expand(x, shape), [-1])
+    result: Value = g.op.Compress(flat, g.reshape(g.op.Expand(mask, shape), [-1]), axis=0)
+    return result
+
+
+def one_hot(g: GraphBuilder, node: FxNode) -> Value:
+    """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
+    x, classes = node.args
+    if not isinstance(classes, int) or classes < 0:
+        raise Unsupported("one_hot without num_classes: the number of classes would depend on the values")
+    result: Value = g.op.OneHot(x, g.const(classes), g.const([0, 1]), axis=-1)
+    return result
+
+
+def index(g: GraphBuilder, node: FxNode) -> Value:
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor
+
+    numpy's advanced indexing. One index tensor is a Gather; several broadcast against each other and become a GatherND of
+    the indexed axes, moved to the front; the result's new axes stand where the first index stood when the indices are
+    beside each other, else first.
+    """
+    x, indices = node.args
+    axes, tensors = index_tensors(g, x, indices)
+    if not axes:
+        return x
+    if len(axes) == 1:
+        result: Value = g.op.Gather(x, tensors[0], axis=axes[0])
+        return result
+    rank = rank_of(x)
+    others = [a for a in range(rank) if a not in axes]
+    moved = g.op.Transpose(x, perm=[*axes, *others])
+    joined, new_rank = join_indices(g, tensors)
+    picked = g.op.GatherND(moved, joined)
+    if axes != list(range(axes[0], axes[-1] + 1)) or axes[0] == 0:
+        return picked  # type: ignore[no-any-return]
+    before = axes[0]
+    order = [*range(new_rank, new_rank + before), *range(new_rank), *range(new_rank + before, new_rank + len(others))]
+    result = g.op.Transpose(picked, perm=order)
+    return result
+
+
+def index_tensors(g: GraphBuilder, x: Value, indices: Sequence[Any]) -> tuple[list[int], list[Value]]:
+    """The indexed axes and an int64 tensor for each; a bool mask becomes one a dimension of the mask."""
+    axes: list[int] = []
+    tensors: list[Value] = []
+    axis = 0
+    for item in indices:
+        if item is None:
+            axis += 1
+        elif item.dtype in (ir.DataType.BOOL, ir.DataType.UINT8):
+            places = g.op.NonZero(g.cast(item, ir.DataType.BOOL))
+            if not rank_of(item):
+                raise Unsupported("indexing by a 0-dim mask")
+            for number in range(rank_of(item)):
+                axes.append(axis)
+                tensors.append(g.op.Gather(places, g.const(number), axis=0))
+                axis += 1
+        else:
+            axes.append(axis)
+            tensors.append(g.cast(item, _INT64))
+            axis += 1
+    if axis > rank_of(x):
+        raise Unsupported("more indices than dimensions")
+    return axes, tensors
+
+
+def join_indices(g: GraphBuilder, tensors: Sequence[Value]) -> tuple[Value, int]:
+    """Index tensors broadcast against each other and stacked along a new last axis; and the rank that they broadcast to."""
+    rank = max(rank_of(t) for t in tensors)
+    first = tuple(tensors[0].shape or ())
+    same = all(tuple(t.shape or ()) == first for t in tensors) and all(
+        isinstance(d, int) or d.value is not None for d in first
+    )
+    if not same:
+        total: Value | None = None
+        for tensor in tensors:
+            zeros = g.op.Mul(tensor, g.const(0))
+            total = zeros if total is None else g.op.Add(total, zeros)
+        assert total is not None
+        tensors = [g.op.Add(t, total) for t in tensors]
+    joined: Value = g.op.Concat(*[unsqueeze(g, t, rank) for t in tensors], axis=rank)
+    return joined, rank
+
+
+RULES: list[Rule] = [
+    Rule("aten::gather.default", gather),
+    Rule("aten::index_select.default", index_select),
+    Rule("aten::embedding.default", embedding),
+    Rule("aten::take.default", take),
+    Rule("aten::nonzero.default", nonzero),
+    Rule("aten::argwhere.default", nonzero),
+    Rule("aten::masked_select.default", masked_select),
+    Rule("aten::one_hot.default", one_hot),
+    Rule("aten::index.Tensor", index),
+    Rule("aten::_unsafe_index.Tensor", index),
+]

@@ -1,0 +1,142 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters._promote import operand
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+_GEMM = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+_WIDE = frozenset({ir.DataType.INT32, ir.DataType.INT64})
+
+
+def product(g: GraphBuilder, a: Value, b: Value) -> Value:
+    """MatMul, small integers and bfloat16 by way of a dtype that ONNX Runtime multiplies in."""
+    dtype = a.dtype
+    assert dtype is not None
+    if dtype in _GEMM or dtype in _WIDE:
+        result: Value = g.op.MatMul(a, b)
+        return result
+    inner = ir.DataType.INT32 if dtype.is_integer() else ir.DataType.FLOAT
+    return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
+
+
+def linear(g: GraphBuilder, node: FxNode) -> Value:
+    """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
+    x, weight, bias = node.args
+    if rank_of(x) == 2 and rank_of(weight) == 2 and node.dtype in _GEMM:
+        result: Value = g.op.Gemm(x, weight, bias, transB=1)
+        return result
+    if rank_of(weight) == 1:
+        result = product(g, x, weight)
+    else:
+        result = product(g, x, g.op.Transpose(weight, perm=[1, 0]))
+    return result if bias is None else g.op.Add(result, bias)
+
+
+def matmul(g: GraphBuilder, node: FxNode) -> Value:
+    """matmul(Tensor self, Tensor other) -> Tensor"""
+    return product(g, *node.args)
+
+
+def vector_product(g: GraphBuilder, node: FxNode) -> Value:
+    """dot(Tensor self, Tensor tensor) -> Tensor"""
+    return product(g, *node.args[:2])
+
+
+def inner(g: GraphBuilder, node: FxNode) -> Value:
+    """inner(Tensor self, Tensor other) -> Tensor"""
+    x, y = node.args
+    if not rank_of(x) or not rank_of(y):
+        result: Value = g.op.Mul(x, y)
+        return result
+    if rank_of(y) > 2:
+        raise Unsupported("inner with a second operand of more than two dimensions")
+    return product(g, x, g.op.Transpose(y, perm=[1, 0]) if rank_of(y) == 2 else y)
+
+
+def outer(g: GraphBuilder, node: FxNode) -> Value:
+    """outer(Tensor self, Tensor vec2) -> Tensor"""
+    x, y = (operand(g, v, node.dtype) for v in node.args)
+    result: Value = g.op.Mul(unsqueeze(g, x, 1), unsqueeze(g, y, 0))
+    return result
+
+
+def _combined(g: GraphBuilder, node: FxNode, bias: Value, multiplied: Value, beta: Any, alpha: Any) -> Value:
+    """``beta * bias + alpha * product``; a beta of zero leaves the bias out, NaN and all, as torch does."""
+    if alpha != 1:
+        multiplied = g.op.Mul(multiplied, operand(g, alpha, node.dtype))
+    if beta == 0:
+        return multiplied
+    if beta != 1:
+        bias = g.op.Mul(bias, operand(g, beta, node.dtype))
+    result: Value = g.op.Add(bias, multiplied)
+    return result
+
+
+def addmm(g: GraphBuilder, node: FxNode) -> Value:
+    """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    bias, a, b, beta, alpha = node.args
+    plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
+    if node.dtype in _GEMM and plain:
+        if beta == 0:
+            result: Value = g.op.Gemm(a, b, alpha=float(alpha))
+        else:
+            result = g.op.Gemm(a, b, bias, alpha=float(alpha), beta=float(beta))
+        return result
+    return _combined(g, node, bias, product(g, a, b), beta, alpha)
+
+
+def add_product(g: GraphBuilder, node: FxNode) -> Value:
+    """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    bias, a, b, beta, alpha = node.args
+    return _combined(g, node, bias, product(g, a, b), beta, alpha)
+
+
+def einsum(g: GraphBuilder, node: FxNode) -> Value:
+    """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"""
+    equation, tensors = node.args[:2]
+    plain = equation.replace(" ", "")
+    if node.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, *_WIDE):
+        lowered = [g.cast(x, ir.DataType.FLOAT) for x in tensors]
+        return g.cast(g.op.Einsum(*lowered, equation=plain), node.dtype)
+    letters = set(plain) - set("->,.")
+    if any(letter not in string.ascii_letters for letter in letters):
+        raise Unsupported(f"the einsum equation {equation!r}")
+    result: Value = g.op.Einsum(*tensors, equation=plain)
+    return result
+
+
+def bilinear(g: GraphBuilder, node: FxNode) -> Value:
+    """bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor"""
+    x, y, weight, bias = node.args
+    # y_o = x W_o y: for each output one product from the left, then a sum over the second input's features.
+    left = g.op.MatMul(unsqueeze(g, x, rank_of(x) - 1, rank_of(x)), weight)
+    column = g.op.Unsqueeze(unsqueeze(g, y, rank_of(y) - 1), [rank_of(y) + 1])
+    last = rank_of(x)
+    result: Value = squeeze(g, g.op.MatMul(left, column), last, last + 1)
+    return result if bias is None else g.op.Add(result, bias)
+
+
+RULES: list[Rule] = [
+    Rule("aten::linear.default", linear),
+    *[Rule(f"aten::{name}.default", matmul) for name in ("matmul", "mm", "bmm", "mv", "linalg_matmul")],
+    Rule("aten::dot.default", vector_product),
+    Rule("aten::vdot.default", vector_product),
+    Rule("aten::inner.default", inner),
+    *[Rule(f"aten::{name}.default", outer) for name in ("outer", "ger")],
+    Rule("aten::addmm.default", addmm),
+    Rule("aten::addmv.default", add_product),
+    Rule("aten::baddbmm.default", add_product),
+    Rule("aten::einsum.default", einsum),
+    Rule("aten::bilinear.default", bilinear),
+]

@@ -1,0 +1,226 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of, reduce, squeeze
+from onnxplug.converters._promote import operand
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _wide(dtype: ir.DataType) -> ir.DataType:
+    """Statistics of halves are taken in float, as torch takes them."""
+    return ir.DataType.FLOAT if dtype in _HALVES else dtype
+
+
+def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
+    """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"""  # noqa: E501
+    x, shape, weight, bias, eps = node.args[:5]
+    if weight is None:
+        weight = _ones(g, x, len(shape), node.dtype)
+    result: Value = g.op.LayerNormalization(x, weight, bias, axis=-len(shape), epsilon=eps)
+    return result
+
+
+def _ones(g: GraphBuilder, x: Value, count: int, dtype: ir.DataType) -> Value:
+    sizes = g.concrete_shape(list(x.shape or ())[-count:], "normalized shape")
+    return g.const(np.ones(sizes), dtype)
+
+
+def layer_norm_plain(g: GraphBuilder, node: FxNode) -> Value:
+    """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"""  # noqa: E501
+    x, shape, weight, bias, eps = node.args[:5]
+    return _normalized(g, x, len(shape), weight, bias, eps, node.dtype)[0]
+
+
+def _normalized(
+    g: GraphBuilder, x: Value, count: int, weight: Any, bias: Any, eps: float, dtype: ir.DataType
+) -> tuple[Value, Value, Value]:
+    """Normalised over the last ``count`` axes; also mean and reciprocal deviation."""
+    inner = _wide(dtype)
+    x = g.cast(x, inner)
+    axes = list(range(rank_of(x) - count, rank_of(x)))
+    mean = reduce(g, "ReduceMean", x, axes, True)
+    deviation = g.op.Sub(x, mean)
+    variance = reduce(g, "ReduceMean", g.op.Mul(deviation, deviation), axes, True)
+    inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(variance, g.const(eps, inner))))
+    result = g.op.Mul(deviation, inverse)
+    if weight is not None:
+        result = g.op.Mul(result, g.cast(weight, inner))
+    if bias is not None:
+        result = g.op.Add(result, g.cast(bias, inner))
+    return g.cast(result, dtype), mean, inverse
+
+
+def native_layer_norm(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)"""  # noqa: E501
+    x, shape, weight, bias, eps = node.args
+    specs = node.outputs
+    result = list(_normalized(g, x, len(shape), weight, bias, eps, node.dtype))
+    return [g.cast(v, s.dtype) if s is not None else v for v, s in zip(result, specs, strict=True)]
+
+
+def rms_norm(g: GraphBuilder, node: FxNode) -> Value:
+    """rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor
+
+    Without eps torch takes the machine epsilon of the dtype that it computes in.
+    """
+    x, shape, weight, eps = node.args
+    inner = _wide(node.dtype)
+    if eps is None:
+        eps = float(ml_dtypes.finfo(inner.numpy()).eps)
+    wide = g.cast(x, inner)
+    axes = list(range(rank_of(x) - len(shape), rank_of(x)))
+    mean = reduce(g, "ReduceMean", g.op.Mul(wide, wide), axes, True)
+    result = g.op.Mul(wide, g.op.Reciprocal(g.op.Sqrt(g.op.Add(mean, g.const(eps, inner)))))
+    if weight is not None:
+        result = g.op.Mul(result, g.cast(weight, inner))
+    return g.cast(result, node.dtype)
+
+
+def group_norm(g: GraphBuilder, node: FxNode) -> Value:
+    """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor"""  # noqa: E501
+    x, groups, weight, bias, eps = node.args[:5]
+    return _group_norm(g, x, groups, weight, bias, eps)
+
+
+def _group_norm(g: GraphBuilder, x: Value, groups: int, weight: Any, bias: Any, eps: float) -> Value:
+    """By InstanceNormalization of the groups, seen as channels."""
+    dtype = x.dtype
+    assert dtype is not None
+    inner = _wide(dtype)
+    wide = g.cast(x, inner)
+    rows = g.op.Reshape(wide, g.const([0, groups, -1]))
+    ones, zeros = g.const(np.ones(groups), inner), g.const(np.zeros(groups), inner)
+    normal = g.op.InstanceNormalization(rows, ones, zeros, epsilon=eps)
+    result = g.reshape(normal, list(x.shape or ())) if _reshapes(x) else g.op.Reshape(normal, g.shape(x))
+    return g.cast(_affine(g, result, weight, bias, inner), dtype)
+
+
+def _reshapes(x: Value) -> bool:
+    """Whether at most the batch is dynamic, so that a constant shape brings the tensor back."""
+    return all(isinstance(d, int) for d in list(x.shape or ())[1:])
+
+
+def _affine(g: GraphBuilder, x: Value, weight: Any, bias: Any, dtype: ir.DataType) -> Value:
+    """A weight and a bias for each channel."""
+    shape = [-1] + [1] * (rank_of(x) - 2)
+    if weight is not None:
+        x = g.op.Mul(x, g.op.Reshape(g.cast(weight, dtype), g.const(shape)))
+    if bias is not None:
+        x = g.op.Add(x, g.op.Reshape(g.cast(bias, dtype), g.const(shape)))
+    return x
+
+
+def native_group_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)
+
+    The statistics are for the backward pass; they are left out.
+    """  # noqa: E501
+    x, weight, bias, _, _, _, groups, eps = node.args
+    return [_group_norm(g, x, groups, weight, bias, eps), None, None]
+
+
+def instance_norm(g: GraphBuilder, node: FxNode) -> Value:
+    """instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"""  # noqa: E501
+    x, weight, bias, mean, variance, use_input, _, eps = node.args[:8]
+    channels = g.concrete_shape([(x.shape or ())[1]], "number of channels")[0]
+    if not use_input and mean is not None:
+        return _batch_norm(g, x, weight, bias, mean, variance, eps)
+    ones = operand(g, weight, node.dtype) if weight is not None else g.const(np.ones(channels), node.dtype)
+    zeros = operand(g, bias, node.dtype) if bias is not None else g.const(np.zeros(channels), node.dtype)
+    result: Value = g.op.InstanceNormalization(x, ones, zeros, epsilon=eps)
+    return result
+
+
+def _batch_norm(g: GraphBuilder, x: Value, weight: Any, bias: Any, mean: Value, variance: Value, eps: float) -> Value:
+    dtype = x.dtype
+    assert dtype is not None and mean.dtype is not None
+    channels = g.concrete_shape(mean, "running_mean")[0]
+    weight = weight if weight is not None else g.const(np.ones(channels), mean.dtype)
+    bias = bias if bias is not None else g.const(np.zeros(channels), mean.dtype)
+    if dtype in _HALVES or any(v.dtype != dtype for v in (weight, bias, mean, variance)):
+        wide = _wide(dtype)
+        values = [g.cast(v, wide) for v in (x, weight, bias, mean, variance)]
+        return g.cast(g.op.BatchNormalization(*values, epsilon=eps), dtype)
+    result: Value = g.op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
+    return result
+
+
+def batch_norm(g: GraphBuilder, node: FxNode) -> Value:
+    """batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor"""  # noqa: E501
+    x, weight, bias, mean, variance, training, _, eps = node.args[:8]
+    if training or mean is None:
+        return _by_batch(g, x, weight, bias, eps)[0]
+    return _batch_norm(g, x, weight, bias, mean, variance, eps)
+
+
+def _by_batch(g: GraphBuilder, x: Value, weight: Any, bias: Any, eps: float) -> tuple[Value, Value, Value]:
+    """Normalised by the batch's own mean and (biased) variance for each channel; and those two."""
+    dtype = x.dtype
+    assert dtype is not None
+    inner = _wide(dtype)
+    wide = g.cast(x, inner)
+    axes = [0, *range(2, rank_of(x))]
+    mean = reduce(g, "ReduceMean", wide, axes, True)
+    deviation = g.op.Sub(wide, mean)
+    variance = reduce(g, "ReduceMean", g.op.Mul(deviation, deviation), axes, True)
+    result = g.op.Mul(deviation, g.op.Reciprocal(g.op.Sqrt(g.op.Add(variance, g.const(eps, inner)))))
+    result = g.cast(_affine(g, result, weight, bias, inner), dtype)
+    return result, squeeze(g, mean, *axes), squeeze(g, variance, *axes)
+
+
+def native_batch_norm_inference(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""  # noqa: E501
+    x, weight, bias, mean, variance, _, eps = node.args
+    return [_batch_norm(g, x, weight, bias, mean, variance, eps), None, None]
+
+
+def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)
+
+    The running variance takes the batch's unbiased one.
+    """  # noqa: E501
+    x, weight, bias, mean, variance, training, momentum, eps = node.args
+    if not training:
+        return [_batch_norm(g, x, weight, bias, mean, variance, eps), None, None, mean, variance]
+    result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
+    inner = batch_mean.dtype
+    assert inner is not None and mean.dtype is not None
+    count: Any = 1
+    for axis in (0, *range(2, rank_of(x))):
+        size = g.dim(x, axis)
+        count = count * size if isinstance(count, int) and isinstance(size, int) else g.op.Mul(count, size)
+    number = operand(g, count, inner)
+    unbiased = g.op.Mul(batch_variance, g.op.Div(number, g.op.Sub(number, g.const(1.0, inner))))
+    keep, new = g.const(1.0 - momentum, inner), g.const(momentum, inner)
+    updated = [
+        g.cast(g.op.Add(g.op.Mul(g.cast(old, inner), keep), g.op.Mul(fresh, new)), mean.dtype)
+        for old, fresh in ((mean, batch_mean), (variance, unbiased))
+    ]
+    inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(batch_variance, g.const(eps, inner))))
+    return [result, batch_mean, inverse, *updated]
+
+
+RULES: list[Rule] = [
+    Rule("aten::layer_norm.default", layer_norm, opset=(17, None)),
+    Rule("aten::layer_norm.default", layer_norm_plain, opset=(None, 16)),
+    Rule("aten::native_layer_norm.default", native_layer_norm),
+    Rule("aten::rms_norm.default", rms_norm),
+    Rule("aten::group_norm.default", group_norm),
+    Rule("aten::native_group_norm.default", native_group_norm),
+    Rule("aten::instance_norm.default", instance_norm),
+    Rule("aten::batch_norm.default", batch_norm),
+    Rule("aten::_native_batch_norm_legit_no_training.default", native_batch_norm_inference),
+    Rule("aten::_native_batch_norm_legit_functional.default", native_batch_norm_functional),
+]

@@ -1,0 +1,99 @@
+"""Padding in every mode, negative widths included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of
+from onnxplug.converters._promote import operand
+from onnxplug.converters.slicing import slice_axis
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
+
+
+def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: Any, dtype: ir.DataType) -> Value:
+    """``x`` padded; ``pads`` as torch has it: (before, after) of the last axis, then of the one before …"""
+    rank = rank_of(x)
+    if mode == "circular":
+        return _circular(g, x, pads)
+    before: list[Any] = [0] * rank
+    after: list[Any] = [0] * rank
+    for number in range(len(pads) // 2):
+        before[rank - 1 - number], after[rank - 1 - number] = pads[2 * number], pads[2 * number + 1]
+    if mode != "constant":
+        # ONNX Runtime reflects a cropped axis from the uncropped one; cut first.
+        for axis in range(rank):
+            low, high = before[axis], after[axis]
+            cut_low = -low if isinstance(low, int) and low < 0 else 0
+            cut_high = high if isinstance(high, int) and high < 0 else None
+            if cut_low or cut_high is not None:
+                x = slice_axis(g, x, axis, cut_low, cut_high)
+                before[axis], after[axis] = (0 if cut_low else low), (0 if cut_high is not None else high)
+    if all(isinstance(p, int) and p == 0 for p in (*before, *after)):
+        return x
+    inner = dtype
+    if dtype == ir.DataType.BOOL or dtype in (ir.DataType.INT16, ir.DataType.BFLOAT16):
+        inner = ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else ir.DataType.INT32
+    fill = operand(g, 0 if value is None else value, inner) if mode == "constant" else None
+    padded = g.op.Pad(g.cast(x, inner), g.vector([*before, *after]), fill, mode=_MODES[mode])
+    return g.cast(padded, dtype)
+
+
+def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
+    """Each end continued with the other one, an axis at a time."""
+    rank = rank_of(x)
+    for number in range(len(pads) // 2):
+        axis = rank - 1 - number
+        low, high = pads[2 * number], pads[2 * number + 1]
+        if not isinstance(low, int) or not isinstance(high, int):
+            raise Unsupported("circular padding by widths that are only known at run time")
+        parts = []
+        if low > 0:
+            parts.append(slice_axis(g, x, axis, -low, None))
+        parts.append(slice_axis(g, x, axis, max(-low, 0), high if high < 0 else None))
+        if high > 0:
+            parts.append(slice_axis(g, x, axis, 0, high))
+        x = g.op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
+    return x
+
+
+def pad(g: GraphBuilder, node: FxNode) -> Value:
+    """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor"""
+    x, pads, mode, value = node.args
+    if mode not in (*_MODES, "circular"):
+        raise Unsupported(f"padding mode {mode!r}")
+    return pad_axes(g, x, pads, mode, value, node.dtype)
+
+
+def constant_pad(g: GraphBuilder, node: FxNode) -> Value:
+    """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
+    x, pads, value = node.args
+    return pad_axes(g, x, pads, "constant", value, node.dtype)
+
+
+def padding(mode: str) -> Converter:
+    """reflection_pad1d …, replication_pad3d."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, pads = node.args
+        return pad_axes(g, x, pads, mode, None, node.dtype)
+
+    convert.__name__ = convert.__qualname__ = f"{mode}_pad"
+    return convert
+
+
+RULES: list[Rule] = [
+    Rule("aten::pad.default", pad),
+    Rule("aten::constant_pad_nd.default", constant_pad),
+    *[Rule(f"aten::reflection_pad{n}d.default", padding("reflect")) for n in (1, 2, 3)],
+    *[Rule(f"aten::replication_pad{n}d.default", padding("replicate")) for n in (1, 2, 3)],
+]
+

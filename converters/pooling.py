@@ -1,0 +1,193 @@
+"""Pooling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.convolution import spread
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+
+def _spatial_rank(node: FxNode) -> int:
+    return int(next(c for c in node.op_name.rpartition("pool")[2] if c.isdigit()))
+
+
+def _batched(g: GraphBuilder, x: Value, spatial: int) -> tuple[Value, bool]:
+    single = rank_of(x) == spatial + 1
+    return (unsqueeze(g, x, 0) if single else x), single
+
+
+def _window(node: FxNode, kernel: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
+    spatial = _spatial_rank(node)
+    kernel = spread(kernel, spatial)
+    return kernel, spread(stride, spatial) if stride not in ([], None) else kernel, spread(padding, spatial)
+
+
+def _ceil_extra(
+    x: Value, out: Sequence[Any], kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int]
+) -> list[int] | None:
+    """What must be added at each end so that rounding down gives the size that torch's ceil_mode gives.
+
+    torch drops a last window that would start in the padding; ONNX's own ceil_mode, before opset 22, does not.
+    ``None`` where a size is dynamic.
+    """
+    extra = []
+    sizes = list(x.shape or ())[2:]
+    for size, result, k, s, p, d in zip(sizes, out, kernel, stride, pads, dilation, strict=True):
+        if not isinstance(size, int) or not isinstance(result, int):
+            return None
+        extra.append(max(0, (result - 1) * s + d * (k - 1) + 1 - (size + 2 * p)))
+    return extra
+
+
+def _max_pool(g: GraphBuilder, node: FxNode, outputs: int) -> tuple[Any, Value, bool]:
+    x, kernel, stride, padding, dilation, ceil = node.args
+    spatial = _spatial_rank(node)
+    kernel, stride, pads = _window(node, kernel, stride, padding)
+    dilation = spread(dilation, spatial)
+    x, single = _batched(g, x, spatial)
+    ends = list(pads)
+    if ceil:
+        extra = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, dilation)
+        if extra is not None:
+            ends = [p + e for p, e in zip(pads, extra, strict=True)]
+            ceil = False
+    result = g.op.MaxPool(
+        x,
+        kernel_shape=kernel,
+        strides=stride,
+        pads=[*pads, *ends],
+        dilations=dilation,
+        ceil_mode=int(ceil),
+        _outputs=outputs,
+    )
+    return result, x, single
+
+
+def max_pool(g: GraphBuilder, node: FxNode) -> Value:
+    """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"""  # noqa: E501
+    result, _, single = _max_pool(g, node, 1)
+    return squeeze(g, result, 0) if single else result
+
+
+def max_pool_with_indices(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)
+
+    torch counts within a plane, ONNX within the whole tensor.
+    """  # noqa: E501
+    (values, indices), x, single = _max_pool(g, node, 2)
+    plane: Any = 1
+    for axis in range(2, rank_of(x)):
+        size = g.dim(x, axis)
+        plane = plane * size if isinstance(plane, int) and isinstance(size, int) else g.op.Mul(plane, size)
+    indices = g.op.Mod(indices, g.as_scalar(plane))
+    return [squeeze(g, v, 0) if single else v for v in (values, indices)]
+
+
+def avg_pool(g: GraphBuilder, node: FxNode) -> Value:
+    """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
+
+    The part of a last window that ceil_mode adds beyond the padding counts for nothing, whatever count_include_pad says.
+    """  # noqa: E501
+    x, kernel, stride, padding, ceil, include = node.args[:6]
+    divisor = node.args[6] if len(node.args) > 6 else None
+    spatial = _spatial_rank(node)
+    kernel, stride, pads = _window(node, kernel, stride, padding)
+    x, single = _batched(g, x, spatial)
+    ends = list(pads)
+    if ceil:
+        extra = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, [1] * spatial)
+        if extra is None:
+            raise Unsupported("avg_pool with ceil_mode of a dynamic size")
+        if any(extra) and include and divisor is None and any(pads):
+            full = [0, 0, *pads, 0, 0, *pads]
+            x = g.op.Pad(x, g.const(full), g.const(0.0, x.dtype))
+            pads, include = [0] * spatial, False
+            ends = extra
+        else:
+            ends = [p + e for p, e in zip(pads, extra, strict=True)]
+            include = include and not any(extra)
+    counted = include or divisor is not None
+    result: Value = g.op.AveragePool(
+        x, kernel_shape=kernel, strides=stride, pads=[*pads, *ends], count_include_pad=int(counted)
+    )
+    if divisor is not None:
+        result = g.op.Mul(result, g.const(math.prod(kernel) / divisor, node.dtype))
+    return squeeze(g, result, 0) if single else result
+
+
+def adaptive_avg_pool(g: GraphBuilder, node: FxNode) -> Value:
+    """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor
+
+    To size 1 a global mean; where the sizes divide an ordinary pool; else by one matrix of weights an axis.
+    """
+    x, size = node.args
+    spatial = _spatial_rank(node)
+    out = g.concrete_shape(spread(size, spatial), "output size")
+    x, single = _batched(g, x, spatial)
+    if all(o == 1 for o in out):
+        result: Value = g.op.GlobalAveragePool(x)
+        return squeeze(g, result, 0) if single else result
+    sizes = g.concrete_shape(list(x.shape or ())[2:], "size of an adaptive pool's input")
+    if all(o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
+        kernel = [s // o for s, o in zip(sizes, out, strict=True)]
+        result = g.op.AveragePool(x, kernel_shape=kernel, strides=kernel)
+    else:
+        result = x
+        for number, (s, o) in enumerate(zip(sizes, out, strict=True)):
+            axis = 2 + number
+            last = rank_of(x) - 1
+            order = [a for a in range(rank_of(x)) if a != axis] + [axis]
+            moved = g.op.Transpose(result, perm=order)
+            moved = g.op.MatMul(moved, g.const(_windows(s, o), node.dtype))
+            back = [order.index(a) for a in range(last + 1)]
+            result = g.op.Transpose(moved, perm=back)
+    return squeeze(g, result, 0) if single else result
+
+
+def _windows(size: int, out: int) -> np.ndarray:
+    """Weights of the mean over torch's adaptive windows, floor(i n / o) to ceil((i + 1) n / o): [size, out]."""
+    weights = np.zeros((size, out))
+    for i in range(out):
+        start, end = (i * size) // out, -((-(i + 1) * size) // out)
+        weights[start:end, i] = 1.0 / (end - start)
+    return weights
+
+
+def adaptive_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
+    x, size = node.args
+    spatial = _spatial_rank(node)
+    out = g.concrete_shape(spread(size, spatial), "output size")
+    x, single = _batched(g, x, spatial)
+    sizes = g.concrete_shape(list(x.shape or ())[2:], "size of an adaptive pool's input")
+    if not all(o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
+        raise Unsupported(f"adaptive max pool of {sizes} to {out}: the windows overlap")
+    kernel = [s // o for s, o in zip(sizes, out, strict=True)]
+    values, indices = g.op.MaxPool(x, kernel_shape=kernel, strides=kernel, _outputs=2)
+    indices = g.op.Mod(indices, g.const(math.prod(sizes)))
+    return [squeeze(g, v, 0) if single else v for v in (values, indices)]
+
+
+def _each(name: str, convert: Converter) -> list[Rule]:
+    return [Rule(f"aten::{name.replace('N', str(n))}.default", convert) for n in (1, 2, 3)]
+
+
+RULES: list[Rule] = [
+    *_each("max_poolNd", max_pool),
+    *_each("max_poolNd_with_indices", max_pool_with_indices),
+    *_each("avg_poolNd", avg_pool),
+    *_each("adaptive_avg_poolNd", adaptive_avg_pool),
+    Rule("aten::_adaptive_avg_pool2d.default", adaptive_avg_pool),
+    Rule("aten::_adaptive_avg_pool3d.default", adaptive_avg_pool),
+    *_each("adaptive_max_poolNd", adaptive_max_pool),
+]

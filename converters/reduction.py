@@ -1,0 +1,336 @@
+"""Reductions, cumulative sums, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import normalize_axes, normalize_axis, rank_of, reduce, squeeze
+from onnxplug.converters._promote import operand
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+_BOOL, _INT32, _INT64, _FLOAT = ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _inner(dtype: ir.DataType) -> ir.DataType:
+    """The dtype in which ONNX Runtime reduces: halves in float, as torch accumulates them; small integers in int32."""
+    if dtype in _HALVES:
+        return _FLOAT
+    if dtype == _BOOL or (dtype.is_integer() and dtype not in (_INT32, _INT64)):
+        return _INT32
+    return dtype
+
+
+def _reduced(
+    g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | int | None, keepdim: bool, dtype: ir.DataType
+) -> Value:
+    """A reduction in the dtype that ONNX Runtime has it in, of axes as torch names them."""
+    rank = rank_of(x)
+    inner = _inner(dtype)
+    return g.cast(reduce(g, op_type, g.cast(x, inner), normalize_axes(axes, rank) if rank else None, keepdim), dtype)
+
+
+def whole(op_type: str) -> Converter:
+    """A reduction of everything: sum, mean, prod, amax …"""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        return _reduced(g, op_type, node.args[0], None, False, node.dtype)
+
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_all"
+    return convert
+
+
+def along(op_type: str) -> Converter:
+    """A reduction along axes: ``(x, dim, keepdim, …)``."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, axes, keepdim = node.args[:3]
+        return _reduced(g, op_type, x, axes, keepdim, node.dtype)
+
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim"
+    return convert
+
+
+def any_(g: GraphBuilder, node: FxNode) -> Value:
+    """any(Tensor self) -> Tensor"""
+    return _truth(g, node, "ReduceMax")
+
+
+def all_(g: GraphBuilder, node: FxNode) -> Value:
+    """all(Tensor self) -> Tensor"""
+    return _truth(g, node, "ReduceMin")
+
+
+def _truth(g: GraphBuilder, node: FxNode, op_type: str) -> Value:
+    """The largest or smallest of the truth values; of no elements ``any`` is false and ``all`` true, hence the sums."""
+    x = node.args[0]
+    axes, keepdim = (node.args[1], node.args[2]) if len(node.args) > 2 else (None, False)
+    rank = rank_of(x)
+    wanted = g.cast(x, _BOOL) if op_type == "ReduceMax" else g.op.Not(g.cast(x, _BOOL))
+    count = reduce(g, "ReduceSum", g.cast(wanted, _INT64), normalize_axes(axes, rank) if rank else None, keepdim)
+    found = g.op.Greater(count, g.const(0))
+    result: Value = found if op_type == "ReduceMax" else g.op.Not(found)
+    return g.cast(result, node.dtype)
+
+
+def arg_extremum(op_type: str) -> Converter:
+    """argmax, argmin: the first of equal ones; of everything when no axis is given."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, axis, keepdim = node.args
+        x = g.cast(x, _inner(x.dtype))
+        if not rank_of(x):
+            return g.const(0)
+        if axis is None:
+            index: Value = getattr(g.op, op_type)(g.reshape(x, [-1]), axis=0, keepdims=0)
+            return g.reshape(index, [1] * rank_of(x)) if keepdim else index
+        result: Value = getattr(g.op, op_type)(x, axis=normalize_axis(axis, rank_of(x)), keepdims=int(keepdim))
+        return result
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+def extremum_dim(op_type: str) -> Converter:
+    """max.dim, min.dim: values and the index of the first of equal ones."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
+        x, axis, keepdim = node.args
+        if not rank_of(x):
+            return [x, g.const(0)]
+        axis = normalize_axis(axis, rank_of(x))
+        values = _reduced(g, f"Reduce{op_type}", x, axis, keepdim, x.dtype)
+        indices = getattr(g.op, f"Arg{op_type}")(g.cast(x, _inner(x.dtype)), axis=axis, keepdims=int(keepdim))
+        return [values, indices]
+
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim"
+    return convert
+
+
+def _count(g: GraphBuilder, x: Value, axes: Sequence[int], dtype: ir.DataType) -> Value:
+    """How many elements the axes hold, as a number of the dtype."""
+    total: Any = 1
+    for axis in axes:
+        size = g.dim(x, axis)
+        total = total * size if isinstance(total, int) and isinstance(size, int) else g.op.Mul(total, size)
+    return operand(g, total, dtype)
+
+
+def _variance(
+    g: GraphBuilder, x: Value, axes: Any, correction: float, keepdim: bool, dtype: ir.DataType
+) -> tuple[Value, Value]:
+    """Variance and mean. The divisor is max(0, n - correction): none left gives NaN, as in torch."""
+    rank = rank_of(x)
+    inner = _inner(dtype)
+    x = g.cast(x, inner)
+    over = normalize_axes(axes, rank)
+    mean = reduce(g, "ReduceMean", x, over if rank else None, True)
+    deviation = g.op.Sub(x, mean)
+    squares = reduce(g, "ReduceSum", g.op.Mul(deviation, deviation), over if rank else None, keepdim)
+    left = g.op.Sub(_count(g, x, over if rank else [], inner), g.const(float(correction), inner))
+    variance = g.op.Div(squares, g.op.Max(left, g.const(0.0, inner)))
+    if not keepdim and over and rank:
+        mean = squeeze(g, mean, *over)
+    return g.cast(variance, dtype), g.cast(mean, dtype)
+
+
+def _variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
+    """Axes, correction and keepdim of every overload of var, std, var_mean, std_mean."""
+    named = node.kwargs
+    if "correction" in named:
+        correction = named["correction"]
+        return named.get("dim"), 1.0 if correction is None else float(correction), named.get("keepdim", False)
+    return named.get("dim"), 1.0 if named.get("unbiased", True) else 0.0, named.get("keepdim", False)
+
+
+def var(g: GraphBuilder, node: FxNode) -> Value:
+    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+    axes, correction, keepdim = _variance_arguments(node)
+    return _variance(g, node.args[0], axes, correction, keepdim, node.dtype)[0]
+
+
+def std(g: GraphBuilder, node: FxNode) -> Value:
+    """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+    result: Value = g.op.Sqrt(var(g, node))
+    return result
+
+
+def var_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""  # noqa: E501
+    axes, correction, keepdim = _variance_arguments(node)
+    return list(_variance(g, node.args[0], axes, correction, keepdim, node.dtype))
+
+
+def std_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""  # noqa: E501
+    variance, mean = var_mean(g, node)
+    return [g.op.Sqrt(variance), mean]
+
+
+def vector_norm(g: GraphBuilder, node: FxNode) -> Value:
+    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""  # noqa: E501
+    x, order, axes, keepdim = node.args[:4]
+    return _norm(g, g.cast(x, _inner(node.dtype)), order, axes, keepdim, node.dtype)
+
+
+def norm(g: GraphBuilder, node: FxNode) -> Value:
+    """norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"""
+    named = node.kwargs
+    order = named.get("p", 2)
+    x = g.cast(node.args[0], _inner(node.dtype))
+    return _norm(g, x, 2 if order is None else order, named.get("dim"), named.get("keepdim", False), node.dtype)
+
+
+def _norm(g: GraphBuilder, x: Value, order: float, axes: Any, keepdim: bool, dtype: ir.DataType) -> Value:
+    rank = rank_of(x)
+    over = normalize_axes(axes, rank) if rank else None
+    size = g.op.Abs(x)
+    kind = x.dtype
+    assert kind is not None
+    if order == float("inf"):
+        result = reduce(g, "ReduceMax", size, over, keepdim)
+    elif order == float("-inf"):
+        result = reduce(g, "ReduceMin", size, over, keepdim)
+    elif order == 0:
+        nonzero = g.cast(g.op.Not(g.op.Equal(x, g.const(0.0, kind))), kind)
+        result = reduce(g, "ReduceSum", nonzero, over, keepdim)
+    elif order == 1:
+        result = reduce(g, "ReduceSum", size, over, keepdim)
+    elif order == 2:
+        # ReduceL2 of ONNX Runtime overflows no earlier than the sum of squares, as torch's.
+        result = g.op.Sqrt(reduce(g, "ReduceSum", g.op.Mul(x, x), over, keepdim))
+    else:
+        powers = g.op.Pow(size, g.const(float(order), kind))
+        result = g.op.Pow(reduce(g, "ReduceSum", powers, over, keepdim), g.const(1.0 / order, kind))
+    return g.cast(result, dtype)
+
+
+def logsumexp(g: GraphBuilder, node: FxNode) -> Value:
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor
+
+    Shifted by the maximum where that is finite, so that a row of −inf gives −inf and not NaN.
+    """
+    x, axes, keepdim = node.args
+    dtype = _inner(node.dtype)
+    x = g.cast(x, dtype)
+    rank = rank_of(x)
+    over = normalize_axes(axes, rank) if rank else None
+    top = reduce(g, "ReduceMax", x, over, True)
+    shift = g.op.Where(g.op.IsInf(top), g.const(0.0, dtype), top)
+    total = reduce(g, "ReduceSum", g.op.Exp(g.op.Sub(x, shift)), over, True)
+    result = g.op.Add(g.op.Log(total), shift)
+    if not keepdim and over:
+        result = squeeze(g, result, *over)
+    return g.cast(result, node.dtype)
+
+
+def cumsum(g: GraphBuilder, node: FxNode) -> Value:
+    """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
+    x, axis = node.args[:2]
+    if not rank_of(x):
+        return g.cast(x, node.dtype)
+    inner = _inner(node.dtype)
+    return g.cast(g.op.CumSum(g.cast(x, inner), g.const(axis % rank_of(x))), node.dtype)
+
+
+def count_nonzero(g: GraphBuilder, node: FxNode) -> Value:
+    """count_nonzero(Tensor self, int? dim=None) -> Tensor"""
+    x = node.args[0]
+    return _reduced(g, "ReduceSum", g.cast(g.cast(x, _BOOL), _INT64), node.args[1], False, _INT64)
+
+
+def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"""
+    x, k, axis, largest, ordered = node.args
+    if not rank_of(x):
+        return [x, g.const(0)]
+    inner = x.dtype if x.dtype in (_FLOAT, ir.DataType.DOUBLE, _INT32, _INT64) else _inner(x.dtype)
+    values, indices = g.op.TopK(
+        g.cast(x, inner), g.as_vector(k), axis=axis, largest=int(largest), sorted=int(ordered), _outputs=2
+    )
+    return [g.cast(values, x.dtype), indices]
+
+
+def sort(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
+
+    TopK of all; equal elements keep their order, as ONNX's TopK takes the lower index first.
+    """
+    named = node.kwargs
+    return _sorted(g, node.args[0], named.get("dim", -1), named.get("descending", False))
+
+
+def _sorted(g: GraphBuilder, x: Value, axis: int, descending: bool) -> list[Value]:
+    if not rank_of(x):
+        return [x, g.const(0)]
+    inner = x.dtype if x.dtype in (_FLOAT, ir.DataType.DOUBLE, _INT32, _INT64) else _inner(x.dtype)
+    k = g.as_vector(g.dim(x, axis))
+    values, indices = g.op.TopK(g.cast(x, inner), k, axis=axis, largest=int(descending), sorted=1, _outputs=2)
+    return [g.cast(values, x.dtype), indices]
+
+
+def argsort(g: GraphBuilder, node: FxNode) -> Value:
+    """argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"""
+    named = node.kwargs
+    return _sorted(g, node.args[0], named.get("dim", -1), named.get("descending", False))[1]
+
+
+def prod_dim(g: GraphBuilder, node: FxNode) -> Value:
+    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    x, axis, keepdim = node.args[:3]
+    if node.dtype == _INT64 and isinstance(axis, Value):
+        raise Unsupported("prod over a dynamic axis")
+    return _reduced(g, "ReduceProd", x, axis, keepdim, node.dtype)
+
+
+def aminmax(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"""
+    x, axis, keepdim = node.args
+    return [_reduced(g, f"Reduce{end}", x, axis, keepdim, x.dtype) for end in ("Min", "Max")]
+
+
+_OVERLOADS = {"var": var, "std": std, "var_mean": var_mean, "std_mean": std_mean}
+
+RULES: list[Rule] = [
+    Rule("aten::sum.default", whole("ReduceSum")),
+    Rule("aten::sum.dim_IntList", along("ReduceSum")),
+    Rule("aten::mean.default", whole("ReduceMean")),
+    Rule("aten::mean.dim", along("ReduceMean")),
+    Rule("aten::prod.default", whole("ReduceProd")),
+    Rule("aten::prod.dim_int", prod_dim),
+    Rule("aten::amax.default", along("ReduceMax")),
+    Rule("aten::amin.default", along("ReduceMin")),
+    Rule("aten::max.default", whole("ReduceMax")),
+    Rule("aten::min.default", whole("ReduceMin")),
+    Rule("aten::max.dim", extremum_dim("Max")),
+    Rule("aten::min.dim", extremum_dim("Min")),
+    Rule("aten::aminmax.default", aminmax),
+    Rule("aten::argmax.default", arg_extremum("ArgMax")),
+    Rule("aten::argmin.default", arg_extremum("ArgMin")),
+    *[Rule(f"aten::any.{overload}", any_) for overload in ("default", "dim", "dims")],
+    *[Rule(f"aten::all.{overload}", all_) for overload in ("default", "dim", "dims")],
+    *[
+        Rule(f"aten::{name}.{overload}", convert)
+        for name, convert in _OVERLOADS.items()
+        for overload in ("default", "dim", "correction")
+    ],
+    Rule("aten::linalg_vector_norm.default", vector_norm),
+    Rule("aten::norm.ScalarOpt_dim", norm),
+    Rule("aten::norm.ScalarOpt_dim_dtype", norm),
+    Rule("aten::norm.Scalar", norm),
+    Rule("aten::logsumexp.default", logsumexp),
+    Rule("aten::cumsum.default", cumsum),
+    Rule("aten::count_nonzero.default", count_nonzero),
+    Rule("aten::topk.default", topk),
+    Rule("aten::sort.default", sort),
+    Rule("aten::sort.stable", sort),
+    Rule("aten::argsort.default", argsort),
+    Rule("aten::argsort.stable", argsort),
+]

@@ -1,0 +1,205 @@
+"""Writing by index: scatter, index_put, index_add and their kin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.converters._promote import operand
+from onnxplug.converters.comparison import select
+from onnxplug.converters.indexing import index_tensors, join_indices
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+_REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
+
+
+def _check_reduction(g: GraphBuilder, reduction: str) -> None:
+    since = {"none": 13, "add": 16, "mul": 16}.get(reduction, 18)
+    if g.opset < since:
+        raise Unsupported(f"scattering with the reduction {reduction!r} needs opset {since} or later")
+
+
+def _scatter(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, reduction: str = "none") -> Value:
+    """ScatterElements; only the part of the source that the index covers is used, as in torch."""
+    _check_reduction(g, reduction)
+    if not rank_of(x):
+        one = [unsqueeze(g, v, 0) if not rank_of(v) else v for v in (x, index, source)]
+        return squeeze(g, _scatter(g, one[0], 0, one[1], one[2], reduction), 0)
+    if not rank_of(index):
+        index, source = unsqueeze(g, index, 0), unsqueeze(g, source, 0) if not rank_of(source) else source
+    if tuple(index.shape or ()) != tuple(source.shape or ()):
+        rank = rank_of(source)
+        source = g.op.Slice(
+            source, g.const([0] * rank, ir.DataType.INT64), g.shape(index), g.const(list(range(rank)), ir.DataType.INT64)
+        )
+    named = {} if reduction == "none" else {"reduction": reduction}
+    result: Value = g.op.ScatterElements(x, index, source, axis=normalize_axis(axis, rank_of(x)), **named)
+    return result
+
+
+def scatter(g: GraphBuilder, node: FxNode) -> Value:
+    """scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
+    x, axis, index, source = node.args
+    return _scatter(g, x, axis, index, source)
+
+
+def scatter_value(g: GraphBuilder, node: FxNode) -> Value:
+    """scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
+    x, axis, index, value = node.args[:4]
+    source = g.op.Expand(operand(g, value, node.dtype), g.shape(index)) if rank_of(index) else operand(g, value, node.dtype)
+    reduction = _REDUCTIONS[node.args[4]] if len(node.args) > 4 else "none"
+    return _scatter(g, x, axis, index, source, reduction)
+
+
+def scatter_reduce_source(g: GraphBuilder, node: FxNode) -> Value:
+    """scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"""
+    x, axis, index, source, reduction = node.args
+    return _scatter(g, x, axis, index, source, _REDUCTIONS[reduction])
+
+
+def scatter_add(g: GraphBuilder, node: FxNode) -> Value:
+    """scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
+    x, axis, index, source = node.args
+    return _scatter(g, x, axis, index, source, "add")
+
+
+def scatter_reduce(g: GraphBuilder, node: FxNode) -> Value:
+    """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor
+
+    Without self, the touched elements start from the reduction's neutral value.
+    """
+    x, axis, index, source, reduction, include_self = node.args
+    if reduction == "mean":
+        raise Unsupported("scatter_reduce with reduce='mean'")
+    if not include_self:
+        neutral = {"sum": 0, "prod": 1}.get(reduction)
+        if neutral is None:
+            if not node.dtype.is_floating_point():
+                raise Unsupported(f"scatter_reduce with reduce={reduction!r} of integers without include_self")
+            neutral = float("-inf") if reduction == "amax" else float("inf")  # type: ignore[assignment]
+        start = operand(g, neutral, node.dtype)
+        x = _scatter(g, x, axis, index, g.op.Expand(start, g.shape(index)))
+    return _scatter(g, x, axis, index, source, _REDUCTIONS[reduction])
+
+
+def index_put(g: GraphBuilder, node: FxNode) -> Value:
+    """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor
+
+    A mask with one value is a Where; everything else a ScatterND with the indexed axes first.
+    """
+    x, indices, values, accumulate = node.args[:4]
+    values = g.cast(values, node.dtype)
+    given = [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].dtype == ir.DataType.BOOL and not accumulate and _is_single(values):
+        position = next(p for p, i in enumerate(indices) if i is not None)
+        mask = given[0]
+        trailing = rank_of(x) - position - rank_of(mask)
+        if trailing:
+            mask = unsqueeze(g, mask, *range(rank_of(mask), rank_of(mask) + trailing))
+        value = g.reshape(values, []) if rank_of(values) else values
+        return select(g, mask, value, x, node.dtype)
+    axes, tensors = index_tensors(g, x, indices)
+    rank = rank_of(x)
+    others = [a for a in range(rank) if a not in axes]
+    order = [*axes, *others]
+    joined, new_rank = join_indices(g, tensors) if len(tensors) > 1 else (
+        unsqueeze(g, tensors[0], rank_of(tensors[0])), rank_of(tensors[0])
+    )
+    moved = g.op.Transpose(x, perm=order)
+    sizes = g.op.Slice(g.shape(joined), g.const([0], ir.DataType.INT64), g.const([new_rank], ir.DataType.INT64))
+    target = sizes
+    if others:
+        target = g.op.Concat(sizes, g.vector([g.dim(x, a) for a in others]), axis=0)
+    beside = axes == list(range(axes[0], axes[-1] + 1))
+    if beside and axes[0] and rank_of(values) > len(others) - axes[0]:
+        # torch puts the indices' axes where the first index stands; ours stand first.
+        before = axes[0]
+        full = g.op.Concat(
+            g.vector([g.dim(x, a) for a in others[:before]]), sizes, g.vector([g.dim(x, a) for a in others[before:]]), axis=0
+        ) if others[before:] else g.op.Concat(g.vector([g.dim(x, a) for a in others[:before]]), sizes, axis=0)
+        values = g.op.Expand(values, full)
+        values = g.op.Transpose(
+            values, perm=[*range(before, before + new_rank), *range(before), *range(before + new_rank, new_rank + len(others))]
+        )
+    else:
+        values = g.op.Expand(values, target)
+    if accumulate:
+        _check_reduction(g, "add")
+        done = g.op.ScatterND(moved, joined, values, reduction="add")
+    else:
+        done = g.op.ScatterND(moved, joined, values)
+    result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
+    return result
+
+
+def _is_single(x: Value) -> bool:
+    return x.shape is not None and all(isinstance(d, int) and d == 1 for d in x.shape)
+
+
+def index_add(g: GraphBuilder, node: FxNode) -> Value:
+    """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
+    x, axis, index, source, alpha = node.args
+    source = g.cast(source, node.dtype)
+    if alpha != 1:
+        source = g.op.Mul(source, operand(g, alpha, node.dtype))
+    _check_reduction(g, "add")
+    return _by_rows(g, x, axis, index, source, reduction="add")
+
+
+def index_copy(g: GraphBuilder, node: FxNode) -> Value:
+    """index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"""
+    x, axis, index, source = node.args
+    return _by_rows(g, x, axis, index, g.cast(source, node.dtype))
+
+
+def index_fill(g: GraphBuilder, node: FxNode) -> Value:
+    """index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
+    x, axis, index, value = node.args
+    if not rank_of(x):
+        raise Unsupported("index_fill of a 0-dim tensor")
+    axis = normalize_axis(axis, rank_of(x))
+    index = index if rank_of(index) else unsqueeze(g, index, 0)
+    sizes: list[Any] = list(g.dims(x))
+    sizes[axis] = g.dim(index, 0)
+    source = g.op.Expand(operand(g, value, node.dtype), g.vector(sizes))
+    return _by_rows(g, x, axis, index, source)
+
+
+def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, **named: Any) -> Value:
+    """ScatterND of whole slices along one axis."""
+    if not rank_of(x):
+        raise Unsupported("writing rows of a 0-dim tensor")
+    rank = rank_of(x)
+    axis = normalize_axis(axis, rank)
+    order = [axis, *(a for a in range(rank) if a != axis)]
+    index = index if rank_of(index) else unsqueeze(g, index, 0)
+    done = g.op.ScatterND(
+        g.op.Transpose(x, perm=order),
+        unsqueeze(g, g.cast(index, ir.DataType.INT64), 1),
+        g.op.Transpose(source, perm=order),
+        **named,
+    )
+    result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
+    return result
+
+
+RULES: list[Rule] = [
+    Rule("aten::scatter.src", scatter),
+    Rule("aten::scatter.value", scatter_value),
+    Rule("aten::scatter.value_reduce", scatter_value),
+    Rule("aten::scatter.reduce", scatter_reduce_source),
+    Rule("aten::scatter_add.default", scatter_add),
+    Rule("aten::scatter_reduce.two", scatter_reduce),
+    Rule("aten::index_put.default", index_put),
+    Rule("aten::_unsafe_index_put.default", index_put),
+    Rule("aten::index_add.default", index_add),
+    Rule("aten::index_copy.default", index_copy),
+    Rule("aten::index_fill.int_Scalar", index_fill),
+    Rule("aten::index_fill.int_Tensor", index_fill),
+]

@@ -1,0 +1,239 @@
+"""Arithmetic on sizes: Python's functions on symbolic ints, floats and bools, as the FX graph calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.converters._axes import rank_of
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+_INT, _FLOAT, _BOOL = ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.BOOL
+
+
+def _number(g: GraphBuilder, x: Any, dtype: ir.DataType) -> Value:
+    return g.cast(x, dtype) if isinstance(x, Value) else g.const(x, dtype)
+
+
+def _is_float(*args: Any) -> bool:
+    return any(a.dtype == _FLOAT if isinstance(a, Value) else isinstance(a, float) for a in args)
+
+
+def arithmetic(op_type: str) -> Converter:
+    """``+``, ``-``, ``*``, ``max``, ``min`` on ints, or on floats where one side is a float."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        dtype = _FLOAT if _is_float(*node.args) else _INT
+        emit = getattr(g.op, op_type)
+        result = _number(g, node.args[0], dtype)
+        for other in node.args[1:]:
+            result = emit(result, _number(g, other, dtype))
+        return result
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+def floordiv(g: GraphBuilder, node: FxNode) -> Value:
+    """Python's ``//``: rounded down, where ONNX's Div of integers rounds towards zero."""
+    x, y = node.args
+    if _is_float(x, y):
+        result: Value = g.op.Floor(g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT)))
+        return result
+    a, b = _number(g, x, _INT), _number(g, y, _INT)
+    # a - a mod b divides evenly; ONNX's Mod has the divisor's sign, as Python's. A size over a positive constant needs
+    # no correction: both are not negative.
+    if isinstance(y, int) and y > 0 and _is_size(node, x):
+        result = g.op.Div(a, b)
+        return result
+    result = g.op.Div(g.op.Sub(a, g.op.Mod(a, b)), b)
+    return result
+
+
+def _is_size(node: FxNode, x: Any) -> bool:
+    """Whether the first argument is a plain dimension: never negative."""
+    expr = getattr(getattr(node.meta(0), "node", None), "expr", None)
+    return isinstance(x, Value) and expr is not None and bool(expr.is_Symbol)
+
+
+def truediv(g: GraphBuilder, node: FxNode) -> Value:
+    """Python's ``/``."""
+    x, y = node.args
+    result: Value = g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT))
+    return result
+
+
+def mod(g: GraphBuilder, node: FxNode) -> Value:
+    """Python's ``%`` on ints: the divisor's sign, as ONNX's Mod."""
+    x, y = node.args
+    if _is_float(x, y):
+        raise Unsupported("% of floats")
+    result: Value = g.op.Mod(_number(g, x, _INT), _number(g, y, _INT))
+    return result
+
+
+def pow_(g: GraphBuilder, node: FxNode) -> Value:
+    """Python's ``**``."""
+    x, y = node.args
+    dtype = _FLOAT if _is_float(x, y) or (isinstance(y, int) and y < 0) else _INT
+    if dtype == _INT and isinstance(y, int) and 0 < y <= 8:
+        base = _number(g, x, _INT)
+        result = base
+        for _ in range(y - 1):
+            result = g.op.Mul(result, base)
+        return result
+    result = g.op.Pow(_number(g, x, dtype), _number(g, y, dtype))
+    return result
+
+
+def neg(g: GraphBuilder, node: FxNode) -> Value:
+    """Unary minus."""
+    result: Value = g.op.Neg(node.args[0])
+    return result
+
+
+def compare(op_type: str, *, negate: bool = False) -> Converter:
+    """``==``, ``<`` and the like."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, y = node.args
+        dtype = _FLOAT if _is_float(x, y) else _INT
+        result: Value = getattr(g.op, op_type)(_number(g, x, dtype), _number(g, y, dtype))
+        return g.op.Not(result) if negate else result
+
+    convert.__name__ = convert.__qualname__ = ("not_" if negate else "") + op_type.lower()
+    return convert
+
+
+def logic(op_type: str) -> Converter:
+    """``and``, ``or`` of symbolic bools."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, y = node.args
+        result: Value = getattr(g.op, op_type)(_number(g, x, _BOOL), _number(g, y, _BOOL))
+        return result
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+def not_(g: GraphBuilder, node: FxNode) -> Value:
+    """``not`` of a symbolic bool."""
+    result: Value = g.op.Not(_number(g, node.args[0], _BOOL))
+    return result
+
+
+def to_float(g: GraphBuilder, node: FxNode) -> Value:
+    """A size as a float."""
+    return _number(g, node.args[0], _FLOAT)
+
+
+def rounded(op_type: str) -> Converter:
+    """``math.floor``, ``math.ceil``, ``int()``: a float to an int."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x = node.args[0]
+        if not _is_float(x):
+            return _number(g, x, _INT)
+        value = _number(g, x, _FLOAT)
+        return g.cast(getattr(g.op, op_type)(value) if op_type != "Cast" else value, _INT)
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+def sqrt(g: GraphBuilder, node: FxNode) -> Value:
+    """``math.sqrt``."""
+    result: Value = g.op.Sqrt(_number(g, node.args[0], _FLOAT))
+    return result
+
+
+def ite(g: GraphBuilder, node: FxNode) -> Value:
+    """One of two sizes by a symbolic bool."""
+    condition, x, y = node.args
+    dtype = _FLOAT if _is_float(x, y) else _INT
+    result: Value = g.op.Where(_number(g, condition, _BOOL), _number(g, x, dtype), _number(g, y, dtype))
+    return result
+
+
+def sym_sum(g: GraphBuilder, node: FxNode) -> Value:
+    """The sum of a list of sizes."""
+    items = list(node.args[0])
+    result = _number(g, items[0], _INT)
+    for item in items[1:]:
+        result = g.op.Add(result, _number(g, item, _INT))
+    return result
+
+
+def sym_size(g: GraphBuilder, node: FxNode) -> Value | int:
+    """sym_size.int(Tensor self, int dim) -> SymInt"""
+    x, axis = node.args
+    return g.dim(x, axis)
+
+
+def sym_numel(g: GraphBuilder, node: FxNode) -> Value:
+    """sym_numel(Tensor self) -> SymInt"""
+    result: Value = g.op.Size(node.args[0])
+    return result
+
+
+def sym_stride(g: GraphBuilder, node: FxNode) -> Value | int:
+    """sym_stride.int(Tensor self, int dim) -> SymInt
+
+    Of a contiguous tensor: the product of the sizes after the axis.
+    """
+    x, axis = node.args
+    product: Any = 1
+    for later in range(axis % max(rank_of(x), 1) + 1, rank_of(x)):
+        size = g.dim(x, later)
+        product = product * size if isinstance(product, int) and isinstance(size, int) else g.op.Mul(product, size)
+    return product
+
+
+def item(g: GraphBuilder, node: FxNode) -> Value:
+    """item(Tensor self) -> Scalar"""
+    x = node.args[0]
+    scalar = g.reshape(x, []) if rank_of(x) else x
+    spec = node.outputs[0]
+    return g.cast(scalar, spec.dtype if spec is not None else to_onnx_dtype(x.dtype))
+
+
+_ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul"}
+_COMPARE = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
+
+RULES: list[Rule] = [
+    *[Rule(f"_operator::{name}", arithmetic(op)) for name, op in _ARITHMETIC.items()],
+    Rule("_operator::floordiv", floordiv),
+    Rule("_operator::truediv", truediv),
+    Rule("_operator::mod", mod),
+    Rule("_operator::pow", pow_),
+    Rule("_operator::neg", neg),
+    *[Rule(f"_operator::{name}", compare(op)) for name, op in _COMPARE.items()],
+    Rule("_operator::ne", compare("Equal", negate=True)),
+    Rule("_operator::and_", logic("And")),
+    Rule("_operator::or_", logic("Or")),
+    Rule("_operator::not_", not_),
+    Rule("torch::sym_not", not_),
+    Rule("torch::sym_float", to_float),
+    Rule("torch::sym_int", rounded("Cast")),
+    Rule("torch::sym_max", arithmetic("Max")),
+    Rule("torch::sym_min", arithmetic("Min")),
+    Rule("torch::sym_sum", sym_sum),
+    Rule("torch::sym_ite", ite),
+    Rule("math::floor", rounded("Floor")),
+    Rule("math::ceil", rounded("Ceil")),
+    Rule("math::trunc", rounded("Cast")),
+    Rule("math::sqrt", sqrt),
+    Rule("torch::_sym_sqrt", sqrt),
+    Rule("aten::sym_size.int", sym_size),
+    Rule("aten::sym_numel.default", sym_numel),
+    Rule("aten::sym_stride.int", sym_stride),
+    Rule("aten::item.default", item),
+    Rule("aten::_local_scalar_dense.default", item),
+]

@@ -1,0 +1,260 @@
+"""Shapes and the order of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import normalize_axes, normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+
+def known_sizes(node: FxNode, given: Sequence[Any]) -> list[Any]:
+    """The sizes of a result: ints where torch knows them, else the values that the program computes."""
+    return [
+        d if isinstance(d, int) else (s if isinstance(s, Value) else d) for d, s in zip(node.shape, given, strict=True)
+    ]
+
+
+def view(g: GraphBuilder, node: FxNode) -> Value:
+    """view(Tensor(a) self, SymInt[] size) -> Tensor(a)"""
+    return g.reshape(node.args[0], known_sizes(node, node.args[1]))
+
+
+def reshape_to_result(g: GraphBuilder, node: FxNode) -> Value:
+    """flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"""
+    return g.reshape(node.args[0], node.shape)
+
+
+def reshape_as(g: GraphBuilder, node: FxNode) -> Value:
+    """reshape_as(Tensor(a) self, Tensor other) -> Tensor(a)"""
+    return g.reshape(node.args[0], g.dims(node.args[1]))
+
+
+def permute(g: GraphBuilder, node: FxNode) -> Value:
+    """permute(Tensor(a) self, int[] dims) -> Tensor(a)"""
+    x, axes = node.args
+    rank = rank_of(x)
+    if not rank:
+        return x
+    result: Value = g.op.Transpose(x, perm=[normalize_axis(a, rank) for a in axes])
+    return result
+
+
+def swap(g: GraphBuilder, x: Value, first: int, second: int) -> Value:
+    """Two axes exchanged."""
+    rank = rank_of(x)
+    if rank < 2:
+        return x
+    order = list(range(rank))
+    a, b = first % rank, second % rank
+    order[a], order[b] = order[b], order[a]
+    result: Value = g.op.Transpose(x, perm=order)
+    return result
+
+
+def transpose(g: GraphBuilder, node: FxNode) -> Value:
+    """transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"""
+    return swap(g, *node.args)
+
+
+def t(g: GraphBuilder, node: FxNode) -> Value:
+    """t(Tensor(a) self) -> Tensor(a)"""
+    return swap(g, node.args[0], 0, -1)
+
+
+def matrix_transpose(g: GraphBuilder, node: FxNode) -> Value:
+    """mT(Tensor(a) self) -> Tensor(a)"""
+    return swap(g, node.args[0], -2, -1)
+
+
+def numpy_t(g: GraphBuilder, node: FxNode) -> Value:
+    """numpy_T(Tensor(a) self) -> Tensor(a)"""
+    x = node.args[0]
+    result: Value = g.op.Transpose(x, perm=list(range(rank_of(x)))[::-1]) if rank_of(x) else x
+    return result
+
+
+def movedim(g: GraphBuilder, node: FxNode) -> Value:
+    """movedim.intlist(Tensor(a) self, int[] source, int[] destination) -> Tensor(a)"""
+    x, source, destination = node.args
+    rank = rank_of(x)
+    if not rank:
+        return x
+    sources, destinations = normalize_axes(source, rank), normalize_axes(destination, rank)
+    order: list[int | None] = [None] * rank
+    for a, b in zip(sources, destinations, strict=True):
+        order[b] = a
+    rest = iter(a for a in range(rank) if a not in sources)
+    result: Value = g.op.Transpose(x, perm=[next(rest) if a is None else a for a in order])
+    return result
+
+
+def expand(g: GraphBuilder, node: FxNode) -> Value:
+    """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""
+    x, given = node.args[:2]
+    return expand_to(g, x, node.shape, given)
+
+
+def expand_to(g: GraphBuilder, x: Value, shape: Sequence[Any], given: Sequence[Any]) -> Value:
+    """``x`` broadcast to a shape; an axis that keeps its size is 1 in ONNX's Expand, which never shrinks one."""
+    source: list[Any] = [1] * (len(shape) - rank_of(x)) + list(x.shape or ())
+    target: list[Any] = []
+    for have, want, argument in zip(source, shape, given, strict=True):
+        if isinstance(argument, int) and argument == -1:
+            target.append(1)
+        elif isinstance(want, int):
+            target.append(want if have != want else 1)
+        elif have == want and getattr(want, "value", None) is not None:
+            target.append(1)
+        else:
+            target.append(argument if isinstance(argument, Value) else want)
+    if all(isinstance(s, int) and s == 1 for s in target) and len(shape) == rank_of(x):
+        return x
+    result: Value = g.op.Expand(x, g.vector(target))
+    return result
+
+
+def expand_as(g: GraphBuilder, node: FxNode) -> Value:
+    """expand_as(Tensor(a) self, Tensor other) -> Tensor(a)"""
+    x, other = node.args
+    return expand_to(g, x, node.shape, g.dims(other))
+
+
+def broadcast_tensors(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """broadcast_tensors(Tensor[] tensors) -> Tensor[]"""
+    tensors = node.args[0]
+    results = []
+    for x, spec in zip(tensors, node.outputs, strict=True):
+        assert spec is not None
+        rank = len(spec.shape)
+        given: list[Any] = list(spec.shape)
+        for axis in range(rank):
+            if isinstance(given[axis], int):
+                continue
+            for other in tensors:
+                place = axis - (rank - rank_of(other))
+                if place >= 0 and other.shape[place] == given[axis]:
+                    given[axis] = g.dim(other, place)
+                    break
+        results.append(expand_to(g, x, spec.shape, given))
+    return results
+
+
+def unsqueeze_(g: GraphBuilder, node: FxNode) -> Value:
+    """unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"""
+    x, axis = node.args
+    return unsqueeze(g, x, axis % (rank_of(x) + 1))
+
+
+def squeeze_(g: GraphBuilder, node: FxNode) -> Value:
+    """squeeze(Tensor(a) self) -> Tensor(a)
+
+    Only axes whose size is 1 go; a dynamic one stays, as torch's own result says.
+    """
+    x = node.args[0]
+    return _squeeze(g, node, x, range(rank_of(x)))
+
+
+def squeeze_dims(g: GraphBuilder, node: FxNode) -> Value:
+    """squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"""
+    x, axes = node.args
+    rank = rank_of(x)
+    return _squeeze(g, node, x, [normalize_axis(a, rank) for a in ([axes] if isinstance(axes, int) else axes)])
+
+
+def _squeeze(g: GraphBuilder, node: FxNode, x: Value, axes: Any) -> Value:
+    assert x.shape is not None
+    gone = [a for a in axes if rank_of(x) and x.shape[a] == 1]
+    if rank_of(x) - len(gone) != len(node.shape):
+        raise Unsupported("squeeze of an axis whose size is only known at run time")
+    return squeeze(g, x, *gone) if gone else x
+
+
+def unflatten(g: GraphBuilder, node: FxNode) -> Value:
+    """unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"""
+    x, axis, sizes = node.args
+    axis = normalize_axis(axis, rank_of(x))
+    given = [*g.dims(x)[:axis], *sizes, *g.dims(x)[axis + 1 :]]
+    return g.reshape(x, known_sizes(node, given))
+
+
+def diagonal(g: GraphBuilder, node: FxNode) -> Value:
+    """diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"""
+    x, offset, first, second = node.args
+    rank = rank_of(x)
+    first, second = normalize_axis(first, rank), normalize_axis(second, rank)
+    others = [a for a in range(rank) if a not in (first, second)]
+    moved = g.op.Transpose(x, perm=[first, second, *others])
+    rows, columns = g.as_scalar(g.dim(x, first)), g.as_scalar(g.dim(x, second))
+    up, down = max(offset, 0), max(-offset, 0)
+    length = g.op.Max(
+        g.op.Min(g.op.Sub(rows, g.const(down)), g.op.Sub(columns, g.const(up))), g.const(0)
+    )
+    steps = g.op.Range(g.const(0), length, g.const(1))
+    index = g.op.Concat(
+        unsqueeze(g, g.op.Add(steps, g.const(down)), 1), unsqueeze(g, g.op.Add(steps, g.const(up)), 1), axis=1
+    )
+    picked = g.op.GatherND(moved, index)
+    count = rank - 1
+    result: Value = g.op.Transpose(picked, perm=[*range(1, count), 0])
+    return result
+
+
+def unfold(g: GraphBuilder, node: FxNode) -> Value:
+    """unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)
+
+    Windows of one axis: gathered by a matrix of indices, the window's axis moved last.
+    """
+    x, axis, size, step = node.args
+    rank = rank_of(x)
+    axis = normalize_axis(axis, rank)
+    count = g.op.Add(g.op.Div(g.op.Sub(g.as_scalar(g.dim(x, axis)), g.const(size)), g.const(step)), g.const(1))
+    starts = g.op.Mul(g.op.Range(g.const(0), count, g.const(1)), g.const(step))
+    offsets = g.const(list(range(size)), ir.DataType.INT64)
+    index = g.op.Add(unsqueeze(g, starts, 1), offsets)
+    windows = g.op.Gather(x, index, axis=axis)
+    order = [a for a in range(rank + 1) if a != axis + 1] + [axis + 1]
+    result: Value = g.op.Transpose(windows, perm=order)
+    return result
+
+
+RULES: list[Rule] = [
+    *[Rule(f"aten::{name}.default", view) for name in ("view", "_unsafe_view", "reshape", "view_copy", "_reshape_alias")],
+    Rule("aten::flatten.using_ints", reshape_to_result),
+    Rule("aten::ravel.default", reshape_to_result),
+    Rule("aten::reshape_as.default", reshape_as),
+    Rule("aten::view_as.default", reshape_as),
+    Rule("aten::permute.default", permute),
+    Rule("aten::permute_copy.default", permute),
+    Rule("aten::transpose.int", transpose),
+    Rule("aten::swapaxes.default", transpose),
+    Rule("aten::swapdims.default", transpose),
+    Rule("aten::transpose_copy.int", transpose),
+    Rule("aten::t.default", t),
+    Rule("aten::mT.default", matrix_transpose),
+    Rule("aten::numpy_T.default", numpy_t),
+    Rule("aten::movedim.intlist", movedim),
+    Rule("aten::movedim.int", movedim),
+    Rule("aten::moveaxis.intlist", movedim),
+    Rule("aten::moveaxis.int", movedim),
+    Rule("aten::expand.default", expand),
+    Rule("aten::expand_copy.default", expand),
+    Rule("aten::broadcast_to.default", expand),
+    Rule("aten::expand_as.default", expand_as),
+    Rule("aten::broadcast_tensors.default", broadcast_tensors),
+    Rule("aten::unsqueeze.default", unsqueeze_),
+    Rule("aten::unsqueeze_copy.default", unsqueeze_),
+    Rule("aten::squeeze.default", squeeze_),
+    Rule("aten::squeeze.dim", squeeze_dims),
+    Rule("aten::squeeze.dims", squeeze_dims),
+    Rule("aten::unflatten.int", unflatten),
+    Rule("aten::diagonal.default", diagonal),
+    Rule("aten::unfold.default", unfold),
+]
