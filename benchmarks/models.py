@@ -48,7 +48,9 @@ class Decoder(nn.Module):
         width, heads, vocabulary, longest: Sizes; small, for conversion costs the same at any.
     """
 
-    def __init__(self, layers: int, width: int = 64, heads: int = 4, vocabulary: int = 100, longest: int = 1024) -> None:
+    def __init__(
+        self, layers: int, width: int = 64, heads: int = 4, vocabulary: int = 100, longest: int = 1024
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(longest, width)

@@ -7,470 +7,470 @@ from typing import Any
 # fmt: off
 # op, family, position in its table, function, since, until, conditional, domains, priority
 ROWS: list[tuple[Any, ...]] = [
-    ("aten::relu.default", "activation", 0, "relu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::relu6.default", "activation", 1, "clipped", None, None, False, {}, 0),  # noqa: E501
-    ("aten::hardtanh.default", "activation", 2, "hardtanh", None, None, False, {}, 0),  # noqa: E501
-    ("aten::gelu.default", "activation", 3, "gelu", 20, None, False, {}, 0),  # noqa: E501
-    ("aten::gelu.default", "activation", 4, "gelu_plain", None, 19, False, {}, 0),  # noqa: E501
-    ("aten::silu.default", "activation", 5, "silu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::elu.default", "activation", 6, "elu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::selu.default", "activation", 7, "selu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::celu.default", "activation", 8, "celu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::leaky_relu.default", "activation", 9, "leaky_relu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::prelu.default", "activation", 10, "prelu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_prelu_kernel.default", "activation", 11, "prelu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::hardsigmoid.default", "activation", 12, "hardsigmoid", None, None, False, {}, 0),  # noqa: E501
-    ("aten::hardswish.default", "activation", 13, "hardswish", 14, None, False, {}, 0),  # noqa: E501
-    ("aten::hardswish.default", "activation", 14, "hardswish_plain", None, 13, False, {}, 0),  # noqa: E501
-    ("aten::hardshrink.default", "activation", 15, "hardshrink", None, None, False, {}, 0),  # noqa: E501
-    ("aten::softshrink.default", "activation", 16, "softshrink", None, None, False, {}, 0),  # noqa: E501
-    ("aten::threshold.default", "activation", 17, "threshold", None, None, False, {}, 0),  # noqa: E501
-    ("aten::softplus.default", "activation", 18, "softplus", None, None, False, {}, 0),  # noqa: E501
-    ("aten::mish.default", "activation", 19, "mish", None, None, False, {}, 0),  # noqa: E501
-    ("aten::glu.default", "activation", 20, "glu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::log_sigmoid.default", "activation", 21, "log_sigmoid", None, None, False, {}, 0),  # noqa: E501
-    ("aten::softmax.int", "activation", 22, "softmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_softmax.default", "activation", 23, "softmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::special_softmax.default", "activation", 24, "softmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::log_softmax.int", "activation", 25, "log_softmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_log_softmax.default", "activation", 26, "log_softmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::special_log_softmax.default", "activation", 27, "log_softmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_safe_softmax.default", "activation", 28, "safe_softmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::add.Tensor", "arithmetic", 0, "add", None, None, False, {}, 0),  # noqa: E501
-    ("aten::add.Scalar", "arithmetic", 1, "add", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sub.Tensor", "arithmetic", 2, "sub", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sub.Scalar", "arithmetic", 3, "sub", None, None, False, {}, 0),  # noqa: E501
-    ("aten::subtract.Tensor", "arithmetic", 4, "sub", None, None, False, {}, 0),  # noqa: E501
-    ("aten::subtract.Scalar", "arithmetic", 5, "sub", None, None, False, {}, 0),  # noqa: E501
-    ("aten::rsub.Tensor", "arithmetic", 6, "rsub", None, None, False, {}, 0),  # noqa: E501
-    ("aten::rsub.Scalar", "arithmetic", 7, "rsub", None, None, False, {}, 0),  # noqa: E501
-    ("aten::mul.Tensor", "arithmetic", 8, "mul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::mul.Scalar", "arithmetic", 9, "mul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::multiply.Tensor", "arithmetic", 10, "mul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::multiply.Scalar", "arithmetic", 11, "mul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::div.Tensor", "arithmetic", 12, "div", None, None, False, {}, 0),  # noqa: E501
-    ("aten::div.Scalar", "arithmetic", 13, "div", None, None, False, {}, 0),  # noqa: E501
-    ("aten::divide.Tensor", "arithmetic", 14, "div", None, None, False, {}, 0),  # noqa: E501
-    ("aten::divide.Scalar", "arithmetic", 15, "div", None, None, False, {}, 0),  # noqa: E501
-    ("aten::true_divide.Tensor", "arithmetic", 16, "div", None, None, False, {}, 0),  # noqa: E501
-    ("aten::true_divide.Scalar", "arithmetic", 17, "div", None, None, False, {}, 0),  # noqa: E501
-    ("aten::div.Tensor_mode", "arithmetic", 18, "div_mode", None, None, False, {}, 0),  # noqa: E501
-    ("aten::div.Scalar_mode", "arithmetic", 19, "div_mode", None, None, False, {}, 0),  # noqa: E501
-    ("aten::divide.Tensor_mode", "arithmetic", 20, "div_mode", None, None, False, {}, 0),  # noqa: E501
-    ("aten::divide.Scalar_mode", "arithmetic", 21, "div_mode", None, None, False, {}, 0),  # noqa: E501
-    ("aten::floor_divide.default", "arithmetic", 22, "floor_divide", None, None, False, {}, 0),  # noqa: E501
-    ("aten::floor_divide.Scalar", "arithmetic", 23, "floor_divide", None, None, False, {}, 0),  # noqa: E501
-    ("aten::remainder.Tensor", "arithmetic", 24, "remainder", None, None, False, {}, 0),  # noqa: E501
-    ("aten::remainder.Scalar", "arithmetic", 25, "remainder", None, None, False, {}, 0),  # noqa: E501
-    ("aten::remainder.Scalar_Tensor", "arithmetic", 26, "remainder", None, None, False, {}, 0),  # noqa: E501
-    ("aten::fmod.Tensor", "arithmetic", 27, "fmod", None, None, False, {}, 0),  # noqa: E501
-    ("aten::fmod.Scalar", "arithmetic", 28, "fmod", None, None, False, {}, 0),  # noqa: E501
-    ("aten::pow.Tensor_Scalar", "arithmetic", 29, "pow_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::pow.Tensor_Tensor", "arithmetic", 30, "pow_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::pow.Scalar", "arithmetic", 31, "pow_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::exp.default", "arithmetic", 32, "exp", None, None, False, {}, 0),  # noqa: E501
-    ("aten::log.default", "arithmetic", 33, "log", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sqrt.default", "arithmetic", 34, "sqrt", None, None, False, {}, 0),  # noqa: E501
-    ("aten::reciprocal.default", "arithmetic", 35, "reciprocal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sin.default", "arithmetic", 36, "sin", None, None, False, {}, 0),  # noqa: E501
-    ("aten::cos.default", "arithmetic", 37, "cos", None, None, False, {}, 0),  # noqa: E501
-    ("aten::erf.default", "arithmetic", 38, "erf", None, None, False, {}, 0),  # noqa: E501
-    ("aten::tanh.default", "arithmetic", 39, "tanh", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sigmoid.default", "arithmetic", 40, "sigmoid", None, None, False, {}, 0),  # noqa: E501
-    ("aten::tan.default", "arithmetic", 41, "tan", None, None, False, {}, 0),  # noqa: E501
-    ("aten::asin.default", "arithmetic", 42, "asin", None, None, False, {}, 0),  # noqa: E501
-    ("aten::acos.default", "arithmetic", 43, "acos", None, None, False, {}, 0),  # noqa: E501
-    ("aten::atan.default", "arithmetic", 44, "atan", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sinh.default", "arithmetic", 45, "sinh", None, None, False, {}, 0),  # noqa: E501
-    ("aten::cosh.default", "arithmetic", 46, "cosh", None, None, False, {}, 0),  # noqa: E501
-    ("aten::asinh.default", "arithmetic", 47, "asinh", None, None, False, {}, 0),  # noqa: E501
-    ("aten::acosh.default", "arithmetic", 48, "acosh", None, None, False, {}, 0),  # noqa: E501
-    ("aten::atanh.default", "arithmetic", 49, "atanh", None, None, False, {}, 0),  # noqa: E501
-    ("aten::floor.default", "arithmetic", 50, "floor", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ceil.default", "arithmetic", 51, "ceil", None, None, False, {}, 0),  # noqa: E501
-    ("aten::round.default", "arithmetic", 52, "round", None, None, False, {}, 0),  # noqa: E501
-    ("aten::round.decimals", "arithmetic", 53, "round_decimals", None, None, False, {}, 0),  # noqa: E501
-    ("aten::trunc.default", "arithmetic", 54, "trunc", None, None, False, {}, 0),  # noqa: E501
-    ("aten::fix.default", "arithmetic", 55, "trunc", None, None, False, {}, 0),  # noqa: E501
-    ("aten::frac.default", "arithmetic", 56, "frac", None, None, False, {}, 0),  # noqa: E501
-    ("aten::neg.default", "arithmetic", 57, "neg", None, None, False, {}, 0),  # noqa: E501
-    ("aten::negative.default", "arithmetic", 58, "neg", None, None, False, {}, 0),  # noqa: E501
-    ("aten::abs.default", "arithmetic", 59, "abs_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::absolute.default", "arithmetic", 60, "abs_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sign.default", "arithmetic", 61, "sign", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sgn.default", "arithmetic", 62, "sign", None, None, False, {}, 0),  # noqa: E501
-    ("aten::rsqrt.default", "arithmetic", 63, "rsqrt", None, None, False, {}, 0),  # noqa: E501
-    ("aten::square.default", "arithmetic", 64, "square", None, None, False, {}, 0),  # noqa: E501
-    ("aten::expm1.default", "arithmetic", 65, "expm1", None, None, False, {}, 0),  # noqa: E501
-    ("aten::log1p.default", "arithmetic", 66, "log1p", None, None, False, {}, 0),  # noqa: E501
-    ("aten::log2.default", "arithmetic", 67, "log2", None, None, False, {}, 0),  # noqa: E501
-    ("aten::log10.default", "arithmetic", 68, "log10", None, None, False, {}, 0),  # noqa: E501
-    ("aten::atan2.default", "arithmetic", 69, "atan2", None, None, False, {}, 0),  # noqa: E501
-    ("aten::arctan2.default", "arithmetic", 70, "atan2", None, None, False, {}, 0),  # noqa: E501
-    ("aten::addcmul.default", "arithmetic", 71, "addcmul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::addcdiv.default", "arithmetic", 72, "addcdiv", None, None, False, {}, 0),  # noqa: E501
-    ("aten::lerp.Scalar", "arithmetic", 73, "lerp", None, None, False, {}, 0),  # noqa: E501
-    ("aten::lerp.Tensor", "arithmetic", 74, "lerp", None, None, False, {}, 0),  # noqa: E501
-    ("aten::maximum.default", "arithmetic", 75, "maximum", None, None, False, {}, 0),  # noqa: E501
-    ("aten::minimum.default", "arithmetic", 76, "minimum", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max.other", "arithmetic", 77, "maximum", None, None, False, {}, 0),  # noqa: E501
-    ("aten::min.other", "arithmetic", 78, "minimum", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clamp.default", "arithmetic", 79, "clamp", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clamp.Tensor", "arithmetic", 80, "clamp", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clip.default", "arithmetic", 81, "clamp", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clip.Tensor", "arithmetic", 82, "clamp", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clamp_min.default", "arithmetic", 83, "clamp_min", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clamp_min.Tensor", "arithmetic", 84, "clamp_min", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clamp_max.default", "arithmetic", 85, "clamp_max", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clamp_max.Tensor", "arithmetic", 86, "clamp_max", None, None, False, {}, 0),  # noqa: E501
-    ("aten::logit.default", "arithmetic", 87, "logit", None, None, False, {}, 0),  # noqa: E501
+    ("aten::relu.default", "activation", 0, "relu", None, None, False, {}, 0),
+    ("aten::relu6.default", "activation", 1, "clipped", None, None, False, {}, 0),
+    ("aten::hardtanh.default", "activation", 2, "hardtanh", None, None, False, {}, 0),
+    ("aten::gelu.default", "activation", 3, "gelu", 20, None, False, {}, 0),
+    ("aten::gelu.default", "activation", 4, "gelu_plain", None, 19, False, {}, 0),
+    ("aten::silu.default", "activation", 5, "silu", None, None, False, {}, 0),
+    ("aten::elu.default", "activation", 6, "elu", None, None, False, {}, 0),
+    ("aten::selu.default", "activation", 7, "selu", None, None, False, {}, 0),
+    ("aten::celu.default", "activation", 8, "celu", None, None, False, {}, 0),
+    ("aten::leaky_relu.default", "activation", 9, "leaky_relu", None, None, False, {}, 0),
+    ("aten::prelu.default", "activation", 10, "prelu", None, None, False, {}, 0),
+    ("aten::_prelu_kernel.default", "activation", 11, "prelu", None, None, False, {}, 0),
+    ("aten::hardsigmoid.default", "activation", 12, "hardsigmoid", None, None, False, {}, 0),
+    ("aten::hardswish.default", "activation", 13, "hardswish", 14, None, False, {}, 0),
+    ("aten::hardswish.default", "activation", 14, "hardswish_plain", None, 13, False, {}, 0),
+    ("aten::hardshrink.default", "activation", 15, "hardshrink", None, None, False, {}, 0),
+    ("aten::softshrink.default", "activation", 16, "softshrink", None, None, False, {}, 0),
+    ("aten::threshold.default", "activation", 17, "threshold", None, None, False, {}, 0),
+    ("aten::softplus.default", "activation", 18, "softplus", None, None, False, {}, 0),
+    ("aten::mish.default", "activation", 19, "mish", None, None, False, {}, 0),
+    ("aten::glu.default", "activation", 20, "glu", None, None, False, {}, 0),
+    ("aten::log_sigmoid.default", "activation", 21, "log_sigmoid", None, None, False, {}, 0),
+    ("aten::softmax.int", "activation", 22, "softmax", None, None, False, {}, 0),
+    ("aten::_softmax.default", "activation", 23, "softmax", None, None, False, {}, 0),
+    ("aten::special_softmax.default", "activation", 24, "softmax", None, None, False, {}, 0),
+    ("aten::log_softmax.int", "activation", 25, "log_softmax", None, None, False, {}, 0),
+    ("aten::_log_softmax.default", "activation", 26, "log_softmax", None, None, False, {}, 0),
+    ("aten::special_log_softmax.default", "activation", 27, "log_softmax", None, None, False, {}, 0),
+    ("aten::_safe_softmax.default", "activation", 28, "safe_softmax", None, None, False, {}, 0),
+    ("aten::add.Tensor", "arithmetic", 0, "add", None, None, False, {}, 0),
+    ("aten::add.Scalar", "arithmetic", 1, "add", None, None, False, {}, 0),
+    ("aten::sub.Tensor", "arithmetic", 2, "sub", None, None, False, {}, 0),
+    ("aten::sub.Scalar", "arithmetic", 3, "sub", None, None, False, {}, 0),
+    ("aten::subtract.Tensor", "arithmetic", 4, "sub", None, None, False, {}, 0),
+    ("aten::subtract.Scalar", "arithmetic", 5, "sub", None, None, False, {}, 0),
+    ("aten::rsub.Tensor", "arithmetic", 6, "rsub", None, None, False, {}, 0),
+    ("aten::rsub.Scalar", "arithmetic", 7, "rsub", None, None, False, {}, 0),
+    ("aten::mul.Tensor", "arithmetic", 8, "mul", None, None, False, {}, 0),
+    ("aten::mul.Scalar", "arithmetic", 9, "mul", None, None, False, {}, 0),
+    ("aten::multiply.Tensor", "arithmetic", 10, "mul", None, None, False, {}, 0),
+    ("aten::multiply.Scalar", "arithmetic", 11, "mul", None, None, False, {}, 0),
+    ("aten::div.Tensor", "arithmetic", 12, "div", None, None, False, {}, 0),
+    ("aten::div.Scalar", "arithmetic", 13, "div", None, None, False, {}, 0),
+    ("aten::divide.Tensor", "arithmetic", 14, "div", None, None, False, {}, 0),
+    ("aten::divide.Scalar", "arithmetic", 15, "div", None, None, False, {}, 0),
+    ("aten::true_divide.Tensor", "arithmetic", 16, "div", None, None, False, {}, 0),
+    ("aten::true_divide.Scalar", "arithmetic", 17, "div", None, None, False, {}, 0),
+    ("aten::div.Tensor_mode", "arithmetic", 18, "div_mode", None, None, False, {}, 0),
+    ("aten::div.Scalar_mode", "arithmetic", 19, "div_mode", None, None, False, {}, 0),
+    ("aten::divide.Tensor_mode", "arithmetic", 20, "div_mode", None, None, False, {}, 0),
+    ("aten::divide.Scalar_mode", "arithmetic", 21, "div_mode", None, None, False, {}, 0),
+    ("aten::floor_divide.default", "arithmetic", 22, "floor_divide", None, None, False, {}, 0),
+    ("aten::floor_divide.Scalar", "arithmetic", 23, "floor_divide", None, None, False, {}, 0),
+    ("aten::remainder.Tensor", "arithmetic", 24, "remainder", None, None, False, {}, 0),
+    ("aten::remainder.Scalar", "arithmetic", 25, "remainder", None, None, False, {}, 0),
+    ("aten::remainder.Scalar_Tensor", "arithmetic", 26, "remainder", None, None, False, {}, 0),
+    ("aten::fmod.Tensor", "arithmetic", 27, "fmod", None, None, False, {}, 0),
+    ("aten::fmod.Scalar", "arithmetic", 28, "fmod", None, None, False, {}, 0),
+    ("aten::pow.Tensor_Scalar", "arithmetic", 29, "pow_", None, None, False, {}, 0),
+    ("aten::pow.Tensor_Tensor", "arithmetic", 30, "pow_", None, None, False, {}, 0),
+    ("aten::pow.Scalar", "arithmetic", 31, "pow_", None, None, False, {}, 0),
+    ("aten::exp.default", "arithmetic", 32, "exp", None, None, False, {}, 0),
+    ("aten::log.default", "arithmetic", 33, "log", None, None, False, {}, 0),
+    ("aten::sqrt.default", "arithmetic", 34, "sqrt", None, None, False, {}, 0),
+    ("aten::reciprocal.default", "arithmetic", 35, "reciprocal", None, None, False, {}, 0),
+    ("aten::sin.default", "arithmetic", 36, "sin", None, None, False, {}, 0),
+    ("aten::cos.default", "arithmetic", 37, "cos", None, None, False, {}, 0),
+    ("aten::erf.default", "arithmetic", 38, "erf", None, None, False, {}, 0),
+    ("aten::tanh.default", "arithmetic", 39, "tanh", None, None, False, {}, 0),
+    ("aten::sigmoid.default", "arithmetic", 40, "sigmoid", None, None, False, {}, 0),
+    ("aten::tan.default", "arithmetic", 41, "tan", None, None, False, {}, 0),
+    ("aten::asin.default", "arithmetic", 42, "asin", None, None, False, {}, 0),
+    ("aten::acos.default", "arithmetic", 43, "acos", None, None, False, {}, 0),
+    ("aten::atan.default", "arithmetic", 44, "atan", None, None, False, {}, 0),
+    ("aten::sinh.default", "arithmetic", 45, "sinh", None, None, False, {}, 0),
+    ("aten::cosh.default", "arithmetic", 46, "cosh", None, None, False, {}, 0),
+    ("aten::asinh.default", "arithmetic", 47, "asinh", None, None, False, {}, 0),
+    ("aten::acosh.default", "arithmetic", 48, "acosh", None, None, False, {}, 0),
+    ("aten::atanh.default", "arithmetic", 49, "atanh", None, None, False, {}, 0),
+    ("aten::floor.default", "arithmetic", 50, "floor", None, None, False, {}, 0),
+    ("aten::ceil.default", "arithmetic", 51, "ceil", None, None, False, {}, 0),
+    ("aten::round.default", "arithmetic", 52, "round", None, None, False, {}, 0),
+    ("aten::round.decimals", "arithmetic", 53, "round_decimals", None, None, False, {}, 0),
+    ("aten::trunc.default", "arithmetic", 54, "trunc", None, None, False, {}, 0),
+    ("aten::fix.default", "arithmetic", 55, "trunc", None, None, False, {}, 0),
+    ("aten::frac.default", "arithmetic", 56, "frac", None, None, False, {}, 0),
+    ("aten::neg.default", "arithmetic", 57, "neg", None, None, False, {}, 0),
+    ("aten::negative.default", "arithmetic", 58, "neg", None, None, False, {}, 0),
+    ("aten::abs.default", "arithmetic", 59, "abs_", None, None, False, {}, 0),
+    ("aten::absolute.default", "arithmetic", 60, "abs_", None, None, False, {}, 0),
+    ("aten::sign.default", "arithmetic", 61, "sign", None, None, False, {}, 0),
+    ("aten::sgn.default", "arithmetic", 62, "sign", None, None, False, {}, 0),
+    ("aten::rsqrt.default", "arithmetic", 63, "rsqrt", None, None, False, {}, 0),
+    ("aten::square.default", "arithmetic", 64, "square", None, None, False, {}, 0),
+    ("aten::expm1.default", "arithmetic", 65, "expm1", None, None, False, {}, 0),
+    ("aten::log1p.default", "arithmetic", 66, "log1p", None, None, False, {}, 0),
+    ("aten::log2.default", "arithmetic", 67, "log2", None, None, False, {}, 0),
+    ("aten::log10.default", "arithmetic", 68, "log10", None, None, False, {}, 0),
+    ("aten::atan2.default", "arithmetic", 69, "atan2", None, None, False, {}, 0),
+    ("aten::arctan2.default", "arithmetic", 70, "atan2", None, None, False, {}, 0),
+    ("aten::addcmul.default", "arithmetic", 71, "addcmul", None, None, False, {}, 0),
+    ("aten::addcdiv.default", "arithmetic", 72, "addcdiv", None, None, False, {}, 0),
+    ("aten::lerp.Scalar", "arithmetic", 73, "lerp", None, None, False, {}, 0),
+    ("aten::lerp.Tensor", "arithmetic", 74, "lerp", None, None, False, {}, 0),
+    ("aten::maximum.default", "arithmetic", 75, "maximum", None, None, False, {}, 0),
+    ("aten::minimum.default", "arithmetic", 76, "minimum", None, None, False, {}, 0),
+    ("aten::max.other", "arithmetic", 77, "maximum", None, None, False, {}, 0),
+    ("aten::min.other", "arithmetic", 78, "minimum", None, None, False, {}, 0),
+    ("aten::clamp.default", "arithmetic", 79, "clamp", None, None, False, {}, 0),
+    ("aten::clamp.Tensor", "arithmetic", 80, "clamp", None, None, False, {}, 0),
+    ("aten::clip.default", "arithmetic", 81, "clamp", None, None, False, {}, 0),
+    ("aten::clip.Tensor", "arithmetic", 82, "clamp", None, None, False, {}, 0),
+    ("aten::clamp_min.default", "arithmetic", 83, "clamp_min", None, None, False, {}, 0),
+    ("aten::clamp_min.Tensor", "arithmetic", 84, "clamp_min", None, None, False, {}, 0),
+    ("aten::clamp_max.default", "arithmetic", 85, "clamp_max", None, None, False, {}, 0),
+    ("aten::clamp_max.Tensor", "arithmetic", 86, "clamp_max", None, None, False, {}, 0),
+    ("aten::logit.default", "arithmetic", 87, "logit", None, None, False, {}, 0),
     ("aten::scaled_dot_product_attention.default", "attention", 0, "scaled_dot_product_attention", None, None, False, {}, 0),  # noqa: E501
-    ("aten::to.dtype", "cast", 0, "to", None, None, False, {}, 0),  # noqa: E501
-    ("aten::to.dtype_layout", "cast", 1, "to", None, None, False, {}, 0),  # noqa: E501
-    ("aten::to.device", "cast", 2, "to", None, None, False, {}, 0),  # noqa: E501
-    ("aten::to.other", "cast", 3, "to", None, None, False, {}, 0),  # noqa: E501
-    ("aten::to.prim_Device", "cast", 4, "to", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_to_copy.default", "cast", 5, "to", None, None, False, {}, 0),  # noqa: E501
-    ("aten::type_as.default", "cast", 6, "to", None, None, False, {}, 0),  # noqa: E501
-    ("prims::convert_element_type.default", "cast", 7, "to", None, None, False, {}, 0),  # noqa: E501
-    ("aten::clone.default", "cast", 8, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::contiguous.default", "cast", 9, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::detach.default", "cast", 10, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::alias.default", "cast", 11, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::lift.default", "cast", 12, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::lift_fresh.default", "cast", 13, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::lift_fresh_copy.default", "cast", 14, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::resolve_conj.default", "cast", 15, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::resolve_neg.default", "cast", 16, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::positive.default", "cast", 17, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::detach_copy.default", "cast", 18, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::alias_copy.default", "cast", 19, "identity", None, None, False, {}, 0),  # noqa: E501
-    ("aten::copy.default", "cast", 20, "copy", None, None, False, {}, 0),  # noqa: E501
-    ("aten::dropout.default", "cast", 21, "dropout", None, None, False, {}, 0),  # noqa: E501
-    ("aten::native_dropout.default", "cast", 22, "native_dropout", None, None, False, {}, 0),  # noqa: E501
-    ("aten::alpha_dropout.default", "cast", 23, "inactive_dropout", None, None, False, {}, 0),  # noqa: E501
-    ("aten::feature_dropout.default", "cast", 24, "inactive_dropout", None, None, False, {}, 0),  # noqa: E501
-    ("aten::feature_alpha_dropout.default", "cast", 25, "inactive_dropout", None, None, False, {}, 0),  # noqa: E501
-    ("aten::view.dtype", "cast", 26, "view_dtype", None, None, False, {}, 0),  # noqa: E501
-    ("aten::eq.Tensor", "comparison", 0, "equal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::eq.Scalar", "comparison", 1, "equal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ne.Tensor", "comparison", 2, "not_equal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ne.Scalar", "comparison", 3, "not_equal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::lt.Tensor", "comparison", 4, "less", None, None, False, {}, 0),  # noqa: E501
-    ("aten::lt.Scalar", "comparison", 5, "less", None, None, False, {}, 0),  # noqa: E501
-    ("aten::gt.Tensor", "comparison", 6, "greater", None, None, False, {}, 0),  # noqa: E501
-    ("aten::gt.Scalar", "comparison", 7, "greater", None, None, False, {}, 0),  # noqa: E501
-    ("aten::le.Tensor", "comparison", 8, "lessorequal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::le.Scalar", "comparison", 9, "lessorequal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ge.Tensor", "comparison", 10, "greaterorequal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ge.Scalar", "comparison", 11, "greaterorequal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::logical_and.default", "comparison", 12, "logical_and", None, None, False, {}, 0),  # noqa: E501
-    ("aten::logical_or.default", "comparison", 13, "logical_or", None, None, False, {}, 0),  # noqa: E501
-    ("aten::logical_xor.default", "comparison", 14, "logical_xor", None, None, False, {}, 0),  # noqa: E501
-    ("aten::logical_not.default", "comparison", 15, "logical_not", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bitwise_and.Tensor", "comparison", 16, "bitwise_and", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bitwise_and.Scalar", "comparison", 17, "bitwise_and", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bitwise_or.Tensor", "comparison", 18, "bitwise_or", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bitwise_or.Scalar", "comparison", 19, "bitwise_or", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bitwise_xor.Tensor", "comparison", 20, "bitwise_xor", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bitwise_xor.Scalar", "comparison", 21, "bitwise_xor", None, None, False, {}, 0),  # noqa: E501
-    ("aten::__and__.Tensor", "comparison", 22, "bitwise_and", None, None, False, {}, 0),  # noqa: E501
-    ("aten::__and__.Scalar", "comparison", 23, "bitwise_and", None, None, False, {}, 0),  # noqa: E501
-    ("aten::__or__.Tensor", "comparison", 24, "bitwise_or", None, None, False, {}, 0),  # noqa: E501
-    ("aten::__or__.Scalar", "comparison", 25, "bitwise_or", None, None, False, {}, 0),  # noqa: E501
-    ("aten::__xor__.Tensor", "comparison", 26, "bitwise_xor", None, None, False, {}, 0),  # noqa: E501
-    ("aten::__xor__.Scalar", "comparison", 27, "bitwise_xor", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bitwise_not.default", "comparison", 28, "bitwise_not", None, None, False, {}, 0),  # noqa: E501
-    ("aten::isnan.default", "comparison", 29, "isnan", None, None, False, {}, 0),  # noqa: E501
-    ("aten::isinf.default", "comparison", 30, "isinf", None, None, False, {}, 0),  # noqa: E501
-    ("aten::isfinite.default", "comparison", 31, "isfinite", None, None, False, {}, 0),  # noqa: E501
-    ("aten::where.self", "comparison", 32, "where", None, None, False, {}, 0),  # noqa: E501
-    ("aten::where.ScalarOther", "comparison", 33, "where", None, None, False, {}, 0),  # noqa: E501
-    ("aten::where.ScalarSelf", "comparison", 34, "where", None, None, False, {}, 0),  # noqa: E501
-    ("aten::where.Scalar", "comparison", 35, "where", None, None, False, {}, 0),  # noqa: E501
-    ("aten::masked_fill.Scalar", "comparison", 36, "masked_fill", None, None, False, {}, 0),  # noqa: E501
-    ("aten::masked_fill.Tensor", "comparison", 37, "masked_fill", None, None, False, {}, 0),  # noqa: E501
-    ("aten::nan_to_num.default", "comparison", 38, "nan_to_num", None, None, False, {}, 0),  # noqa: E501
-    ("wrap_with_set_grad_enabled", "control", 0, "inlined", None, None, False, {}, 0),  # noqa: E501
-    ("wrap_with_autocast", "control", 1, "inlined", None, None, False, {}, 0),  # noqa: E501
-    ("cond", "control", 2, "cond", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv1d.default", "convolution", 0, "conv", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv2d.default", "convolution", 1, "conv", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv3d.default", "convolution", 2, "conv", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv1d.padding", "convolution", 3, "conv_named_padding", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv2d.padding", "convolution", 4, "conv_named_padding", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv3d.padding", "convolution", 5, "conv_named_padding", None, None, False, {}, 0),  # noqa: E501
-    ("aten::convolution.default", "convolution", 6, "convolution", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_convolution.default", "convolution", 7, "convolution", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv_transpose1d.default", "convolution", 8, "conv_transpose", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv_transpose2d.input", "convolution", 9, "conv_transpose", None, None, False, {}, 0),  # noqa: E501
-    ("aten::conv_transpose3d.input", "convolution", 10, "conv_transpose", None, None, False, {}, 0),  # noqa: E501
-    ("aten::full.default", "creation", 0, "full", None, None, False, {}, 0),  # noqa: E501
-    ("aten::zeros.default", "creation", 1, "fill_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ones.default", "creation", 2, "fill_with_1", None, None, False, {}, 0),  # noqa: E501
-    ("aten::empty.memory_format", "creation", 3, "fill_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::empty_strided.default", "creation", 4, "fill_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::empty_permuted.default", "creation", 5, "fill_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::new_zeros.default", "creation", 6, "fill_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::new_ones.default", "creation", 7, "fill_with_1", None, None, False, {}, 0),  # noqa: E501
-    ("aten::new_empty.default", "creation", 8, "fill_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::new_empty_strided.default", "creation", 9, "fill_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::new_full.default", "creation", 10, "new_full", None, None, False, {}, 0),  # noqa: E501
-    ("aten::full_like.default", "creation", 11, "full_like", None, None, False, {}, 0),  # noqa: E501
-    ("aten::zeros_like.default", "creation", 12, "like_filled_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ones_like.default", "creation", 13, "like_filled_with_1", None, None, False, {}, 0),  # noqa: E501
-    ("aten::empty_like.default", "creation", 14, "like_filled_with_0", None, None, False, {}, 0),  # noqa: E501
-    ("aten::scalar_tensor.default", "creation", 15, "scalar_tensor", None, None, False, {}, 0),  # noqa: E501
-    ("aten::arange.default", "creation", 16, "arange", None, None, False, {}, 0),  # noqa: E501
-    ("aten::arange.start", "creation", 17, "arange_start", None, None, False, {}, 0),  # noqa: E501
-    ("aten::arange.start_step", "creation", 18, "arange_step", None, None, False, {}, 0),  # noqa: E501
-    ("aten::linspace.default", "creation", 19, "linspace", None, None, False, {}, 0),  # noqa: E501
-    ("aten::eye.default", "creation", 20, "eye", None, None, False, {}, 0),  # noqa: E501
-    ("aten::eye.m", "creation", 21, "eye", None, None, False, {}, 0),  # noqa: E501
-    ("aten::tril.default", "creation", 22, "tril", None, None, False, {}, 0),  # noqa: E501
-    ("aten::triu.default", "creation", 23, "triu", None, None, False, {}, 0),  # noqa: E501
-    ("aten::fill.Scalar", "creation", 24, "fill", None, None, False, {}, 0),  # noqa: E501
-    ("aten::fill.Tensor", "creation", 25, "fill", None, None, False, {}, 0),  # noqa: E501
-    ("aten::zero.default", "creation", 26, "zero", None, None, False, {}, 0),  # noqa: E501
-    ("aten::rand_like.default", "creation", 27, "randomuniform_like", None, None, False, {}, 0),  # noqa: E501
-    ("aten::randn_like.default", "creation", 28, "randomnormal_like", None, None, False, {}, 0),  # noqa: E501
-    ("aten::rand.default", "creation", 29, "randomuniform", None, None, False, {}, 0),  # noqa: E501
-    ("aten::randn.default", "creation", 30, "randomnormal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::gather.default", "indexing", 0, "gather", None, None, False, {}, 0),  # noqa: E501
-    ("aten::index_select.default", "indexing", 1, "index_select", None, None, False, {}, 0),  # noqa: E501
-    ("aten::embedding.default", "indexing", 2, "embedding", None, None, False, {}, 0),  # noqa: E501
-    ("aten::take.default", "indexing", 3, "take", None, None, False, {}, 0),  # noqa: E501
-    ("aten::nonzero.default", "indexing", 4, "nonzero", None, None, False, {}, 0),  # noqa: E501
-    ("aten::argwhere.default", "indexing", 5, "nonzero", None, None, False, {}, 0),  # noqa: E501
-    ("aten::masked_select.default", "indexing", 6, "masked_select", None, None, False, {}, 0),  # noqa: E501
-    ("aten::one_hot.default", "indexing", 7, "one_hot", None, None, False, {}, 0),  # noqa: E501
-    ("aten::index.Tensor", "indexing", 8, "index", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_unsafe_index.Tensor", "indexing", 9, "index", None, None, False, {}, 0),  # noqa: E501
-    ("aten::cat.default", "joining", 0, "cat", None, None, False, {}, 0),  # noqa: E501
-    ("aten::concat.default", "joining", 1, "cat", None, None, False, {}, 0),  # noqa: E501
-    ("aten::concatenate.default", "joining", 2, "cat", None, None, False, {}, 0),  # noqa: E501
-    ("aten::stack.default", "joining", 3, "stack", None, None, False, {}, 0),  # noqa: E501
-    ("aten::repeat.default", "joining", 4, "repeat", None, None, False, {}, 0),  # noqa: E501
-    ("aten::tile.default", "joining", 5, "tile", None, None, False, {}, 0),  # noqa: E501
-    ("aten::repeat_interleave.self_int", "joining", 6, "repeat_interleave", None, None, False, {}, 0),  # noqa: E501
-    ("aten::meshgrid.default", "joining", 7, "meshgrid", None, None, False, {}, 0),  # noqa: E501
-    ("aten::meshgrid.indexing", "joining", 8, "meshgrid", None, None, False, {}, 0),  # noqa: E501
-    ("aten::linear.default", "linear", 0, "linear", None, None, False, {}, 0),  # noqa: E501
-    ("aten::matmul.default", "linear", 1, "matmul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::mm.default", "linear", 2, "matmul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bmm.default", "linear", 3, "matmul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::mv.default", "linear", 4, "matmul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::linalg_matmul.default", "linear", 5, "matmul", None, None, False, {}, 0),  # noqa: E501
-    ("aten::dot.default", "linear", 6, "vector_product", None, None, False, {}, 0),  # noqa: E501
-    ("aten::vdot.default", "linear", 7, "vector_product", None, None, False, {}, 0),  # noqa: E501
-    ("aten::inner.default", "linear", 8, "inner", None, None, False, {}, 0),  # noqa: E501
-    ("aten::outer.default", "linear", 9, "outer", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ger.default", "linear", 10, "outer", None, None, False, {}, 0),  # noqa: E501
-    ("aten::addmm.default", "linear", 11, "addmm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::addmv.default", "linear", 12, "add_product", None, None, False, {}, 0),  # noqa: E501
-    ("aten::baddbmm.default", "linear", 13, "add_product", None, None, False, {}, 0),  # noqa: E501
-    ("aten::einsum.default", "linear", 14, "einsum", None, None, False, {}, 0),  # noqa: E501
-    ("aten::bilinear.default", "linear", 15, "bilinear", None, None, False, {}, 0),  # noqa: E501
-    ("aten::layer_norm.default", "normalization", 0, "layer_norm", 17, None, False, {}, 0),  # noqa: E501
-    ("aten::layer_norm.default", "normalization", 1, "layer_norm_plain", None, 16, False, {}, 0),  # noqa: E501
-    ("aten::native_layer_norm.default", "normalization", 2, "native_layer_norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::rms_norm.default", "normalization", 3, "rms_norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::group_norm.default", "normalization", 4, "group_norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::native_group_norm.default", "normalization", 5, "native_group_norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::instance_norm.default", "normalization", 6, "instance_norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::batch_norm.default", "normalization", 7, "batch_norm", None, None, False, {}, 0),  # noqa: E501
+    ("aten::to.dtype", "cast", 0, "to", None, None, False, {}, 0),
+    ("aten::to.dtype_layout", "cast", 1, "to", None, None, False, {}, 0),
+    ("aten::to.device", "cast", 2, "to", None, None, False, {}, 0),
+    ("aten::to.other", "cast", 3, "to", None, None, False, {}, 0),
+    ("aten::to.prim_Device", "cast", 4, "to", None, None, False, {}, 0),
+    ("aten::_to_copy.default", "cast", 5, "to", None, None, False, {}, 0),
+    ("aten::type_as.default", "cast", 6, "to", None, None, False, {}, 0),
+    ("prims::convert_element_type.default", "cast", 7, "to", None, None, False, {}, 0),
+    ("aten::clone.default", "cast", 8, "identity", None, None, False, {}, 0),
+    ("aten::contiguous.default", "cast", 9, "identity", None, None, False, {}, 0),
+    ("aten::detach.default", "cast", 10, "identity", None, None, False, {}, 0),
+    ("aten::alias.default", "cast", 11, "identity", None, None, False, {}, 0),
+    ("aten::lift.default", "cast", 12, "identity", None, None, False, {}, 0),
+    ("aten::lift_fresh.default", "cast", 13, "identity", None, None, False, {}, 0),
+    ("aten::lift_fresh_copy.default", "cast", 14, "identity", None, None, False, {}, 0),
+    ("aten::resolve_conj.default", "cast", 15, "identity", None, None, False, {}, 0),
+    ("aten::resolve_neg.default", "cast", 16, "identity", None, None, False, {}, 0),
+    ("aten::positive.default", "cast", 17, "identity", None, None, False, {}, 0),
+    ("aten::detach_copy.default", "cast", 18, "identity", None, None, False, {}, 0),
+    ("aten::alias_copy.default", "cast", 19, "identity", None, None, False, {}, 0),
+    ("aten::copy.default", "cast", 20, "copy", None, None, False, {}, 0),
+    ("aten::dropout.default", "cast", 21, "dropout", None, None, False, {}, 0),
+    ("aten::native_dropout.default", "cast", 22, "native_dropout", None, None, False, {}, 0),
+    ("aten::alpha_dropout.default", "cast", 23, "inactive_dropout", None, None, False, {}, 0),
+    ("aten::feature_dropout.default", "cast", 24, "inactive_dropout", None, None, False, {}, 0),
+    ("aten::feature_alpha_dropout.default", "cast", 25, "inactive_dropout", None, None, False, {}, 0),
+    ("aten::view.dtype", "cast", 26, "view_dtype", None, None, False, {}, 0),
+    ("aten::eq.Tensor", "comparison", 0, "equal", None, None, False, {}, 0),
+    ("aten::eq.Scalar", "comparison", 1, "equal", None, None, False, {}, 0),
+    ("aten::ne.Tensor", "comparison", 2, "not_equal", None, None, False, {}, 0),
+    ("aten::ne.Scalar", "comparison", 3, "not_equal", None, None, False, {}, 0),
+    ("aten::lt.Tensor", "comparison", 4, "less", None, None, False, {}, 0),
+    ("aten::lt.Scalar", "comparison", 5, "less", None, None, False, {}, 0),
+    ("aten::gt.Tensor", "comparison", 6, "greater", None, None, False, {}, 0),
+    ("aten::gt.Scalar", "comparison", 7, "greater", None, None, False, {}, 0),
+    ("aten::le.Tensor", "comparison", 8, "lessorequal", None, None, False, {}, 0),
+    ("aten::le.Scalar", "comparison", 9, "lessorequal", None, None, False, {}, 0),
+    ("aten::ge.Tensor", "comparison", 10, "greaterorequal", None, None, False, {}, 0),
+    ("aten::ge.Scalar", "comparison", 11, "greaterorequal", None, None, False, {}, 0),
+    ("aten::logical_and.default", "comparison", 12, "logical_and", None, None, False, {}, 0),
+    ("aten::logical_or.default", "comparison", 13, "logical_or", None, None, False, {}, 0),
+    ("aten::logical_xor.default", "comparison", 14, "logical_xor", None, None, False, {}, 0),
+    ("aten::logical_not.default", "comparison", 15, "logical_not", None, None, False, {}, 0),
+    ("aten::bitwise_and.Tensor", "comparison", 16, "bitwise_and", None, None, False, {}, 0),
+    ("aten::bitwise_and.Scalar", "comparison", 17, "bitwise_and", None, None, False, {}, 0),
+    ("aten::bitwise_or.Tensor", "comparison", 18, "bitwise_or", None, None, False, {}, 0),
+    ("aten::bitwise_or.Scalar", "comparison", 19, "bitwise_or", None, None, False, {}, 0),
+    ("aten::bitwise_xor.Tensor", "comparison", 20, "bitwise_xor", None, None, False, {}, 0),
+    ("aten::bitwise_xor.Scalar", "comparison", 21, "bitwise_xor", None, None, False, {}, 0),
+    ("aten::__and__.Tensor", "comparison", 22, "bitwise_and", None, None, False, {}, 0),
+    ("aten::__and__.Scalar", "comparison", 23, "bitwise_and", None, None, False, {}, 0),
+    ("aten::__or__.Tensor", "comparison", 24, "bitwise_or", None, None, False, {}, 0),
+    ("aten::__or__.Scalar", "comparison", 25, "bitwise_or", None, None, False, {}, 0),
+    ("aten::__xor__.Tensor", "comparison", 26, "bitwise_xor", None, None, False, {}, 0),
+    ("aten::__xor__.Scalar", "comparison", 27, "bitwise_xor", None, None, False, {}, 0),
+    ("aten::bitwise_not.default", "comparison", 28, "bitwise_not", None, None, False, {}, 0),
+    ("aten::isnan.default", "comparison", 29, "isnan", None, None, False, {}, 0),
+    ("aten::isinf.default", "comparison", 30, "isinf", None, None, False, {}, 0),
+    ("aten::isfinite.default", "comparison", 31, "isfinite", None, None, False, {}, 0),
+    ("aten::where.self", "comparison", 32, "where", None, None, False, {}, 0),
+    ("aten::where.ScalarOther", "comparison", 33, "where", None, None, False, {}, 0),
+    ("aten::where.ScalarSelf", "comparison", 34, "where", None, None, False, {}, 0),
+    ("aten::where.Scalar", "comparison", 35, "where", None, None, False, {}, 0),
+    ("aten::masked_fill.Scalar", "comparison", 36, "masked_fill", None, None, False, {}, 0),
+    ("aten::masked_fill.Tensor", "comparison", 37, "masked_fill", None, None, False, {}, 0),
+    ("aten::nan_to_num.default", "comparison", 38, "nan_to_num", None, None, False, {}, 0),
+    ("wrap_with_set_grad_enabled", "control", 0, "inlined", None, None, False, {}, 0),
+    ("wrap_with_autocast", "control", 1, "inlined", None, None, False, {}, 0),
+    ("cond", "control", 2, "cond", None, None, False, {}, 0),
+    ("aten::conv1d.default", "convolution", 0, "conv", None, None, False, {}, 0),
+    ("aten::conv2d.default", "convolution", 1, "conv", None, None, False, {}, 0),
+    ("aten::conv3d.default", "convolution", 2, "conv", None, None, False, {}, 0),
+    ("aten::conv1d.padding", "convolution", 3, "conv_named_padding", None, None, False, {}, 0),
+    ("aten::conv2d.padding", "convolution", 4, "conv_named_padding", None, None, False, {}, 0),
+    ("aten::conv3d.padding", "convolution", 5, "conv_named_padding", None, None, False, {}, 0),
+    ("aten::convolution.default", "convolution", 6, "convolution", None, None, False, {}, 0),
+    ("aten::_convolution.default", "convolution", 7, "convolution", None, None, False, {}, 0),
+    ("aten::conv_transpose1d.default", "convolution", 8, "conv_transpose", None, None, False, {}, 0),
+    ("aten::conv_transpose2d.input", "convolution", 9, "conv_transpose", None, None, False, {}, 0),
+    ("aten::conv_transpose3d.input", "convolution", 10, "conv_transpose", None, None, False, {}, 0),
+    ("aten::full.default", "creation", 0, "full", None, None, False, {}, 0),
+    ("aten::zeros.default", "creation", 1, "fill_with_0", None, None, False, {}, 0),
+    ("aten::ones.default", "creation", 2, "fill_with_1", None, None, False, {}, 0),
+    ("aten::empty.memory_format", "creation", 3, "fill_with_0", None, None, False, {}, 0),
+    ("aten::empty_strided.default", "creation", 4, "fill_with_0", None, None, False, {}, 0),
+    ("aten::empty_permuted.default", "creation", 5, "fill_with_0", None, None, False, {}, 0),
+    ("aten::new_zeros.default", "creation", 6, "fill_with_0", None, None, False, {}, 0),
+    ("aten::new_ones.default", "creation", 7, "fill_with_1", None, None, False, {}, 0),
+    ("aten::new_empty.default", "creation", 8, "fill_with_0", None, None, False, {}, 0),
+    ("aten::new_empty_strided.default", "creation", 9, "fill_with_0", None, None, False, {}, 0),
+    ("aten::new_full.default", "creation", 10, "new_full", None, None, False, {}, 0),
+    ("aten::full_like.default", "creation", 11, "full_like", None, None, False, {}, 0),
+    ("aten::zeros_like.default", "creation", 12, "like_filled_with_0", None, None, False, {}, 0),
+    ("aten::ones_like.default", "creation", 13, "like_filled_with_1", None, None, False, {}, 0),
+    ("aten::empty_like.default", "creation", 14, "like_filled_with_0", None, None, False, {}, 0),
+    ("aten::scalar_tensor.default", "creation", 15, "scalar_tensor", None, None, False, {}, 0),
+    ("aten::arange.default", "creation", 16, "arange", None, None, False, {}, 0),
+    ("aten::arange.start", "creation", 17, "arange_start", None, None, False, {}, 0),
+    ("aten::arange.start_step", "creation", 18, "arange_step", None, None, False, {}, 0),
+    ("aten::linspace.default", "creation", 19, "linspace", None, None, False, {}, 0),
+    ("aten::eye.default", "creation", 20, "eye", None, None, False, {}, 0),
+    ("aten::eye.m", "creation", 21, "eye", None, None, False, {}, 0),
+    ("aten::tril.default", "creation", 22, "tril", None, None, False, {}, 0),
+    ("aten::triu.default", "creation", 23, "triu", None, None, False, {}, 0),
+    ("aten::fill.Scalar", "creation", 24, "fill", None, None, False, {}, 0),
+    ("aten::fill.Tensor", "creation", 25, "fill", None, None, False, {}, 0),
+    ("aten::zero.default", "creation", 26, "zero", None, None, False, {}, 0),
+    ("aten::rand_like.default", "creation", 27, "randomuniform_like", None, None, False, {}, 0),
+    ("aten::randn_like.default", "creation", 28, "randomnormal_like", None, None, False, {}, 0),
+    ("aten::rand.default", "creation", 29, "randomuniform", None, None, False, {}, 0),
+    ("aten::randn.default", "creation", 30, "randomnormal", None, None, False, {}, 0),
+    ("aten::gather.default", "indexing", 0, "gather", None, None, False, {}, 0),
+    ("aten::index_select.default", "indexing", 1, "index_select", None, None, False, {}, 0),
+    ("aten::embedding.default", "indexing", 2, "embedding", None, None, False, {}, 0),
+    ("aten::take.default", "indexing", 3, "take", None, None, False, {}, 0),
+    ("aten::nonzero.default", "indexing", 4, "nonzero", None, None, False, {}, 0),
+    ("aten::argwhere.default", "indexing", 5, "nonzero", None, None, False, {}, 0),
+    ("aten::masked_select.default", "indexing", 6, "masked_select", None, None, False, {}, 0),
+    ("aten::one_hot.default", "indexing", 7, "one_hot", None, None, False, {}, 0),
+    ("aten::index.Tensor", "indexing", 8, "index", None, None, False, {}, 0),
+    ("aten::_unsafe_index.Tensor", "indexing", 9, "index", None, None, False, {}, 0),
+    ("aten::cat.default", "joining", 0, "cat", None, None, False, {}, 0),
+    ("aten::concat.default", "joining", 1, "cat", None, None, False, {}, 0),
+    ("aten::concatenate.default", "joining", 2, "cat", None, None, False, {}, 0),
+    ("aten::stack.default", "joining", 3, "stack", None, None, False, {}, 0),
+    ("aten::repeat.default", "joining", 4, "repeat", None, None, False, {}, 0),
+    ("aten::tile.default", "joining", 5, "tile", None, None, False, {}, 0),
+    ("aten::repeat_interleave.self_int", "joining", 6, "repeat_interleave", None, None, False, {}, 0),
+    ("aten::meshgrid.default", "joining", 7, "meshgrid", None, None, False, {}, 0),
+    ("aten::meshgrid.indexing", "joining", 8, "meshgrid", None, None, False, {}, 0),
+    ("aten::linear.default", "linear", 0, "linear", None, None, False, {}, 0),
+    ("aten::matmul.default", "linear", 1, "matmul", None, None, False, {}, 0),
+    ("aten::mm.default", "linear", 2, "matmul", None, None, False, {}, 0),
+    ("aten::bmm.default", "linear", 3, "matmul", None, None, False, {}, 0),
+    ("aten::mv.default", "linear", 4, "matmul", None, None, False, {}, 0),
+    ("aten::linalg_matmul.default", "linear", 5, "matmul", None, None, False, {}, 0),
+    ("aten::dot.default", "linear", 6, "vector_product", None, None, False, {}, 0),
+    ("aten::vdot.default", "linear", 7, "vector_product", None, None, False, {}, 0),
+    ("aten::inner.default", "linear", 8, "inner", None, None, False, {}, 0),
+    ("aten::outer.default", "linear", 9, "outer", None, None, False, {}, 0),
+    ("aten::ger.default", "linear", 10, "outer", None, None, False, {}, 0),
+    ("aten::addmm.default", "linear", 11, "addmm", None, None, False, {}, 0),
+    ("aten::addmv.default", "linear", 12, "add_product", None, None, False, {}, 0),
+    ("aten::baddbmm.default", "linear", 13, "add_product", None, None, False, {}, 0),
+    ("aten::einsum.default", "linear", 14, "einsum", None, None, False, {}, 0),
+    ("aten::bilinear.default", "linear", 15, "bilinear", None, None, False, {}, 0),
+    ("aten::layer_norm.default", "normalization", 0, "layer_norm", 17, None, False, {}, 0),
+    ("aten::layer_norm.default", "normalization", 1, "layer_norm_plain", None, 16, False, {}, 0),
+    ("aten::native_layer_norm.default", "normalization", 2, "native_layer_norm", None, None, False, {}, 0),
+    ("aten::rms_norm.default", "normalization", 3, "rms_norm", None, None, False, {}, 0),
+    ("aten::group_norm.default", "normalization", 4, "group_norm", None, None, False, {}, 0),
+    ("aten::native_group_norm.default", "normalization", 5, "native_group_norm", None, None, False, {}, 0),
+    ("aten::instance_norm.default", "normalization", 6, "instance_norm", None, None, False, {}, 0),
+    ("aten::batch_norm.default", "normalization", 7, "batch_norm", None, None, False, {}, 0),
     ("aten::_native_batch_norm_legit_no_training.default", "normalization", 8, "native_batch_norm_inference", None, None, False, {}, 0),  # noqa: E501
     ("aten::_native_batch_norm_legit_functional.default", "normalization", 9, "native_batch_norm_functional", None, None, False, {}, 0),  # noqa: E501
-    ("aten::pad.default", "padding", 0, "pad", None, None, False, {}, 0),  # noqa: E501
-    ("aten::constant_pad_nd.default", "padding", 1, "constant_pad", None, None, False, {}, 0),  # noqa: E501
-    ("aten::reflection_pad1d.default", "padding", 2, "reflect_pad", None, None, False, {}, 0),  # noqa: E501
-    ("aten::reflection_pad2d.default", "padding", 3, "reflect_pad", None, None, False, {}, 0),  # noqa: E501
-    ("aten::reflection_pad3d.default", "padding", 4, "reflect_pad", None, None, False, {}, 0),  # noqa: E501
-    ("aten::replication_pad1d.default", "padding", 5, "replicate_pad", None, None, False, {}, 0),  # noqa: E501
-    ("aten::replication_pad2d.default", "padding", 6, "replicate_pad", None, None, False, {}, 0),  # noqa: E501
-    ("aten::replication_pad3d.default", "padding", 7, "replicate_pad", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max_pool1d.default", "pooling", 0, "max_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max_pool2d.default", "pooling", 1, "max_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max_pool3d.default", "pooling", 2, "max_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max_pool1d_with_indices.default", "pooling", 3, "max_pool_with_indices", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max_pool2d_with_indices.default", "pooling", 4, "max_pool_with_indices", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max_pool3d_with_indices.default", "pooling", 5, "max_pool_with_indices", None, None, False, {}, 0),  # noqa: E501
-    ("aten::avg_pool1d.default", "pooling", 6, "avg_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::avg_pool2d.default", "pooling", 7, "avg_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::avg_pool3d.default", "pooling", 8, "avg_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::adaptive_avg_pool1d.default", "pooling", 9, "adaptive_avg_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::adaptive_avg_pool2d.default", "pooling", 10, "adaptive_avg_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::adaptive_avg_pool3d.default", "pooling", 11, "adaptive_avg_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_adaptive_avg_pool2d.default", "pooling", 12, "adaptive_avg_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_adaptive_avg_pool3d.default", "pooling", 13, "adaptive_avg_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::adaptive_max_pool1d.default", "pooling", 14, "adaptive_max_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::adaptive_max_pool2d.default", "pooling", 15, "adaptive_max_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::adaptive_max_pool3d.default", "pooling", 16, "adaptive_max_pool", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sum.default", "reduction", 0, "reducesum_all", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sum.dim_IntList", "reduction", 1, "reducesum_dim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::mean.default", "reduction", 2, "reducemean_all", None, None, False, {}, 0),  # noqa: E501
-    ("aten::mean.dim", "reduction", 3, "reducemean_dim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::prod.default", "reduction", 4, "reduceprod_all", None, None, False, {}, 0),  # noqa: E501
-    ("aten::prod.dim_int", "reduction", 5, "prod_dim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::amax.default", "reduction", 6, "reducemax_dim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::amin.default", "reduction", 7, "reducemin_dim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max.default", "reduction", 8, "reducemax_all", None, None, False, {}, 0),  # noqa: E501
-    ("aten::min.default", "reduction", 9, "reducemin_all", None, None, False, {}, 0),  # noqa: E501
-    ("aten::max.dim", "reduction", 10, "max_dim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::min.dim", "reduction", 11, "min_dim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::aminmax.default", "reduction", 12, "aminmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::argmax.default", "reduction", 13, "argmax", None, None, False, {}, 0),  # noqa: E501
-    ("aten::argmin.default", "reduction", 14, "argmin", None, None, False, {}, 0),  # noqa: E501
-    ("aten::any.default", "reduction", 15, "any_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::any.dim", "reduction", 16, "any_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::any.dims", "reduction", 17, "any_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::all.default", "reduction", 18, "all_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::all.dim", "reduction", 19, "all_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::all.dims", "reduction", 20, "all_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::var.default", "reduction", 21, "var", None, None, False, {}, 0),  # noqa: E501
-    ("aten::var.dim", "reduction", 22, "var", None, None, False, {}, 0),  # noqa: E501
-    ("aten::var.correction", "reduction", 23, "var", None, None, False, {}, 0),  # noqa: E501
-    ("aten::std.default", "reduction", 24, "std", None, None, False, {}, 0),  # noqa: E501
-    ("aten::std.dim", "reduction", 25, "std", None, None, False, {}, 0),  # noqa: E501
-    ("aten::std.correction", "reduction", 26, "std", None, None, False, {}, 0),  # noqa: E501
-    ("aten::var_mean.default", "reduction", 27, "var_mean", None, None, False, {}, 0),  # noqa: E501
-    ("aten::var_mean.dim", "reduction", 28, "var_mean", None, None, False, {}, 0),  # noqa: E501
-    ("aten::var_mean.correction", "reduction", 29, "var_mean", None, None, False, {}, 0),  # noqa: E501
-    ("aten::std_mean.default", "reduction", 30, "std_mean", None, None, False, {}, 0),  # noqa: E501
-    ("aten::std_mean.dim", "reduction", 31, "std_mean", None, None, False, {}, 0),  # noqa: E501
-    ("aten::std_mean.correction", "reduction", 32, "std_mean", None, None, False, {}, 0),  # noqa: E501
-    ("aten::linalg_vector_norm.default", "reduction", 33, "vector_norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::norm.ScalarOpt_dim", "reduction", 34, "norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::norm.ScalarOpt_dim_dtype", "reduction", 35, "norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::norm.Scalar", "reduction", 36, "norm", None, None, False, {}, 0),  # noqa: E501
-    ("aten::logsumexp.default", "reduction", 37, "logsumexp", None, None, False, {}, 0),  # noqa: E501
-    ("aten::cumsum.default", "reduction", 38, "cumsum", None, None, False, {}, 0),  # noqa: E501
-    ("aten::count_nonzero.default", "reduction", 39, "count_nonzero", None, None, False, {}, 0),  # noqa: E501
-    ("aten::topk.default", "reduction", 40, "topk", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sort.default", "reduction", 41, "sort", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sort.stable", "reduction", 42, "sort", None, None, False, {}, 0),  # noqa: E501
-    ("aten::argsort.default", "reduction", 43, "argsort", None, None, False, {}, 0),  # noqa: E501
-    ("aten::argsort.stable", "reduction", 44, "argsort", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_nearest1d.vec", "resize", 0, "nearest", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_nearest1d.default", "resize", 1, "nearest", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_nearest2d.vec", "resize", 2, "nearest", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_nearest2d.default", "resize", 3, "nearest", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_nearest3d.vec", "resize", 4, "nearest", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_nearest3d.default", "resize", 5, "nearest", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_upsample_nearest_exact1d.vec", "resize", 6, "nearest_exact", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_upsample_nearest_exact1d.default", "resize", 7, "nearest_exact", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_upsample_nearest_exact2d.vec", "resize", 8, "nearest_exact", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_upsample_nearest_exact2d.default", "resize", 9, "nearest_exact", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_upsample_nearest_exact3d.vec", "resize", 10, "nearest_exact", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_upsample_nearest_exact3d.default", "resize", 11, "nearest_exact", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_linear1d.vec", "resize", 12, "linear", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_linear1d.default", "resize", 13, "linear", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_bilinear2d.vec", "resize", 14, "linear", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_bilinear2d.default", "resize", 15, "linear", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_trilinear3d.vec", "resize", 16, "linear", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_trilinear3d.default", "resize", 17, "linear", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_bicubic2d.vec", "resize", 18, "cubic", None, None, False, {}, 0),  # noqa: E501
-    ("aten::upsample_bicubic2d.default", "resize", 19, "cubic", None, None, False, {}, 0),  # noqa: E501
-    ("aten::pixel_shuffle.default", "resize", 20, "pixel_shuffle", None, None, False, {}, 0),  # noqa: E501
-    ("aten::pixel_unshuffle.default", "resize", 21, "pixel_unshuffle", None, None, False, {}, 0),  # noqa: E501
-    ("aten::scatter.src", "scatter", 0, "scatter", None, None, False, {}, 0),  # noqa: E501
-    ("aten::scatter.value", "scatter", 1, "scatter_value", None, None, False, {}, 0),  # noqa: E501
-    ("aten::scatter.value_reduce", "scatter", 2, "scatter_value", None, None, False, {}, 0),  # noqa: E501
-    ("aten::scatter.reduce", "scatter", 3, "scatter_reduce_source", None, None, False, {}, 0),  # noqa: E501
-    ("aten::scatter_add.default", "scatter", 4, "scatter_add", None, None, False, {}, 0),  # noqa: E501
-    ("aten::scatter_reduce.two", "scatter", 5, "scatter_reduce", None, None, False, {}, 0),  # noqa: E501
-    ("aten::index_put.default", "scatter", 6, "index_put", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_unsafe_index_put.default", "scatter", 7, "index_put", None, None, False, {}, 0),  # noqa: E501
-    ("aten::index_add.default", "scatter", 8, "index_add", None, None, False, {}, 0),  # noqa: E501
-    ("aten::index_copy.default", "scatter", 9, "index_copy", None, None, False, {}, 0),  # noqa: E501
-    ("aten::index_fill.int_Scalar", "scatter", 10, "index_fill", None, None, False, {}, 0),  # noqa: E501
-    ("aten::index_fill.int_Tensor", "scatter", 11, "index_fill", None, None, False, {}, 0),  # noqa: E501
-    ("aten::slice.Tensor", "slicing", 0, "slice_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::slice_copy.Tensor", "slicing", 1, "slice_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::select.int", "slicing", 2, "select", None, None, False, {}, 0),  # noqa: E501
-    ("aten::select_copy.int", "slicing", 3, "select", None, None, False, {}, 0),  # noqa: E501
-    ("aten::narrow.default", "slicing", 4, "narrow", None, None, False, {}, 0),  # noqa: E501
-    ("aten::narrow.Tensor", "slicing", 5, "narrow", None, None, False, {}, 0),  # noqa: E501
-    ("aten::split.Tensor", "slicing", 6, "split", None, None, False, {}, 0),  # noqa: E501
-    ("aten::unsafe_split.Tensor", "slicing", 7, "split", None, None, False, {}, 0),  # noqa: E501
-    ("aten::split.sizes", "slicing", 8, "split_with_sizes", None, None, False, {}, 0),  # noqa: E501
-    ("aten::split_with_sizes.default", "slicing", 9, "split_with_sizes", None, None, False, {}, 0),  # noqa: E501
-    ("aten::unsafe_split_with_sizes.default", "slicing", 10, "split_with_sizes", None, None, False, {}, 0),  # noqa: E501
-    ("aten::chunk.default", "slicing", 11, "chunk", None, None, False, {}, 0),  # noqa: E501
-    ("aten::unsafe_chunk.default", "slicing", 12, "chunk", None, None, False, {}, 0),  # noqa: E501
-    ("aten::tensor_split.sections", "slicing", 13, "tensor_split", None, None, False, {}, 0),  # noqa: E501
-    ("aten::unbind.int", "slicing", 14, "unbind", None, None, False, {}, 0),  # noqa: E501
-    ("aten::flip.default", "slicing", 15, "flip", None, None, False, {}, 0),  # noqa: E501
-    ("aten::roll.default", "slicing", 16, "roll", None, None, False, {}, 0),  # noqa: E501
-    ("aten::select_scatter.default", "slicing", 17, "select_scatter", None, None, False, {}, 0),  # noqa: E501
-    ("aten::slice_scatter.default", "slicing", 18, "slice_scatter", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::add", "symbolic", 0, "add", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::sub", "symbolic", 1, "sub", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::mul", "symbolic", 2, "mul", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::floordiv", "symbolic", 3, "floordiv", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::truediv", "symbolic", 4, "truediv", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::mod", "symbolic", 5, "mod", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::pow", "symbolic", 6, "pow_", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::neg", "symbolic", 7, "neg", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::eq", "symbolic", 8, "equal", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::lt", "symbolic", 9, "less", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::le", "symbolic", 10, "lessorequal", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::gt", "symbolic", 11, "greater", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::ge", "symbolic", 12, "greaterorequal", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::ne", "symbolic", 13, "not_equal", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::and_", "symbolic", 14, "and", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::or_", "symbolic", 15, "or", None, None, False, {}, 0),  # noqa: E501
-    ("_operator::not_", "symbolic", 16, "not_", None, None, False, {}, 0),  # noqa: E501
-    ("torch::sym_not", "symbolic", 17, "not_", None, None, False, {}, 0),  # noqa: E501
-    ("torch::sym_float", "symbolic", 18, "to_float", None, None, False, {}, 0),  # noqa: E501
-    ("torch::sym_int", "symbolic", 19, "cast", None, None, False, {}, 0),  # noqa: E501
-    ("torch::sym_max", "symbolic", 20, "max", None, None, False, {}, 0),  # noqa: E501
-    ("torch::sym_min", "symbolic", 21, "min", None, None, False, {}, 0),  # noqa: E501
-    ("torch::sym_sum", "symbolic", 22, "sym_sum", None, None, False, {}, 0),  # noqa: E501
-    ("torch::sym_ite", "symbolic", 23, "ite", None, None, False, {}, 0),  # noqa: E501
-    ("math::floor", "symbolic", 24, "floor", None, None, False, {}, 0),  # noqa: E501
-    ("math::ceil", "symbolic", 25, "ceil", None, None, False, {}, 0),  # noqa: E501
-    ("math::trunc", "symbolic", 26, "cast", None, None, False, {}, 0),  # noqa: E501
-    ("math::sqrt", "symbolic", 27, "sqrt", None, None, False, {}, 0),  # noqa: E501
-    ("torch::_sym_sqrt", "symbolic", 28, "sqrt", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sym_size.int", "symbolic", 29, "sym_size", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sym_numel.default", "symbolic", 30, "sym_numel", None, None, False, {}, 0),  # noqa: E501
-    ("aten::sym_stride.int", "symbolic", 31, "sym_stride", None, None, False, {}, 0),  # noqa: E501
-    ("aten::item.default", "symbolic", 32, "item", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_local_scalar_dense.default", "symbolic", 33, "item", None, None, False, {}, 0),  # noqa: E501
-    ("aten::view.default", "view", 0, "view", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_unsafe_view.default", "view", 1, "view", None, None, False, {}, 0),  # noqa: E501
-    ("aten::reshape.default", "view", 2, "view", None, None, False, {}, 0),  # noqa: E501
-    ("aten::view_copy.default", "view", 3, "view", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_reshape_alias.default", "view", 4, "view", None, None, False, {}, 0),  # noqa: E501
-    ("aten::flatten.using_ints", "view", 5, "reshape_to_result", None, None, False, {}, 0),  # noqa: E501
-    ("aten::ravel.default", "view", 6, "reshape_to_result", None, None, False, {}, 0),  # noqa: E501
-    ("aten::reshape_as.default", "view", 7, "reshape_as", None, None, False, {}, 0),  # noqa: E501
-    ("aten::view_as.default", "view", 8, "reshape_as", None, None, False, {}, 0),  # noqa: E501
-    ("aten::permute.default", "view", 9, "permute", None, None, False, {}, 0),  # noqa: E501
-    ("aten::permute_copy.default", "view", 10, "permute", None, None, False, {}, 0),  # noqa: E501
-    ("aten::transpose.int", "view", 11, "transpose", None, None, False, {}, 0),  # noqa: E501
-    ("aten::swapaxes.default", "view", 12, "transpose", None, None, False, {}, 0),  # noqa: E501
-    ("aten::swapdims.default", "view", 13, "transpose", None, None, False, {}, 0),  # noqa: E501
-    ("aten::transpose_copy.int", "view", 14, "transpose", None, None, False, {}, 0),  # noqa: E501
-    ("aten::t.default", "view", 15, "t", None, None, False, {}, 0),  # noqa: E501
-    ("aten::mT.default", "view", 16, "matrix_transpose", None, None, False, {}, 0),  # noqa: E501
-    ("aten::numpy_T.default", "view", 17, "numpy_t", None, None, False, {}, 0),  # noqa: E501
-    ("aten::movedim.intlist", "view", 18, "movedim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::movedim.int", "view", 19, "movedim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::moveaxis.intlist", "view", 20, "movedim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::moveaxis.int", "view", 21, "movedim", None, None, False, {}, 0),  # noqa: E501
-    ("aten::expand.default", "view", 22, "expand", None, None, False, {}, 0),  # noqa: E501
-    ("aten::expand_copy.default", "view", 23, "expand", None, None, False, {}, 0),  # noqa: E501
-    ("aten::broadcast_to.default", "view", 24, "expand", None, None, False, {}, 0),  # noqa: E501
-    ("aten::expand_as.default", "view", 25, "expand_as", None, None, False, {}, 0),  # noqa: E501
-    ("aten::broadcast_tensors.default", "view", 26, "broadcast_tensors", None, None, False, {}, 0),  # noqa: E501
-    ("aten::unsqueeze.default", "view", 27, "unsqueeze_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::unsqueeze_copy.default", "view", 28, "unsqueeze_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::squeeze.default", "view", 29, "squeeze_", None, None, False, {}, 0),  # noqa: E501
-    ("aten::squeeze.dim", "view", 30, "squeeze_dims", None, None, False, {}, 0),  # noqa: E501
-    ("aten::squeeze.dims", "view", 31, "squeeze_dims", None, None, False, {}, 0),  # noqa: E501
-    ("aten::unflatten.int", "view", 32, "unflatten", None, None, False, {}, 0),  # noqa: E501
-    ("aten::diagonal.default", "view", 33, "diagonal", None, None, False, {}, 0),  # noqa: E501
-    ("aten::unfold.default", "view", 34, "unfold", None, None, False, {}, 0),  # noqa: E501
+    ("aten::pad.default", "padding", 0, "pad", None, None, False, {}, 0),
+    ("aten::constant_pad_nd.default", "padding", 1, "constant_pad", None, None, False, {}, 0),
+    ("aten::reflection_pad1d.default", "padding", 2, "reflect_pad", None, None, False, {}, 0),
+    ("aten::reflection_pad2d.default", "padding", 3, "reflect_pad", None, None, False, {}, 0),
+    ("aten::reflection_pad3d.default", "padding", 4, "reflect_pad", None, None, False, {}, 0),
+    ("aten::replication_pad1d.default", "padding", 5, "replicate_pad", None, None, False, {}, 0),
+    ("aten::replication_pad2d.default", "padding", 6, "replicate_pad", None, None, False, {}, 0),
+    ("aten::replication_pad3d.default", "padding", 7, "replicate_pad", None, None, False, {}, 0),
+    ("aten::max_pool1d.default", "pooling", 0, "max_pool", None, None, False, {}, 0),
+    ("aten::max_pool2d.default", "pooling", 1, "max_pool", None, None, False, {}, 0),
+    ("aten::max_pool3d.default", "pooling", 2, "max_pool", None, None, False, {}, 0),
+    ("aten::max_pool1d_with_indices.default", "pooling", 3, "max_pool_with_indices", None, None, False, {}, 0),
+    ("aten::max_pool2d_with_indices.default", "pooling", 4, "max_pool_with_indices", None, None, False, {}, 0),
+    ("aten::max_pool3d_with_indices.default", "pooling", 5, "max_pool_with_indices", None, None, False, {}, 0),
+    ("aten::avg_pool1d.default", "pooling", 6, "avg_pool", None, None, False, {}, 0),
+    ("aten::avg_pool2d.default", "pooling", 7, "avg_pool", None, None, False, {}, 0),
+    ("aten::avg_pool3d.default", "pooling", 8, "avg_pool", None, None, False, {}, 0),
+    ("aten::adaptive_avg_pool1d.default", "pooling", 9, "adaptive_avg_pool", None, None, False, {}, 0),
+    ("aten::adaptive_avg_pool2d.default", "pooling", 10, "adaptive_avg_pool", None, None, False, {}, 0),
+    ("aten::adaptive_avg_pool3d.default", "pooling", 11, "adaptive_avg_pool", None, None, False, {}, 0),
+    ("aten::_adaptive_avg_pool2d.default", "pooling", 12, "adaptive_avg_pool", None, None, False, {}, 0),
+    ("aten::_adaptive_avg_pool3d.default", "pooling", 13, "adaptive_avg_pool", None, None, False, {}, 0),
+    ("aten::adaptive_max_pool1d.default", "pooling", 14, "adaptive_max_pool", None, None, False, {}, 0),
+    ("aten::adaptive_max_pool2d.default", "pooling", 15, "adaptive_max_pool", None, None, False, {}, 0),
+    ("aten::adaptive_max_pool3d.default", "pooling", 16, "adaptive_max_pool", None, None, False, {}, 0),
+    ("aten::sum.default", "reduction", 0, "reducesum_all", None, None, False, {}, 0),
+    ("aten::sum.dim_IntList", "reduction", 1, "reducesum_dim", None, None, False, {}, 0),
+    ("aten::mean.default", "reduction", 2, "reducemean_all", None, None, False, {}, 0),
+    ("aten::mean.dim", "reduction", 3, "reducemean_dim", None, None, False, {}, 0),
+    ("aten::prod.default", "reduction", 4, "reduceprod_all", None, None, False, {}, 0),
+    ("aten::prod.dim_int", "reduction", 5, "prod_dim", None, None, False, {}, 0),
+    ("aten::amax.default", "reduction", 6, "reducemax_dim", None, None, False, {}, 0),
+    ("aten::amin.default", "reduction", 7, "reducemin_dim", None, None, False, {}, 0),
+    ("aten::max.default", "reduction", 8, "reducemax_all", None, None, False, {}, 0),
+    ("aten::min.default", "reduction", 9, "reducemin_all", None, None, False, {}, 0),
+    ("aten::max.dim", "reduction", 10, "max_dim", None, None, False, {}, 0),
+    ("aten::min.dim", "reduction", 11, "min_dim", None, None, False, {}, 0),
+    ("aten::aminmax.default", "reduction", 12, "aminmax", None, None, False, {}, 0),
+    ("aten::argmax.default", "reduction", 13, "argmax", None, None, False, {}, 0),
+    ("aten::argmin.default", "reduction", 14, "argmin", None, None, False, {}, 0),
+    ("aten::any.default", "reduction", 15, "any_", None, None, False, {}, 0),
+    ("aten::any.dim", "reduction", 16, "any_", None, None, False, {}, 0),
+    ("aten::any.dims", "reduction", 17, "any_", None, None, False, {}, 0),
+    ("aten::all.default", "reduction", 18, "all_", None, None, False, {}, 0),
+    ("aten::all.dim", "reduction", 19, "all_", None, None, False, {}, 0),
+    ("aten::all.dims", "reduction", 20, "all_", None, None, False, {}, 0),
+    ("aten::var.default", "reduction", 21, "var", None, None, False, {}, 0),
+    ("aten::var.dim", "reduction", 22, "var", None, None, False, {}, 0),
+    ("aten::var.correction", "reduction", 23, "var", None, None, False, {}, 0),
+    ("aten::std.default", "reduction", 24, "std", None, None, False, {}, 0),
+    ("aten::std.dim", "reduction", 25, "std", None, None, False, {}, 0),
+    ("aten::std.correction", "reduction", 26, "std", None, None, False, {}, 0),
+    ("aten::var_mean.default", "reduction", 27, "var_mean", None, None, False, {}, 0),
+    ("aten::var_mean.dim", "reduction", 28, "var_mean", None, None, False, {}, 0),
+    ("aten::var_mean.correction", "reduction", 29, "var_mean", None, None, False, {}, 0),
+    ("aten::std_mean.default", "reduction", 30, "std_mean", None, None, False, {}, 0),
+    ("aten::std_mean.dim", "reduction", 31, "std_mean", None, None, False, {}, 0),
+    ("aten::std_mean.correction", "reduction", 32, "std_mean", None, None, False, {}, 0),
+    ("aten::linalg_vector_norm.default", "reduction", 33, "vector_norm", None, None, False, {}, 0),
+    ("aten::norm.ScalarOpt_dim", "reduction", 34, "norm", None, None, False, {}, 0),
+    ("aten::norm.ScalarOpt_dim_dtype", "reduction", 35, "norm", None, None, False, {}, 0),
+    ("aten::norm.Scalar", "reduction", 36, "norm", None, None, False, {}, 0),
+    ("aten::logsumexp.default", "reduction", 37, "logsumexp", None, None, False, {}, 0),
+    ("aten::cumsum.default", "reduction", 38, "cumsum", None, None, False, {}, 0),
+    ("aten::count_nonzero.default", "reduction", 39, "count_nonzero", None, None, False, {}, 0),
+    ("aten::topk.default", "reduction", 40, "topk", None, None, False, {}, 0),
+    ("aten::sort.default", "reduction", 41, "sort", None, None, False, {}, 0),
+    ("aten::sort.stable", "reduction", 42, "sort", None, None, False, {}, 0),
+    ("aten::argsort.default", "reduction", 43, "argsort", None, None, False, {}, 0),
+    ("aten::argsort.stable", "reduction", 44, "argsort", None, None, False, {}, 0),
+    ("aten::upsample_nearest1d.vec", "resize", 0, "nearest", None, None, False, {}, 0),
+    ("aten::upsample_nearest1d.default", "resize", 1, "nearest", None, None, False, {}, 0),
+    ("aten::upsample_nearest2d.vec", "resize", 2, "nearest", None, None, False, {}, 0),
+    ("aten::upsample_nearest2d.default", "resize", 3, "nearest", None, None, False, {}, 0),
+    ("aten::upsample_nearest3d.vec", "resize", 4, "nearest", None, None, False, {}, 0),
+    ("aten::upsample_nearest3d.default", "resize", 5, "nearest", None, None, False, {}, 0),
+    ("aten::_upsample_nearest_exact1d.vec", "resize", 6, "nearest_exact", None, None, False, {}, 0),
+    ("aten::_upsample_nearest_exact1d.default", "resize", 7, "nearest_exact", None, None, False, {}, 0),
+    ("aten::_upsample_nearest_exact2d.vec", "resize", 8, "nearest_exact", None, None, False, {}, 0),
+    ("aten::_upsample_nearest_exact2d.default", "resize", 9, "nearest_exact", None, None, False, {}, 0),
+    ("aten::_upsample_nearest_exact3d.vec", "resize", 10, "nearest_exact", None, None, False, {}, 0),
+    ("aten::_upsample_nearest_exact3d.default", "resize", 11, "nearest_exact", None, None, False, {}, 0),
+    ("aten::upsample_linear1d.vec", "resize", 12, "linear", None, None, False, {}, 0),
+    ("aten::upsample_linear1d.default", "resize", 13, "linear", None, None, False, {}, 0),
+    ("aten::upsample_bilinear2d.vec", "resize", 14, "linear", None, None, False, {}, 0),
+    ("aten::upsample_bilinear2d.default", "resize", 15, "linear", None, None, False, {}, 0),
+    ("aten::upsample_trilinear3d.vec", "resize", 16, "linear", None, None, False, {}, 0),
+    ("aten::upsample_trilinear3d.default", "resize", 17, "linear", None, None, False, {}, 0),
+    ("aten::upsample_bicubic2d.vec", "resize", 18, "cubic", None, None, False, {}, 0),
+    ("aten::upsample_bicubic2d.default", "resize", 19, "cubic", None, None, False, {}, 0),
+    ("aten::pixel_shuffle.default", "resize", 20, "pixel_shuffle", None, None, False, {}, 0),
+    ("aten::pixel_unshuffle.default", "resize", 21, "pixel_unshuffle", None, None, False, {}, 0),
+    ("aten::scatter.src", "scatter", 0, "scatter", None, None, False, {}, 0),
+    ("aten::scatter.value", "scatter", 1, "scatter_value", None, None, False, {}, 0),
+    ("aten::scatter.value_reduce", "scatter", 2, "scatter_value", None, None, False, {}, 0),
+    ("aten::scatter.reduce", "scatter", 3, "scatter_reduce_source", None, None, False, {}, 0),
+    ("aten::scatter_add.default", "scatter", 4, "scatter_add", None, None, False, {}, 0),
+    ("aten::scatter_reduce.two", "scatter", 5, "scatter_reduce", None, None, False, {}, 0),
+    ("aten::index_put.default", "scatter", 6, "index_put", None, None, False, {}, 0),
+    ("aten::_unsafe_index_put.default", "scatter", 7, "index_put", None, None, False, {}, 0),
+    ("aten::index_add.default", "scatter", 8, "index_add", None, None, False, {}, 0),
+    ("aten::index_copy.default", "scatter", 9, "index_copy", None, None, False, {}, 0),
+    ("aten::index_fill.int_Scalar", "scatter", 10, "index_fill", None, None, False, {}, 0),
+    ("aten::index_fill.int_Tensor", "scatter", 11, "index_fill", None, None, False, {}, 0),
+    ("aten::slice.Tensor", "slicing", 0, "slice_", None, None, False, {}, 0),
+    ("aten::slice_copy.Tensor", "slicing", 1, "slice_", None, None, False, {}, 0),
+    ("aten::select.int", "slicing", 2, "select", None, None, False, {}, 0),
+    ("aten::select_copy.int", "slicing", 3, "select", None, None, False, {}, 0),
+    ("aten::narrow.default", "slicing", 4, "narrow", None, None, False, {}, 0),
+    ("aten::narrow.Tensor", "slicing", 5, "narrow", None, None, False, {}, 0),
+    ("aten::split.Tensor", "slicing", 6, "split", None, None, False, {}, 0),
+    ("aten::unsafe_split.Tensor", "slicing", 7, "split", None, None, False, {}, 0),
+    ("aten::split.sizes", "slicing", 8, "split_with_sizes", None, None, False, {}, 0),
+    ("aten::split_with_sizes.default", "slicing", 9, "split_with_sizes", None, None, False, {}, 0),
+    ("aten::unsafe_split_with_sizes.default", "slicing", 10, "split_with_sizes", None, None, False, {}, 0),
+    ("aten::chunk.default", "slicing", 11, "chunk", None, None, False, {}, 0),
+    ("aten::unsafe_chunk.default", "slicing", 12, "chunk", None, None, False, {}, 0),
+    ("aten::tensor_split.sections", "slicing", 13, "tensor_split", None, None, False, {}, 0),
+    ("aten::unbind.int", "slicing", 14, "unbind", None, None, False, {}, 0),
+    ("aten::flip.default", "slicing", 15, "flip", None, None, False, {}, 0),
+    ("aten::roll.default", "slicing", 16, "roll", None, None, False, {}, 0),
+    ("aten::select_scatter.default", "slicing", 17, "select_scatter", None, None, False, {}, 0),
+    ("aten::slice_scatter.default", "slicing", 18, "slice_scatter", None, None, False, {}, 0),
+    ("_operator::add", "symbolic", 0, "add", None, None, False, {}, 0),
+    ("_operator::sub", "symbolic", 1, "sub", None, None, False, {}, 0),
+    ("_operator::mul", "symbolic", 2, "mul", None, None, False, {}, 0),
+    ("_operator::floordiv", "symbolic", 3, "floordiv", None, None, False, {}, 0),
+    ("_operator::truediv", "symbolic", 4, "truediv", None, None, False, {}, 0),
+    ("_operator::mod", "symbolic", 5, "mod", None, None, False, {}, 0),
+    ("_operator::pow", "symbolic", 6, "pow_", None, None, False, {}, 0),
+    ("_operator::neg", "symbolic", 7, "neg", None, None, False, {}, 0),
+    ("_operator::eq", "symbolic", 8, "equal", None, None, False, {}, 0),
+    ("_operator::lt", "symbolic", 9, "less", None, None, False, {}, 0),
+    ("_operator::le", "symbolic", 10, "lessorequal", None, None, False, {}, 0),
+    ("_operator::gt", "symbolic", 11, "greater", None, None, False, {}, 0),
+    ("_operator::ge", "symbolic", 12, "greaterorequal", None, None, False, {}, 0),
+    ("_operator::ne", "symbolic", 13, "not_equal", None, None, False, {}, 0),
+    ("_operator::and_", "symbolic", 14, "and", None, None, False, {}, 0),
+    ("_operator::or_", "symbolic", 15, "or", None, None, False, {}, 0),
+    ("_operator::not_", "symbolic", 16, "not_", None, None, False, {}, 0),
+    ("torch::sym_not", "symbolic", 17, "not_", None, None, False, {}, 0),
+    ("torch::sym_float", "symbolic", 18, "to_float", None, None, False, {}, 0),
+    ("torch::sym_int", "symbolic", 19, "cast", None, None, False, {}, 0),
+    ("torch::sym_max", "symbolic", 20, "max", None, None, False, {}, 0),
+    ("torch::sym_min", "symbolic", 21, "min", None, None, False, {}, 0),
+    ("torch::sym_sum", "symbolic", 22, "sym_sum", None, None, False, {}, 0),
+    ("torch::sym_ite", "symbolic", 23, "ite", None, None, False, {}, 0),
+    ("math::floor", "symbolic", 24, "floor", None, None, False, {}, 0),
+    ("math::ceil", "symbolic", 25, "ceil", None, None, False, {}, 0),
+    ("math::trunc", "symbolic", 26, "cast", None, None, False, {}, 0),
+    ("math::sqrt", "symbolic", 27, "sqrt", None, None, False, {}, 0),
+    ("torch::_sym_sqrt", "symbolic", 28, "sqrt", None, None, False, {}, 0),
+    ("aten::sym_size.int", "symbolic", 29, "sym_size", None, None, False, {}, 0),
+    ("aten::sym_numel.default", "symbolic", 30, "sym_numel", None, None, False, {}, 0),
+    ("aten::sym_stride.int", "symbolic", 31, "sym_stride", None, None, False, {}, 0),
+    ("aten::item.default", "symbolic", 32, "item", None, None, False, {}, 0),
+    ("aten::_local_scalar_dense.default", "symbolic", 33, "item", None, None, False, {}, 0),
+    ("aten::view.default", "view", 0, "view", None, None, False, {}, 0),
+    ("aten::_unsafe_view.default", "view", 1, "view", None, None, False, {}, 0),
+    ("aten::reshape.default", "view", 2, "view", None, None, False, {}, 0),
+    ("aten::view_copy.default", "view", 3, "view", None, None, False, {}, 0),
+    ("aten::_reshape_alias.default", "view", 4, "view", None, None, False, {}, 0),
+    ("aten::flatten.using_ints", "view", 5, "reshape_to_result", None, None, False, {}, 0),
+    ("aten::ravel.default", "view", 6, "reshape_to_result", None, None, False, {}, 0),
+    ("aten::reshape_as.default", "view", 7, "reshape_as", None, None, False, {}, 0),
+    ("aten::view_as.default", "view", 8, "reshape_as", None, None, False, {}, 0),
+    ("aten::permute.default", "view", 9, "permute", None, None, False, {}, 0),
+    ("aten::permute_copy.default", "view", 10, "permute", None, None, False, {}, 0),
+    ("aten::transpose.int", "view", 11, "transpose", None, None, False, {}, 0),
+    ("aten::swapaxes.default", "view", 12, "transpose", None, None, False, {}, 0),
+    ("aten::swapdims.default", "view", 13, "transpose", None, None, False, {}, 0),
+    ("aten::transpose_copy.int", "view", 14, "transpose", None, None, False, {}, 0),
+    ("aten::t.default", "view", 15, "t", None, None, False, {}, 0),
+    ("aten::mT.default", "view", 16, "matrix_transpose", None, None, False, {}, 0),
+    ("aten::numpy_T.default", "view", 17, "numpy_t", None, None, False, {}, 0),
+    ("aten::movedim.intlist", "view", 18, "movedim", None, None, False, {}, 0),
+    ("aten::movedim.int", "view", 19, "movedim", None, None, False, {}, 0),
+    ("aten::moveaxis.intlist", "view", 20, "movedim", None, None, False, {}, 0),
+    ("aten::moveaxis.int", "view", 21, "movedim", None, None, False, {}, 0),
+    ("aten::expand.default", "view", 22, "expand", None, None, False, {}, 0),
+    ("aten::expand_copy.default", "view", 23, "expand", None, None, False, {}, 0),
+    ("aten::broadcast_to.default", "view", 24, "expand", None, None, False, {}, 0),
+    ("aten::expand_as.default", "view", 25, "expand_as", None, None, False, {}, 0),
+    ("aten::broadcast_tensors.default", "view", 26, "broadcast_tensors", None, None, False, {}, 0),
+    ("aten::unsqueeze.default", "view", 27, "unsqueeze_", None, None, False, {}, 0),
+    ("aten::unsqueeze_copy.default", "view", 28, "unsqueeze_", None, None, False, {}, 0),
+    ("aten::squeeze.default", "view", 29, "squeeze_", None, None, False, {}, 0),
+    ("aten::squeeze.dim", "view", 30, "squeeze_dims", None, None, False, {}, 0),
+    ("aten::squeeze.dims", "view", 31, "squeeze_dims", None, None, False, {}, 0),
+    ("aten::unflatten.int", "view", 32, "unflatten", None, None, False, {}, 0),
+    ("aten::diagonal.default", "view", 33, "diagonal", None, None, False, {}, 0),
+    ("aten::unfold.default", "view", 34, "unfold", None, None, False, {}, 0),
 ]

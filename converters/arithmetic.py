@@ -114,13 +114,17 @@ def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Valu
         quotient = g.op.Div(a, b)
         remainder = g.op.Sub(a, g.op.Mul(quotient, b))
         zero = g.const(0, inner)
-        lower = g.op.And(g.op.Not(g.op.Equal(remainder, zero)), g.op.Xor(g.op.Less(remainder, zero), g.op.Less(b, zero)))
+        lower = g.op.And(
+            g.op.Not(g.op.Equal(remainder, zero)), g.op.Xor(g.op.Less(remainder, zero), g.op.Less(b, zero))
+        )
         return g.cast(g.op.Sub(quotient, g.cast(lower, inner)), dtype)
     a, b = operands(g, x, y, dtype=dtype)
     zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
     remainder = g.op.Mod(a, b, fmod=1)
     exact = g.op.Div(g.op.Sub(a, remainder), b)
-    wrong_side = g.op.And(g.op.Not(g.op.Equal(remainder, zero)), g.op.Xor(g.op.Less(b, zero), g.op.Less(remainder, zero)))
+    wrong_side = g.op.And(
+        g.op.Not(g.op.Equal(remainder, zero)), g.op.Xor(g.op.Less(b, zero), g.op.Less(remainder, zero))
+    )
     exact = g.op.Where(wrong_side, g.op.Sub(exact, one), exact)
     rounded = g.op.Floor(exact)
     rounded = g.op.Where(g.op.Greater(g.op.Sub(exact, rounded), g.const(0.5, dtype)), g.op.Add(rounded, one), rounded)
@@ -217,7 +221,7 @@ def unary(op_type: str) -> Converter:
 
 
 #: ONNX Runtime has these for float (and double) alone, or loses precision in half.
-_FLOAT_ONLY = frozenset("Acos Acosh Asin Asinh Atan Atanh Cosh Sinh Tan Sin Cos Erf Log Exp".split())
+_FLOAT_ONLY = frozenset(["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Erf", "Log", "Exp"])
 
 
 def via_float(op_type: str) -> Converter:

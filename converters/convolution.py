@@ -46,9 +46,7 @@ def _convolve(
     }
     if transposed:
         extra = spread(output_padding, spatial)
-        result: Value = g.op.ConvTranspose(
-            x, weight, bias, output_padding=extra if any(extra) else None, **attributes
-        )
+        result: Value = g.op.ConvTranspose(x, weight, bias, output_padding=extra if any(extra) else None, **attributes)
     else:
         result = g.op.Conv(x, weight, bias, **attributes)
     return squeeze(g, result, 0) if single else result

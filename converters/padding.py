@@ -96,4 +96,3 @@ RULES: list[Rule] = [
     *[Rule(f"aten::reflection_pad{n}d.default", padding("reflect")) for n in (1, 2, 3)],
     *[Rule(f"aten::replication_pad{n}d.default", padding("replicate")) for n in (1, 2, 3)],
 ]
-

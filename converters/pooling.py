@@ -33,7 +33,12 @@ def _window(node: FxNode, kernel: Any, stride: Any, padding: Any) -> tuple[list[
 
 
 def _ceil_extra(
-    x: Value, out: Sequence[Any], kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int]
+    x: Value,
+    out: Sequence[Any],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[int],
+    dilation: Sequence[int],
 ) -> list[int] | None:
     """What must be added at each end so that rounding down gives the size that torch's ceil_mode gives.
 

@@ -16,7 +16,9 @@ from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 
-def _resize(g: GraphBuilder, x: Value, size: Sequence[Any] | None, scales: Sequence[float] | None, **named: Any) -> Value:
+def _resize(
+    g: GraphBuilder, x: Value, size: Sequence[Any] | None, scales: Sequence[float] | None, **named: Any
+) -> Value:
     """Resize by factors where torch maps coordinates by them, else to sizes."""
     if scales is not None and all(s is not None for s in scales):
         factors = g.const(np.array([1.0, 1.0, *scales]), ir.DataType.FLOAT)

@@ -36,7 +36,10 @@ def _scatter(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, 
     if tuple(index.shape or ()) != tuple(source.shape or ()):
         rank = rank_of(source)
         source = g.op.Slice(
-            source, g.const([0] * rank, ir.DataType.INT64), g.shape(index), g.const(list(range(rank)), ir.DataType.INT64)
+            source,
+            g.const([0] * rank, ir.DataType.INT64),
+            g.shape(index),
+            g.const(list(range(rank)), ir.DataType.INT64),
         )
     named = {} if reduction == "none" else {"reduction": reduction}
     result: Value = g.op.ScatterElements(x, index, source, axis=normalize_axis(axis, rank_of(x)), **named)
@@ -52,7 +55,9 @@ def scatter(g: GraphBuilder, node: FxNode) -> Value:
 def scatter_value(g: GraphBuilder, node: FxNode) -> Value:
     """scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
     x, axis, index, value = node.args[:4]
-    source = g.op.Expand(operand(g, value, node.dtype), g.shape(index)) if rank_of(index) else operand(g, value, node.dtype)
+    source = (
+        g.op.Expand(operand(g, value, node.dtype), g.shape(index)) if rank_of(index) else operand(g, value, node.dtype)
+    )
     reduction = _REDUCTIONS[node.args[4]] if len(node.args) > 4 else "none"
     return _scatter(g, x, axis, index, source, reduction)
 
@@ -108,8 +113,10 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
     rank = rank_of(x)
     others = [a for a in range(rank) if a not in axes]
     order = [*axes, *others]
-    joined, new_rank = join_indices(g, tensors) if len(tensors) > 1 else (
-        unsqueeze(g, tensors[0], rank_of(tensors[0])), rank_of(tensors[0])
+    joined, new_rank = (
+        join_indices(g, tensors)
+        if len(tensors) > 1
+        else (unsqueeze(g, tensors[0], rank_of(tensors[0])), rank_of(tensors[0]))
     )
     moved = g.op.Transpose(x, perm=order)
     sizes = g.op.Slice(g.shape(joined), g.const([0], ir.DataType.INT64), g.const([new_rank], ir.DataType.INT64))
@@ -120,12 +127,20 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
     if beside and axes[0] and rank_of(values) > len(others) - axes[0]:
         # torch puts the indices' axes where the first index stands; ours stand first.
         before = axes[0]
-        full = g.op.Concat(
-            g.vector([g.dim(x, a) for a in others[:before]]), sizes, g.vector([g.dim(x, a) for a in others[before:]]), axis=0
-        ) if others[before:] else g.op.Concat(g.vector([g.dim(x, a) for a in others[:before]]), sizes, axis=0)
+        full = (
+            g.op.Concat(
+                g.vector([g.dim(x, a) for a in others[:before]]),
+                sizes,
+                g.vector([g.dim(x, a) for a in others[before:]]),
+                axis=0,
+            )
+            if others[before:]
+            else g.op.Concat(g.vector([g.dim(x, a) for a in others[:before]]), sizes, axis=0)
+        )
         values = g.op.Expand(values, full)
         values = g.op.Transpose(
-            values, perm=[*range(before, before + new_rank), *range(before), *range(before + new_rank, new_rank + len(others))]
+            values,
+            perm=[*range(before, before + new_rank), *range(before), *range(before + new_rank, new_rank + len(others))],
         )
     else:
         values = g.op.Expand(values, target)

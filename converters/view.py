@@ -194,9 +194,7 @@ def diagonal(g: GraphBuilder, node: FxNode) -> Value:
     moved = g.op.Transpose(x, perm=[first, second, *others])
     rows, columns = g.as_scalar(g.dim(x, first)), g.as_scalar(g.dim(x, second))
     up, down = max(offset, 0), max(-offset, 0)
-    length = g.op.Max(
-        g.op.Min(g.op.Sub(rows, g.const(down)), g.op.Sub(columns, g.const(up))), g.const(0)
-    )
+    length = g.op.Max(g.op.Min(g.op.Sub(rows, g.const(down)), g.op.Sub(columns, g.const(up))), g.const(0))
     steps = g.op.Range(g.const(0), length, g.const(1))
     index = g.op.Concat(
         unsqueeze(g, g.op.Add(steps, g.const(down)), 1), unsqueeze(g, g.op.Add(steps, g.const(up)), 1), axis=1
@@ -226,7 +224,10 @@ def unfold(g: GraphBuilder, node: FxNode) -> Value:
 
 
 RULES: list[Rule] = [
-    *[Rule(f"aten::{name}.default", view) for name in ("view", "_unsafe_view", "reshape", "view_copy", "_reshape_alias")],
+    *[
+        Rule(f"aten::{name}.default", view)
+        for name in ("view", "_unsafe_view", "reshape", "view_copy", "_reshape_alias")
+    ],
     Rule("aten::flatten.using_ints", reshape_to_result),
     Rule("aten::ravel.default", reshape_to_result),
     Rule("aten::reshape_as.default", reshape_as),

@@ -297,7 +297,9 @@ class PluginManager:
         self.load()
         for record in self._records:
             words = (record.name, record.distribution, record.value)
-            claims = namespace in record.namespaces or any(namespace.replace("_", "-") in w.replace("_", "-") for w in words)
+            claims = namespace in record.namespaces or any(
+                namespace.replace("_", "-") in w.replace("_", "-") for w in words
+            )
             if record.is_builtin or not claims:
                 continue
             if record.status == "failed":

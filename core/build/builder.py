@@ -225,7 +225,9 @@ class GraphBuilder(ShapeMixin):
         if kind is None:
             if spec.has_schema:
                 known = ", ".join(sorted(spec.attributes)) or "none"
-                raise ConversionError(f"{spec.op_type} has no attribute {name!r} at version {spec.version}; it has {known}")
+                raise ConversionError(
+                    f"{spec.op_type} has no attribute {name!r} at version {spec.version}; it has {known}"
+                )
             kind = _guess_type(name, value)
         if isinstance(value, Value) or (isinstance(value, list | tuple) and any(isinstance(v, Value) for v in value)):
             raise ConversionError(

@@ -75,9 +75,7 @@ def _reshape(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Valu
     if dims is not None and len(dims) == len(target):
         # One -1 may stand for the one dimension that isn't known to be equal: the element count settles it,
         # unless another dimension may be 0.
-        equal = [
-            (t == 0 and zero_copies) or (isinstance(d, int) and d == t) for d, t in zip(dims, target, strict=True)
-        ]
+        equal = [(t == 0 and zero_copies) or (isinstance(d, int) and d == t) for d, t in zip(dims, target, strict=True)]
         if all(equal) or (equal.count(False) == 1 and target[equal.index(False)] == -1):
             return x
     before = _made_by(x, "Reshape")

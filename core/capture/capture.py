@@ -168,9 +168,7 @@ def _export(
         for label, spec in shapes.readings():
             name = ("strict" if mode else "non-strict") + label
             for oblivious in (True, False):
-                attempts.append(
-                    (name, lambda m=mode, s=spec, o=oblivious: _export_once(module, args, kwargs, s, m, o))
-                )
+                attempts.append((name, lambda m=mode, s=spec, o=oblivious: _export_once(module, args, kwargs, s, m, o)))
     errors: list[Exception] = []
     for name, attempt in attempts:
         try:

@@ -89,8 +89,9 @@ def parse_dynamic_shapes(
     by_name = _top_level(spec, combined)
     leaves: list[Any] = []
     paths: list[str] = []
-    for name, value in combined.items():
-        _walk(by_name.get(name), value, name, leaves, paths)
+    # Leaves come as in the call: positional inputs, then keywords as given. The signature may have another order.
+    for name in [*(n for n in combined if n not in kwargs), *kwargs]:
+        _walk(by_name.get(name), combined[name], name, leaves, paths)
     counts: Counter[str] = Counter()
     result = DynamicShapes(by_name if spec is not None else None, leaves, paths, frozenset())
     for _, _, wanted in result.asked():
@@ -155,7 +156,9 @@ def _walk(spec: Any, value: Any, path: str, leaves: list[Any], paths: list[str])
         if isinstance(spec, _DimHint):
             spec = [spec] * len(children)
         else:
-            raise UsageError(f"dynamic_shapes of {path} must follow its structure ({type(value).__name__}), got {spec!r}")
+            raise UsageError(
+                f"dynamic_shapes of {path} must follow its structure ({type(value).__name__}), got {spec!r}"
+            )
     if isinstance(spec, Mapping):
         labels = keys if isinstance(value, Mapping) else (context if isinstance(context, list | tuple) else keys)
         unknown = [k for k in spec if k not in labels]
@@ -192,7 +195,9 @@ def _check_leaf(spec: Any, value: Any, path: str) -> None:
         if len(spec) != rank:
             raise UsageError(f"dynamic_shapes of {path} has {len(spec)} entries for a tensor of rank {rank}")
     else:
-        raise UsageError(f"dynamic_shapes of {path} must be a dict by axis or a tuple with an entry an axis, got {spec!r}")
+        raise UsageError(
+            f"dynamic_shapes of {path} must be a dict by axis or a tuple with an entry an axis, got {spec!r}"
+        )
 
 
 def _values(spec: Any) -> list[Any]:

@@ -11,11 +11,7 @@ from onnxplug.errors import CaptureError
 
 #: Composite operators whose result may be a view of their first argument though their schema doesn't say so.
 _MAY_ALIAS = frozenset(
-    "reshape flatten contiguous to type_as expand_as view_as reshape_as squeeze ravel movedim moveaxis swapaxes "
-    "swapdims numpy_T mT mH matrix_H adjoint unflatten narrow chunk tensor_split split unsafe_chunk broadcast_to "
-    "broadcast_tensors resolve_conj resolve_neg real imag positive float double half bfloat16 int long bool "
-    "atleast_1d atleast_2d atleast_3d vsplit hsplit dsplit diagonal linalg_diagonal dropout feature_dropout "
-    "alpha_dropout meshgrid".split()
+    ["reshape", "flatten", "contiguous", "to", "type_as", "expand_as", "view_as", "reshape_as", "squeeze", "ravel", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "mH", "matrix_H", "adjoint", "unflatten", "narrow", "chunk", "tensor_split", "split", "unsafe_chunk", "broadcast_to", "broadcast_tensors", "resolve_conj", "resolve_neg", "real", "imag", "positive", "float", "double", "half", "bfloat16", "int", "long", "bool", "atleast_1d", "atleast_2d", "atleast_3d", "vsplit", "hsplit", "dsplit", "diagonal", "linalg_diagonal", "dropout", "feature_dropout", "alpha_dropout", "meshgrid"]
 )
 
 

@@ -14,9 +14,7 @@ from onnxplug.interpret.node import meta_of
 Decompositions = Mapping[str, "Callable[..., Any] | None"]
 
 
-def find_decomposition(
-    target: Any, op_name: str, table: Decompositions | None = None
-) -> Callable[..., Any] | None:
+def find_decomposition(target: Any, op_name: str, table: Decompositions | None = None) -> Callable[..., Any] | None:
     """The function that computes an operator by simpler ones, ``None`` when there is none.
 
     Looked for in plugins' ``table`` first (where ``None`` forbids), then among torch's decompositions, then in the

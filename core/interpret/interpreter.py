@@ -82,9 +82,7 @@ class DynamoInterpreter:
         self.raise_missing()
         return self._env
 
-    def inline(
-        self, graph: torch.fx.Graph, inputs: Sequence[Any], owner: torch.nn.Module | None = None
-    ) -> list[Any]:
+    def inline(self, graph: torch.fx.Graph, inputs: Sequence[Any], owner: torch.nn.Module | None = None) -> list[Any]:
         """Converts another graph in place, its placeholders bound to ``inputs``; returns what its output node returns."""
         outer = self._env
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -110,7 +108,9 @@ class DynamoInterpreter:
             elif kind == "get_attr":
                 env[fx] = self._attribute(fx, owner if owner is not None else graph.owning_module)
             elif kind not in ("placeholder", "output") and fx.users:
-                raise ConversionError(f"the FX graph has a {kind} node, {fx.format_node()}; only exported graphs convert")
+                raise ConversionError(
+                    f"the FX graph has a {kind} node, {fx.format_node()}; only exported graphs convert"
+                )
         builder.current = None
         builder.metadata = None
 
@@ -377,7 +377,9 @@ class DynamoInterpreter:
             return
         if len(given) != len(dims):
             raise self._mismatch(
-                node, rule, f"returned rank {len(given)} (shape {list(map(str, given))}) as result {index} where torch has a {_text(spec)}"
+                node,
+                rule,
+                f"returned rank {len(given)} (shape {list(map(str, given))}) as result {index} where torch has a {_text(spec)}",
             )
         changed = False
         for got, expected in zip(given, dims, strict=True):
@@ -386,7 +388,9 @@ class DynamoInterpreter:
             if isinstance(got, int):
                 if isinstance(expected, int) and got != expected:
                     raise self._mismatch(
-                        node, rule, f"returned the shape {list(map(str, given))} as result {index} where torch has a {_text(spec)}"
+                        node,
+                        rule,
+                        f"returned the shape {list(map(str, given))} as result {index} where torch has a {_text(spec)}",
                     )
             elif got != expected:
                 changed = True
@@ -431,5 +435,3 @@ def _describe_value(argument: Any) -> str:
     if isinstance(argument, list | tuple):
         return "[" + ", ".join(_describe_value(a) for a in argument) + "]"
     return repr(argument)
-
-

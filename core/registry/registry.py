@@ -220,7 +220,9 @@ class OnnxRegistry:
             if winner is not None:
                 yield Explanation(rule, layer, rule.source, False, f"comes after {winner.name}")
             elif rule.when is not None and node is None:
-                yield Explanation(rule, layer, rule.source, False, "depends on the node: taken where its condition holds")
+                yield Explanation(
+                    rule, layer, rule.source, False, "depends on the node: taken where its condition holds"
+                )
             elif rule.when is not None and not rule.when(node):
                 yield Explanation(rule, layer, rule.source, False, "its condition does not hold for the node")
             else:
@@ -233,7 +235,9 @@ class OnnxRegistry:
                     yield Explanation(rule, layer, rule.source, False, reason)
         for rule in self.refused:
             if rule.op in (op, packet_of(op)):
-                yield Explanation(rule, Layer.PLUGIN, rule.source, False, "shadows a builtin rule without override=True")
+                yield Explanation(
+                    rule, Layer.PLUGIN, rule.source, False, "shadows a builtin rule without override=True"
+                )
 
     def operators(self) -> list[str]:
         """Every operator name that some rule is keyed by, sorted."""
@@ -307,5 +311,7 @@ def _why_not(rule: Rule, target: Target) -> str | None:
 def _why_first(layer: Layer, rule: Rule) -> str:
     origin = {Layer.CALL: "given in the call", Layer.PLUGIN: f"from the plugin {rule.source}", Layer.BUILTIN: "builtin"}
     since, until = rule.opset
-    versions = "every opset" if since is None and until is None else f"opset {since or 'any'} to {until or 'the newest'}"
+    versions = (
+        "every opset" if since is None and until is None else f"opset {since or 'any'} to {until or 'the newest'}"
+    )
     return f"{origin[layer]}, {versions}"

@@ -49,7 +49,9 @@ class Rule:
         if isinstance(convert, str):
             module, _, function = convert.partition(":")
             if not module or not function:
-                raise UsageError(f"Rule {op!r}: convert must be a function or 'package.module:function', got {convert!r}")
+                raise UsageError(
+                    f"Rule {op!r}: convert must be a function or 'package.module:function', got {convert!r}"
+                )
         elif not callable(convert):
             raise UsageError(f"Rule {op!r}: convert must be a function or 'package.module:function', got {convert!r}")
         since, until = opset

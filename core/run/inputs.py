@@ -40,9 +40,7 @@ def generated_inputs(
     return fresh, {str(symbol): size for symbol, size in sizes.items()}
 
 
-def _choose_sizes(
-    leaves: Sequence[Any], values: Sequence[Any], ranges: Mapping[Any, Any], seed: int
-) -> dict[Any, int]:
+def _choose_sizes(leaves: Sequence[Any], values: Sequence[Any], ranges: Mapping[Any, Any], seed: int) -> dict[Any, int]:
     exported: dict[Any, int] = {}
     for leaf, value in zip(leaves, values, strict=True):
         pairs: Any = ()
@@ -97,7 +95,9 @@ def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.G
         if finite.numel() and set(finite.flatten()[:64].tolist()) <= {0.0, 1.0}:
             return torch.randint(0, 2, list(shape), generator=generator).to(dtype)
         scale = float(finite.abs().double().mean()) if finite.numel() and not dtype.is_complex else 1.0
-        fresh = torch.randn(list(shape), generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+        fresh = torch.randn(
+            list(shape), generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32
+        )
         return (fresh * (scale or 1.0)).to(dtype)
     low, high = (int(example.min()), int(example.max())) if example.numel() else (0, 1)
     return torch.randint(low, high + 1, list(shape), generator=generator).to(dtype)

@@ -56,9 +56,7 @@ def save_model(model: ir.Model, destination: Any, *, external_data: bool | None 
     except OSError as error:
         raise _save_error(path, error, size) from error
     except ValueError as error:  # protobuf's own limit
-        raise SaveError(
-            f"can't write {path}: {error}", hint="A model over 2 GB needs external_data=True."
-        ) from error
+        raise SaveError(f"can't write {path}: {error}", hint="A model over 2 GB needs external_data=True.") from error
     finally:
         for leftover in staging:
             with contextlib.suppress(OSError):

@@ -131,7 +131,9 @@ def _compare_case(
     except Exception as error:
         if seed is None:
             raise VerificationError(f"the PyTorch model does not run on its own inputs: {error}") from error
-        report.skipped.append(f"{dict(sizes)}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        report.skipped.append(
+            f"{dict(sizes)}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        )
         return None
     args, kwargs = _pytree.tree_unflatten(clone_leaves(inputs), spec)
     got = runner(program.feed(args, kwargs))

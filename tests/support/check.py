@@ -53,9 +53,7 @@ def check(
         dynamic = _pytree.tree_map(_all_dynamic, tuple(args))
     if dynamic is not None and isinstance(module, Call):
         dynamic = (tuple(dynamic),)
-    program = onnxplug.to_onnx(
-        module, args, kwargs=kwargs, dynamic_shapes=dynamic, opset_version=opset, **options
-    )
+    program = onnxplug.to_onnx(module, args, kwargs=kwargs, dynamic_shapes=dynamic, opset_version=opset, **options)
     expected_opset = opset if opset is not None else program.model.opset_imports[""]
     assert program.model.opset_imports[""] == expected_opset
     for inputs in (args, *others):
@@ -74,11 +72,13 @@ def check(
                 rtol=rtol,
                 atol=atol,
                 equal_nan=True,
-                msg=lambda text, i=index, x=inputs: f"output {i} for inputs {[getattr(a, 'shape', a) for a in x]}: {text}",
+                msg=lambda text, i=index, x=inputs: (
+                    f"output {i} for inputs {[getattr(a, 'shape', a) for a in x]}: {text}"
+                ),
             )
         assert len(got) >= len(wanted)
     return program
 
 
 def _all_dynamic(x: Any) -> Any:
-    return {axis: torch.export.Dim.AUTO for axis in range(x.dim())} if isinstance(x, torch.Tensor) else None
+    return dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) if isinstance(x, torch.Tensor) else None

@@ -1,0 +1,48 @@
+"""Whole models: exported with dynamic dimensions and verified against PyTorch at several sizes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+import onnxplug
+from tests.support.zoo import ZOO
+
+#: What the default run covers; `make zoo` runs them all.
+QUICK = ("resnet18", "mobilenetv3_small_050", "vit_tiny_patch16_224", "bert", "gpt2", "llama", "t5", "clip")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in ZOO])
+def test_model_exports_and_verifies(name: str) -> None:
+    case = ZOO[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = onnxplug.to_onnx(case.module, case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
+    report = program.verify()
+    sizes = [tuple(c.sizes.values()) for c in report.cases]
+    assert len(set(sizes)) >= 3, f"only {sizes} ran; skipped: {report.skipped}"
+    assert any(1 in s for s in sizes)
+    for dimension in ZOO[name].sizes:
+        assert dimension in str([i.shape for i in program.model.graph.inputs])
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert"])
+@pytest.mark.parametrize("opset", [13, 17, 18, 20, 23])
+def test_model_exports_at_opset(name: str, opset: int) -> None:
+    case = ZOO[name]()
+    program = onnxplug.to_onnx(
+        case.module, case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes, opset_version=opset
+    )
+    assert program.model.opset_imports[""] == opset
+    assert program.verify(seeds=(0,)).cases
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_plain_translation_agrees_with_the_optimized_one(name: str) -> None:
+    case = ZOO[name]()
+    options = {"kwargs": case.kwargs, "dynamic_shapes": case.dynamic_shapes}
+    plain = onnxplug.to_onnx(case.module, case.args, optimize=False, **options)
+    optimized = onnxplug.to_onnx(case.module, case.args, **options)
+    assert plain.verify(seeds=(1,)).cases
+    assert optimized.statistics.onnx_nodes < plain.statistics.onnx_nodes
