@@ -221,7 +221,9 @@ def unary(op_type: str) -> Converter:
 
 
 #: ONNX Runtime has these for float (and double) alone, or loses precision in half.
-_FLOAT_ONLY = frozenset(["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Erf", "Log", "Exp"])
+_FLOAT_ONLY = frozenset(
+    ["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Erf", "Log", "Exp"]
+)
 
 
 def via_float(op_type: str) -> Converter:

@@ -88,7 +88,7 @@ def zero_hidden_rows(g: GraphBuilder, scores: Value, weights: Value, axis: int) 
 def _repeat_heads(g: GraphBuilder, query: Value, x: Value) -> Value:
     """Keys or values with each head repeated for the queries that share it: [B, H, S, E] to [B, G H, S, E]."""
     rank = rank_of(x)
-    heads, wanted = g.concrete_shape([x.shape[rank - 3], query.shape[rank - 3]], "number of heads")  # type: ignore[index]
+    heads, wanted = g.concrete_shape([g.dim(x, -3), g.dim(query, -3)], "number of heads")
     if heads == wanted:
         return x
     groups = wanted // heads

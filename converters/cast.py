@@ -85,7 +85,20 @@ def view_dtype(g: GraphBuilder, node: FxNode) -> Value:
     return x
 
 
-_IDENTITY = ["clone", "contiguous", "detach", "alias", "lift", "lift_fresh", "lift_fresh_copy", "resolve_conj", "resolve_neg", "positive", "detach_copy", "alias_copy"]
+_IDENTITY = [
+    "clone",
+    "contiguous",
+    "detach",
+    "alias",
+    "lift",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "resolve_conj",
+    "resolve_neg",
+    "positive",
+    "detach_copy",
+    "alias_copy",
+]
 
 RULES: list[Rule] = [
     *[Rule(f"aten::to.{overload}", to) for overload in ("dtype", "dtype_layout", "device", "other", "prim_Device")],

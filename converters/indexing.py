@@ -107,7 +107,7 @@ def index(g: GraphBuilder, node: FxNode) -> Value:
     joined, new_rank = join_indices(g, tensors)
     picked = g.op.GatherND(moved, joined)
     if axes != list(range(axes[0], axes[-1] + 1)) or axes[0] == 0:
-        return picked  # type: ignore[no-any-return]
+        return picked
     before = axes[0]
     order = [*range(new_rank, new_rank + before), *range(new_rank), *range(new_rank + before, new_rank + len(others))]
     result = g.op.Transpose(picked, perm=order)

@@ -134,7 +134,7 @@ def native_group_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 def instance_norm(g: GraphBuilder, node: FxNode) -> Value:
     """instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"""  # noqa: E501
     x, weight, bias, mean, variance, use_input, _, eps = node.args[:8]
-    channels = g.concrete_shape([(x.shape or ())[1]], "number of channels")[0]
+    channels = g.concrete_shape([g.dim(x, 1)], "number of channels")[0]
     if not use_input and mean is not None:
         return _batch_norm(g, x, weight, bias, mean, variance, eps)
     ones = operand(g, weight, node.dtype) if weight is not None else g.const(np.ones(channels), node.dtype)

@@ -251,11 +251,11 @@ def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
     x, k, axis, largest, ordered = node.args
     if not rank_of(x):
         return [x, g.const(0)]
-    inner = x.dtype if x.dtype in (_FLOAT, ir.DataType.DOUBLE, _INT32, _INT64) else _inner(x.dtype)
+    inner = _inner(node.dtype)
     values, indices = g.op.TopK(
         g.cast(x, inner), g.as_vector(k), axis=axis, largest=int(largest), sorted=int(ordered), _outputs=2
     )
-    return [g.cast(values, x.dtype), indices]
+    return [g.cast(values, node.dtype), indices]
 
 
 def sort(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -270,10 +270,12 @@ def sort(g: GraphBuilder, node: FxNode) -> list[Value]:
 def _sorted(g: GraphBuilder, x: Value, axis: int, descending: bool) -> list[Value]:
     if not rank_of(x):
         return [x, g.const(0)]
-    inner = x.dtype if x.dtype in (_FLOAT, ir.DataType.DOUBLE, _INT32, _INT64) else _inner(x.dtype)
+    dtype = x.dtype
+    assert dtype is not None
+    inner = _inner(dtype)
     k = g.as_vector(g.dim(x, axis))
     values, indices = g.op.TopK(g.cast(x, inner), k, axis=axis, largest=int(descending), sorted=1, _outputs=2)
-    return [g.cast(values, x.dtype), indices]
+    return [g.cast(values, dtype), indices]
 
 
 def argsort(g: GraphBuilder, node: FxNode) -> Value:

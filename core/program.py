@@ -164,7 +164,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
     def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
         """The PyTorch model's own structure of what a call returned; constants and ``None`` are put back."""
         remaining = iter(results)
-        leaves = []
+        leaves: list[Any] = []
         for slot in self._slots:
             if slot.kind is not OutputKind.USER:
                 continue

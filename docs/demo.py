@@ -17,9 +17,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore")
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+import numpy as np  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
 
 OUTPUT = Path("out") / "minilm.onnx"
 SENTENCES = [
@@ -41,6 +41,9 @@ def model_folder() -> Path:
 
 def load() -> Any:
     """The PyTorch model."""
+    from tests.support.vision import define_vision_schemas
+
+    define_vision_schemas()  # transformers imports torchvision where it is installed, and there is no CPU build of it
     import transformers
 
     transformers.logging.set_verbosity_error()

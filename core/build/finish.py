@@ -133,10 +133,10 @@ def _name_values(
             if id(value) not in own:
                 value.name = unique(value.name or f"{node.op_type.lower()}_value")
         node.name = f"node_{node.outputs[0].name}"
-        for value in used_by(node) if _has_graph(node) else node.inputs:
-            if value is not None and value.const_value is not None and value.name is None:
+        for read in used_by(node) if _has_graph(node) else node.inputs:
+            if read is not None and read.const_value is not None and read.name is None:
                 constants += 1
-                value.name = unique(f"constant_{constants}")
+                read.name = unique(f"constant_{constants}")
 
 
 def _has_graph(node: ir.Node) -> bool:

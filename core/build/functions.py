@@ -59,7 +59,7 @@ def _constant_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
             constants.append(ir.Node("", "Constant", [], [attr], outputs=[local]))
             made[id(value)] = local
     for node in nodes:
-        for index, value in enumerate(node.inputs):
-            if value is not None and id(value) in made:
-                node.replace_input_with(index, made[id(value)])
+        for index, read in enumerate(node.inputs):
+            if read is not None and id(read) in made:
+                node.replace_input_with(index, made[id(read)])
     return constants

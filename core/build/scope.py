@@ -48,7 +48,7 @@ class Scope:
 
     def rollback(self, mark: Mark) -> list[ir.Value]:
         """Removes the nodes after ``mark`` and returns the values that went with them."""
-        gone = []
+        gone: list[ir.Value] = []
         while len(self.nodes) > mark:
             node, key = self.nodes.pop(), self._keys.pop()
             if key is not None:

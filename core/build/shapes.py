@@ -127,7 +127,7 @@ class ShapeMixin:
         assert x.shape is not None
         return [self.dim(x, axis) for axis in range(len(x.shape))]
 
-    def concrete_shape(self, x: ir.Value | Sequence[Size], what: str = "shape") -> list[int]:
+    def concrete_shape(self, x: ir.Value | Sequence[Size | ir.SymbolicDim], what: str = "shape") -> list[int]:
         """The sizes as ints.
 
         Raises:

@@ -89,7 +89,7 @@ class OpSpec:
 
     def _read(self, schema: onnx.defs.OpSchema) -> None:
         constraints = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
-        self.attributes = {name: ir.AttributeType(int(a.type.value)) for name, a in schema.attributes.items()}
+        self.attributes = {name: ir.AttributeType(_number(a.type)) for name, a in schema.attributes.items()}
         self.required_attributes = tuple(name for name, a in schema.attributes.items() if a.required)
         self.min_inputs, self.max_inputs = schema.min_input, schema.max_input
         self.min_outputs, self.max_outputs = schema.min_output, schema.max_output
@@ -130,6 +130,10 @@ class OpSpec:
             if value is not None and self.group_of(position) == group:
                 return value.dtype
         return None
+
+
+def _number(kind: Any) -> int:
+    return int(kind.value)
 
 
 @lru_cache(maxsize=4096)

@@ -11,10 +11,11 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.fx.experimental import _config as fx_config
 
 from onnxplug.capture.dynamic import (
     DynamicShapes,
@@ -162,26 +163,43 @@ def _export(
     module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None
 ) -> tuple[torch.export.ExportedProgram, str]:
     """torch.export, in the modes and with the readings of the dynamic shapes that are worth a try."""
-    attempts: list[tuple[str, Callable[[], torch.export.ExportedProgram]]] = []
-    modes = [False, True] if strict is None else [strict]
-    for mode in modes:
-        for label, spec in shapes.readings():
-            name = ("strict" if mode else "non-strict") + label
-            for oblivious in (True, False):
-                attempts.append((name, lambda m=mode, s=spec, o=oblivious: _export_once(module, args, kwargs, s, m, o)))
     errors: list[Exception] = []
-    for name, attempt in attempts:
-        try:
-            program = attempt()
-            check_dynamic(program, shapes)
-            return program, name
-        except Exception as error:
-            errors.append(error)
+    for mode in [False, True] if strict is None else [strict]:
+        for label, spec in shapes.readings():
+            for oblivious in (True, False):
+                try:
+                    program = _export_refined(module, args, kwargs, spec, mode, oblivious, shapes)
+                    check_dynamic(program, shapes)
+                    return program, ("strict" if mode else "non-strict") + label
+                except Exception as error:
+                    errors.append(error)
     # A dimension found static says more than what torch raises in the other modes.
-    for error in errors:
-        if isinstance(error, CaptureError):
-            raise error
+    for failure in errors:
+        if isinstance(failure, CaptureError):
+            raise failure
     raise _capture_error(errors[0], shapes) from errors[0]
+
+
+def _export_refined(
+    module: torch.nn.Module, args: Any, kwargs: Any, spec: Any, strict: bool, oblivious: bool, shapes: DynamicShapes
+) -> torch.export.ExportedProgram:
+    """Exports; where torch finds a narrower range or a relation for a dimension that is only named, takes its word."""
+    from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+
+    for _ in range(3):
+        try:
+            return _export_once(module, args, kwargs, spec, strict, oblivious)
+        except Exception as error:
+            fixes = str(error).partition("Suggested fixes:")[2]
+            fixed = {line.partition("=")[0].strip() for line in fixes.splitlines() if "=" in line}
+            constant = any(line.partition("=")[2].strip().isdigit() for line in fixes.splitlines())
+            if not fixed or constant or not fixed & shapes.shared:
+                raise
+            try:
+                spec = refine_dynamic_shapes_from_suggested_fixes(str(error), spec)
+            except Exception:
+                raise error from None
+    return _export_once(module, args, kwargs, spec, strict, oblivious)
 
 
 def _export_once(
@@ -189,7 +207,7 @@ def _export_once(
 ) -> torch.export.ExportedProgram:
     # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
     # constants. Some models only get through the other way.
-    with _quiet(), torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=oblivious):
+    with _quiet(), torch.no_grad(), fx_config.patch(backed_size_oblivious=oblivious):
         return torch.export.export(
             module, copy.copy(args), copy.copy(kwargs) or None, dynamic_shapes=dynamic_shapes, strict=strict
         )
@@ -231,7 +249,7 @@ def _capture_error(error: Exception, shapes: DynamicShapes) -> CaptureError:
 def _first_lines(error: BaseException) -> str:
     """torch's message without the advice on how to get a longer one."""
     noise = ("For more information, run with", "The error above occurred", "from user code:", "Set TORCH")
-    lines = []
+    lines: list[str] = []
     for line in str(error).strip().splitlines():
         if not line.strip() and lines and len(lines) > 12:
             break

@@ -65,7 +65,7 @@ def _replace_strings(spec: Any, dims: Mapping[str, Any]) -> Any:
     if isinstance(spec, str):
         return dims.get(spec, torch.export.Dim.DYNAMIC)
     if isinstance(spec, Mapping):
-        return type(spec)((k, _replace_strings(v, dims)) for k, v in spec.items())
+        return {k: _replace_strings(v, dims) for k, v in spec.items()}
     if isinstance(spec, list):
         return [_replace_strings(v, dims) for v in spec]
     if isinstance(spec, tuple):

@@ -28,7 +28,7 @@ def generated_inputs(
     """
     sizes = _choose_sizes(leaves, values, ranges, seed)
     generator = torch.Generator().manual_seed(seed + 1)
-    fresh = []
+    fresh: list[Any] = []
     for leaf, value in zip(leaves, values, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
             shape = [_evaluate(size, sizes) for size in value.shape]

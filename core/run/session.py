@@ -155,7 +155,7 @@ def from_ort_value(value: Any) -> torch.Tensor:
     """A tensor of an OrtValue."""
     dtype = ONNX_TO_TORCH[ir.DataType(value.element_type())]
     if dtype in _VIEWS:
-        return torch.from_dlpack(value._get_c_value()).clone()
+        return torch.utils.dlpack.from_dlpack(value._get_c_value()).clone()
     return torch.from_numpy(np.array(value.numpy(), copy=True))
 
 

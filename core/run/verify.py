@@ -92,9 +92,9 @@ def verify_program(
     names = captured.dim_names
     report = VerificationReport()
     sets: list[tuple[int | None, list[Any], dict[str, int]]] = [(None, leaves, _sizes(leaves, values))]
-    for seed in seeds:
-        fresh, sizes = generated_inputs(leaves, values, exported.range_constraints, seed)
-        sets.append((seed, fresh, sizes))
+    for number in seeds:
+        fresh, chosen = generated_inputs(leaves, values, exported.range_constraints, number)
+        sets.append((number, fresh, chosen))
     spec = exported.call_spec.in_spec
     for seed, inputs, sizes in sets:
         named = {names.get(symbol, symbol): size for symbol, size in sizes.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,8 +42,8 @@ def check(
         model: A function or module.
         args: Example inputs.
         others: Further positional inputs, of other values, and of other sizes where ``dynamic`` allows.
-        dynamic: ``dynamic_shapes`` of ``torch.export.export``: one entry an argument; ``True``: every dimension of every
-            tensor argument is ``Dim.AUTO``.
+        dynamic: ``dynamic_shapes`` of ``torch.export.export``: one entry an argument; ``True``: every dimension of
+            every tensor argument is ``Dim.AUTO``.
         opset: ai.onnx version; the default one otherwise.
         kwargs: Keyword inputs.
         rtol, atol: Tolerances, torch.testing's own otherwise.
@@ -72,12 +73,16 @@ def check(
                 rtol=rtol,
                 atol=atol,
                 equal_nan=True,
-                msg=lambda text, i=index, x=inputs: (
+                msg=functools.partial(_describe, index, inputs),
                     f"output {i} for inputs {[getattr(a, 'shape', a) for a in x]}: {text}"
                 ),
             )
         assert len(got) >= len(wanted)
     return program
+
+
+def _describe(index: int, inputs: Sequence[Any], text: str) -> str:
+    return f"output {index} for inputs {[getattr(a, 'shape', a) for a in inputs]}: {text}"
 
 
 def _all_dynamic(x: Any) -> Any:
