@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+# ruff: noqa: E501
 # fmt: off
 # op, family, position in its table, function, since, until, conditional, domains, priority
 ROWS: list[tuple[Any, ...]] = [
@@ -124,7 +125,7 @@ ROWS: list[tuple[Any, ...]] = [
     ("aten::clamp_max.default", "arithmetic", 85, "clamp_max", None, None, False, {}, 0),
     ("aten::clamp_max.Tensor", "arithmetic", 86, "clamp_max", None, None, False, {}, 0),
     ("aten::logit.default", "arithmetic", 87, "logit", None, None, False, {}, 0),
-    ("aten::scaled_dot_product_attention.default", "attention", 0, "scaled_dot_product_attention", None, None, False, {}, 0),  # noqa: E501
+    ("aten::scaled_dot_product_attention.default", "attention", 0, "scaled_dot_product_attention", None, None, False, {}, 0),
     ("aten::to.dtype", "cast", 0, "to", None, None, False, {}, 0),
     ("aten::to.dtype_layout", "cast", 1, "to", None, None, False, {}, 0),
     ("aten::to.device", "cast", 2, "to", None, None, False, {}, 0),
@@ -279,8 +280,8 @@ ROWS: list[tuple[Any, ...]] = [
     ("aten::native_group_norm.default", "normalization", 5, "native_group_norm", None, None, False, {}, 0),
     ("aten::instance_norm.default", "normalization", 6, "instance_norm", None, None, False, {}, 0),
     ("aten::batch_norm.default", "normalization", 7, "batch_norm", None, None, False, {}, 0),
-    ("aten::_native_batch_norm_legit_no_training.default", "normalization", 8, "native_batch_norm_inference", None, None, False, {}, 0),  # noqa: E501
-    ("aten::_native_batch_norm_legit_functional.default", "normalization", 9, "native_batch_norm_functional", None, None, False, {}, 0),  # noqa: E501
+    ("aten::_native_batch_norm_legit_no_training.default", "normalization", 8, "native_batch_norm_inference", None, None, False, {}, 0),
+    ("aten::_native_batch_norm_legit_functional.default", "normalization", 9, "native_batch_norm_functional", None, None, False, {}, 0),
     ("aten::pad.default", "padding", 0, "pad", None, None, False, {}, 0),
     ("aten::constant_pad_nd.default", "padding", 1, "constant_pad", None, None, False, {}, 0),
     ("aten::reflection_pad1d.default", "padding", 2, "reflect_pad", None, None, False, {}, 0),

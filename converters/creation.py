@@ -84,7 +84,7 @@ def scalar_tensor(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def arange(g: GraphBuilder, node: FxNode) -> Value:
-    """arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    """arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""
     return _arange(g, node, 0, node.args[0], 1)
 
 
@@ -131,7 +131,7 @@ def linspace(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def eye(g: GraphBuilder, node: FxNode) -> Value:
-    """eye(SymInt n, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    """eye(SymInt n, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""
     rows = node.args[0]
     columns = node.args[1] if node.op_name.endswith(".m") else rows
     row = g.op.Range(g.const(0), g.as_scalar(rows), g.const(1))

@@ -163,19 +163,19 @@ def std(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def var_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""  # noqa: E501
+    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
     axes, correction, keepdim = _variance_arguments(node)
     return list(_variance(g, node.args[0], axes, correction, keepdim, node.dtype))
 
 
 def std_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""  # noqa: E501
+    """std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
     variance, mean = var_mean(g, node)
     return [g.op.Sqrt(variance), mean]
 
 
 def vector_norm(g: GraphBuilder, node: FxNode) -> Value:
-    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""  # noqa: E501
+    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     x, order, axes, keepdim = node.args[:4]
     return _norm(g, g.cast(x, _inner(node.dtype)), order, axes, keepdim, node.dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,7 +133,7 @@ def to_onnx(
         stage("saving")
         program.save(f, external_data=external_data)
     if report:
-        print(program)
+        sys.stdout.write(f"{program}\n{program.statistics}\n")
     return program
 
 

@@ -106,9 +106,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         shaped = dict(state_dict)
         for name, tensor in state_dict.items():
             value = self.model.graph.initializers.get(name)
-            if value is not None and tensor.dim() == 2:
-                if value.metadata_props.get("onnxplug.transposed"):
-                    shaped[name] = tensor.t().contiguous()
+            order = value.metadata_props.get("onnxplug.transposed") if value is not None else None
+            if order:
+                shaped[name] = tensor.permute(*map(int, order.split(","))).contiguous()
         super().apply_weights(shaped)
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,10 +89,11 @@ def render(found: list[tuple[Any, ...]]) -> str:
         "",
         "from typing import Any",
         "",
+        "# ruff: noqa: E501",
         "# fmt: off",
         "# op, family, position in its table, function, since, until, conditional, domains, priority",
         "ROWS: list[tuple[Any, ...]] = [",
-        *(f"    {row!r},  # noqa: E501".replace("'", '"') for row in found),
+        *(f"    {row!r},".replace("'", '"') for row in found),
         "]",
         "",
     ]

@@ -190,15 +190,12 @@ def _export_refined(
         try:
             return _export_once(module, args, kwargs, spec, strict, oblivious)
         except Exception as error:
-            fixes = str(error).partition("Suggested fixes:")[2]
-            fixed = {line.partition("=")[0].strip() for line in fixes.splitlines() if "=" in line}
-            constant = any(line.partition("=")[2].strip().isdigit() for line in fixes.splitlines())
-            if not fixed or constant or not fixed & shapes.shared:
+            fixes = [f.strip() for f in str(error).partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
+            fixed = {fix.partition(" = ")[0] for fix in fixes}
+            constant = any(fix.partition(" = ")[2].isdigit() for fix in fixes)
+            if not fixes or constant or not fixed & shapes.shared:
                 raise
-            try:
-                spec = refine_dynamic_shapes_from_suggested_fixes(str(error), spec)
-            except Exception:
-                raise error from None
+            spec = refine_dynamic_shapes_from_suggested_fixes("Suggested fixes:\n" + "\n".join(fixes), spec)
     return _export_once(module, args, kwargs, spec, strict, oblivious)
 
 
@@ -207,7 +204,7 @@ def _export_once(
 ) -> torch.export.ExportedProgram:
     # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
     # constants. Some models only get through the other way.
-    with _quiet(), torch.no_grad(), fx_config.patch(backed_size_oblivious=oblivious):
+    with _quiet(), torch.no_grad(), fx_config.patch(backed_size_oblivious=oblivious):  # type: ignore[attr-defined]
         return torch.export.export(
             module, copy.copy(args), copy.copy(kwargs) or None, dynamic_shapes=dynamic_shapes, strict=strict
         )

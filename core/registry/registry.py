@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -189,7 +190,7 @@ class OnnxRegistry:
             return (layer, rule.source == preferred and preferred is not None, exact, rule.priority, rule.opset[0] or 0)
 
         rows.sort(key=key, reverse=True)
-        for first, second in zip(rows, rows[1:], strict=False):
+        for first, second in pairwise(rows):
             one, other = first[2], second[2]
             if key(first) == key(second) and one.source != other.source and first[0] is not Layer.CALL:
                 raise RuleConflictError(
