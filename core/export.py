@@ -55,6 +55,7 @@ def to_onnx(
     strict: bool | None = None,
     external_data: bool | None = None,
     progress: Progress | None = None,
+    registry: tuple[Any, Any] | None = None,
 ) -> OnnxProgram:
     """Exports a PyTorch model to ONNX.
 
@@ -78,6 +79,7 @@ def to_onnx(
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
         external_data: Save weights beside the model; ``None`` decides by size.
         progress: Called with the name of each stage as it begins.
+        registry: A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select.
 
     Returns:
         The exported program; it runs, saves and verifies itself.
@@ -94,9 +96,11 @@ def to_onnx(
     stage = progress if progress is not None else lambda _: None
     opsets = resolve_opsets(opset_version)
     call_rules = [*_checked_rules(rules), *_table_rules(custom_translation_table)]
-    registry, host = load_object(_PLUGIN_HOST, "the plugin manager")(
-        plugins=plugins, call_rules=call_rules, prefer=prefer
-    )
+    if registry is None:
+        registry = load_object(_PLUGIN_HOST, "the plugin manager")(
+            plugins=plugins, call_rules=call_rules, prefer=prefer
+        )
+    table, host = registry
     stage("capture")
     captured = capture(
         model,
@@ -109,7 +113,7 @@ def to_onnx(
     stage("conversion")
     started = time.perf_counter()
     functional = prepare(captured, input_names=input_names, output_names=output_names)
-    converted = convert(captured, functional, registry, host, opsets, optimize=optimize)
+    converted = convert(captured, functional, table, host, opsets, optimize=optimize)
     seconds = time.perf_counter() - started
     program = OnnxProgram(
         converted,

@@ -213,17 +213,14 @@ def _export_once(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Holds back what torch prints and logs while it tries; its errors say what matters."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._dynamo", "torch.fx")]
-    levels = [logger.level for logger in loggers]
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
 
 
 def _capture_error(error: Exception, shapes: DynamicShapes) -> CaptureError:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 #: Sizes that dynamic dimensions take in turn, as offsets from the exported size; ``None`` is the size 1.
 _OFFSETS: tuple[int | None, ...] = (None, 1, 3, -1, 5)
@@ -62,6 +61,29 @@ def _choose_sizes(leaves: Sequence[Any], values: Sequence[Any], ranges: Mapping[
     return sizes
 
 
+def resized_inputs(
+    leaves: Sequence[Any], axes: Mapping[int, Mapping[int, str]], seed: int
+) -> tuple[list[Any], dict[str, int]]:
+    """As :func:`generated_inputs`, where only the names of dynamic axes are known: leaf to axis to name."""
+    sizes: dict[str, int] = {}
+    for leaf, named in axes.items():
+        for axis, name in named.items():
+            offset = _OFFSETS[(seed + (len(sizes) if seed else 0)) % len(_OFFSETS)]
+            size = leaves[leaf].shape[axis]
+            sizes.setdefault(name, max(1, 1 if offset is None else size + offset))
+    generator = torch.Generator().manual_seed(seed + 1)
+    fresh: list[Any] = []
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            fresh.append(leaf)
+            continue
+        shape = list(leaf.shape)
+        for axis, name in axes.get(position, {}).items():
+            shape[axis] = sizes[name]
+        fresh.append(_tensor_like(leaf, shape, generator))
+    return fresh, sizes
+
+
 def _clamp(size: int, allowed: Any) -> int:
     low, high = 1, 1 << 30
     if allowed is not None:
@@ -106,8 +128,3 @@ def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.G
 def clone_leaves(leaves: Sequence[Any]) -> list[Any]:
     """Copies, so that a model that writes its inputs writes the copies."""
     return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-
-
-def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Leaves and structure of a call's inputs."""
-    return _pytree.tree_flatten((tuple(args), dict(kwargs)))

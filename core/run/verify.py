@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from onnxplug.capture.signature import InputKind, OutputKind
 from onnxplug.errors import OnnxplugError, VerificationError
-from onnxplug.run.inputs import clone_leaves, generated_inputs
+from onnxplug.run.inputs import clone_leaves, generated_inputs, resized_inputs
 from onnxplug.run.session import Runner
 
 if TYPE_CHECKING:
@@ -176,6 +176,77 @@ def _run_eager(
         elif slot.kind is OutputKind.BUFFER_MUTATION and slot.target in state:
             expected[id(slot)] = state[slot.target]
     return expected
+
+
+def verify_file(
+    path: str,
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+) -> VerificationReport:
+    """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
+
+    Args:
+        path: The file.
+        model: A module, function or ExportedProgram.
+        args, kwargs: Example inputs; an ExportedProgram's own when there are none.
+        dynamic: Input name to axis to the name of its dimension; other sizes are tried along these.
+        seeds: One set of generated inputs a seed.
+
+    Raises:
+        VerificationError: An output differs, the number of inputs or outputs does, or the file does not run.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        if not args and not kwargs and model.example_inputs is not None:
+            args, kwargs = model.example_inputs
+        model = model.module()
+    elif isinstance(model, torch.nn.Module):
+        model.eval()
+    runner = Runner(path)
+    leaves, spec = _pytree.tree_flatten((tuple(args), dict(kwargs)))
+    fed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    if len(fed) != len(runner.input_names):
+        raise VerificationError(
+            f"the model takes {len(runner.input_names)} inputs ({', '.join(runner.input_names)}), the target gives "
+            f"{len(fed)} tensors",
+            hint="Give its inputs with --input.",
+        )
+    order = _input_order(runner.input_names, fed, args, kwargs)
+    axes = {order[name]: dict(named) for name, named in (dynamic or {}).items() if name in order}
+    unknown = [name for name in dynamic or {} if name not in order]
+    if unknown:
+        raise VerificationError(f"the model has no input {unknown[0]!r}; it has {', '.join(runner.input_names)}")
+    report = VerificationReport()
+    for seed in (None, *seeds):
+        inputs, sizes = (list(leaves), {}) if seed is None else resized_inputs(leaves, axes, seed)
+        where = f"sizes {sizes}, seed {seed}" if seed is not None else "the given inputs"
+        try:
+            with torch.no_grad():
+                a, k = _pytree.tree_unflatten(clone_leaves(inputs), spec)
+                expected = [x for x in _pytree.tree_leaves(model(*a, **k)) if isinstance(x, torch.Tensor)]
+        except Exception as error:
+            if seed is None:
+                raise VerificationError(f"the PyTorch model does not run: {error}") from error
+            report.skipped.append(f"{sizes}: {type(error).__name__}: {error}")
+            continue
+        got = runner({name: inputs[position] for name, position in order.items()})
+        if len(got) < len(expected):
+            raise VerificationError(f"the model has {len(got)} outputs, PyTorch {len(expected)}")
+        worst = [compare(n, x, y, where) for n, x, y in zip(runner.output_names, got, expected, strict=False)]
+        report.cases.append(VerificationCase(sizes, seed, max(worst, default=0.0), runner.runtime))
+    return report
+
+
+def _input_order(
+    names: Sequence[str], fed: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, int]:
+    """ONNX input name to the leaf that goes there: keywords by name where every name is an input's, else by position."""
+    if not args and set(kwargs) == set(names):
+        position = {name: index for index, name in enumerate(kwargs)}
+        return {name: position[name] for name in names}
+    return dict(zip(names, fed, strict=True))
 
 
 def compare(

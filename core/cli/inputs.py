@@ -1,0 +1,109 @@
+"""``--input`` and ``--dynamic``: inputs described on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onnxplug.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+_INPUT = re.compile(
+    r"(?:(?P<name>\w+)=)?(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\](?:\{(?P<low>-?\d+)\.\.(?P<high>-?\d+)\})?"
+)
+_NUMBER = re.compile(r"(?P<name>\w+)=(?P<value>true|false|-?\d+(\.\d*)?([eE][-+]?\d+)?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One ``--input``.
+
+    Attributes:
+        name: The input's name; ``None`` for the next positional one.
+        value: The tensor or number.
+    """
+
+    name: str | None
+    value: Any
+
+
+def parse_input(text: str) -> InputSpec:
+    """``x=float32[2,3,224,224]``, ``ids=int64[2,8]{0..99}``, ``float32[2,3]`` or ``k=3``.
+
+    Floats are normal, integers drawn from the range (0 to 9 unless given), bools random; always the same.
+
+    Raises:
+        UsageError: The text is none of these.
+    """
+    number = _NUMBER.fullmatch(text.strip())
+    if number is not None:
+        word = number["value"]
+        if word.lower() in ("true", "false"):
+            return InputSpec(number["name"], word.lower() == "true")
+        return InputSpec(number["name"], int(word) if re.fullmatch(r"-?\d+", word) else float(word))
+    match = _INPUT.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--input {text!r} can't be read",
+            hint="Write it as 'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'.",
+        )
+    import torch
+
+    dtype = getattr(torch, match["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"--input {text!r}: torch has no dtype {match['dtype']!r}", hint="float32, int64, bool …")
+    shape = [int(s) for s in match["shape"].split(",") if s.strip()]
+    low, high = int(match["low"] or 0), int(match["high"] or 9)
+    return InputSpec(match["name"], _random(dtype, shape, low, high))
+
+
+def _random(dtype: torch.dtype, shape: Sequence[int], low: int, high: int) -> torch.Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, list(shape), generator=generator).bool()
+    if dtype.is_floating_point:
+        return torch.randn(list(shape), generator=generator).to(dtype)
+    if dtype.is_complex:
+        return torch.randn(list(shape), generator=generator, dtype=torch.complex64).to(dtype)
+    return torch.randint(low, high + 1, list(shape), generator=generator).to(dtype)
+
+
+def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str]] | None:
+    """``x=batch,_,_,_``: a name for each dynamic axis, ``_`` for a static one.
+
+    Raises:
+        UsageError: A text can't be read, or names an input twice.
+    """
+    shapes: dict[str, dict[int, str]] = {}
+    for text in texts:
+        name, separator, axes = text.partition("=")
+        words = [w.strip() for w in axes.split(",")]
+        if not separator or not name.strip().isidentifier() or not all(re.fullmatch(r"\w+", w) for w in words):
+            raise UsageError(f"--dynamic {text!r} can't be read", hint="Write it as 'x=batch,_,_,_'.")
+        if name.strip() in shapes:
+            raise UsageError(f"--dynamic names {name.strip()!r} twice")
+        shapes[name.strip()] = {axis: word for axis, word in enumerate(words) if word != "_"}
+    return shapes or None
+
+
+def parse_opset(text: str | None) -> int | dict[str, int] | None:
+    """``21``, or ``21,com.microsoft=1``.
+
+    Raises:
+        UsageError: The text can't be read.
+    """
+    if text is None:
+        return None
+    opsets: dict[str, int] = {}
+    for part in text.split(","):
+        name, separator, version = part.rpartition("=")
+        if not version.strip().isdigit():
+            raise UsageError(f"--opset {text!r} can't be read", hint="Write it as 21, or 21,com.microsoft=1.")
+        opsets[name.strip() if separator else ""] = int(version)
+    return opsets[""] if list(opsets) == [""] else opsets

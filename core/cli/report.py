@@ -1,0 +1,110 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from onnxplug.program import OnnxProgram
+
+#: Into a file or pipe tables are wide enough that nothing in them is cut.
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Progress:
+    """Names the stage at work on standard error, with the seconds that it has taken; one line a stage where nobody watches."""
+
+    def __init__(self, status: Any = None) -> None:
+        self._status = status
+        self._stage: str | None = None
+        self._started = time.perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        self.finish()
+        self._stage, self._started = stage, time.perf_counter()
+        if self._status is not None:
+            self._status.update(f"{stage} ...")
+        else:
+            err.print(f"{stage} ...")
+
+    def finish(self) -> None:
+        """Says how long the stage took, if it took long."""
+        seconds = time.perf_counter() - self._started
+        if self._stage is not None and seconds > 1:
+            err.print(f"{self._stage}: {seconds:.1f} s")
+        self._stage = None
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A spinner on a terminal, plain lines elsewhere."""
+    if err.is_terminal:
+        with err.status("loading ...") as status:
+            shown = Progress(status)
+            yield shown
+            shown.finish()
+    else:
+        shown = Progress()
+        yield shown
+        shown.finish()
+
+
+def failure(message: str, hint: str | None = None) -> None:
+    """One clear message, and what to do."""
+    err.print(f"[bold red]error:[/] {escape(message)}")
+    if hint:
+        err.print(f"[bold]hint:[/] {escape(hint)}")
+
+
+def size_text(path: Path) -> str:
+    """Size of a model's file and of the data beside it."""
+    total = path.stat().st_size
+    beside = sum(f.stat().st_size for f in path.parent.glob(f"{path.name}.*.data"))
+    return f"{total / 1e6:.2f} MB" + (f" and {beside / 1e6:.2f} MB of external data" if beside else "")
+
+
+def summary(program: OnnxProgram, path: Path) -> None:
+    """The table after an export."""
+    done = program.statistics
+    table = Table(show_header=False)
+    operators = ", ".join(f"{name} {count}" for name, count in list(done.operators.items())[:6])
+    rows = [
+        ("file", f"{path} ({size_text(path)})"),
+        ("opset", ", ".join(f"{n or 'ai.onnx'} {v}" for n, v in program.model.opset_imports.items())),
+        ("nodes", f"{done.onnx_nodes} from {done.fx_nodes} FX nodes: {operators}"),
+        ("inputs", ", ".join(f"{v.name} {value_text(v)}" for v in program.model.graph.inputs)),
+        ("outputs", ", ".join(f"{v.name} {value_text(v)}" for v in program.model.graph.outputs)),
+        ("capture", f"{done.capture_seconds:.2f} s"),
+        ("conversion", f"{done.conversion_seconds:.2f} s"),
+    ]
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    out.print(table)
+
+
+def value_text(value: Any) -> str:
+    """Dtype and shape of a graph's input or output."""
+    dims = ", ".join(str(d) for d in value.shape) if value.shape is not None else "?"
+    return f"{value.dtype.name.lower() if value.dtype is not None else '?'}[{dims}]"
+
+
+def verification(report: Any) -> None:
+    """What verification compared."""
+    table = Table("sizes", "inputs", "largest difference", "run by", title="Same as PyTorch")
+    for case in report.cases:
+        sizes = ", ".join(f"{name}={size}" for name, size in case.sizes.items()) or "static"
+        seed = "the export's" if case.seed is None else f"seed {case.seed}"
+        table.add_row(sizes, seed, f"{case.max_abs_difference:.1e}", case.runtime)
+    out.print(table)
+    for reason in report.skipped:
+        out.print(f"skipped, PyTorch itself rejects it: {escape(reason)}")

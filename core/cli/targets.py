@@ -1,0 +1,166 @@
+"""TARGET: what a command exports."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxplug.cli.inputs import InputSpec
+from onnxplug.errors import OnnxplugError, UsageError
+
+_FORMS = "package.module:callable, file.py:callable, FILE.pt2 or timm:NAME"
+
+
+@dataclass
+class Target:
+    """A model with its example inputs."""
+
+    model: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def load_target(text: str, inputs: Sequence[InputSpec] = ()) -> Target:
+    """Loads what TARGET names and puts the ``--input``s in.
+
+    Raises:
+        UsageError: There is no such file, module or function.
+        OnnxplugError: The user's code raised; the message names its file and line.
+    """
+    import torch
+
+    # A factory with random weights makes the same ones in `export` and in `verify`.
+    torch.manual_seed(0)
+    if text.endswith(".pt2"):
+        target = _load_pt2(text)
+    elif text.startswith("timm:"):
+        target = _load_timm(text[len("timm:") :], bool(inputs))
+    elif ":" in text:
+        target = _load_callable(text)
+    else:
+        raise UsageError(f"TARGET {text!r} is none of {_FORMS}")
+    positional = [i.value for i in inputs if i.name is None]
+    named = {i.name: i.value for i in inputs if i.name is not None}
+    if positional:
+        target.args = tuple(positional)
+    if named:
+        target.args = target.args if positional else ()
+        target.kwargs = {**(target.kwargs if positional else {}), **named}
+    return target
+
+
+def _load_pt2(path: str) -> Target:
+    if not os.path.isfile(path):
+        raise UsageError(f"there is no file {path}")
+    import torch
+
+    try:
+        return Target(torch.export.load(path))
+    except Exception as error:
+        raise OnnxplugError(f"{path} is no exported program: {error}") from error
+
+
+def _load_timm(name: str, has_inputs: bool) -> Target:
+    try:
+        import timm
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "timm"
+        hint = (
+            "pip install timm"
+            if missing
+            else "timm is installed; `python -c 'import timm'` shows what is wrong with it."
+        )
+        raise OnnxplugError(f"timm can't be imported: {error}", hint=hint) from error
+    import torch
+
+    try:
+        model = timm.create_model(name, pretrained=False).eval()
+    except RuntimeError as error:
+        raise UsageError(f"timm has no model {name!r}: {error}") from None
+    size = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
+    return Target(model, () if has_inputs else (torch.randn(2, *size),))
+
+
+def _load_callable(text: str) -> Target:
+    place, _, name = text.rpartition(":")
+    module = _load_file(place) if place.endswith(".py") else _load_module(place)
+    factory: Any = module
+    for part in name.split("."):
+        factory = getattr(factory, part, None)
+        if factory is None:
+            raise UsageError(f"{place} has no {name!r}")
+    import torch
+
+    if isinstance(factory, torch.nn.Module | torch.export.ExportedProgram):
+        return Target(factory)
+    if not callable(factory):
+        raise UsageError(f"{text} is a {type(factory).__name__}, not a function that makes a model")
+    return _unpack(run_user_code(factory, f"{text}()"), text)
+
+
+def _unpack(made: Any, text: str) -> Target:
+    import torch
+
+    if isinstance(made, torch.nn.Module | torch.export.ExportedProgram):
+        return Target(made)
+    if isinstance(made, tuple) and 2 <= len(made) <= 3 and callable(made[0]):
+        model, args, *rest = made
+        args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
+        kwargs = rest[0] if rest else {}
+        if kwargs is None or isinstance(kwargs, Mapping):
+            return Target(model, args, dict(kwargs or {}))
+    raise UsageError(
+        f"{text} returned a {type(made).__name__}",
+        hint="It must return a module, or (module, args) or (module, args, kwargs).",
+    )
+
+
+def _load_file(path: str) -> Any:
+    if not os.path.isfile(path):
+        raise UsageError(f"there is no file {path}")
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} can't be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    run_user_code(lambda: spec.loader.exec_module(module), path)  # type: ignore[union-attr]
+    return module
+
+
+def _load_module(name: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise UsageError(f"there is no module {name!r}", hint=f"TARGET is {_FORMS}.")
+    return run_user_code(lambda: importlib.import_module(name), name)
+
+
+def run_user_code(function: Any, what: str) -> Any:
+    """Calls the user's code; what it raises becomes a message with the user's own line.
+
+    Raises:
+        OnnxplugError: The code raised.
+    """
+    try:
+        return function()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
+        where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+        raise OnnxplugError(f"{what} raised {type(error).__name__}{where}: {error}") from error
