@@ -11,7 +11,6 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import normalize_axis, rank_of
 from onnxplug.converters._promote import operand
-from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -199,9 +198,8 @@ def glu(g: GraphBuilder, node: FxNode) -> Value:
     x, axis = node.args
     axis = normalize_axis(axis, rank_of(x))
     size = g.dim(x, axis)
-    if not isinstance(size, int):
-        raise Unsupported("glu along a dynamic axis")
-    a, b = g.op.Split(x, g.const([size // 2, size // 2]), axis=axis, _outputs=2)
+    half = size // 2 if isinstance(size, int) else g.op.Div(size, g.const(2))
+    a, b = g.op.Split(x, g.vector([half, half]), axis=axis, _outputs=2)
     result: Value = g.op.Mul(a, g.op.Sigmoid(b))
     return result
 

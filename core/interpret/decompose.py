@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from onnxplug.capture.inplace import make_functional, mutates
 from onnxplug.interpret.node import meta_of
 
 Decompositions = Mapping[str, "Callable[..., Any] | None"]
@@ -67,6 +68,13 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         if any(node.target is fx.target for node in module.graph.nodes):
             module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
     _drop_dead(module.graph)
+    if any(mutates(node) for node in module.graph.nodes):
+        done = make_functional(module.graph)
+        if done is None:
+            with mode, torch.no_grad():
+                module = make_fx(torch.func.functionalize(call), tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+        else:
+            module = torch.fx.GraphModule(module, done[0])
     return module, list(dynamic)
 
 

@@ -1,0 +1,201 @@
+"""Views, slices, joins, indexing, scatter and padding: each with dynamic dimensions, at other sizes, 1 among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.check import check
+
+
+def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ints(high: int, *shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+A = tensor(3, 4, 6)
+#: (function of a [batch, sequence, 6] tensor); exported at (3, 4), run at (5, 7) and (1, 1) too unless it can't be.
+DYNAMIC: dict[str, Callable[[torch.Tensor], Any]] = {
+    "view": lambda x: x.view(x.shape[0], x.shape[1], 2, 3),
+    "view_merge": lambda x: x.view(-1, 6),
+    "view_split_and_merge": lambda x: x.view(x.shape[0] * x.shape[1], 3, 2),
+    "reshape_last": lambda x: x.reshape(x.shape[0], -1),
+    "flatten": lambda x: x.flatten(1),
+    "flatten_all": lambda x: x.flatten(),
+    "unflatten": lambda x: x.unflatten(2, (2, -1)),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "transpose": lambda x: x.transpose(-1, 0),
+    "movedim": lambda x: x.movedim(0, 2),
+    "mT": lambda x: x.mT,
+    "expand": lambda x: x.unsqueeze(1).expand(x.shape[0], 2, x.shape[1], 6),
+    "expand_minus_one": lambda x: x[:, :, :1].expand(-1, -1, 5),
+    "expand_as": lambda x: x[:, :, :1].expand_as(x),
+    "unsqueeze": lambda x: x.unsqueeze(-1).unsqueeze(0),
+    "squeeze": lambda x: x.unsqueeze(0).squeeze(0),
+    "squeeze_dims": lambda x: x[None, ..., None].squeeze((0, -1)),
+    "slice_to": lambda x: x[:, :, 1:-1],
+    "slice_step": lambda x: x[..., ::2],
+    "slice_beyond": lambda x: x[:, :, 3:100],
+    "slice_before": lambda x: x[:, :, -100:3],
+    "slice_empty": lambda x: x[:, :, 5:2],
+    "slice_dynamic": lambda x: x[:, : x.shape[0]],
+    "slice_last": lambda x: x[:, -1:],
+    "select": lambda x: x[:, -1],
+    "select_first": lambda x: x[0, 0],
+    "narrow": lambda x: x.narrow(2, 1, 3),
+    "split": lambda x: x.split(4, 2),
+    "split_sizes": lambda x: x.split([1, 2, 3], -1),
+    "chunk": lambda x: x.chunk(3, 2),
+    "chunk_uneven": lambda x: x.chunk(4, 2),
+    "unbind": lambda x: x.unbind(2)[1:4],
+    "flip": lambda x: x.flip(1, 2),
+    "roll": lambda x: x.roll((1, -2), (1, 2)),
+    "roll_flat": lambda x: x.roll(2),
+    "cat": lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
+    "cat_promotes": lambda x: torch.cat([x, torch.ones(1, 1, 6, dtype=torch.int64).expand(x.shape[0], 1, 6)], 1),
+    "stack": lambda x: torch.stack([x, x + 1], -1),
+    "repeat": lambda x: x.repeat(2, 1, 3),
+    "repeat_more_axes": lambda x: x.repeat(2, 1, 1, 1),
+    "repeat_interleave": lambda x: x.repeat_interleave(3, 1),
+    "tile": lambda x: x.tile((2,)),
+    "meshgrid": lambda x: torch.meshgrid(x[0, :, 0], x[:, 0, 0], indexing="ij"),
+    "meshgrid_xy": lambda x: torch.meshgrid(x[0, :, 0], x[:, 0, 0], indexing="xy"),
+    "diagonal": lambda x: x.diagonal(1, 1, 2),
+    "unfold": lambda x: x.unfold(2, 3, 2),
+    "index_one": lambda x: x[:, :, torch.tensor([0, 2, -1])],
+    "index_first": lambda x: x[torch.tensor([0, 0])],
+    "index_two": lambda x: x[torch.tensor([0, -1]), :, torch.tensor([1, 2])],
+    "index_two_beside": lambda x: x[:, torch.tensor([[0], [-1]]), torch.tensor([1, 2, 3])],
+    "index_mask": lambda x: torch.where(x > 0, x, 0.0)[:, :, torch.tensor([True, False, True, False, True, False])],
+    "index_select": lambda x: x.index_select(2, torch.tensor([5, 0])),
+    "gather": lambda x: x.gather(2, torch.zeros_like(x, dtype=torch.int64) + 3),
+    "topk": lambda x: x.topk(2, -1),
+    "topk_smallest": lambda x: x.topk(3, 2, largest=False),
+    "sort": lambda x: x.sort(2, descending=True),
+    "argsort": lambda x: x.argsort(-1),
+    "tril": lambda x: x.tril(),
+    "triu": lambda x: x.triu(1),
+    "arange": lambda x: torch.arange(x.shape[1]) + torch.arange(2, x.shape[1] + 2, dtype=torch.float32),
+    "arange_step": lambda x: torch.arange(0, x.shape[1] * 3, 3),
+    "zeros": lambda x: torch.zeros(x.shape[0], 2) + torch.ones(x.shape[0], 1),
+    "full": lambda x: torch.full((x.shape[1], 3), 2.5),
+    "full_like": lambda x: torch.full_like(x, 7, dtype=torch.int64),
+    "new_zeros": lambda x: x.new_zeros(x.shape[1], 2),
+    "eye": lambda x: torch.eye(x.shape[1]),
+    "linspace": lambda x: x + torch.linspace(0, 1, 6),
+    "pad": lambda x: F.pad(x, (1, 2)),
+    "pad_value": lambda x: F.pad(x, (0, 0, 2, 1), value=1.5),
+    "pad_negative": lambda x: F.pad(x, (-1, -2)),
+    "pad_circular": lambda x: F.pad(x, (1, 2), mode="circular"),
+    "pad_replicate": lambda x: F.pad(x, (1, 2), mode="replicate"),
+    "pad_reflect": lambda x: F.pad(x, (1, 2), mode="reflect"),
+    "select_scatter": lambda x: x.select_scatter(x[:, 0] * 0, 1, -1),
+    "slice_scatter": lambda x: x.slice_scatter(x[:, :, :2] * 0, 2, 1, 3),
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "nonzero": lambda x: (x > 0).nonzero(),
+    "numel": lambda x: x + x.numel(),
+    "size_arithmetic": lambda x: x[: (x.shape[0] + 1) // 2] * (x.shape[1] % 3) - x.shape[0] ** 2,
+    "size_float": lambda x: x * (x.shape[1] ** -0.5) / (x.shape[0] / 3),
+    "max_of_sizes": lambda x: torch.zeros(max(x.shape[0], x.shape[1])),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic(name: str) -> None:
+    auto = torch.export.Dim.AUTO
+    check(DYNAMIC[name], A, others=[(tensor(5, 7, 6, seed=1),), (tensor(1, 2, 6, seed=2),)], dynamic=[{0: auto, 1: auto}])
+
+
+STATIC: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
+    "embedding": (F.embedding, (ints(5, 2, 3), tensor(5, 4)), (ints(5, 2, 3, seed=1), tensor(5, 4, seed=1))),
+    "take": (torch.take, (A, torch.tensor([0, 5, -1])), (A * 2, torch.tensor([3, -3, 1]))),
+    "one_hot": (lambda x: F.one_hot(x, 5), (ints(5, 2, 3),), (ints(5, 2, 3, seed=1),)),
+    "scatter": (
+        lambda x, i, s: x.scatter(1, i, s),
+        (tensor(3, 5), ints(5, 3, 2), tensor(3, 4)),
+        (tensor(3, 5, seed=1), ints(5, 3, 2, seed=3), tensor(3, 4, seed=2)),
+    ),
+    "scatter_value": (lambda x, i: x.scatter(0, i, 2.5), (tensor(3, 5), ints(3, 2, 5)), (tensor(3, 5), ints(3, 2, 5, seed=4))),
+    "scatter_add": (
+        lambda x, i, s: x.scatter_add(1, i, s),
+        (tensor(3, 5), ints(5, 3, 4), tensor(3, 4)),
+        (tensor(3, 5), torch.zeros(3, 4, dtype=torch.int64), tensor(3, 4, seed=5)),
+    ),
+    **{
+        f"scatter_reduce_{mode}_{include}": (
+            lambda x, i, s, mode=mode, include=include: x.scatter_reduce(1, i, s, mode, include_self=include),
+            (tensor(3, 5), ints(5, 3, 4), tensor(3, 4)),
+            (tensor(3, 5, seed=7), ints(3, 3, 4, seed=8), tensor(3, 4, seed=9)),
+        )
+        for mode in ("sum", "prod", "amax", "amin")
+        for include in (True, False)
+    },
+    "index_put": (
+        lambda x, i, v: x.index_put((i,), v),
+        (tensor(4, 3), torch.tensor([0, -1]), tensor(2, 3)),
+        (tensor(4, 3, seed=1), torch.tensor([2, 1]), tensor(2, 3, seed=2)),
+    ),
+    "index_put_accumulate": (
+        lambda x, i, v: x.index_put((i,), v, accumulate=True),
+        (tensor(4, 3), torch.tensor([0, 0]), tensor(2, 3)),
+        (tensor(4, 3, seed=1), torch.tensor([2, -2]), tensor(2, 3, seed=2)),
+    ),
+    "index_put_two": (
+        lambda x, i, j, v: x.index_put((i, j), v),
+        (tensor(4, 3), torch.tensor([0, -1]), torch.tensor([1, 2]), tensor(2)),
+        (tensor(4, 3), torch.tensor([3, 1]), torch.tensor([0, -1]), tensor(2, seed=1)),
+    ),
+    "index_put_second_axis": (
+        lambda x, i, v: torch.ops.aten.index_put(x, [None, i], v),
+        (tensor(4, 3), torch.tensor([0, -1]), tensor(4, 2)),
+        (tensor(4, 3), torch.tensor([1, 2]), tensor(4, 2, seed=1)),
+    ),
+    "index_put_mask": (
+        lambda x: x.index_put((x > 0,), torch.tensor(0.5)),
+        (tensor(4, 3),),
+        (tensor(4, 3, seed=1),),
+    ),
+    "index_mask": (lambda x: x[x > 0], (tensor(4, 3),), (tensor(4, 3, seed=1),)),
+    "index_add": (
+        lambda x, i, s: x.index_add(0, i, s, alpha=2),
+        (tensor(4, 3), torch.tensor([0, 0, 2]), tensor(3, 3)),
+        (tensor(4, 3), torch.tensor([3, 1, 3]), tensor(3, 3, seed=1)),
+    ),
+    "index_copy": (
+        lambda x, i, s: x.index_copy(1, i, s),
+        (tensor(4, 3), torch.tensor([0, 2]), tensor(4, 2)),
+        (tensor(4, 3), torch.tensor([1, 0]), tensor(4, 2, seed=1)),
+    ),
+    "index_fill": (lambda x, i: x.index_fill(1, i, 9.0), (tensor(4, 3), torch.tensor([0, 2])), (tensor(4, 3), torch.tensor([1, 1]))),
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), (tensor(2, 8, 3, 4),), (tensor(2, 8, 3, 4, seed=1),)),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), (tensor(2, 2, 4, 6),), (tensor(2, 2, 4, 6, seed=1),)),
+    "empty_cat": (lambda x: torch.cat([torch.zeros(0), x.flatten(), torch.zeros(0)]), (tensor(2, 3),), (tensor(2, 3, seed=1),)),
+    "empty_reshape": (lambda x: x[:0].reshape(0, 2, 2), (tensor(3, 4),), (tensor(3, 4, seed=1),)),
+    "zero_dim": (lambda x: (x.reshape(1), x.unsqueeze(0), x.expand(3), x.flatten()), (torch.tensor(2.0),), (torch.tensor(-1.0),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static(name: str) -> None:
+    function, first, second = STATIC[name]
+    check(function, *first, others=[second])
+
+
+@pytest.mark.parametrize("opset", [13, 15, 18, 23])
+@pytest.mark.parametrize("name", ["view", "slice_dynamic", "split", "chunk_uneven", "roll", "pad", "tril", "unbind"])
+def test_opsets(name: str, opset: int) -> None:
+    auto = torch.export.Dim.AUTO
+    check(DYNAMIC[name], A, others=[(tensor(5, 7, 6, seed=1),)], dynamic=[{0: auto, 1: auto}], opset=opset)
+
+
+def test_a_dynamic_view_is_one_node() -> None:
+    auto = torch.export.Dim.AUTO
+    program = check(DYNAMIC["view"], A, others=[(tensor(5, 7, 6),)], dynamic=[{0: auto, 1: auto}])
+    assert [node.op_type for node in program.model.graph] == ["Reshape"]
