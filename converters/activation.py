@@ -59,7 +59,7 @@ def hardtanh(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def gelu(g: GraphBuilder, node: FxNode) -> Value:
-    """gelu(Tensor self, *, str approximate='none') -> Tensor"""
+    """gelu(Tensor self, *, str approximate="none") -> Tensor"""
     x, approximate = node.args
     if node.dtype == ir.DataType.DOUBLE:
         return gelu_plain(g, node)
@@ -68,7 +68,7 @@ def gelu(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def gelu_plain(g: GraphBuilder, node: FxNode) -> Value:
-    """gelu(Tensor self, *, str approximate='none') -> Tensor
+    """gelu(Tensor self, *, str approximate="none") -> Tensor
 
     x/2 (1 + erf(x/√2)), or with tanh(√(2/π) (x + 0.044715 x³)) (Hendrycks and Gimpel, arXiv 1606.08415).
     """
@@ -109,7 +109,7 @@ def elu(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def celu(g: GraphBuilder, node: FxNode) -> Value:
-    """celu(Tensor self, Scalar alpha=1.0) -> Tensor"""
+    """celu(Tensor self, Scalar alpha=1.) -> Tensor"""
     result: Value = g.op.Celu(node.args[0], alpha=float(node.args[1]))
     return result
 

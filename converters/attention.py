@@ -17,7 +17,7 @@ _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
-    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
+    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
 
     query [..., L, E], key [..., S, E], value [..., S, Ev], mask broadcast to [..., L, S]: bool (true is seen) or added.
     Causal: query i sees keys 0 to i, also where L and S differ. A row whose keys are all hidden gives zeros.

@@ -53,14 +53,14 @@ def _convolve(
 
 
 def conv(g: GraphBuilder, node: FxNode) -> Value:
-    """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"""  # noqa: E501
+    """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=[1, 1], SymInt[2] padding=[0, 0], SymInt[2] dilation=[1, 1], SymInt groups=1) -> Tensor"""  # noqa: E501
     x, weight, bias, stride, padding, dilation, groups = node.args
     pads = spread(padding, rank_of(weight) - 2)
     return _convolve(g, x, weight, bias, stride=stride, pads=[*pads, *pads], dilation=dilation, groups=groups)
 
 
 def conv_named_padding(g: GraphBuilder, node: FxNode) -> Value:
-    """conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding="valid", SymInt[2] dilation=1, SymInt groups=1) -> Tensor
+    """conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=[1, 1], str padding="valid", SymInt[2] dilation=[1, 1], SymInt groups=1) -> Tensor
 
     ``same`` pads d (k - 1) in all, the odd one at the end.
     """  # noqa: E501
@@ -96,7 +96,7 @@ def convolution(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def conv_transpose(g: GraphBuilder, node: FxNode) -> Value:
-    """conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor"""  # noqa: E501
+    """conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=[1, 1], SymInt[2] padding=[0, 0], SymInt[2] output_padding=[0, 0], SymInt groups=1, SymInt[2] dilation=[1, 1]) -> Tensor"""  # noqa: E501
     x, weight, bias, stride, padding, output_padding, groups, dilation = node.args
     pads = spread(padding, rank_of(weight) - 2)
     return _convolve(

@@ -121,7 +121,7 @@ def _torch(dtype: ir.DataType) -> Any:
 
 
 def linspace(g: GraphBuilder, node: FxNode) -> Value:
-    """linspace(Scalar start, Scalar end, SymInt steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    """linspace(Scalar start, Scalar end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
     start, end, steps = node.args[:3]
     if any(isinstance(x, Value) for x in (start, end, steps)):
         raise Unsupported("linspace with dynamic bounds or steps")

@@ -24,7 +24,7 @@ def _wide(dtype: ir.DataType) -> ir.DataType:
 
 
 def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
-    """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"""  # noqa: E501
+    """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1.0000000000000001e-05, bool cudnn_enable=True) -> Tensor"""  # noqa: E501
     x, shape, weight, bias, eps = node.args[:5]
     if weight is None:
         weight = _ones(g, x, len(shape), node.dtype)
@@ -38,7 +38,7 @@ def _ones(g: GraphBuilder, x: Value, count: int, dtype: ir.DataType) -> Value:
 
 
 def layer_norm_plain(g: GraphBuilder, node: FxNode) -> Value:
-    """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"""  # noqa: E501
+    """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1.0000000000000001e-05, bool cudnn_enable=True) -> Tensor"""  # noqa: E501
     x, shape, weight, bias, eps = node.args[:5]
     return _normalized(g, x, len(shape), weight, bias, eps, node.dtype)[0]
 
@@ -89,7 +89,7 @@ def rms_norm(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def group_norm(g: GraphBuilder, node: FxNode) -> Value:
-    """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor"""  # noqa: E501
+    """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1.0000000000000001e-05, bool cudnn_enabled=True) -> Tensor"""  # noqa: E501
     x, groups, weight, bias, eps = node.args[:5]
     return _group_norm(g, x, groups, weight, bias, eps)
 

@@ -233,7 +233,11 @@ class ShapeMixin:
     def _reshaped(self, value: ir.Value, sizes: Sequence[Size | ir.SymbolicDim]) -> ir.Value:
         """Gives a reshape's result the dimensions that it is known to have."""
         producer = value.producer()
-        if producer is not None and producer.op_type == "Reshape" and -1 not in [s for s in sizes if isinstance(s, int)]:
+        if (
+            producer is not None
+            and producer.op_type == "Reshape"
+            and -1 not in [s for s in sizes if isinstance(s, int)]
+        ):
             dims: list[Any] = []
             for size in sizes:
                 if isinstance(size, ir.Value):

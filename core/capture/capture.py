@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import io
 import logging
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental import _config as fx_config
+from torch.utils import _pytree
 
 from onnxplug.capture.dynamic import (
     DynamicShapes,
@@ -121,11 +121,21 @@ def _as_module(model: Any) -> torch.nn.Module:
         module = torch.nn.Module().eval()
         # As an instance attribute the function's own signature names the inputs.
         module.forward = model
+        _record_source_lines(model)
         return module
     raise UsageError(
         f"can't export a {type(model).__name__}",
         hint="Give a torch.nn.Module, a function, an ExportedProgram, a GraphModule or a ScriptModule.",
     )
+
+
+def _record_source_lines(function: Any) -> None:
+    """Asks torch to keep the lines of a function that isn't called ``forward``; without it errors name no line."""
+    try:
+        from torch.fx.proxy import _register_stack_trace_anchor
+    except ImportError:  # a private helper of torch's: without it only the line numbers are lost
+        return
+    _register_stack_trace_anchor(function)
 
 
 def _depends_on_training(module: torch.nn.Module) -> bool:
@@ -205,9 +215,15 @@ def _export_once(
     # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
     # constants. Some models only get through the other way.
     with _quiet(), torch.no_grad(), fx_config.patch(backed_size_oblivious=oblivious):  # type: ignore[attr-defined]
+        # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
+        own_args, own_kwargs = _pytree.tree_map_only(torch.Tensor, _copied, (args, kwargs))
         return torch.export.export(
-            module, copy.copy(args), copy.copy(kwargs) or None, dynamic_shapes=dynamic_shapes, strict=strict
+            module, own_args, own_kwargs or None, dynamic_shapes=dynamic_shapes, strict=strict
         )
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
 
 
 @contextlib.contextmanager

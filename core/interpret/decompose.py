@@ -72,7 +72,9 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         done = make_functional(module.graph)
         if done is None:
             with mode, torch.no_grad():
-                module = make_fx(torch.func.functionalize(call), tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+                module = make_fx(torch.func.functionalize(call), tracing_mode="real", _allow_non_fake_inputs=True)(
+                    *inputs
+                )
         else:
             module = torch.fx.GraphModule(module, done[0])
     return module, list(dynamic)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import onnxplug
 from tests.support.check import check
 
 AUTO = torch.export.Dim.AUTO
@@ -70,7 +71,13 @@ def test_reduction(name: str) -> None:
 @pytest.mark.parametrize("opset", [13, 17, 18, 23])
 @pytest.mark.parametrize("name", ["sum_dims", "mean_dim", "amax", "layer_norm", "logsumexp", "norm_1"])
 def test_reduction_opsets(name: str, opset: int) -> None:
-    check(REDUCTIONS[name], tensor(3, 4, 6), others=[(tensor(5, 7, 6, seed=1),)], dynamic=[{0: AUTO, 1: AUTO}], opset=opset)
+    check(
+        REDUCTIONS[name],
+        tensor(3, 4, 6),
+        others=[(tensor(5, 7, 6, seed=1),)],
+        dynamic=[{0: AUTO, 1: AUTO}],
+        opset=opset,
+    )
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "argmax_all", "amax_all", "var", "all"])
@@ -153,7 +160,9 @@ def test_layer(name: str) -> None:
 
 
 @pytest.mark.parametrize("opset", [13, 17, 20, 23])
-@pytest.mark.parametrize("name", ["conv2d", "max_pool_ceil", "avg_pool_ceil", "group_norm", "layer_norm", "upsample_bilinear"])
+@pytest.mark.parametrize(
+    "name", ["conv2d", "max_pool_ceil", "avg_pool_ceil", "group_norm", "layer_norm", "upsample_bilinear"]
+)
 def test_layer_opsets(name: str, opset: int) -> None:
     make, first, second, dynamic = LAYERS[name]
     torch.manual_seed(0)
@@ -163,8 +172,6 @@ def test_layer_opsets(name: str, opset: int) -> None:
 def test_batch_norm_in_training_mode_returns_its_new_statistics() -> None:
     module = nn.BatchNorm2d(3).train()
     with pytest.warns(UserWarning, match="training mode"):
-        import onnxplug
-
         program = onnxplug.to_onnx(module, (tensor(4, 3, 5, 5),), dynamic_shapes=({0: "batch"},))
     names = [v.name for v in program.model.graph.outputs]
     assert names == ["output", "running_mean_out", "running_var_out", "num_batches_tracked_out"]

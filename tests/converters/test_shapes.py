@@ -110,7 +110,9 @@ DYNAMIC: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_dynamic(name: str) -> None:
     auto = torch.export.Dim.AUTO
-    check(DYNAMIC[name], A, others=[(tensor(5, 7, 6, seed=1),), (tensor(1, 2, 6, seed=2),)], dynamic=[{0: auto, 1: auto}])
+    check(
+        DYNAMIC[name], A, others=[(tensor(5, 7, 6, seed=1),), (tensor(1, 2, 6, seed=2),)], dynamic=[{0: auto, 1: auto}]
+    )
 
 
 STATIC: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {

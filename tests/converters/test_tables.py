@@ -1,0 +1,56 @@
+"""The rule tables: every rule is for an operator that torch has, and every docstring says the operator's own schema."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+import torch
+
+from onnxplug.plugins.index import families, render, rows
+from onnxplug.registry.rule import Rule
+
+SCHEMA = re.compile(r"^(\w+(?:\.\w+)?)\((.*)\) -> ")
+RULES: list[tuple[str, Rule]] = [
+    (family, rule) for family in families() for rule in importlib.import_module(f"onnxplug.converters.{family}").RULES
+]
+
+
+def overload(name: str) -> torch._ops.OpOverload | None:
+    namespace, _, rest = name.partition("::")
+    packet, _, which = rest.partition(".")
+    found = getattr(getattr(torch.ops, namespace), packet, None)
+    return getattr(found, which or "default", None) if found is not None else None
+
+
+@pytest.mark.parametrize("op", sorted({rule.op for _, rule in RULES if rule.op.startswith(("aten::", "prims::"))}))
+def test_rule_is_for_an_operator_of_torch(op: str) -> None:
+    assert overload(op) is not None, f"torch has no {op}: the rule can never be used"
+
+
+@pytest.mark.parametrize("name", sorted({rule.name for _, rule in RULES}))
+def test_docstring_is_the_schema(name: str) -> None:
+    function = next(rule for _, rule in RULES if rule.name == name).resolve()
+    first = (function.__doc__ or "").strip().splitlines()
+    if not first or not SCHEMA.match(first[0]):
+        # A row of a table of identical operators, or a Python function: what it is for stands on its factory.
+        return
+    match = SCHEMA.match(first[0])
+    assert match is not None
+    found = overload(f"aten::{match[1]}") or overload(f"prims::{match[1]}")
+    assert found is not None, first[0]
+    schema = str(found._schema).partition("::")[2]
+    assert first[0] == schema
+
+
+def test_index_says_what_the_tables_say() -> None:
+    path = importlib.import_module("onnxplug.converters._index").__file__
+    assert path is not None
+    with open(path, encoding="utf-8") as file:
+        assert file.read() == render(rows()), "run `python -m onnxplug.plugins.index`"
+
+
+def test_no_rule_stands_twice() -> None:
+    seen = [(rule.op, rule.opset) for _, rule in RULES]
+    assert len(seen) == len(set(seen)), sorted({s for s in seen if seen.count(s) > 1})
