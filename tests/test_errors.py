@@ -137,7 +137,9 @@ def use_pair(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_converter_returns_too_few_outputs() -> None:
-    converter_error(lambda g, node: [node.args[0]], OutputMismatchError, "returned 1 results where torch has 2", use_pair)
+    converter_error(
+        lambda g, node: [node.args[0]], OutputMismatchError, "returned 1 results where torch has 2", use_pair
+    )
 
 
 def test_converter_returns_too_many_outputs() -> None:
@@ -147,13 +149,17 @@ def test_converter_returns_too_many_outputs() -> None:
 
 
 def test_converter_returns_none() -> None:
-    converter_error(lambda g, node: None, OutputMismatchError, r"returned None as result 0 where torch has a float\[2, 3\]")
+    converter_error(
+        lambda g, node: None, OutputMismatchError, r"returned None as result 0 where torch has a float\[2, 3\]"
+    )
     converter_error(lambda g, node: [node.args[0], None], OutputMismatchError, "returned None as result 1", use_pair)
 
 
 def test_converter_returns_the_wrong_dtype() -> None:
     converter_error(
-        lambda g, node: g.cast(node.args[0], torch.int64), OutputMismatchError, "returned int64 as result 0 where torch has a float"
+        lambda g, node: g.cast(node.args[0], torch.int64),
+        OutputMismatchError,
+        "returned int64 as result 0 where torch has a float",
     )
 
 
@@ -185,7 +191,9 @@ def test_converter_uses_a_dynamic_size_as_an_attribute() -> None:
         return g.op.Softmax(node.args[0], axis=g.dim(node.args[0], 0))
 
     with pytest.raises(ConversionError, match=r"(?s)attribute 'axis' of Softmax must be a constant.*size batch"):
-        onnxplug.to_onnx(use_mystery, (X,), dynamic_shapes=({0: "batch"},), rules=[Rule("onnxplug_tests::mystery", convert)])
+        onnxplug.to_onnx(
+            use_mystery, (X,), dynamic_shapes=({0: "batch"},), rules=[Rule("onnxplug_tests::mystery", convert)]
+        )
 
 
 def test_converter_asks_for_what_onnx_does_not_have() -> None:
@@ -193,7 +201,9 @@ def test_converter_asks_for_what_onnx_does_not_have() -> None:
     converter_error(lambda g, node: g.op.Relu(node.args[0], slope=1.0), ConversionError, "no attribute 'slope'")
     converter_error(lambda g, node: g.op.Add(node.args[0]), ConversionError, "takes 2 to 2 inputs, got 1")
     with pytest.raises(OpsetError, match="it exists since opset 20"):
-        export(use_mystery, rules=[Rule("onnxplug_tests::mystery", lambda g, n: g.op.Gelu(n.args[0]))], opset_version=18)
+        export(
+            use_mystery, rules=[Rule("onnxplug_tests::mystery", lambda g, n: g.op.Gelu(n.args[0]))], opset_version=18
+        )
 
 
 def test_decline_leaves_nothing_behind() -> None:
@@ -212,7 +222,9 @@ def test_decline_leaves_nothing_behind() -> None:
 
 
 def test_call_next_delegates() -> None:
-    program = export(lambda x: x.relu(), rules=[Rule("aten::relu", lambda g, n: g.op.Neg(g.op.Neg(g.call_next(n))))], verify=True)
+    program = export(
+        lambda x: x.relu(), rules=[Rule("aten::relu", lambda g, n: g.op.Neg(g.op.Neg(g.call_next(n))))], verify=True
+    )
     assert "Relu" in [n.op_type for n in program.model.graph]
 
 
@@ -247,7 +259,9 @@ def test_rules_that_are_no_rules() -> None:
 
 def test_a_wrong_model_fails_verification_with_index_and_values() -> None:
     program = export(use_mystery, rules=[Rule("onnxplug_tests::mystery", lambda g, n: g.op.Mul(n.args[0], 2.0))])
-    with pytest.raises(VerificationError, match=r"output 'output' differs at index \[\d, \d\]: ONNX has .* PyTorch") as caught:
+    with pytest.raises(
+        VerificationError, match=r"output 'output' differs at index \[\d, \d\]: ONNX has .* PyTorch"
+    ) as caught:
         program.verify()
     assert "6 of 6 elements" in str(caught.value)
     with pytest.raises(VerificationError):

@@ -226,14 +226,18 @@ def test_derived_and_related_dimensions() -> None:
 
 
 def test_example_of_size_one_stays_dynamic() -> None:
-    program = onnxplug.to_onnx(nn.Linear(3, 2).eval(), (torch.randn(1, 3),), dynamic_shapes=({0: "batch"},), verify=True)
+    program = onnxplug.to_onnx(
+        nn.Linear(3, 2).eval(), (torch.randn(1, 3),), dynamic_shapes=({0: "batch"},), verify=True
+    )
     assert tuple(program(torch.randn(6, 3))[0].shape) == (6, 2)
 
 
 def test_a_name_shared_by_sizes_that_differ() -> None:
     with pytest.raises((CaptureError, UsageError)):
         onnxplug.to_onnx(
-            lambda x, y: (x + 1, y + 1), (torch.randn(2, 3), torch.randn(4, 3)), dynamic_shapes={"x": {0: Dim("b")}, "y": {0: Dim("c", min=9)}}
+            lambda x, y: (x + 1, y + 1),
+            (torch.randn(2, 3), torch.randn(4, 3)),
+            dynamic_shapes={"x": {0: Dim("b")}, "y": {0: Dim("c", min=9)}},
         )
 
 

@@ -217,9 +217,7 @@ def _export_once(
     with _quiet(), torch.no_grad(), fx_config.patch(backed_size_oblivious=oblivious):  # type: ignore[attr-defined]
         # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
         own_args, own_kwargs = _pytree.tree_map_only(torch.Tensor, _copied, (args, kwargs))
-        return torch.export.export(
-            module, own_args, own_kwargs or None, dynamic_shapes=dynamic_shapes, strict=strict
-        )
+        return torch.export.export(module, own_args, own_kwargs or None, dynamic_shapes=dynamic_shapes, strict=strict)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,186 @@
+"""The command line: what it prints and how it exits; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxplug.cli.app import run
+from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
+from onnxplug.errors import UsageError
+
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+def make():
+    return Net(), (torch.randn(2, 4),)
+
+def with_keywords():
+    return Net(), (), {"x": torch.randn(2, 4)}
+
+def broken():
+    return 1 / 0
+
+def odd():
+    return 3
+
+instance = Net()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_model.py").write_text(MODEL, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_version_and_help_do_not_import_torch() -> None:
+    code = "import sys; from onnxplug.cli.app import run; a = run(['--version']), run(['--help']); print('torch' in sys.modules, a)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("onnxplug 0.")
+    assert done.stdout.rstrip().endswith("False (0, 0)")
+
+
+def test_module_form() -> None:
+    done = subprocess.run([sys.executable, "-m", "onnxplug", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("onnxplug 0.")
+
+
+@pytest.mark.parametrize("target", ["my_model.py:make", "my_model:make", "my_model.py:with_keywords"])
+def test_export_and_verify(folder: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", target, "-o", "model.onnx", "--dynamic", "x=batch,_", "--verify"]) == 0
+    printed = capsys.readouterr()
+    assert "float[batch, 4]" in printed.out
+    assert "batch=1" in printed.out
+    assert "capture ..." in printed.err
+    assert run(["verify", "model.onnx", target, "--dynamic", "x=batch,_"]) == 0
+    assert "batch=5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", ["my_model.py:Net", "my_model.py:instance"])
+def test_inputs_from_the_command_line(folder: Path, target: str) -> None:
+    options = ["--input", "x=float32[2,4]", "--opset", "18", "--input-names", "a", "--output-names", "b"]
+    assert run(["export", target, "-o", "model.onnx", *options]) == 0
+    import onnx
+
+    model = onnx.load(folder / "model.onnx")
+    assert (model.graph.input[0].name, model.graph.output[0].name, model.opset_import[0].version) == ("a", "b", 18)
+
+
+def test_pt2_and_external_data(folder: Path) -> None:
+    import torch
+
+    torch.export.save(torch.export.export(torch.nn.Linear(40, 30).eval(), (torch.randn(2, 40),)), folder / "m.pt2")
+    assert run(["export", "m.pt2", "-o", "m.onnx", "--external-data"]) == 0
+    assert len(list(folder.glob("m.onnx.*.data"))) == 1
+    assert run(["verify", "m.onnx", "m.pt2"]) == 0
+
+
+def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.support.vision import define_vision_schemas
+
+    define_vision_schemas()
+    options = ["--input", "x=float32[1,3,32,32]", "--dynamic", "x=batch,_,_,_"]
+    assert run(["export", "timm:resnet18", "-o", "r.onnx", *options]) == 0
+    assert "batch, 1000" in capsys.readouterr().out
+    assert run(["export", "timm:resnet19", "-o", "r.onnx"]) == 2
+    assert "resnet19" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["export"], 2, "Missing argument"),
+        (["nosuch"], 2, "No such command"),
+        (["export", "nothere.py:make", "-o", "m.onnx"], 2, "there is no file nothere.py"),
+        (["export", "nothere:make", "-o", "m.onnx"], 2, "there is no module 'nothere'"),
+        (["export", "my_model.py:nothing", "-o", "m.onnx"], 2, "has no 'nothing'"),
+        (["export", "my_model.py", "-o", "m.onnx"], 2, "is none of"),
+        (["export", "my_model.py:odd", "-o", "m.onnx"], 2, "returned a int"),
+        (["export", "nothere.pt2", "-o", "m.onnx"], 2, "there is no file"),
+        (["export", "my_model.py:broken", "-o", "m.onnx"], 1, "ZeroDivisionError at"),
+        (["export", "my_model.py:make", "-o", "nowhere/m.onnx"], 1, "there is no folder nowhere"),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--opset", "99"], 2, "opset 99 is not supported"),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--opset", "x"], 2, "can't be read"),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--dynamic", "y=b,_"], 2, "the inputs are x"),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--dynamic", "x=b"], 2, "no axis|0"),
+        (["export", "my_model.py:Net", "-o", "m.onnx", "--input", "x=flot[2]"], 2, "no dtype 'flot'"),
+        (["export", "my_model.py:Net", "-o", "m.onnx", "--input", "x=float32[2,5]"], 1, "can't capture"),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--no-plugin", "ghost"], 1, "no plugin 'ghost'"),
+        (["--no-plugin", "ghost", "plugins", "list"], 1, "no plugin 'ghost'"),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--require-plugin", "ghost>=1"], 1, "ghost>=1 is not installed"),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--prefer", "x"], 2, "can't be read"),
+        (["verify", "nothere.onnx", "my_model.py:make"], 2, "there is no file"),
+        (["why", "aten::ad.Tensor"], 1, "Did you mean aten::add.Tensor"),
+        (["why", "aten::add.Tensor", "--opset", "3"], 2, "opset 3 is not supported"),
+        (["inspect", "my_model.py"], 1, "is no ONNX model"),
+    ],
+)
+def test_failures(folder: Path, arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    got = run(arguments)
+    printed = capsys.readouterr()
+    text = " ".join((printed.out + printed.err).split())
+    if message == "no axis|0":  # a short --dynamic names the first axes
+        assert got == 0
+        return
+    assert got == status, text
+    assert message in text
+    assert "Traceback" not in text
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_verify_finds_a_difference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "my_model.py:make", "-o", "model.onnx"]) == 0
+    text = (folder / "my_model.py").read_text(encoding="utf-8").replace(".relu()", ".relu() + 1")
+    (folder / "other_model.py").write_text(text, encoding="utf-8")
+    assert run(["verify", "model.onnx", "other_model.py:make"]) == 1
+    assert "differs at index" in capsys.readouterr().err
+
+
+def test_plugins_list_why_and_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plugins", "list", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert {"name": "builtin", "distribution": "onnxplug", "status": "loaded"}.items() <= records[0].items()
+    assert run(["why", "aten::gelu.default", "--opset", "19"]) == 0
+    printed = capsys.readouterr().out
+    assert "activation:gelu_plain" in printed
+    assert "needs opset 20 or later, the target is 19" in printed
+    assert run(["export", "my_model.py:make", "-o", "model.onnx"]) == 0
+    assert run(["inspect", "model.onnx"]) == 0
+    assert "Gemm 1" in capsys.readouterr().out
+
+
+def test_input_texts() -> None:
+    spec = parse_input("ids=int64[2,3]{5..7}")
+    assert spec.name == "ids"
+    assert spec.value.shape == (2, 3)
+    assert 5 <= int(spec.value.min()) <= int(spec.value.max()) <= 7
+    assert parse_input("float16[4]").name is None
+    assert parse_input("k=3").value == 3
+    assert parse_input("flag=true").value is True
+    assert parse_input("f=-0.5e2").value == -50.0
+    assert parse_input("s=float32[]").value.shape == ()
+    for text in ("x", "x=float32", "x=float32[a]", "=float32[2]", "x=float32[-1]", ""):
+        with pytest.raises(UsageError):
+            parse_input(text)
+
+
+def test_dynamic_and_opset_texts() -> None:
+    assert parse_dynamic(["x=batch,_,size", "y=_"]) == {"x": {0: "batch", 2: "size"}, "y": {}}
+    assert parse_opset("21,com.microsoft=1") == {"": 21, "com.microsoft": 1}
+    for text in ("x", "x=a b", "=a"):
+        with pytest.raises(UsageError):
+            parse_dynamic([text])

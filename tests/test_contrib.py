@@ -1,0 +1,70 @@
+"""Third-party packages under contrib/: built and installed by pip into a clean environment, used, and uninstalled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+USE = """
+import warnings; warnings.filterwarnings("ignore")
+import torch, onnxplug
+from onnxplug_softcap import softcap
+program = onnxplug.to_onnx(
+    lambda x: softcap(softcap(x, 30.0) + 1, 5.0), (torch.randn(2, 4) * 50,), dynamic_shapes=({0: "batch"},), verify=True
+)
+print([n.op_type for n in program.model.graph], program.model.opset_imports, [f.name for f in program.model.functions.values()])
+import onnx; onnx.checker.check_model(program.model_proto, full_check=True)
+"""
+MISSING = """
+import warnings; warnings.filterwarnings("ignore")
+import torch, onnxplug
+@torch.library.custom_op("softcap::softcap", mutates_args=())
+def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    return cap * torch.tanh(x / cap)
+softcap.register_fake(lambda x, cap: torch.empty_like(x))
+try:
+    onnxplug.to_onnx(lambda x: softcap(x, 30.0), (torch.randn(2, 4),))
+except onnxplug.MissingRuleError as error:
+    print("missing", list(error.missing))
+"""
+
+
+def run(python: Path, *arguments: str) -> str:
+    done = subprocess.run([str(python), *arguments], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean virtual environment that sees this one's packages (torch takes long to install), and installs its own."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    found = folder / "bin" / "python"
+    site = run(found, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip()
+    here = next(p for p in sys.path if p.endswith("site-packages"))
+    # The old setuptools that comes with venv would hide the pinned one.
+    run(found, "-m", "pip", "uninstall", "--yes", "--quiet", "setuptools")
+    Path(site, "parent.pth").write_text(f"import site; site.addsitedir({here!r})\n", encoding="utf-8")
+    return found
+
+
+def test_softcap_installs_translates_and_uninstalls(python: Path) -> None:
+    assert "missing ['softcap::softcap.default']" in run(python, "-c", MISSING)
+    package = str(ROOT / "contrib" / "onnxplug-softcap")
+    run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", package)
+    printed = run(python, "-c", USE)
+    assert "['Softcap', 'Add', 'Softcap']" in printed
+    assert "'onnxplug.softcap': 1" in printed
+    listed = run(python, "-m", "onnxplug", "plugins", "list", "--json")
+    assert '"onnxplug-softcap"' in listed
+    assert '"loaded"' in listed
+    reason = run(python, "-m", "onnxplug", "why", "softcap::softcap")
+    assert "onnxplug_softcap.plugin:softcap" in reason
+    run(python, "-m", "pip", "uninstall", "--yes", "--quiet", "onnxplug-softcap")
+    assert "missing ['softcap::softcap.default']" in run(python, "-c", MISSING)
