@@ -121,7 +121,11 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["export", "my_model.py:Net", "-o", "m.onnx", "--input", "x=float32[2,5]"], 1, "can't capture"),
         (["export", "my_model.py:make", "-o", "m.onnx", "--no-plugin", "ghost"], 1, "no plugin 'ghost'"),
         (["--no-plugin", "ghost", "plugins", "list"], 1, "no plugin 'ghost'"),
-        (["export", "my_model.py:make", "-o", "m.onnx", "--require-plugin", "ghost>=1"], 1, "ghost>=1 is not installed"),
+        (
+            ["export", "my_model.py:make", "-o", "m.onnx", "--require-plugin", "ghost>=1"],
+            1,
+            "ghost>=1 is not installed",
+        ),
         (["export", "my_model.py:make", "-o", "m.onnx", "--prefer", "x"], 2, "can't be read"),
         (["verify", "nothere.onnx", "my_model.py:make"], 2, "there is no file"),
         (["why", "aten::ad.Tensor"], 1, "Did you mean aten::add.Tensor"),
@@ -129,7 +133,9 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "my_model.py"], 1, "is no ONNX model"),
     ],
 )
-def test_failures(folder: Path, arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures(
+    folder: Path, arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     got = run(arguments)
     printed = capsys.readouterr()
     text = " ".join((printed.out + printed.err).split())
