@@ -380,6 +380,8 @@ class GraphBuilder(ShapeMixin):
         for result, formal in zip((results,) if outputs == 1 else results, function.outputs, strict=True):
             if result.dtype is None and formal.dtype is not None:
                 result.type = ir.TensorType(formal.dtype)
+            if result.shape is None and formal.shape is not None:
+                result.shape = ir.Shape([None] * len(formal.shape))
         return results
 
 

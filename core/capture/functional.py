@@ -74,7 +74,6 @@ def _slots(
         slot = _input_slot(program, node, copies.get(node, node), spec, position)
         position += slot.position is not None
         inputs.append(slot)
-    by_target = {slot.name: slot for slot in inputs}
     users: list[OutputSlot] = []
     mutations: list[OutputSlot] = []
     returned = graph.output_node().args[0]
@@ -93,9 +92,11 @@ def _slots(
         slot = next(s for s in inputs if s.node is copies[old])
         kind = OutputKind.INPUT_MUTATION if slot.kind is InputKind.USER else OutputKind.BUFFER_MUTATION
         mutations.append(OutputSlot(new, kind, f"{slot.name}_out", slot.name))
+    if mutated:
+        # Outputs of the copy too: what nothing uses isn't converted.
+        graph.output_node().args = ((*returned, *mutated.values()),)
     for name, slot_ in zip(result_names(program, len(users)), users, strict=True):
         slot_.name = name
-    assert len(by_target) <= len(inputs)
     return FunctionalGraph(graph, inputs, [*users, *mutations], strategy)
 
 
