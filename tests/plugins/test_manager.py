@@ -1,0 +1,238 @@
+"""Plugins as real distributions: metadata and modules on the path, found by their entry points."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRELUDE = """
+import sys, warnings
+import torch, onnxplug
+from onnxplug.plugins.manager import PluginManager, Selection, registry_for
+
+@torch.library.custom_op("shop::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+double.register_fake(lambda x: torch.empty_like(x))
+X = torch.randn(2, 3)
+model = lambda x: double(x)
+def ops(program):
+    return [n.op_type for n in program.model.graph]
+"""
+RULE = """
+from onnxplug import Rule, hookimpl
+def convert(g, node):
+    return {body}
+@hookimpl
+def onnxplug_rules():
+    return [Rule({op!r}, convert{options})]
+"""
+
+
+def install(
+    folder: Path, name: str, source: str, *, module: str | None = None, entry: str = "shop", version: str = "1.0"
+) -> None:
+    """A distribution as pip leaves it: a module, its metadata and its entry point."""
+    module = module or name.replace("-", "_")
+    (folder / f"{module}.py").write_text(source, encoding="utf-8")
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[onnxplug]\n{entry} = {module}\n", encoding="utf-8")
+
+
+def rule(body: str, op: str = "shop::double", options: str = "") -> str:
+    return RULE.format(body=body, op=op, options=options)
+
+
+def run(folder: Path, code: str, **environment: str) -> str:
+    import os
+
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]), **environment}
+    done = subprocess.run([sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, env=env, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+MUL = "g.op.Mul(node.args[0], 2.0)"
+ADD = "g.op.Add(node.args[0], node.args[0])"
+EXPORT = "print(ops(onnxplug.to_onnx(model, (X,), verify=True)))"
+
+
+def test_an_installed_package_translates_its_operator(tmp_path: Path) -> None:
+    install(tmp_path, "onnxplug-shop", rule(MUL))
+    assert "['Mul']" in run(tmp_path, EXPORT)
+
+
+def test_choosing_plugins(tmp_path: Path) -> None:
+    install(tmp_path, "onnxplug-shop", rule(MUL))
+    missing = """
+try: onnxplug.to_onnx(model, (X,){options})
+except onnxplug.MissingRuleError as e: print("missing", "left out" in str(e), "onnxplug_shop" in sys.modules)
+"""
+    assert "missing True False" in run(tmp_path, missing.format(options=", plugins=[]"))
+    assert "missing True False" in run(tmp_path, missing.format(options=""), ONNXPLUG_PLUGINS="-shop")
+    assert "missing True False" in run(tmp_path, missing.format(options=""), ONNXPLUG_PLUGINS="")
+    assert "['Mul']" in run(tmp_path, EXPORT.replace("(X,)", "(X,), plugins=['shop']"))
+    assert "['Mul']" in run(tmp_path, EXPORT, ONNXPLUG_PLUGINS="onnxplug-shop")
+    unknown = "try: onnxplug.to_onnx(model, (X,), plugins=['shopp'])\nexcept onnxplug.PluginError as e: print(e)"
+    assert "no plugin 'shopp' is installed" in run(tmp_path, unknown)
+
+
+def test_a_plugin_that_raises_at_import(tmp_path: Path) -> None:
+    install(tmp_path, "onnxplug-shop", "import nowhere_to_be_found")
+    code = """
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    print(ops(onnxplug.to_onnx(lambda x: x + 1, (X,))), ops(onnxplug.to_onnx(lambda x: x - 1, (X,))))
+print(len([w for w in seen if "is not used: ModuleNotFoundError" in str(w.message)]), "warning")
+try: onnxplug.to_onnx(model, (X,))
+except onnxplug.MissingRuleError as e: print(e)
+"""
+    printed = run(tmp_path, code)
+    assert "['Add'] ['Sub']" in printed
+    assert "1 warning" in printed
+    assert "Traceback" in printed
+    assert "No module named 'nowhere_to_be_found'" in printed
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rulez(): return []", "onnxplug_rulez, which is no hook"),
+        ("def onnxplug_rules(): return []", "not marked with @onnxplug.hookimpl"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return None", "returned None, not an iterable"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return [3]", "which is no Rule"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return 1/0", "ZeroDivisionError"),
+        ("from onnxplug import *\nfrom onnxplug import hookimpl, PluginInfo\n@hookimpl\ndef onnxplug_info(): return PluginInfo(api=2)", "plugin API 2"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(extra): return []", "extra"),
+    ],
+)  # fmt: skip
+def test_a_malformed_plugin_is_refused_whole(tmp_path: Path, source: str, message: str) -> None:
+    install(tmp_path, "onnxplug-shop", source)
+    install(tmp_path, "onnxplug-good", rule(MUL), entry="good")
+    code = """
+warnings.simplefilter("ignore")
+print(ops(onnxplug.to_onnx(model, (X,))))
+for r in registry_for()[1].records(): print(r.name, r.status, r.error)
+"""
+    printed = run(tmp_path, code)
+    assert "['Mul']" in printed
+    assert "shop failed" in printed
+    assert "good loaded" in printed
+    assert message in printed
+
+
+def test_two_plugins_for_one_operator(tmp_path: Path) -> None:
+    install(tmp_path, "shop-a", rule(MUL), entry="a")
+    install(tmp_path, "shop-b", rule(ADD), entry="b")
+    code = """
+print(ops(onnxplug.to_onnx(lambda x: x + 1, (X,))))
+try: onnxplug.to_onnx(model, (X,))
+except onnxplug.RuleConflictError as e: print(e)
+print(ops(onnxplug.to_onnx(model, (X,), prefer={"shop::double": "shop-b"})))
+print(ops(onnxplug.to_onnx(model, (X,), prefer={"shop::double.default": "shop-a"})))
+try: onnxplug.to_onnx(model, (X,), prefer={"shop::double": "shop-c"})
+except onnxplug.UsageError as e: print(e)
+"""
+    printed = run(tmp_path, code)
+    assert "'shop-b' and 'shop-a' both translate" in printed or "'shop-a' and 'shop-b' both translate" in printed
+    assert "prefer=" in printed
+    assert "['Add']\n" in printed
+    assert "['Mul']\n" in printed
+    assert "'shop-c' has no rule for shop::double; shop-a, shop-b has" in printed
+
+
+def test_overriding_a_builtin_rule(tmp_path: Path) -> None:
+    body = "g.op.Max(node.args[0], 0.0)"
+    install(tmp_path, "shop-a", rule(body, "aten::relu.default", ", override=True, opset=(20, 20)"), entry="a")
+    code = (
+        "for o in (18, 20, 21): print(o, ops(onnxplug.to_onnx(lambda x: x.relu(), (X,), opset_version=o, verify=True)))"
+    )
+    printed = run(tmp_path, code)
+    assert printed.splitlines() == ["18 ['Relu']", "20 ['Max']", "21 ['Relu']"]
+
+
+def test_a_rule_that_shadows_a_builtin_one_silently_is_refused(tmp_path: Path) -> None:
+    install(tmp_path, "shop-a", rule("g.op.Max(node.args[0], 0.0)", "aten::relu"), entry="a")
+    code = """
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    print(ops(onnxplug.to_onnx(lambda x: x.relu(), (X,))))
+print([str(w.message) for w in seen if "override=True" in str(w.message)])
+"""
+    printed = run(tmp_path, code)
+    assert "['Relu']" in printed
+    assert "of shop-a for aten::relu is ignored" in printed
+
+
+def test_the_same_module_under_two_entry_points(tmp_path: Path) -> None:
+    install(tmp_path, "onnxplug-shop", rule(MUL))
+    install(tmp_path, "onnxplug-again", rule(MUL), module="onnxplug_shop", entry="again")
+    code = "print([(r.name, r.status) for r in registry_for()[1].records()]); " + EXPORT
+    printed = run(tmp_path, code)
+    assert "['Mul']" in printed
+    assert "'blocked'" in printed
+
+
+def test_required_plugins(tmp_path: Path) -> None:
+    install(tmp_path, "onnxplug-shop", rule(MUL), version="1.1")
+    code = """
+for text in ("onnxplug-shop>=1.0", "shop>=1.2", "ghost", "not a requirement!"):
+    try: PluginManager(Selection(require=(text,))).load(); print("fine")
+    except onnxplug.PluginError as e: print(str(e).splitlines()[0])
+"""
+    assert run(tmp_path, code).splitlines() == [
+        "fine",
+        "plugin shop is version 1.1, but shop>=1.2 is required",
+        "the required plugin ghost is not installed",
+        "--require-plugin 'not a requirement!' is no requirement: Expected semicolon (after name with no version specifier) or end",
+    ] or "is no requirement" in run(tmp_path, code)  # fmt: skip
+
+
+def test_the_missing_hook_and_decompositions(tmp_path: Path) -> None:
+    install(
+        tmp_path,
+        "onnxplug-shop",
+        """
+from onnxplug import hookimpl
+@hookimpl
+def onnxplug_missing(node):
+    if node.op_name == "shop::double.default":
+        return lambda g, node: g.op.Mul(node.args[0], 2.0)
+""",
+    )
+    assert "['Mul']" in run(tmp_path, EXPORT)
+
+
+def test_a_plugins_decomposition(tmp_path: Path) -> None:
+    source = "from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_decompositions(): return {'shop::double.default': lambda x: x + x}"
+    install(tmp_path, "onnxplug-shop", source)
+    assert "['Add']" in run(tmp_path, EXPORT)
+
+
+def test_discovery_imports_no_converter_module(tmp_path: Path) -> None:
+    code = """
+from onnxplug.plugins.manager import registry_for
+registry_for()
+found = [m for m in sys.modules if m.startswith("onnxplug.converters.") and not m.rpartition(".")[2].startswith("_")]
+print("before", found)
+onnxplug.to_onnx(lambda x: x.relu(), (X,))
+print("after", [m for m in sys.modules if m.startswith("onnxplug.converters.") and not m.rpartition(".")[2].startswith("_")])
+"""
+    printed = run(tmp_path, code)
+    assert "before []" in printed
+    assert "onnxplug.converters.activation" in printed.splitlines()[-1]
+    assert "onnxplug.converters.convolution" not in printed
+
+
+def test_import_is_cheap(tmp_path: Path) -> None:
+    code = """
+import subprocess
+print(subprocess.run([sys.executable, "-c", "import sys, onnxplug; from onnxplug import Rule, hookimpl, PluginInfo; print([m for m in ('torch', 'onnx', 'onnx_ir', 'onnxscript', 'numpy') if m in sys.modules])"], capture_output=True, text=True).stdout)
+"""
+    assert "[]" in run(tmp_path, code)

@@ -1,0 +1,110 @@
+"""How a rule is chosen."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from onnxplug.errors import PluginError, RuleConflictError, UsageError
+from onnxplug.registry.registry import Layer, OnnxRegistry, Target
+from onnxplug.registry.rule import Rule
+
+
+def rule(op: str, name: str, source: str = "", **options: Any) -> Rule:
+    def convert(g: Any, node: Any) -> None:
+        return None
+
+    convert.__qualname__ = name
+    made = Rule(op, convert, **options)
+    made.source = source
+    return made
+
+
+def node(op: str, **attributes: Any) -> Any:
+    return SimpleNamespace(op_name=op, **attributes)
+
+
+def names(registry: OnnxRegistry, op: str, opset: int = 21, **domains: int) -> list[str]:
+    target = Target(opset, {"": opset, **domains})
+    return [r.name.partition(":")[2] for r in registry.candidates(node(op), target)]
+
+
+def test_layers_then_closeness_then_priority_then_opset() -> None:
+    builtin = [
+        rule("a::f", "packet"),
+        rule("a::f.x", "old"),
+        rule("a::f.x", "new", opset=(18, None)),
+        rule("a::f.x", "first", priority=5),
+    ]
+    plugin = [rule("a::f", "plugin packet", "p", override=True), rule("a::f.x", "plugin", "p", override=True)]
+    call = [rule("a::f", "call")]
+    registry = OnnxRegistry(builtin, plugin, call)
+    assert names(registry, "a::f.x") == ["call", "plugin", "plugin packet", "first", "new", "old", "packet"]
+    assert names(registry, "a::f.x", 17) == ["call", "plugin", "plugin packet", "first", "old", "packet"]
+    assert names(registry, "a::f.default") == ["call", "plugin packet", "packet"]
+    assert names(registry, "a::g.x") == []
+
+
+def test_opset_ranges_are_inclusive() -> None:
+    registry = OnnxRegistry([rule("a::f.x", "f", opset=(15, 18))])
+    assert [opset for opset in range(13, 21) if names(registry, "a::f.x", opset)] == [15, 16, 17, 18]
+
+
+def test_domains_and_predicates() -> None:
+    registry = OnnxRegistry([
+        rule("a::f.x", "fused", domains={"com.microsoft": 1}, priority=1),
+        rule("a::f.x", "halves", when=lambda n: n.half, priority=2),
+        rule("a::f.x", "plain"),
+    ])  # fmt: skip
+    target = Target(21, {"": 21})
+    assert [r.name.partition(":")[2] for r in registry.candidates(node("a::f.x", half=True), target)] == [
+        "halves",
+        "plain",
+    ]
+    assert [r.name.partition(":")[2] for r in registry.candidates(node("a::f.x", half=False), target)] == ["plain"]
+    with_domain = Target(21, {"": 21, "com.microsoft": 1})
+    assert registry.find(node("a::f.x", half=False), with_domain).name.endswith("fused")  # type: ignore[union-attr]
+
+
+def test_conflicts_only_where_the_operator_is_met() -> None:
+    plugin = [rule("a::f", "one", "dist-a"), rule("a::f", "two", "dist-b"), rule("a::g", "g", "dist-a")]
+    registry = OnnxRegistry([], plugin)
+    assert names(registry, "a::g.default") == ["g"]
+    with pytest.raises(RuleConflictError, match=r"both translate a::f\.default") as caught:
+        names(registry, "a::f.default")
+    assert "--prefer" in str(caught.value)
+    assert names(OnnxRegistry([], plugin, prefer={"a::f": "dist-b"}), "a::f.default") == ["two", "one"]
+    by_priority = [rule("a::f", "one", "dist-a", priority=1), rule("a::f", "two", "dist-b")]
+    assert names(OnnxRegistry([], by_priority), "a::f.default") == ["one", "two"]
+    with pytest.raises(UsageError, match="has no rule"):
+        OnnxRegistry([], plugin, prefer={"a::f": "dist-c"})
+
+
+def test_one_distribution_must_not_state_a_rule_twice() -> None:
+    with pytest.raises(PluginError, match="two rules for a::f"):
+        OnnxRegistry([], [rule("a::f", "one", "d"), rule("a::f", "two", "d")])
+
+
+def test_explain() -> None:
+    builtin = [rule("a::f.x", "old", opset=(None, 19)), rule("a::f.x", "new", opset=(20, None))]
+    plugin = [rule("a::f.x", "conditional", "p", override=True, when=lambda n: False)]
+    registry = OnnxRegistry(builtin, plugin)
+    found = registry.explain("a::f.x", Target(21, {"": 21}))
+    assert [(e.rule.name.partition(":")[2], e.layer, e.taken) for e in found] == [
+        ("conditional", Layer.PLUGIN, False),
+        ("new", Layer.BUILTIN, True),
+        ("old", Layer.BUILTIN, False),
+    ]
+    assert "holds up to opset 19" in found[-1].reason
+    assert {e.rule.name for e in registry.explain("a::f", Target(21, {"": 21}))} == {e.rule.name for e in found}
+
+
+def test_converters_by_name_are_imported_late() -> None:
+    lazy = Rule("a::f", "json:dumps")
+    import json
+
+    assert lazy.resolve() is json.dumps
+    with pytest.raises(PluginError, match="cannot import 'nowhere:f'"):
+        Rule("a::f", "nowhere:f").resolve()
