@@ -133,7 +133,8 @@ def _load_file(path: str) -> Any:
     folder = os.path.dirname(os.path.abspath(path))
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    run_user_code(lambda: spec.loader.exec_module(module), path)  # type: ignore[union-attr]
+    loader = spec.loader
+    run_user_code(lambda: loader.exec_module(module), path)
     return module
 
 
