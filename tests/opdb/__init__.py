@@ -1,0 +1,1 @@
+"""torch's operator database, every entry exported, run and compared."""

@@ -1,0 +1,253 @@
+"""One sample of torch's operator database: captured, exported, run, compared."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree
+
+import onnxplug
+from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, OpsetError, Unsupported, VerificationError
+from tests.opdb.tolerances import tolerance
+
+#: What each status means; the ones in GOOD count as passed, those in UNMEASURABLE as not counted.
+GOOD = frozenset({"pass", "pass-reference"})
+UNMEASURABLE = frozenset({"eager", "capture"})
+
+
+@dataclass
+class Outcome:
+    """What became of one sample.
+
+    Attributes:
+        status: ``pass``; ``pass-reference`` (ONNX Runtime has no kernel, ``onnx.reference`` agrees); ``eager`` (torch
+            itself refuses); ``capture`` (torch.export itself can't); ``missing``, ``unsupported``, ``convert``, ``run``,
+            ``dtype``, ``shape``, ``value``, ``count``: what went wrong; ``crash``, ``timeout``.
+        detail: The error's first line.
+        conversion_seconds: Time after capture.
+        rules: Whether rules did it ("rule") or a decomposition was needed ("decomposition").
+    """
+
+    status: str
+    detail: str = ""
+    conversion_seconds: float = 0.0
+    how: str = "rule"
+    seconds: float = field(default=0.0)
+
+
+def entries() -> dict[str, Any]:
+    """Every entry of torch's database by name, variants as ``name.variant``."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found: dict[str, Any] = {}
+    for op in op_db:
+        name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+        assert name not in found, name
+        found[name] = op
+    return found
+
+
+def seed(number: int = 0) -> None:
+    """Starts every generator of random numbers anew."""
+    torch.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)
+
+
+def samples(op: Any, dtype: torch.dtype, count: int) -> list[Any]:
+    """The first two samples of an entry, and ``count - 2`` spread over the others, the last one among them."""
+    seed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        every = list(op.sample_inputs("cpu", dtype, requires_grad=False))
+    if len(every) <= count:
+        return every
+    if count <= 2:
+        return every[:count]
+    rest = count - 2
+    step = (len(every) - 3) / max(rest - 1, 1)
+    places = sorted({len(every) - 1 if rest == 1 else 2 + round(i * step) for i in range(rest)})
+    return every[:2] + [every[i] for i in places]
+
+
+class Sample(torch.nn.Module):
+    """An operator with one sample's arguments; its tensors are the inputs, everything else is fixed."""
+
+    def __init__(self, op: Callable[..., Any], arguments: Any) -> None:
+        super().__init__()
+        self.op = op
+        self.leaves, self.spec = _pytree.tree_flatten(arguments)
+        self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self.leaves[i].detach().clone() for i in self.places)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = _pytree.tree_unflatten(leaves, self.spec)
+        return self.op(*args, **kwargs)
+
+
+def module_of(op: Any, sample: Any) -> Sample:
+    """The module for one sample."""
+    return Sample(op.op, ((sample.input, *sample.args), sample.kwargs))
+
+
+def measure(
+    op: Any,
+    dtype: torch.dtype,
+    module: Sample,
+    *,
+    opset: int | None = None,
+    dynamic: bool = False,
+    name: str = "",
+) -> Outcome:
+    """Exports one sample's module, runs it and compares; never raises."""
+    started = time.perf_counter()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        outcome = _measure(op, dtype, module, opset, dynamic, name)
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _measure(op: Any, dtype: torch.dtype, module: Sample, opset: int | None, dynamic: bool, name: str) -> Outcome:
+    inputs = module.inputs()
+    try:
+        seed()
+        expected = module(*copy.deepcopy(inputs))
+    except Exception as error:
+        return Outcome("eager", _line(error))
+    shapes = None
+    if dynamic:
+        # forward(*tensors): the shapes of the one variadic parameter.
+        shapes = (tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs),)
+    try:
+        program = onnxplug.to_onnx(module, inputs, dynamic_shapes=shapes, opset_version=opset, plugins=[])
+    except CaptureError as error:
+        # Ours to answer for only where torch.export itself can do it.
+        try:
+            torch.export.export(module, module.inputs(), dynamic_shapes=shapes, strict=False)
+        except Exception as torchs:
+            return Outcome("capture", _line(torchs))
+        return Outcome("convert", _line(error))
+    except (MissingRuleError, Unsupported, OpsetError) as error:
+        kind = "missing" if isinstance(error, MissingRuleError) else "unsupported"
+        return Outcome(kind, _line(error))
+    except Exception as error:
+        return Outcome("convert", f"{type(error).__name__}: {_line(error)}")
+    seconds = program.statistics.conversion_seconds
+    random_op = any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node in program.exported_program.graph.nodes
+    )
+    outcome = _compare(program, module, inputs, expected, dtype, name, random_op)
+    if dynamic and outcome.status in GOOD:
+        second = _other_sizes(program, module, dtype, name, random_op)
+        if second is not None:
+            outcome = second
+    outcome.conversion_seconds = seconds
+    return outcome
+
+
+def _other_sizes(program: Any, module: Sample, dtype: torch.dtype, name: str, random_op: bool) -> Outcome | None:
+    """The exported program at sizes that it was not exported with; ``None`` when torch accepts no others."""
+    from onnxplug.run.inputs import resized_inputs
+
+    for change in (1, 2, -1):
+        inputs = resized_inputs(program, change)
+        if inputs is None:
+            return None
+        try:
+            seed()
+            expected = module(*copy.deepcopy(inputs))
+        except Exception:
+            continue
+        return _compare(program, module, inputs, expected, dtype, name, random_op)
+    return None
+
+
+def _compare(
+    program: Any,
+    module: Sample,
+    inputs: tuple[torch.Tensor, ...],
+    expected: Any,
+    dtype: torch.dtype,
+    name: str,
+    random_op: bool,
+) -> Outcome:
+    wanted = [x for x in _pytree.tree_leaves(expected) if x is not None]
+    try:
+        got = program(*copy.deepcopy(inputs))
+    except VerificationError as error:
+        return Outcome("run", _line(error))
+    except OnnxplugError as error:
+        return Outcome("convert", _line(error))
+    runner = program._runner
+    passed = "pass" if runner is None or runner.runtime == "onnxruntime" else "pass-reference"
+    if len(got) < len(wanted):
+        return Outcome("count", f"{len(got)} outputs, torch has {len(wanted)}")
+    for index, (actual, reference) in enumerate(zip(got, wanted, strict=False)):
+        problem = _difference(actual, reference, dtype, name, random_op)
+        if problem is not None:
+            return Outcome(problem[0], f"output {index}: {problem[1]}")
+    return Outcome(passed)
+
+
+def _difference(
+    actual: torch.Tensor, reference: Any, dtype: torch.dtype, name: str, random_op: bool
+) -> tuple[str, str] | None:
+    if not isinstance(reference, torch.Tensor):
+        reference = torch.tensor(reference, dtype=torch.float64 if isinstance(reference, float) else None)
+    reference = reference.detach()
+    if reference.dtype.is_complex:
+        # Our convention: the real and the imaginary part on a last axis of size 2.
+        reference = torch.view_as_real(reference.resolve_conj())
+    if actual.dtype != reference.dtype:
+        return "dtype", f"{actual.dtype}, torch has {reference.dtype}"
+    if actual.shape != reference.shape:
+        return "shape", f"{tuple(actual.shape)}, torch has {tuple(reference.shape)}"
+    if random_op:
+        return _distribution(actual, reference)
+    rtol, atol = tolerance(name, reference.dtype)
+    try:
+        torch.testing.assert_close(actual, reference, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return "value", " ".join(lines[1:4])
+    return None
+
+
+def _distribution(actual: torch.Tensor, reference: torch.Tensor) -> tuple[str, str] | None:
+    """Mean and deviation of two samples of one distribution, within five standard errors."""
+    if actual.numel() < 30 or actual.dtype == torch.bool:
+        return None
+    a, b = actual.double(), reference.double()
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        return None
+    bound = 5 * max(a.std().item(), b.std().item()) * math.sqrt(2 / a.numel()) + 1e-6
+    if abs((a.mean() - b.mean()).item()) > bound:
+        return "value", f"mean {a.mean().item():.4g}, torch has {b.mean().item():.4g} (random)"
+    return None
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return (text or type(error).__name__)[:400]
+
+
+def numbered(op: Any, dtype: torch.dtype, count: int) -> Iterator[tuple[int, Sample]]:
+    """The modules of an entry's samples, with their numbers."""
+    for index, sample in enumerate(samples(op, dtype, count)):
+        yield index, module_of(op, sample)

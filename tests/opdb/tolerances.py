@@ -1,0 +1,16 @@
+"""Tolerances other than torch.testing's own, each with its reason."""
+
+from __future__ import annotations
+
+import torch
+
+#: Entry name to (dtype or None for any, rtol, atol, reason).
+TOLERANCES: dict[str, tuple[torch.dtype | None, float, float, str]] = {}
+
+
+def tolerance(name: str, dtype: torch.dtype) -> tuple[float | None, float | None]:
+    """rtol and atol for one entry; ``None``: torch.testing's own."""
+    row = TOLERANCES.get(name)
+    if row is None or (row[0] is not None and row[0] != dtype):
+        return None, None
+    return row[1], row[2]
