@@ -123,7 +123,7 @@ def _count(g: GraphBuilder, x: Value, axes: Sequence[int], dtype: ir.DataType) -
     return operand(g, total, dtype)
 
 
-def _variance(
+def variance_of(
     g: GraphBuilder, x: Value, axes: Any, correction: float, keepdim: bool, dtype: ir.DataType
 ) -> tuple[Value, Value]:
     """Variance and mean. The divisor is max(0, n - correction): none left gives NaN, as in torch."""
@@ -141,7 +141,7 @@ def _variance(
     return g.cast(variance, dtype), g.cast(mean, dtype)
 
 
-def _variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
+def variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
     """Axes, correction and keepdim of every overload of var, std, var_mean, std_mean."""
     named = node.kwargs
     if "correction" in named:
@@ -152,8 +152,8 @@ def _variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
 
 def var(g: GraphBuilder, node: FxNode) -> Value:
     """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    axes, correction, keepdim = _variance_arguments(node)
-    return _variance(g, node.args[0], axes, correction, keepdim, node.dtype)[0]
+    axes, correction, keepdim = variance_arguments(node)
+    return variance_of(g, node.args[0], axes, correction, keepdim, node.dtype)[0]
 
 
 def std(g: GraphBuilder, node: FxNode) -> Value:
@@ -164,8 +164,8 @@ def std(g: GraphBuilder, node: FxNode) -> Value:
 
 def var_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
     """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
-    axes, correction, keepdim = _variance_arguments(node)
-    return list(_variance(g, node.args[0], axes, correction, keepdim, node.dtype))
+    axes, correction, keepdim = variance_arguments(node)
+    return list(variance_of(g, node.args[0], axes, correction, keepdim, node.dtype))
 
 
 def std_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
