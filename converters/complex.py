@@ -15,17 +15,36 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, complex_constant, from_pairs, to_pairs
-from onnxplug.converters._promote import operand
-from onnxplug.converters.exponential import (
-    arctan2,
-    asinh_of,
-    cosh_of,
-    hypot_of,
-    is_negative,
-    log1p_of,
-    sinh_of,
-    with_sign,
+from onnxplug.converters._complex import (
+    as_complex,
+    bilinear,
+    c_abs,
+    c_acos,
+    c_acosh,
+    c_add,
+    c_angle,
+    c_asin,
+    c_asinh,
+    c_atanh,
+    c_conj,
+    c_cosh,
+    c_div,
+    c_exp,
+    c_log,
+    c_log_base,
+    c_mul,
+    c_pow,
+    c_reciprocal,
+    c_scale,
+    c_sgn,
+    c_sigmoid,
+    c_sinh,
+    c_sqrt,
+    c_sub,
+    c_tanh,
+    via_i,
 )
+from onnxplug.converters._promote import operand
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -36,245 +55,9 @@ def part_dtype(node: FxNode) -> ir.DataType:
     return PART_DTYPE[node.dtype]
 
 
-def as_complex(g: GraphBuilder, x: Any, dtype: ir.DataType) -> Complex:
-    """An operand as a complex tensor whose parts have ``dtype``: complex, real, or a Python number."""
-    if isinstance(x, Complex):
-        return Complex(g.cast(x.real, dtype), g.cast(x.imag, dtype))
-    if isinstance(x, Value):
-        real = g.cast(x, dtype)
-        return Complex(real, g.op.Mul(real, g.const(0.0, dtype)) if x.dtype is None else _zeros_like(g, real))
-    return complex_constant(g, x, dtype)
-
-
-def _zeros_like(g: GraphBuilder, x: Value) -> Value:
-    """Zeros of a value's shape; not its product with zero, which NaN and ±inf would survive."""
-    assert x.dtype is not None
-    if x.shape is not None and all(isinstance(d, int) for d in x.shape):
-        import numpy as np
-
-        return g.const(np.zeros([int(d) for d in x.shape], dtype=x.dtype.numpy()))
-    result: Value = g.op.Expand(g.const(0.0, x.dtype), g.shape(x))
-    return result
-
-
 def both(g: GraphBuilder, node: FxNode, *positions: int) -> list[Complex]:
     """Arguments as complex tensors in the result's precision."""
     return [as_complex(g, node.args[p], part_dtype(node)) for p in positions]
-
-
-# -- arithmetic of pairs -----------------------------------------------------------------------------------------------
-
-
-def c_add(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    return Complex(g.op.Add(x.real, y.real), g.op.Add(x.imag, y.imag))
-
-
-def c_sub(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    return Complex(g.op.Sub(x.real, y.real), g.op.Sub(x.imag, y.imag))
-
-
-def c_mul(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    return _bilinear(g, g.op.Mul, x, y)
-
-
-def _bilinear(g: GraphBuilder, product: Callable[..., Value], x: Complex, y: Complex) -> Complex:
-    """A product of any kind of two complex tensors: four products of real ones."""
-    return Complex(
-        g.op.Sub(product(x.real, y.real), product(x.imag, y.imag)),
-        g.op.Add(product(x.real, y.imag), product(x.imag, y.real)),
-    )
-
-
-def c_scale(g: GraphBuilder, x: Complex, factor: Value) -> Complex:
-    return Complex(g.op.Mul(x.real, factor), g.op.Mul(x.imag, factor))
-
-
-def c_neg(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Neg(x.real), g.op.Neg(x.imag))
-
-
-def c_conj(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(x.real, g.op.Neg(x.imag))
-
-
-def c_times_i(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Neg(x.imag), x.real)
-
-
-def c_over_i(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(x.imag, g.op.Neg(x.real))
-
-
-def c_div(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    """Smith's algorithm (Robust Complex Division, 1962), which torch uses too: no overflow of |y|²."""
-    dtype = x.real.dtype
-    zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
-    wide = g.op.GreaterOrEqual(g.op.Abs(y.real), g.op.Abs(y.imag))
-    large, small = g.op.Where(wide, y.real, y.imag), g.op.Where(wide, y.imag, y.real)
-    nothing = g.op.Equal(large, zero)
-    ratio = g.op.Where(nothing, zero, g.op.Div(small, g.op.Where(nothing, one, large)))
-    scale = g.op.Div(one, g.op.Add(g.op.Where(nothing, g.op.Abs(large), large), g.op.Mul(small, ratio)))
-    top = g.op.Where(wide, g.op.Add(x.real, g.op.Mul(x.imag, ratio)), g.op.Add(g.op.Mul(x.real, ratio), x.imag))
-    low = g.op.Where(wide, g.op.Sub(x.imag, g.op.Mul(x.real, ratio)), g.op.Sub(g.op.Mul(x.imag, ratio), x.real))
-    return Complex(g.op.Mul(top, scale), g.op.Mul(low, scale))
-
-
-def c_abs(g: GraphBuilder, x: Complex) -> Value:
-    return hypot_of(g, x.real, x.imag)
-
-
-def c_angle(g: GraphBuilder, x: Complex) -> Value:
-    return arctan2(g, x.imag, x.real)
-
-
-def c_exp(g: GraphBuilder, x: Complex) -> Complex:
-    """exp(a) (cos b + i sin b); a real argument stays real, exp(a) infinite or not."""
-    size = g.op.Exp(x.real)
-    flat = g.op.Equal(x.imag, g.const(0.0, x.imag.dtype))
-    return Complex(g.op.Mul(size, g.op.Cos(x.imag)), g.op.Where(flat, x.imag, g.op.Mul(size, g.op.Sin(x.imag))))
-
-
-def c_log(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Log(c_abs(g, x)), c_angle(g, x))
-
-
-def c_sqrt(g: GraphBuilder, x: Complex) -> Complex:
-    """t = sqrt((|a| + |z|) / 2) is one part, b / 2t the other: no difference of like numbers. (Kahan 1987)"""
-    dtype = x.real.dtype
-    zero, one, half = g.const(0.0, dtype), g.const(1.0, dtype), g.const(0.5, dtype)
-    size = g.op.Abs(x.real)
-    t = g.op.Sqrt(g.op.Add(g.op.Mul(half, size), g.op.Mul(half, c_abs(g, x))))
-    nothing = g.op.Equal(t, zero)
-    other = g.op.Div(g.op.Abs(x.imag), g.op.Mul(g.const(2.0, dtype), g.op.Where(nothing, one, t)))
-    other = g.op.Where(nothing, zero, other)
-    right = g.op.GreaterOrEqual(x.real, zero)
-    imag = g.op.Where(right, other, t)
-    return Complex(g.op.Where(right, t, other), with_sign(g, imag, is_negative(g, x.imag)))
-
-
-def c_sinh(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Mul(sinh_of(g, x.real), g.op.Cos(x.imag)), g.op.Mul(cosh_of(g, x.real), g.op.Sin(x.imag)))
-
-
-def c_cosh(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Mul(cosh_of(g, x.real), g.op.Cos(x.imag)), g.op.Mul(sinh_of(g, x.real), g.op.Sin(x.imag)))
-
-
-def c_tanh(g: GraphBuilder, x: Complex) -> Complex:
-    """Kahan (1987): with s = sinh a, t = tan b: (s rho beta + i t) / (1 + beta s²), rho² = 1 + s², beta = 1 + t²."""
-    dtype = x.real.dtype
-    one = g.const(1.0, dtype)
-    # Beyond |a| = 20 the real part is ±1 and the imaginary one vanishes: held there, s² does not overflow.
-    bounded = g.op.Clip(x.real, g.const(-20.0, dtype), g.const(20.0, dtype))
-    s = sinh_of(g, bounded)
-    t = g.op.Div(g.op.Sin(x.imag), g.op.Cos(x.imag))
-    beta = g.op.Add(one, g.op.Mul(t, t))
-    square = g.op.Mul(s, s)
-    below = g.op.Add(one, g.op.Mul(beta, square))
-    real = g.op.Div(g.op.Mul(g.op.Mul(beta, g.op.Sqrt(g.op.Add(one, square))), s), below)
-    return Complex(real, g.op.Div(t, below))
-
-
-def c_asinh(g: GraphBuilder, x: Complex) -> Complex:
-    return c_over_i(g, c_asin(g, c_times_i(g, x)))
-
-
-def _roots(g: GraphBuilder, x: Complex) -> tuple[Complex, Complex]:
-    """sqrt(1 - z) and sqrt(1 + z)."""
-    one = g.const(1.0, x.real.dtype)
-    return (
-        c_sqrt(g, Complex(g.op.Sub(one, x.real), g.op.Neg(x.imag))),
-        c_sqrt(g, Complex(g.op.Add(one, x.real), x.imag)),
-    )
-
-
-def c_asin(g: GraphBuilder, x: Complex) -> Complex:
-    """Kahan (1987): the parts of asin from those of sqrt(1 - z) and sqrt(1 + z)."""
-    minus, plus = _roots(g, x)
-    product = g.op.Sub(g.op.Mul(minus.real, plus.real), g.op.Mul(minus.imag, plus.imag))
-    cross = g.op.Sub(g.op.Mul(minus.real, plus.imag), g.op.Mul(minus.imag, plus.real))
-    return Complex(arctan2(g, x.real, product), asinh_of(g, cross))
-
-
-def c_acos(g: GraphBuilder, x: Complex) -> Complex:
-    """Kahan (1987)."""
-    minus, plus = _roots(g, x)
-    cross = g.op.Sub(g.op.Mul(plus.real, minus.imag), g.op.Mul(plus.imag, minus.real))
-    angle = g.op.Mul(g.const(2.0, x.real.dtype), arctan2(g, minus.real, plus.real))
-    return Complex(angle, asinh_of(g, cross))
-
-
-def c_acosh(g: GraphBuilder, x: Complex) -> Complex:
-    """Kahan (1987), from sqrt(z - 1) and sqrt(z + 1)."""
-    dtype = x.real.dtype
-    one = g.const(1.0, dtype)
-    minus = c_sqrt(g, Complex(g.op.Sub(x.real, one), x.imag))
-    plus = c_sqrt(g, Complex(g.op.Add(x.real, one), x.imag))
-    product = g.op.Add(g.op.Mul(minus.real, plus.real), g.op.Mul(minus.imag, plus.imag))
-    return Complex(asinh_of(g, product), g.op.Mul(g.const(2.0, dtype), arctan2(g, minus.imag, plus.real)))
-
-
-def c_atanh(g: GraphBuilder, x: Complex) -> Complex:
-    """Real part log1p(4a / ((1 - a)² + b²)) / 4, imaginary part atan2(2b, (1 - a)(1 + a) - b²) / 2."""
-    dtype = x.real.dtype
-    one, two, four = (g.const(v, dtype) for v in (1.0, 2.0, 4.0))
-    less = g.op.Sub(one, x.real)
-    square = g.op.Mul(x.imag, x.imag)
-    real = log1p_of(g, g.op.Div(g.op.Mul(four, x.real), g.op.Add(g.op.Mul(less, less), square)))
-    below = g.op.Sub(g.op.Mul(less, g.op.Add(one, x.real)), square)
-    return Complex(
-        g.op.Mul(g.const(0.25, dtype), real),
-        g.op.Mul(g.const(0.5, dtype), arctan2(g, g.op.Mul(two, x.imag), below)),
-    )
-
-
-def _via_i(function: Callable[[GraphBuilder, Complex], Complex], *, back: bool = True) -> Any:
-    """f(z) from its hyperbolic twin h at iz: h(iz), over i where ``back``."""
-
-    def convert(g: GraphBuilder, x: Complex) -> Complex:
-        result = function(g, c_times_i(g, x))
-        return c_over_i(g, result) if back else result
-
-    return convert
-
-
-def c_pow(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    """exp(y log x); 0 to a power is 0, to the power 0 it is 1."""
-    dtype = x.real.dtype
-    zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
-    result = c_exp(g, c_mul(g, y, c_log(g, x)))
-    no_base = g.op.And(g.op.Equal(x.real, zero), g.op.Equal(x.imag, zero))
-    no_power = g.op.And(g.op.Equal(y.real, zero), g.op.Equal(y.imag, zero))
-    real = g.op.Where(no_power, one, g.op.Where(no_base, zero, result.real))
-    imag = g.op.Where(g.op.Or(no_power, no_base), zero, result.imag)
-    return Complex(real, imag)
-
-
-def c_reciprocal(g: GraphBuilder, x: Complex) -> Complex:
-    dtype = x.real.dtype
-    return c_div(g, Complex(g.const(1.0, dtype), g.const(0.0, dtype)), x)
-
-
-def c_sgn(g: GraphBuilder, x: Complex) -> Complex:
-    """z / |z|, 0 of 0."""
-    dtype = x.real.dtype
-    size = c_abs(g, x)
-    nothing = g.op.Equal(size, g.const(0.0, dtype))
-    size = g.op.Where(nothing, g.const(1.0, dtype), size)
-    return Complex(g.op.Div(x.real, size), g.op.Div(x.imag, size))
-
-
-def c_sigmoid(g: GraphBuilder, x: Complex) -> Complex:
-    """1 / (1 + exp(-z))"""
-    e = c_exp(g, c_neg(g, x))
-    return c_reciprocal(g, Complex(g.op.Add(e.real, g.const(1.0, e.real.dtype)), e.imag))
-
-
-def c_log_base(base: float) -> Any:
-    def convert(g: GraphBuilder, x: Complex) -> Complex:
-        return c_scale(g, c_log(g, x), g.const(1.0 / math.log(base), x.real.dtype))
-
-    return convert
 
 
 # -- converters --------------------------------------------------------------------------------------------------------
@@ -362,7 +145,7 @@ def product(op_type: str) -> Converter:
     """matmul, mm, bmm, mv, dot: four products of real matrices."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Complex:
-        return _bilinear(g, getattr(g.op, op_type), *both(g, node, 0, 1))
+        return bilinear(g, getattr(g.op, op_type), *both(g, node, 0, 1))
 
     convert.__name__ = convert.__qualname__ = "matmul"
     return convert
@@ -371,14 +154,14 @@ def product(op_type: str) -> Converter:
 def vdot(g: GraphBuilder, node: FxNode) -> Complex:
     """vdot(Tensor self, Tensor other) -> Tensor"""
     x, y = both(g, node, 0, 1)
-    return _bilinear(g, g.op.MatMul, c_conj(g, x), y)
+    return bilinear(g, g.op.MatMul, c_conj(g, x), y)
 
 
 def addmm(g: GraphBuilder, node: FxNode) -> Complex:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b = both(g, node, 0, 1, 2)
     beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
-    return c_add(g, c_mul(g, bias, beta), c_mul(g, _bilinear(g, g.op.MatMul, a, b), alpha))
+    return c_add(g, c_mul(g, bias, beta), c_mul(g, bilinear(g, g.op.MatMul, a, b), alpha))
 
 
 def add_scaled_product(divide: bool) -> Converter:
@@ -606,16 +389,99 @@ def scalar_tensor(g: GraphBuilder, node: FxNode) -> Complex:
     return as_complex(g, node.args[0], part_dtype(node))
 
 
-_PARTWISE = """
-view _unsafe_view reshape view_copy flatten unflatten ravel permute permute_copy transpose t mT numpy_T movedim moveaxis
-swapaxes swapdims unsqueeze squeeze expand broadcast_to slice select narrow split split_with_sizes chunk
-tensor_split hsplit vsplit dsplit unbind flip fliplr flipud roll rot90 clone contiguous detach alias lift_fresh
-lift_fresh_copy detach_ positive index index_select gather repeat tile repeat_interleave tril triu diagonal diag_embed
-diagonal_copy take take_along_dim sum mean cumsum unfold as_strided as_strided_copy view_as reshape_as neg negative
-masked_select nansum trace broadcast_tensors meshgrid unsafe_split unsafe_chunk unsafe_split_with_sizes narrow_copy
-expand_copy squeeze_copy unsqueeze_copy transpose_copy t_copy slice_copy select_copy unbind_copy split_copy unfold_copy
-resolve_neg diag real_copy alias_copy
-""".split()
+_PARTWISE = [  # fmt: skip
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "view_copy",
+    "flatten",
+    "unflatten",
+    "ravel",
+    "permute",
+    "permute_copy",
+    "transpose",
+    "t",
+    "mT",
+    "numpy_T",
+    "movedim",
+    "moveaxis",
+    "swapaxes",
+    "swapdims",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "broadcast_to",
+    "slice",
+    "select",
+    "narrow",
+    "split",
+    "split_with_sizes",
+    "chunk",
+    "tensor_split",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+    "unbind",
+    "flip",
+    "fliplr",
+    "flipud",
+    "roll",
+    "rot90",
+    "clone",
+    "contiguous",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "detach_",
+    "positive",
+    "index",
+    "index_select",
+    "gather",
+    "repeat",
+    "tile",
+    "repeat_interleave",
+    "tril",
+    "triu",
+    "diagonal",
+    "diag_embed",
+    "diagonal_copy",
+    "take",
+    "take_along_dim",
+    "sum",
+    "mean",
+    "cumsum",
+    "unfold",
+    "as_strided",
+    "as_strided_copy",
+    "view_as",
+    "reshape_as",
+    "neg",
+    "negative",
+    "masked_select",
+    "nansum",
+    "trace",
+    "broadcast_tensors",
+    "meshgrid",
+    "unsafe_split",
+    "unsafe_chunk",
+    "unsafe_split_with_sizes",
+    "narrow_copy",
+    "expand_copy",
+    "squeeze_copy",
+    "unsqueeze_copy",
+    "transpose_copy",
+    "t_copy",
+    "slice_copy",
+    "select_copy",
+    "unbind_copy",
+    "split_copy",
+    "unfold_copy",
+    "resolve_neg",
+    "diag",
+    "real_copy",
+    "alias_copy",
+]
 #: Operators and the positions of their arguments that hold values.
 _VALUES: dict[str, tuple[int, ...]] = {
     "where": (1, 2),
@@ -638,15 +504,70 @@ _VALUES: dict[str, tuple[int, ...]] = {
 _UNARY: dict[str, Any] = {
     "exp": c_exp, "log": c_log, "sqrt": c_sqrt, "sinh": c_sinh, "cosh": c_cosh, "tanh": c_tanh,
     "asin": c_asin, "acos": c_acos, "asinh": c_asinh, "acosh": c_acosh, "atanh": c_atanh,
-    "sin": _via_i(c_sinh), "cos": _via_i(c_cosh, back=False), "tan": _via_i(c_tanh), "atan": _via_i(c_atanh),
+    "sin": via_i(c_sinh), "cos": via_i(c_cosh, back=False), "tan": via_i(c_tanh), "atan": via_i(c_atanh),
     "reciprocal": c_reciprocal, "sgn": c_sgn, "sigmoid": c_sigmoid, "log2": c_log_base(2.0), "log10": c_log_base(10.0),
     "rsqrt": lambda g, x: c_reciprocal(g, c_sqrt(g, x)), "square": lambda g, x: c_mul(g, x, x),
     "log1p": lambda g, x: c_log(g, Complex(g.op.Add(x.real, g.const(1.0, x.real.dtype)), x.imag)),
     "expm1": lambda g, x: (lambda e: Complex(g.op.Sub(e.real, g.const(1.0, e.real.dtype)), e.imag))(c_exp(g, x)),
     "exp2": lambda g, x: c_exp(g, c_scale(g, x, g.const(math.log(2.0), x.real.dtype))),
     "conj": c_conj, "_conj": c_conj, "conj_physical": c_conj, "_conj_physical": c_conj, "resolve_conj": lambda g, x: x,
-    "angle": c_angle, "abs": c_abs,
+    "angle": c_angle, "abs": c_abs, "sign": c_sgn,
 }  # fmt: skip
+
+_FILLED = [
+    "full",
+    "full_like",
+    "new_full",
+    "zeros",
+    "zeros_like",
+    "new_zeros",
+    "zero",
+    "ones",
+    "ones_like",
+    "new_ones",
+    "fill",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "empty_permuted",
+]
+_PRIMS = [
+    "exp",
+    "log",
+    "sqrt",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asin",
+    "acos",
+    "asinh",
+    "acosh",
+    "atanh",
+    "sin",
+    "cos",
+    "tan",
+    "atan",
+    "reciprocal",
+    "sign",
+    "rsqrt",
+    "conj_physical",
+    "conj",
+    "abs",
+    "log2",
+    "log10",
+    "log1p",
+    "expm1",
+    "exp2",
+]
+_PRIMS_BINARY: dict[str, Converter] = {
+    "add": scaled_sum(1),
+    "sub": scaled_sum(-1),
+    "mul": binary(c_mul),
+    "div": binary(c_div),
+    "pow": binary(c_pow),
+}
 
 
 def _rules(name: str, convert: Converter) -> Rule:
@@ -687,20 +608,19 @@ RULES: list[Rule] = [
     _rules("isfinite", test_parts("", every=True)),
     *[_rules(f"logical_{op.lower()}", logical(op)) for op in ("And", "Or", "Xor", "Not")],
     _rules("absolute", magnitude),
-    *[
-        _rules(name, filled)
-        for name in (
-            "full",
-            "full_like",
-            "new_full",
-            "zeros",
-            "ones",
-            "ones_like",
-            "new_zeros",
-            "new_ones",
-            "empty",
-            "fill",
-        )
-    ],
+    *[_rules(name, filled) for name in _FILLED],
     _rules("prod", prod_dim),
+    _rules("nonzero", nonzero_places),
+    _rules("expand_as", expand_as),
+    _rules("var", variance(root=False, with_mean=False)),
+    _rules("std", variance(root=True, with_mean=False)),
+    _rules("var_mean", variance(root=False, with_mean=True)),
+    _rules("std_mean", variance(root=True, with_mean=True)),
+    _rules("constant_pad_nd", constant_pad),
+    *[_rules(name, random_normal) for name in ("randn", "randn_like")],
+    _rules("scalar_tensor", scalar_tensor),
+    *[_rules(name, of_real(name)) for name in ("sym_size", "sym_numel", "_shape_as_tensor", "_assert_tensor_metadata")],
+    *[Rule(f"complex:prims::{name}", unary(_UNARY[name])) for name in _PRIMS],
+    *[Rule(f"complex:prims::{name}", convert) for name, convert in _PRIMS_BINARY.items()],
+    *[Rule(f"complex:prims::{name}", convert) for name, convert in (("real", real), ("imag", imag))],
 ]

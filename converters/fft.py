@@ -17,7 +17,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex
 from onnxplug.converters._axes import normalize_axes, rank_of
-from onnxplug.converters.complex import c_conj
+from onnxplug.converters._complex import c_conj
 from onnxplug.converters.slicing import slice_axis
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
