@@ -389,99 +389,17 @@ def scalar_tensor(g: GraphBuilder, node: FxNode) -> Complex:
     return as_complex(g, node.args[0], part_dtype(node))
 
 
-_PARTWISE = [  # fmt: skip
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "view_copy",
-    "flatten",
-    "unflatten",
-    "ravel",
-    "permute",
-    "permute_copy",
-    "transpose",
-    "t",
-    "mT",
-    "numpy_T",
-    "movedim",
-    "moveaxis",
-    "swapaxes",
-    "swapdims",
-    "unsqueeze",
-    "squeeze",
-    "expand",
-    "broadcast_to",
-    "slice",
-    "select",
-    "narrow",
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "tensor_split",
-    "hsplit",
-    "vsplit",
-    "dsplit",
-    "unbind",
-    "flip",
-    "fliplr",
-    "flipud",
-    "roll",
-    "rot90",
-    "clone",
-    "contiguous",
-    "detach",
-    "alias",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "detach_",
-    "positive",
-    "index",
-    "index_select",
-    "gather",
-    "repeat",
-    "tile",
-    "repeat_interleave",
-    "tril",
-    "triu",
-    "diagonal",
-    "diag_embed",
-    "diagonal_copy",
-    "take",
-    "take_along_dim",
-    "sum",
-    "mean",
-    "cumsum",
-    "unfold",
-    "as_strided",
-    "as_strided_copy",
-    "view_as",
-    "reshape_as",
-    "neg",
-    "negative",
-    "masked_select",
-    "nansum",
-    "trace",
-    "broadcast_tensors",
-    "meshgrid",
-    "unsafe_split",
-    "unsafe_chunk",
-    "unsafe_split_with_sizes",
-    "narrow_copy",
-    "expand_copy",
-    "squeeze_copy",
-    "unsqueeze_copy",
-    "transpose_copy",
-    "t_copy",
-    "slice_copy",
-    "select_copy",
-    "unbind_copy",
-    "split_copy",
-    "unfold_copy",
-    "resolve_neg",
-    "diag",
-    "real_copy",
-    "alias_copy",
-]
+_PARTWISE = """
+view _unsafe_view reshape view_copy flatten unflatten ravel permute permute_copy transpose t mT numpy_T
+movedim moveaxis swapaxes swapdims unsqueeze squeeze expand broadcast_to slice select narrow split
+split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind flip fliplr flipud roll rot90 clone
+contiguous detach alias lift_fresh lift_fresh_copy detach_ positive index index_select gather repeat tile
+repeat_interleave tril triu diagonal diag_embed diagonal_copy take take_along_dim sum mean cumsum unfold
+as_strided as_strided_copy view_as reshape_as neg negative masked_select nansum trace broadcast_tensors
+meshgrid unsafe_split unsafe_chunk unsafe_split_with_sizes narrow_copy expand_copy squeeze_copy
+unsqueeze_copy transpose_copy t_copy slice_copy select_copy unbind_copy split_copy unfold_copy resolve_neg
+diag real_copy alias_copy
+""".split()
 #: Operators and the positions of their arguments that hold values.
 _VALUES: dict[str, tuple[int, ...]] = {
     "where": (1, 2),
@@ -514,53 +432,14 @@ _UNARY: dict[str, Any] = {
     "angle": c_angle, "abs": c_abs, "sign": c_sgn,
 }  # fmt: skip
 
-_FILLED = [
-    "full",
-    "full_like",
-    "new_full",
-    "zeros",
-    "zeros_like",
-    "new_zeros",
-    "zero",
-    "ones",
-    "ones_like",
-    "new_ones",
-    "fill",
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-    "empty_permuted",
-]
-_PRIMS = [
-    "exp",
-    "log",
-    "sqrt",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asin",
-    "acos",
-    "asinh",
-    "acosh",
-    "atanh",
-    "sin",
-    "cos",
-    "tan",
-    "atan",
-    "reciprocal",
-    "sign",
-    "rsqrt",
-    "conj_physical",
-    "conj",
-    "abs",
-    "log2",
-    "log10",
-    "log1p",
-    "expm1",
-    "exp2",
-]
+_FILLED = """
+full full_like new_full zeros zeros_like new_zeros zero ones ones_like new_ones fill empty empty_like
+new_empty empty_strided new_empty_strided empty_permuted
+""".split()
+_PRIMS = """
+exp log sqrt sinh cosh tanh asin acos asinh acosh atanh sin cos tan atan reciprocal sign rsqrt conj_physical
+conj abs log2 log10 log1p expm1 exp2
+""".split()
 _PRIMS_BINARY: dict[str, Converter] = {
     "add": scaled_sum(1),
     "sub": scaled_sum(-1),

@@ -48,7 +48,8 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    flat, spec = _pytree.tree_flatten((fx.args, fx.kwargs))
+    # Plain lists: a decomposition may change the one that it is given.
+    flat, spec = _pytree.tree_flatten((_plain(fx.args), _plain(fx.kwargs)))
     nodes = [item for item in flat if isinstance(item, torch.fx.Node)]
     dynamic = [node for node in dict.fromkeys(nodes) if _is_traced(meta_of(node))]
     known = {node: meta_of(node) for node in nodes}
@@ -81,6 +82,17 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         else:
             module = torch.fx.GraphModule(module, done[0])
     return module, list(dynamic)
+
+
+def _plain(argument: Any) -> Any:
+    """FX's immutable lists and dicts as ordinary ones."""
+    if isinstance(argument, list):
+        return [_plain(a) for a in argument]
+    if isinstance(argument, tuple):
+        return tuple(_plain(a) for a in argument)
+    if isinstance(argument, dict):
+        return {key: _plain(a) for key, a in argument.items()}
+    return argument
 
 
 def _is_traced(value: Any) -> bool:

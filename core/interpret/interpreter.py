@@ -362,11 +362,16 @@ class DynamoInterpreter:
             specs = node.outputs
             if isinstance(results, ir.Value):
                 results = [results]
-            if not isinstance(results, list | tuple) or len(results) < _needed(node.fx, len(specs)):
+            if not isinstance(results, list | tuple) or len(_leaves(results)) < _needed(node.fx, len(specs)):
                 got = len(results) if isinstance(results, list | tuple) else repr(results)
                 raise self._mismatch(node, rule, f"returned {got} results where torch has {len(specs)}")
             if len(results) > len(specs):
                 raise self._mismatch(node, rule, f"returned {len(results)} results where torch has {len(specs)}")
+            if any(isinstance(result, list | tuple) for result in results):
+                # A list among the results, (Tensor, Tensor[]): checked leaf by leaf.
+                for leaf, spec in zip(_leaves(results), specs, strict=False):
+                    self._check_value(node, rule, leaf, spec, 0)
+                return list(results)
             used = _used_indices(node.fx)
             for index, result in enumerate(results):
                 if result is not None or used is None or index in used:
@@ -445,6 +450,12 @@ def _used_indices(fx: torch.fx.Node) -> set[int] | None:
         if user.users:
             used.add(user.args[1])
     return used
+
+
+def _leaves(results: Any) -> list[Any]:
+    if isinstance(results, list | tuple):
+        return [leaf for item in results for leaf in _leaves(item)]
+    return [results]
 
 
 def _has_complex(graph: torch.fx.Graph) -> bool:
