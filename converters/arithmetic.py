@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -302,6 +303,17 @@ def square(g: GraphBuilder, node: FxNode) -> Value:
     return compute(g, "Mul", node.dtype, x, x)
 
 
+def angle(g: GraphBuilder, node: FxNode) -> Value:
+    """angle(Tensor self) -> Tensor
+
+    Of a real number: pi below zero, else 0; NaN of NaN.
+    """
+    x = operand(g, node.args[0], node.dtype)
+    zero = g.const(0.0, node.dtype)
+    turned: Value = g.op.Where(g.op.Less(x, zero), g.const(math.pi, node.dtype), zero)
+    return g.op.Where(g.op.IsNaN(x), x, turned) if node.args[0].dtype.is_floating_point() else turned
+
+
 def addcmul(g: GraphBuilder, node: FxNode) -> Value:
     """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
     x, a, b, value = node.args
@@ -341,6 +353,23 @@ def extremum(op_type: str) -> Converter:
         return compute(g, op_type, node.dtype, x, y)
 
     convert.__name__ = convert.__qualname__ = "maximum" if op_type == "Max" else "minimum"
+    return convert
+
+
+def ignoring_nan(op_type: str) -> Converter:
+    """fmax, fmin: NaN loses against a number."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, y = node.args
+        dtype = node.dtype
+        if not dtype.is_floating_point():
+            return extremum(op_type)(g, node)
+        inner = ir.DataType.FLOAT if dtype.bitwidth == 16 else dtype
+        a, b = operands(g, x, y, dtype=inner)
+        both = getattr(g.op, op_type)(a, b)
+        return g.cast(g.op.Where(g.op.IsNaN(a), b, g.op.Where(g.op.IsNaN(b), a, both)), dtype)
+
+    convert.__name__ = convert.__qualname__ = "fmax" if op_type == "Max" else "fmin"
     return convert
 
 
@@ -424,6 +453,7 @@ RULES: list[Rule] = [
     *_table("sign sgn", "default", sign),
     Rule("aten::rsqrt.default", rsqrt),
     Rule("aten::square.default", square),
+    Rule("aten::angle.default", angle),
     Rule("aten::addcmul.default", addcmul),
     Rule("aten::addcdiv.default", addcdiv),
     *_table("lerp", "Scalar Tensor", lerp),
@@ -431,6 +461,8 @@ RULES: list[Rule] = [
     *_table("minimum", "default", extremum("Min")),
     *_table("max", "other", extremum("Max")),
     *_table("min", "other", extremum("Min")),
+    Rule("aten::fmax.default", ignoring_nan("Max")),
+    Rule("aten::fmin.default", ignoring_nan("Min")),
     *_table("clamp clip", "default Tensor", clamp),
     *_table("clamp_min", "default Tensor", clamp_min),
     *_table("clamp_max", "default Tensor", clamp_max),

@@ -275,6 +275,12 @@ def frexp(g: GraphBuilder, node: FxNode) -> list[Value]:
     the division is by two powers of two, each of which is a normal number. 0, ±inf and NaN stay, with exponent 0.
     """
     x = g.cast(node.args[0], _DOUBLE)
+    mantissa, exponent = frexp_of(g, x)
+    return [g.cast(mantissa, node.dtype), g.cast(exponent, ir.DataType.INT32)]
+
+
+def frexp_of(g: GraphBuilder, x: Value) -> tuple[Value, Value]:
+    """Mantissa and exponent of doubles, both doubles."""
     one, half, zero = g.const(1.0, _DOUBLE), g.const(0.5, _DOUBLE), g.const(0.0, _DOUBLE)
     odd = g.op.Or(g.op.Or(g.op.IsNaN(x), g.op.IsInf(x)), g.op.Equal(x, zero))
     size = g.op.Where(odd, half, g.op.Abs(x))
@@ -292,7 +298,46 @@ def frexp(g: GraphBuilder, node: FxNode) -> list[Value]:
     signed = with_sign(g, mantissa, g.op.Less(x, zero))
     mantissa = g.op.Where(odd, x, signed)
     exponent = g.op.Where(odd, zero, exponent)
-    return [g.cast(mantissa, node.dtype), g.cast(exponent, ir.DataType.INT32)]
+    return mantissa, exponent
+
+
+#: Bits of the mantissa with the leading one, and the exponent of the smallest normal number, in frexp's counting.
+_PRECISION = {
+    ir.DataType.FLOAT: (24, -125),
+    ir.DataType.DOUBLE: (53, -1021),
+    ir.DataType.BFLOAT16: (8, -125),
+    ir.DataType.FLOAT16: (11, -13),
+}
+
+
+def nextafter(g: GraphBuilder, node: FxNode) -> Value:
+    """nextafter(Tensor self, Tensor other) -> Tensor
+
+    One unit in the last place towards the other: 2 ** (e - p) where x is m 2 ** e and m in [0.5, 1); half of it from a
+    power of two towards zero. Computed in double, where the sum is exact for the narrower dtypes; a double's own sum is
+    its neighbour by construction.
+    """
+    dtype = node.dtype
+    x, y = operands(g, *node.args, dtype=_DOUBLE)
+    bits, least = _PRECISION[dtype]
+    zero, one = g.const(0.0, _DOUBLE), g.const(1.0, _DOUBLE)
+    mantissa, exponent = frexp_of(g, g.op.Abs(x))
+    inward = g.op.Less(g.op.Mul(g.op.Sub(y, x), g.op.Sign(x)), zero)
+    power = g.op.And(g.op.Equal(mantissa, g.const(0.5, _DOUBLE)), inward)
+    exponent = g.op.Sub(exponent, g.cast(power, _DOUBLE))
+    exponent = g.op.Max(exponent, g.const(float(least), _DOUBLE))
+    # In two factors: the smallest step of a double is no normal number.
+    step = g.op.Mul(g.op.Pow(g.const(2.0, _DOUBLE), exponent), g.const(2.0**-bits, _DOUBLE))
+    up = g.op.Greater(y, x)
+    moved = g.op.Add(x, g.op.Mul(step, g.op.Where(up, one, g.op.Neg(one))))
+    # From infinity the largest number; at zero the smallest, of y's sign.
+    largest = g.const((2.0 - 2.0 ** (1 - bits)) * 2.0 ** (-least + 2), _DOUBLE)
+    moved = g.op.Where(g.op.IsInf(x), g.op.Mul(g.op.Sign(x), largest), moved)
+    tiny = g.const(2.0**-bits * 2.0**least, _DOUBLE)
+    moved = g.op.Where(g.op.Equal(x, zero), g.op.Mul(g.op.Sign(y), tiny), moved)
+    result = g.op.Where(g.op.Equal(x, y), y, moved)
+    result = g.op.Where(g.op.Or(g.op.IsNaN(x), g.op.IsNaN(y)), g.op.Add(x, y), result)
+    return g.cast(result, dtype)
 
 
 def ldexp(g: GraphBuilder, node: FxNode) -> Value:
@@ -369,4 +414,5 @@ RULES: list[Rule] = [
     Rule("aten::signbit.default", signbit),
     Rule("aten::frexp.Tensor", frexp),
     Rule("aten::ldexp.Tensor", ldexp),
+    Rule("aten::nextafter.default", nextafter),
 ]

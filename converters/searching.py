@@ -342,22 +342,96 @@ def _histogram(g: GraphBuilder, node: FxNode, x: Value, edges: Value, weight: Va
 def histogram_count(g: GraphBuilder, node: FxNode) -> list[Value]:
     """histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"""  # noqa: E501
     x, bins, given, weight, density = node.args
-    dtype = node.dtype
     low, high = given if given is not None else (0.0, 0.0)
-    first, last = _range_of(g, g.reshape(x, [-1]), low, high, 0.5)
+    edges = _even_edges(g, g.reshape(x, [-1]), bins, low, high)
+    return [_histogram(g, node, x, edges, weight, density), edges]
+
+
+def _even_edges(g: GraphBuilder, x: Value, bins: int, low: float, high: float) -> Value:
+    """The edges of bins of equal width."""
+    dtype = x.dtype
+    assert dtype is not None
+    first, last = _range_of(g, x, low, high, 0.5)
     # As torch.linspace: from both ends towards the middle.
     step = g.op.Div(g.op.Sub(last, first), g.const(float(bins), dtype))
     number = np.arange(bins + 1)
     near = g.op.Add(first, g.op.Mul(step, g.const(number.astype(np.float64), dtype)))
     far = g.op.Sub(last, g.op.Mul(step, g.const((bins - number).astype(np.float64), dtype)))
-    edges = g.op.Where(g.const(number < (bins + 1) // 2), near, far)
-    return [_histogram(g, node, x, edges, weight, density), edges]
+    edges: Value = g.op.Where(g.const(number < (bins + 1) // 2), near, far)
+    return edges
 
 
 def histogram_edges(g: GraphBuilder, node: FxNode) -> list[Value]:
     """histogram.bins_tensor(Tensor self, Tensor bins, *, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"""  # noqa: E501
     x, edges, weight, density = node.args
     return [_histogram(g, node, x, edges, weight, density), edges]
+
+
+def histogramdd_edges(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """_histogramdd_bin_edges(Tensor self, int[] bins, *, float[]? range=None, Tensor? weight=None, bool density=False) -> Tensor[]"""  # noqa: E501
+    x, bins, given = node.args[:3]
+    return _edges_of_columns(g, x, bins, given)
+
+
+def _edges_of_columns(g: GraphBuilder, x: Value, bins: Any, given: Any) -> list[Value]:
+    columns = g.reshape(x, [-1, len(bins)])
+    edges = []
+    for number, count in enumerate(bins):
+        column = g.op.Gather(columns, g.const(number), axis=1)
+        low, high = given[2 * number : 2 * number + 2] if given else (0.0, 0.0)
+        edges.append(_even_edges(g, column, count, low, high))
+    return edges
+
+
+def histogramdd_counts(g: GraphBuilder, node: FxNode) -> Value:
+    """_histogramdd_from_bin_cts(Tensor self, int[] bins, *, float[]? range=None, Tensor? weight=None, bool density=False) -> Tensor"""  # noqa: E501
+    x, bins, given, weight, density = node.args
+    return _histogramdd(g, x, _edges_of_columns(g, x, bins, given), weight, density)
+
+
+def histogramdd_tensors(g: GraphBuilder, node: FxNode) -> Value:
+    """_histogramdd_from_bin_tensors(Tensor self, Tensor[] bins, *, Tensor? weight=None, bool density=False) -> Tensor"""
+    x, edges, weight, density = node.args
+    return _histogramdd(g, x, edges, weight, density)
+
+
+def _histogramdd(g: GraphBuilder, x: Value, edges: list[Value], weight: Value | None, density: bool) -> Value:
+    """The bin of every point, counted in the flattened grid of bins; points outside fall into one more."""
+    dtype = x.dtype
+    assert dtype is not None
+    columns = g.reshape(x, [-1, len(edges)])
+    place: Value = g.const(0)
+    outside: Value | None = None
+    sizes = []
+    for number, edge in enumerate(edges):
+        column = g.op.Gather(columns, g.const(number), axis=1)
+        count = g.op.Sub(g.as_scalar(g.dim(edge, 0)), g.const(1))
+        top = g.op.Gather(edge, g.const(-1), axis=0)
+        found = g.op.Sub(count_below(g, edge, column, True, dtype), g.const(1))
+        found = g.op.Where(g.op.Equal(column, top), g.op.Sub(count, g.const(1)), found)
+        missed = g.op.Or(g.op.Less(found, g.const(0)), g.op.GreaterOrEqual(found, count))
+        outside = missed if outside is None else g.op.Or(outside, missed)
+        place = g.op.Add(g.op.Mul(place, count), found)
+        sizes.append(count)
+    assert outside is not None
+    total = sizes[0]
+    for size in sizes[1:]:
+        total = g.op.Mul(total, size)
+    place = g.op.Where(outside, g.const(-1), place)
+    hits = g.cast(g.op.Equal(unsqueeze(g, g.op.Range(g.const(0), total, g.const(1)), 1), unsqueeze(g, place, 0)), dtype)
+    if weight is not None:
+        hits = g.op.Mul(hits, unsqueeze(g, g.reshape(g.cast(weight, dtype), [-1]), 0))
+    sums = g.op.Reshape(reduce(g, "ReduceSum", hits, [1], False), g.vector(sizes))
+    if not density:
+        return sums
+    sums = g.op.Div(sums, reduce(g, "ReduceSum", sums, None, False))
+    for number, edge in enumerate(edges):
+        low = g.op.Slice(edge, np.array([0]), np.array([-1]), np.array([0]))
+        high = g.op.Slice(edge, np.array([1]), np.array([np.iinfo(np.int64).max]), np.array([0]))
+        width = g.op.Sub(high, low)
+        shape = [-1 if a == number else 1 for a in range(len(edges))]
+        sums = g.op.Div(sums, g.op.Reshape(width, g.const(shape)))
+    return sums
 
 
 def bincount(g: GraphBuilder, node: FxNode) -> Value:
@@ -395,5 +469,8 @@ RULES: list[Rule] = [
     Rule("aten::histc.default", histc),
     Rule("aten::histogram.bin_ct", histogram_count),
     Rule("aten::histogram.bins_tensor", histogram_edges),
+    Rule("aten::_histogramdd_bin_edges.default", histogramdd_edges),
+    Rule("aten::_histogramdd_from_bin_cts.default", histogramdd_counts),
+    Rule("aten::_histogramdd_from_bin_tensors.default", histogramdd_tensors),
     Rule("aten::bincount.default", bincount),
 ]

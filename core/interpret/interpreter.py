@@ -67,6 +67,7 @@ class DynamoInterpreter:
         self.symbols = symbols
         self.outer_location: str | None = None
         self.has_complex = False
+        self.has_empty = False
         self._decompositions = decompositions
         self._missing_handler = missing
         self._explain_missing = explain_missing
@@ -106,7 +107,8 @@ class DynamoInterpreter:
     def _walk(self, graph: torch.fx.Graph, owner: torch.nn.Module | None) -> None:
         env = self._env
         builder = self.builder
-        self.has_complex = self.has_complex or _has_complex(graph)
+        has_complex, has_empty = _features(graph)
+        self.has_complex, self.has_empty = self.has_complex or has_complex, self.has_empty or has_empty
         for fx in graph.nodes:
             kind = fx.op
             if kind == "call_function":
@@ -186,6 +188,10 @@ class DynamoInterpreter:
         node = FxNode(fx, name, args, self)
         builder.current = node
         builder.metadata = {"namespace": f"{module_path(fx)}/{fx.name}: {name}", "pkg.onnxplug.source": node.location}
+        if self.has_empty and not node.op_name.startswith(COMPLEX_PREFIX):
+            nothing = self._nothing(node, val)
+            if nothing is not None:
+                return nothing
         rules = self._candidates(node)
         results = self._apply(node, rules)
         if type(results) is ir.Value:
@@ -194,6 +200,27 @@ class DynamoInterpreter:
             if results.name is None and results.const_value is None:
                 results.name = fx.name
         return results
+
+    def _nothing(self, node: FxNode, val: Any) -> Any:
+        """The result of an operator of torch that is known to hold no element.
+
+        A constant: ONNX Runtime's kernels are at their weakest over axes of size 0, and there is nothing to compute.
+        """
+        items = val if isinstance(val, list | tuple) else (val,)
+        if not items or not all(isinstance(item, torch.Tensor) and _is_empty(item) for item in items):
+            return None
+        if getattr(node.target, "namespace", None) not in ("aten", "prims"):
+            return None
+        results = []
+        for spec in node.outputs:
+            assert spec is not None
+            sizes = [size if isinstance(size, int) else self.builder.symbol(size) for size in spec.shape]
+            if any(size is None for size in sizes):
+                return None
+            results.append(self.builder.op.Expand(self.builder.const(0, spec.dtype), self.builder.vector(sizes)))
+        return self._check(
+            node, Rule(node.op_name, DynamoInterpreter._nothing), results if items is val else results[0]
+        )
 
     def _candidates(self, node: FxNode) -> Sequence[Rule]:
         """The rules to try in order; for a plain case just one, found without looking at the rest."""
@@ -258,6 +285,18 @@ class DynamoInterpreter:
     def convert_part(self, node: FxNode) -> Any:
         """Converts a node whose complex arguments were replaced by one of their parts, by the rules for real ones."""
         return self._apply(node, self._candidates(node))
+
+    def convert_as(self, node: FxNode, op_name: str) -> Any:
+        """Converts a node by the rules of another overload, whose first parameters are the node's arguments."""
+        packet, _, overload = op_name.partition("::")[2].partition(".")
+        target = getattr(getattr(torch.ops.aten, packet), overload)
+        args = [*node.args, *(p.default for p in schema_parameters(target)[len(node.args) :])]
+        other = FxNode(node.fx, op_name, args, self)
+        other.target = target
+        rules = self._candidates(other)
+        if not rules:
+            raise Decline(f"no rule for {op_name}")
+        return self._apply(other, rules)
 
     def call_next(self, node: FxNode) -> Any:
         """What the next rule for the node returns, else its decomposition's result."""
@@ -458,14 +497,21 @@ def _leaves(results: Any) -> list[Any]:
     return [results]
 
 
-def _has_complex(graph: torch.fx.Graph) -> bool:
-    """Whether any value of a graph is complex; a number that is shows at the node that it is given to."""
+def _features(graph: torch.fx.Graph) -> tuple[bool, bool]:
+    """Whether any value of a graph is complex, and whether any is empty. (A complex number shows where it is given.)"""
+    is_complex = empty = False
     for fx in graph.nodes:
         val = fx.meta.get("val")
         for item in val if isinstance(val, list | tuple) else (val,):
-            if isinstance(item, torch.Tensor) and item.dtype.is_complex:
-                return True
-    return False
+            if isinstance(item, torch.Tensor):
+                is_complex = is_complex or item.dtype.is_complex
+                empty = empty or _is_empty(item)
+    return is_complex, empty
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a size is known to be 0; dynamic sizes are not asked, which would fix them."""
+    return any(type(size) is int and size == 0 for size in tensor.shape)
 
 
 def _stand_in(spec: OutputSpec | None) -> Any:

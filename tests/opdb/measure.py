@@ -194,6 +194,8 @@ def _compare(
     random_op: str,
 ) -> Outcome:
     wanted = [x for x in _pytree.tree_leaves(expected) if x is not None]
+    if not wanted:
+        return Outcome("eager", "no tensor comes out")
     try:
         got = program(*copy.deepcopy(inputs))
     except VerificationError as error:
