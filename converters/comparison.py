@@ -9,7 +9,6 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._promote import common_dtype, operands
-from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -62,36 +61,6 @@ def logical_not(g: GraphBuilder, node: FxNode) -> Value:
     """logical_not(Tensor self) -> Tensor"""
     result: Value = g.op.Not(truth(g, node.args[0]))
     return result
-
-
-def bitwise(op_type: str) -> Converter:
-    """bitwise_and, bitwise_or, bitwise_xor: And, Or, Xor for bools; for integers since opset 18."""
-
-    def convert(g: GraphBuilder, node: FxNode) -> Value:
-        x, y = node.args[:2]
-        if node.dtype == _BOOL:
-            result: Value = getattr(g.op, op_type)(*operands(g, x, y, dtype=_BOOL))
-            return result
-        if g.opset < 18:
-            raise Unsupported(f"bitwise operators of integers need opset 18 or later, the target is {g.opset}")
-        result = getattr(g.op, f"Bitwise{op_type}")(*operands(g, x, y, dtype=node.dtype))
-        return result
-
-    convert.__name__ = convert.__qualname__ = f"bitwise_{op_type.lower()}"
-    return convert
-
-
-def bitwise_not(g: GraphBuilder, node: FxNode) -> Value:
-    """bitwise_not(Tensor self) -> Tensor
-
-    Of an integer x it is -x - 1, at every opset.
-    """
-    x = node.args[0]
-    if node.dtype == _BOOL:
-        result: Value = g.op.Not(x)
-        return result
-    inner = node.dtype if node.dtype in _COMPARED else ir.DataType.INT64
-    return g.cast(g.op.Sub(g.const(-1, inner), g.cast(x, inner)), node.dtype)
 
 
 def isnan(g: GraphBuilder, node: FxNode) -> Value:
@@ -183,8 +152,6 @@ def _both(name: str, converter: Converter) -> list[Rule]:
     return [Rule(f"aten::{name}.Tensor", converter), Rule(f"aten::{name}.Scalar", converter)]
 
 
-_BITS = {"and": bitwise("And"), "or": bitwise("Or"), "xor": bitwise("Xor")}
-
 RULES: list[Rule] = [
     *_both("eq", comparison("Equal")),
     *_both("ne", comparison("Equal", negate=True)),
@@ -194,9 +161,6 @@ RULES: list[Rule] = [
     *_both("ge", comparison("GreaterOrEqual")),
     *[Rule(f"aten::logical_{op.lower()}.default", logical(op)) for op in ("And", "Or", "Xor")],
     Rule("aten::logical_not.default", logical_not),
-    *[rule for name, convert in _BITS.items() for rule in _both(f"bitwise_{name}", convert)],
-    *[rule for name, convert in _BITS.items() for rule in _both(f"__{name}__", convert)],
-    Rule("aten::bitwise_not.default", bitwise_not),
     Rule("aten::isnan.default", isnan),
     Rule("aten::isinf.default", isinf),
     Rule("aten::isfinite.default", isfinite),

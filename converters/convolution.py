@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -38,6 +39,11 @@ def _convolve(
     single = rank_of(x) == spatial + 1
     if single:
         x = unsqueeze(g, x, 0)
+    dtype = x.dtype
+    assert dtype is not None
+    if dtype.is_integer():
+        # ONNX convolves floats alone; a double holds every sum below 2**53.
+        x, weight, bias = (v if v is None else g.cast(v, ir.DataType.DOUBLE) for v in (x, weight, bias))
     attributes: dict[str, Any] = {
         "strides": spread(stride, spatial),
         "pads": list(pads),
@@ -49,6 +55,7 @@ def _convolve(
         result: Value = g.op.ConvTranspose(x, weight, bias, output_padding=extra if any(extra) else None, **attributes)
     else:
         result = g.op.Conv(x, weight, bias, **attributes)
+    result = g.cast(result, dtype)
     return squeeze(g, result, 0) if single else result
 
 

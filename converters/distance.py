@@ -51,7 +51,7 @@ def cdist(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def pdist(g: GraphBuilder, node: FxNode) -> Value:
-    """_pdist_forward(Tensor self, float p=2) -> Tensor
+    """_pdist_forward(Tensor self, float p=2.) -> Tensor
 
     The distances above the diagonal, row by row.
     """

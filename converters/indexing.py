@@ -98,6 +98,8 @@ def one_hot(g: GraphBuilder, node: FxNode) -> Value:
     x, classes = node.args
     if not isinstance(classes, int) or classes < 0:
         raise Unsupported("one_hot without num_classes: the number of classes would depend on the values")
+    if not rank_of(x):
+        return squeeze(g, g.op.OneHot(unsqueeze(g, x, 0), g.const(classes), g.const([0, 1]), axis=-1), 0)
     result: Value = g.op.OneHot(x, g.const(classes), g.const([0, 1]), axis=-1)
     return result
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -67,6 +68,10 @@ def _max_pool(g: GraphBuilder, node: FxNode, outputs: int) -> tuple[Any, Value, 
         if extra is not None:
             ends = [p + e for p, e in zip(pads, extra, strict=True)]
             ceil = False
+    dtype = x.dtype
+    if dtype is not None and dtype.is_integer() and dtype.bitwidth > 8:
+        # ONNX pools floats and bytes; a double holds integers below 2**53.
+        x = g.cast(x, ir.DataType.DOUBLE)
     result = g.op.MaxPool(
         x,
         kernel_shape=kernel,
@@ -82,6 +87,7 @@ def _max_pool(g: GraphBuilder, node: FxNode, outputs: int) -> tuple[Any, Value, 
 def max_pool(g: GraphBuilder, node: FxNode) -> Value:
     """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"""  # noqa: E501
     result, _, single = _max_pool(g, node, 1)
+    result = g.cast(result, node.dtype)
     return squeeze(g, result, 0) if single else result
 
 
@@ -96,6 +102,7 @@ def max_pool_with_indices(g: GraphBuilder, node: FxNode) -> list[Value]:
         size = g.dim(x, axis)
         plane = plane * size if isinstance(plane, int) and isinstance(size, int) else g.op.Mul(plane, size)
     indices = g.op.Mod(indices, g.as_scalar(plane))
+    values = g.cast(values, node.dtype)
     return [squeeze(g, v, 0) if single else v for v in (values, indices)]
 
 
@@ -106,6 +113,8 @@ def avg_pool(g: GraphBuilder, node: FxNode) -> Value:
     """  # noqa: E501
     x, kernel, stride, padding, ceil, include = node.args[:6]
     divisor = node.args[6] if len(node.args) > 6 else None
+    if node.dtype.is_integer():
+        raise Unsupported("average pooling of integers")
     spatial = _spatial_rank(node)
     kernel, stride, pads = _window(node, kernel, stride, padding)
     x, single = _batched(g, x, spatial)

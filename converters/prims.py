@@ -9,9 +9,8 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, unsqueeze
+from onnxplug.converters._axes import unsqueeze
 from onnxplug.converters.reduction import reduced, variance_of
-from onnxplug.converters.slicing import slice_axis
 from onnxplug.converters.view import expand_to
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -33,25 +32,17 @@ def to_result_shape(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def squeeze(g: GraphBuilder, node: FxNode) -> Value:
-    """squeeze(Tensor(a) a, int[] dimensions) -> Tensor(a)"""
+    """prims::squeeze: of axes whose size is 1."""
     x, axes = node.args
     result: Value = g.op.Squeeze(x, g.const(list(axes), ir.DataType.INT64)) if axes else x
     return result
 
 
 def transpose(g: GraphBuilder, node: FxNode) -> Value:
-    """transpose(Tensor(a) a, int[] permutation) -> Tensor(a)"""
+    """prims::transpose: by a permutation."""
     x, order = node.args
     result: Value = g.op.Transpose(x, perm=list(order)) if order else x
     return result
-
-
-def slice_(g: GraphBuilder, node: FxNode) -> Value:
-    """slice(Tensor(a) a, SymInt[] start_indices, SymInt[] limit_indices, SymInt[]? strides=None) -> Tensor(a)"""
-    x, starts, ends, steps = node.args
-    for axis in range(rank_of(x)):
-        x = slice_axis(g, x, axis, starts[axis], ends[axis], steps[axis] if steps else 1)
-    return x
 
 
 def rev(g: GraphBuilder, node: FxNode) -> Value:
@@ -75,7 +66,7 @@ def reduction(op_type: str) -> Converter:
 
 
 def var(g: GraphBuilder, node: FxNode) -> Value:
-    """var(Tensor inp, int[]? dims, float? correction=1, *, ScalarType? output_dtype=None) -> Tensor"""
+    """prims::var"""
     x, axes, correction = node.args[:3]
     return variance_of(g, x, axes, 1.0 if correction is None else correction, False, node.dtype)[0]
 
@@ -152,10 +143,7 @@ _BINARY = {
 
 
 def div(g: GraphBuilder, node: FxNode) -> Value:
-    """div(Tensor self, Tensor other) -> Tensor
-
-    Of integers the quotient rounded towards zero.
-    """
+    """prims::div: of integers the quotient rounded towards zero."""
     from onnxplug.converters.arithmetic import compute
 
     x, y = node.args
@@ -169,7 +157,7 @@ def copy_to(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def item(g: GraphBuilder, node: FxNode) -> Value:
-    """item(Tensor a) -> Scalar"""
+    """prims::item"""
     return g.reshape(node.args[0], [])
 
 
@@ -179,13 +167,9 @@ RULES: list[Rule] = [
     *[Rule(f"prims::{name}.default", _delegate(f"aten::{aten}")) for name, aten in _BINARY.items()],
     Rule("prims::div.default", div),
     Rule("prims::broadcast_in_dim.default", broadcast_in_dim),
-    *[
-        Rule(f"prims::{name}.default", to_result_shape)
-        for name in ("collapse", "collapse_view", "split_dim", "expand_dims")
-    ],
+    *[Rule(f"prims::{name}.default", to_result_shape) for name in ("collapse", "collapse_view", "split_dim")],
     Rule("prims::squeeze.default", squeeze),
     Rule("prims::transpose.default", transpose),
-    Rule("prims::slice.default", slice_),
     Rule("prims::rev.default", rev),
     Rule("prims::sum.default", reduction("ReduceSum")),
     Rule("prims::prod.default", reduction("ReduceProd")),

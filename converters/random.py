@@ -71,7 +71,7 @@ def _integers(g: GraphBuilder, node: FxNode, shaped: Value, low: Any, high: Any)
 
 
 def randint(g: GraphBuilder, node: FxNode) -> Value:
-    """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=4, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
     bounded = node.op_name.endswith(".low")
     low, high = node.args[:2] if bounded else (0, node.args[0])
     shaped = filled(g, 0, sizes_of(node, 2 if bounded else 1), _DOUBLE)
@@ -85,7 +85,7 @@ def randint_like(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def randperm(g: GraphBuilder, node: FxNode) -> Value:
-    """randperm(SymInt n, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
+    """randperm(SymInt n, *, ScalarType? dtype=4, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
 
     The order of as many uniform numbers.
     """
@@ -129,7 +129,7 @@ def uniform(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def prims_uniform(g: GraphBuilder, node: FxNode) -> Value:
-    """_uniform_helper(SymInt[] shape, *, Scalar low, Scalar high, ScalarType dtype, Device device, Generator? generator=None) -> Tensor"""  # noqa: E501
+    """prims::uniform: a shape between two bounds."""
     named = node.kwargs
     return _uniform(g, node, _like(g, node, sizes_of(node, 0)), named["low"], named["high"])
 
@@ -192,7 +192,7 @@ def exponential(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def rrelu(g: GraphBuilder, node: FxNode) -> list[Value] | Value:
-    """rrelu_with_noise(Tensor self, Tensor(b!) noise, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor
+    """rrelu_with_noise(Tensor self, Tensor(b!) noise, Scalar lower=0.125, Scalar upper=0.33333333333333331, bool training=False, Generator? generator=None) -> Tensor
 
     In training the slope of each negative element is drawn from [lower, upper); otherwise it is their mean.
     """  # noqa: E501
@@ -261,7 +261,7 @@ RULES: list[Rule] = [
     Rule("aten::normal_functional.default", normal_functional),
     Rule("prims::normal.default", prims_normal),
     Rule("aten::uniform.default", uniform),
-    Rule("prims::_uniform_helper.default", prims_uniform),
+    Rule("prims::uniform.default", prims_uniform),
     Rule("aten::bernoulli.default", bernoulli),
     Rule("aten::bernoulli.p", bernoulli_p),
     Rule("aten::multinomial.default", multinomial),

@@ -31,10 +31,22 @@ def _inner(dtype: ir.DataType) -> ir.DataType:
 def reduced(
     g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | int | None, keepdim: bool, dtype: ir.DataType
 ) -> Value:
-    """A reduction in the dtype that ONNX Runtime has it in, of axes as torch names them."""
+    """A reduction in the dtype that ONNX Runtime has it in, of axes as torch names them.
+
+    ONNX Runtime's ReduceMax and ReduceMin skip NaN, which torch returns: floats are guarded.
+    """
     rank = rank_of(x)
     inner = _inner(dtype)
-    return g.cast(reduce(g, op_type, g.cast(x, inner), normalize_axes(axes, rank) if rank else None, keepdim), dtype)
+    x = g.cast(x, inner)
+    over = normalize_axes(axes, rank) if rank else None
+    result = reduce(g, op_type, x, over, keepdim)
+    if op_type in ("ReduceMax", "ReduceMin") and inner.is_floating_point() and rank:
+        result = g.op.Where(_some_nan(g, x, over, keepdim), g.const(float("nan"), inner), result)
+    return g.cast(result, dtype)
+
+
+def _some_nan(g: GraphBuilder, x: Value, axes: Sequence[int] | None, keepdim: bool) -> Value:
+    return g.cast(reduce(g, "ReduceMax", g.cast(g.op.IsNaN(x), _FLOAT), axes, keepdim), _BOOL)
 
 
 def whole(op_type: str) -> Converter:
@@ -81,21 +93,33 @@ def _truth(g: GraphBuilder, node: FxNode, op_type: str) -> Value:
 
 
 def arg_extremum(op_type: str) -> Converter:
-    """argmax, argmin: the first of equal ones; of everything when no axis is given."""
+    """argmax, argmin: the first of equal ones, the first NaN before all; of everything when no axis is given."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axis, keepdim = node.args
         x = g.cast(x, _inner(x.dtype))
-        if not rank_of(x):
+        rank = rank_of(x)
+        if not rank:
             return g.const(0)
         if axis is None:
-            index: Value = getattr(g.op, op_type)(g.reshape(x, [-1]), axis=0, keepdims=0)
-            return g.reshape(index, [1] * rank_of(x)) if keepdim else index
-        result: Value = getattr(g.op, op_type)(x, axis=normalize_axis(axis, rank_of(x)), keepdims=int(keepdim))
-        return result
+            index = _first_extremum(g, op_type, g.reshape(x, [-1]), 0, False)
+            return g.reshape(index, [1] * rank) if keepdim else index
+        return _first_extremum(g, op_type, x, normalize_axis(axis, rank), keepdim)
 
     convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
+
+
+def _first_extremum(g: GraphBuilder, op_type: str, x: Value, axis: int, keepdim: bool) -> Value:
+    keep = int(keepdim)
+    index: Value = getattr(g.op, op_type)(x, axis=axis, keepdims=keep)
+    if x.dtype is None or not x.dtype.is_floating_point():
+        return index
+    flags = g.cast(g.op.IsNaN(x), _FLOAT)
+    first = g.op.ArgMax(flags, axis=axis, keepdims=keep)
+    some = g.cast(reduce(g, "ReduceMax", flags, [axis], keepdim), _BOOL)
+    result: Value = g.op.Where(some, first, index)
+    return result
 
 
 def extremum_dim(op_type: str) -> Converter:
@@ -107,7 +131,7 @@ def extremum_dim(op_type: str) -> Converter:
             return [x, g.const(0)]
         axis = normalize_axis(axis, rank_of(x))
         values = reduced(g, f"Reduce{op_type}", x, axis, keepdim, x.dtype)
-        indices = getattr(g.op, f"Arg{op_type}")(g.cast(x, _inner(x.dtype)), axis=axis, keepdims=int(keepdim))
+        indices = _first_extremum(g, f"Arg{op_type}", g.cast(x, _inner(x.dtype)), axis, keepdim)
         return [values, indices]
 
     convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim"
@@ -195,9 +219,9 @@ def _norm(g: GraphBuilder, x: Value, order: float, axes: Any, keepdim: bool, dty
     kind = x.dtype
     assert kind is not None
     if order == float("inf"):
-        result = reduce(g, "ReduceMax", size, over, keepdim)
+        result = reduced(g, "ReduceMax", size, over, keepdim, kind)
     elif order == float("-inf"):
-        result = reduce(g, "ReduceMin", size, over, keepdim)
+        result = reduced(g, "ReduceMin", size, over, keepdim, kind)
     elif order == 0:
         nonzero = g.cast(g.op.Not(g.op.Equal(x, g.const(0.0, kind))), kind)
         result = reduce(g, "ReduceSum", nonzero, over, keepdim)
@@ -251,11 +275,27 @@ def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
     x, k, axis, largest, ordered = node.args
     if not rank_of(x):
         return [x, g.const(0)]
-    inner = _inner(node.dtype)
-    values, indices = g.op.TopK(
-        g.cast(x, inner), g.as_vector(k), axis=axis, largest=int(largest), sorted=int(ordered), _outputs=2
-    )
-    return [g.cast(values, node.dtype), indices]
+    return ordered_part(g, x, g.as_vector(k), axis, largest, ordered)
+
+
+def ordered_part(
+    g: GraphBuilder, x: Value, count: Value, axis: int, largest: bool, ordered: bool = True
+) -> list[Value]:
+    """The first ``count`` values of an axis in order, and their indices; of equal elements the lower index goes first.
+
+    NaN, which ONNX Runtime's TopK puts anywhere, counts as +inf: torch has it beyond every number.
+    """
+    dtype = x.dtype
+    assert dtype is not None
+    inner = _inner(dtype)
+    x = g.cast(x, inner)
+    named: dict[str, Any] = {"axis": axis, "largest": int(largest), "sorted": int(ordered), "_outputs": 2}
+    if not inner.is_floating_point():
+        values, indices = g.op.TopK(x, count, **named)
+        return [g.cast(values, dtype), indices]
+    key = g.op.Where(g.op.IsNaN(x), g.const(float("inf"), inner), x)
+    _, indices = g.op.TopK(key, count, **named)
+    return [g.cast(g.op.GatherElements(x, indices, axis=axis), dtype), indices]
 
 
 def sort(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -270,12 +310,7 @@ def sort(g: GraphBuilder, node: FxNode) -> list[Value]:
 def _sorted(g: GraphBuilder, x: Value, axis: int, descending: bool) -> list[Value]:
     if not rank_of(x):
         return [x, g.const(0)]
-    dtype = x.dtype
-    assert dtype is not None
-    inner = _inner(dtype)
-    k = g.as_vector(g.dim(x, axis))
-    values, indices = g.op.TopK(g.cast(x, inner), k, axis=axis, largest=int(descending), sorted=1, _outputs=2)
-    return [g.cast(values, dtype), indices]
+    return ordered_part(g, x, g.as_vector(g.dim(x, axis)), axis, descending)
 
 
 def argsort(g: GraphBuilder, node: FxNode) -> Value:

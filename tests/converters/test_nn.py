@@ -93,10 +93,15 @@ def test_reductions_see_nan_and_infinity() -> None:
     check(lambda x: (x.amax(1), x.argmin(1), x.logsumexp(1)), finite, others=[(finite.flip(0),)])
 
 
-@pytest.mark.xfail(strict=True, reason="ONNX Runtime's ReduceMax and ReduceMin skip NaN; the guard belongs to issue 3")
 def test_extrema_see_nan() -> None:
-    row = torch.tensor([[1.0, float("nan"), 2.0]])
-    check(lambda x: x.amax(1), row, others=[(row * 2,)])
+    row = torch.tensor([[1.0, float("nan"), 2.0], [float("-inf"), 3.0, float("inf")]])
+    functions = (
+        lambda x: (x.amax(1), x.amin(0), x.max(), x.aminmax(dim=1)),
+        lambda x: (x.max(1), x.min(0), x.argmax(1), x.argmin(), torch.linalg.vector_norm(x, float("inf"), 1)),
+        lambda x: (x.sort(1), x.sort(1, descending=True), x.topk(2, 1), x.topk(2, 1, largest=False)),
+    )
+    for function in functions:
+        check(function, row, others=[(row.flip(1),), (row.flip(0),)])
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, torch.Tensor, Any]] = {
