@@ -49,6 +49,20 @@ def copy(g: GraphBuilder, node: FxNode) -> Value:
     return result
 
 
+def randomly_dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]:
+    """``x`` with each element zero with probability ``p``, the others scaled up; and which of them are left.
+
+    Not a Dropout: ONNX Runtime's optimiser takes that node out in training mode too.
+    """
+    dtype = x.dtype
+    assert dtype is not None
+    inner = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    x = g.cast(x, inner)
+    kept: Value = g.op.GreaterOrEqual(g.op.RandomUniformLike(x, dtype=int(ir.DataType.FLOAT)), float(p))
+    scale = g.op.Where(kept, g.const(1 / (1 - p) if p < 1 else 0.0, inner), g.const(0.0, inner))
+    return g.cast(g.op.Mul(x, scale), dtype), kept
+
+
 def dropout(g: GraphBuilder, node: FxNode) -> Value:
     """dropout(Tensor input, float p, bool train) -> Tensor
 
@@ -57,8 +71,7 @@ def dropout(g: GraphBuilder, node: FxNode) -> Value:
     x, p, train = node.args
     if not train or p == 0:
         return x
-    result: Value = g.op.Dropout(x, g.const(float(p), ir.DataType.FLOAT), g.const(True))
-    return result
+    return randomly_dropped(g, x, p)[0]
 
 
 def native_dropout(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -66,7 +79,7 @@ def native_dropout(g: GraphBuilder, node: FxNode) -> list[Value]:
     x, p, train = node.args
     if train is False:
         return [x, g.op.Equal(x, x)]
-    return list(g.op.Dropout(x, g.const(float(p), ir.DataType.FLOAT), g.const(True), _outputs=2))
+    return list(randomly_dropped(g, x, p))
 
 
 def inactive_dropout(g: GraphBuilder, node: FxNode) -> Value:
