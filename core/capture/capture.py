@@ -23,7 +23,7 @@ from onnxplug.capture.dynamic import (
     dimension_names,
     parse_dynamic_shapes,
 )
-from onnxplug.capture.recurrent import whole_recurrent_layers
+from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
 
@@ -73,7 +73,7 @@ def capture(
             stacklevel=3,
         )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(whole_recurrent_layers())
+        stack.enter_context(shape_kernels())
         for patch in patches:
             stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
         program, strategy = _export(module, positional, keywords, shapes, strict)
