@@ -388,10 +388,28 @@ def packed(g: GraphBuilder, x: Value, active: Value) -> Value:
     return result
 
 
+def pack_padded_sequence(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """_pack_padded_sequence(Tensor input, Tensor lengths, bool batch_first) -> (Tensor, Tensor)
+
+    The lengths are sorted, the longest first.
+    """
+    x, lengths, batch_first = node.args
+    if batch_first:
+        x = g.op.Transpose(x, perm=[1, 0, *range(2, rank_of(x))])
+    steps = unsqueeze(g, g.op.Range(g.const(0), g.as_scalar(g.dim(x, 0)), g.const(1)), 1)
+    active = g.op.Less(steps, lengths)
+    rows = g.op.Reshape(x, g.vector([-1, *g.dims(x)[2:]]))
+    data = g.op.Compress(rows, g.op.Reshape(active, g.const(np.array([-1], dtype=np.int64))), axis=0)
+    sizes = reduce(g, "ReduceSum", g.cast(active, ir.DataType.INT64), [1], keepdims=False)
+    longest = reduce(g, "ReduceMax", lengths, [0], keepdims=True)
+    return [data, g.op.Slice(sizes, [0], longest, [0])]
+
+
 _MODES = {"lstm": LSTM, "gru": GRU, "rnn_tanh": RNN_TANH, "rnn_relu": RNN_RELU}
 
 RULES: list[Rule] = [
     *[Rule(f"aten::{name}.input", over_input(mode)) for name, mode in _MODES.items()],
     *[Rule(f"aten::{name}.data", over_packed(mode)) for name, mode in _MODES.items()],
+    Rule("aten::_pack_padded_sequence.default", pack_padded_sequence),
     *[Rule(f"aten::{name}_cell.default", cell(mode)) for name, mode in _MODES.items()],
 ]

@@ -24,6 +24,7 @@ from onnxplug.capture.dynamic import (
     parse_dynamic_shapes,
 )
 from onnxplug.capture.kernels import shape_kernels
+from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
 
@@ -74,6 +75,7 @@ def capture(
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(shape_kernels())
+        stack.enter_context(packed_sequences())
         for patch in patches:
             stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
         program, strategy = _export(module, positional, keywords, shapes, strict)
