@@ -90,9 +90,9 @@ def _along(g: GraphBuilder, x: Value, rank: int, axis: int | None) -> Value:
     return x if axis is None else g.reshape(x, [g.dim(x, 0) if a == axis else 1 for a in range(rank)])
 
 
-def _clamped(g: GraphBuilder, x: Value, scheme: Scheme) -> Value:
+def _clamped(g: GraphBuilder, x: Value, low: Any, high: Any) -> Value:
     assert x.dtype is not None
-    result: Value = g.op.Clip(x, _parameter(g, scheme.low, x.dtype), _parameter(g, scheme.high, x.dtype))
+    result: Value = g.op.Clip(x, _parameter(g, low, x.dtype), _parameter(g, high, x.dtype))
     return result
 
 
@@ -102,7 +102,7 @@ def _linear(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType) -> Va
     result: Value = g.op.QuantizeLinear(
         x, scale, _parameter(g, scheme.zero_point, dtype, scheme.axis), axis=scheme.axis
     )
-    return result if (scheme.low, scheme.high) == _bounds(dtype) else _clamped(g, result, scheme)
+    return result if (scheme.low, scheme.high) == _bounds(dtype) else _clamped(g, result, scheme.low, scheme.high)
 
 
 def _levels(g: GraphBuilder, x: Value, scheme: Scheme, inner: ir.DataType) -> Value:
@@ -133,7 +133,7 @@ def _quantized(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType) ->
         return _linear(g, x, scheme, dtype)
     # A scale for each place takes part in the promotion, a single one does not.
     inner = _FLOAT if scheme.axis is None else _promoted(x, scheme.scale)
-    return convert_dtype(g, _clamped(g, _levels(g, x, scheme, inner), scheme), dtype)
+    return convert_dtype(g, _clamped(g, _levels(g, x, scheme, inner), scheme.low, scheme.high), dtype)
 
 
 def quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Value:
@@ -169,7 +169,7 @@ def _by_place(
         raise Unsupported(f"quantisation with scales of {inner.name.lower()}")
     inverse = g.cast(g.op.Div(g.const(1.0, scales.dtype), scales), inner)
     scaled = g.op.Round(g.op.Add(g.op.Mul(g.cast(x, inner), inverse), g.cast(zero_points, inner)))
-    return convert_dtype(g, _clamped(g, scaled, Scheme(scales, zero_points, low, high)), dtype)
+    return convert_dtype(g, _clamped(g, scaled, low, high), dtype)
 
 
 def quantize_per_channel_group(g: GraphBuilder, node: FxNode) -> Value:
@@ -271,7 +271,7 @@ def choose_qparams(g: GraphBuilder, node: FxNode) -> list[Value]:
     scale = _rounded(g, g.op.Div(_rounded(g, g.op.Sub(most, least), x), float(high - low)), x)
     scale = g.op.Max(scale, g.const(np.array([eps], dtype=np.float32)))
     zero_point = g.op.Sub(g.const(low), g.cast(g.op.Round(g.op.Div(least, scale)), ir.DataType.INT64))
-    return [g.cast(scale, _DOUBLE), _clamped(g, zero_point, Scheme(None, None, low, high))]
+    return [g.cast(scale, _DOUBLE), _clamped(g, zero_point, low, high)]
 
 
 def choose_qparams_symmetric(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -290,11 +290,11 @@ def choose_qparams_per_token(g: GraphBuilder, node: FxNode) -> list[Value]:
     Of the dtypes that torch declares: what it returns is float.
     """
     x = node.args[0]
+    if x.dtype == ir.DataType.BFLOAT16:
+        raise Unsupported("parameters by token of bfloat16")
     inner = _FLOAT if x.dtype in _HALF else x.dtype
     greatest = reduce(g, "ReduceMax", g.op.Abs(g.cast(x, inner)), [rank_of(x) - 1], True)
     scale = g.op.Div(g.op.Max(greatest, g.const(1e-5, inner)), g.const(127.0, inner))
-    if x.dtype == ir.DataType.BFLOAT16:
-        raise Unsupported("parameters by token of bfloat16")
     zero_points = g.cast(g.op.Mul(scale, g.const(0.0, inner)), ir.DataType.INT64)
     return [g.cast(scale, _DOUBLE), zero_points]
 
@@ -314,7 +314,7 @@ def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[V
     zero_point = g.op.Where(
         positive, g.op.Sub(g.const(-128.0, x.dtype), lower), g.op.Sub(g.const(127.0, x.dtype), upper)
     )
-    zero_point = g.op.Round(_clamped(g, zero_point, Scheme(None, None, -128, 127)))
+    zero_point = g.op.Round(_clamped(g, zero_point, -128, 127))
     return [g.cast(scale, _DOUBLE), g.cast(zero_point, ir.DataType.INT64)]
 
 
@@ -385,8 +385,14 @@ def fake_quantize_if_enabled(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def int_product(g: GraphBuilder, node: FxNode) -> Value:
-    """_int_mm(Tensor self, Tensor mat2) -> Tensor"""
-    result: Value = g.op.MatMulInteger(*node.args)
+    """_int_mm(Tensor self, Tensor mat2) -> Tensor
+
+    Of unsigned bytes with a zero point: where a processor has no instruction for it, ONNX Runtime's product with signed
+    bytes saturates in between.
+    """
+    zero = g.const(128, ir.DataType.UINT8)
+    shifted = [g.cast(g.op.Add(g.cast(x, ir.DataType.INT32), 128), ir.DataType.UINT8) for x in node.args]
+    result: Value = g.op.MatMulInteger(*shifted, zero, zero)
     return result
 
 

@@ -277,13 +277,11 @@ def test_runtimes_recognise_it() -> None:
 
 
 def test_integer_product() -> None:
-    check(
-        torch._int_mm,
-        ints(17, 32),
-        ints(32, 24, seed=1),
-        others=[(ints(20, 32, seed=2), ints(32, 24, seed=3))],
-        dynamic=({0: AUTO}, None),
-    )
+    extremes = torch.tensor([-128, 127, -128, -127], dtype=torch.int8)
+    args = (ints(17, 32), ints(32, 24, seed=1))
+    others = [(ints(20, 32, seed=2), ints(32, 24, seed=3)), (extremes.repeat(18, 8), extremes.repeat(32, 6))]
+    others.append((extremes[1:2].repeat(18, 32), extremes[1:2].repeat(32, 24)))
+    check(torch._int_mm, *args, others=others, dynamic=({0: AUTO}, None))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -395,13 +393,20 @@ class Small(nn.Module):
         return self.linear(F.relu(self.conv(x)).mean((2, 3)))
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:Please use quant_min")
+@pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("backend", ["x86", "qnnpack"])
-def test_quantised_model(backend: str) -> None:
+def test_quantised_model(backend: str, trained: bool) -> None:
     """Graph-mode quantisation, in the decomposed form that torch.export takes."""
     torch.manual_seed(0)
     x = tensor(2, 3, 8, 8, scale=1.0)
-    prepared = quantize_fx.prepare_fx(Small().eval(), ao.get_default_qconfig_mapping(backend), (x,))
+    if trained:
+        mapping = ao.get_default_qat_qconfig_mapping(backend)
+        prepared = quantize_fx.prepare_qat_fx(Small().train(), mapping, (x,))
+    else:
+        prepared = quantize_fx.prepare_fx(Small().eval(), ao.get_default_qconfig_mapping(backend), (x,))
     prepared(x)
+    prepared.eval()
     model = quantize_fx._convert_to_reference_decomposed_fx(prepared)
     # Means of integers often lie in the middle between two: one step up or down.
     step = float(max(node.args[1] for node in model.graph.nodes if "quantize_per_tensor" in str(node.target)))
