@@ -10,6 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import rank_of, reduce, unsqueeze
+from onnxplug.converters.cast import randomly_dropped
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -46,7 +47,7 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
         weights = zero_hidden_rows(g, scores, g.op.Softmax(scores, axis=-1), rank_of(scores) - 1)
     weights = g.cast(weights, dtype)
     if dropout:
-        weights = g.op.Dropout(weights, g.const(float(dropout), ir.DataType.FLOAT), g.const(True))
+        weights = randomly_dropped(g, weights, dropout)[0]
     result: Value = g.op.MatMul(weights, value)
     return result
 

@@ -46,7 +46,11 @@ def _cast(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:
     if array.dtype.kind == "f" and target.numpy().kind in "iu" and not np.all(np.isfinite(array)):
         return None
     with np.errstate(all="ignore"):
-        return np.asarray(array.astype(target.numpy()))
+        result = np.asarray(array.astype(target.numpy()))
+    if target.is_floating_point() and target.bitwidth == 8 and not np.all(np.isfinite(result.astype(np.float32))):
+        # Whether what is too large saturates is up to the node.
+        return None
+    return result
 
 
 def _reshape(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:

@@ -434,6 +434,15 @@ def _scan(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
     ]
 
 
+def _recurrent(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    """LSTM, GRU and RNN, time first: every step's state, then the last one, and LSTM's cell."""
+    x, weight = dims_of(inputs[0]), dims_of(inputs[2])
+    if x is None or weight is None or attributes.get("layout", 0):
+        return []
+    last = (weight[0], x[1], weight[2])
+    return [(None, (x[0], *last)), (None, last), (None, last)]
+
+
 def _quantize(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
     zero = inputs[2] if len(inputs) > 2 else None
     if zero is not None:
@@ -491,15 +500,18 @@ INFER: dict[str, Callable[[Inputs, Attributes, Any], Result]] = {
     "GatherElements": _second,
     "GatherND": _gather_nd,
     "Gemm": _gemm,
+    "GRU": _recurrent,
     "If": _branches,
     "LayerNormalization": _layer_norm,
     "Loop": _loop,
+    "LSTM": _recurrent,
     "MatMul": _matmul,
     "NonZero": _non_zero,
     "OneHot": _one_hot,
     "Pad": _pad,
     "QuantizeLinear": _quantize,
     "Range": _range,
+    "RNN": _recurrent,
     "Reshape": _reshape,
     "Resize": _resize,
     "Scan": _scan,

@@ -23,6 +23,8 @@ from onnxplug.capture.dynamic import (
     dimension_names,
     parse_dynamic_shapes,
 )
+from onnxplug.capture.kernels import shape_kernels
+from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
 
@@ -72,6 +74,8 @@ def capture(
             stacklevel=3,
         )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(shape_kernels())
+        stack.enter_context(packed_sequences())
         for patch in patches:
             stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
         program, strategy = _export(module, positional, keywords, shapes, strict)
@@ -154,6 +158,8 @@ def _record_source_lines(function: Any) -> None:
 
 
 def _depends_on_training(module: torch.nn.Module) -> bool:
+    if isinstance(module, torch.nn.RNNBase):
+        return bool(module.dropout and module.num_layers > 1)
     return isinstance(module, torch.nn.modules.dropout._DropoutNd | torch.nn.modules.batchnorm._BatchNorm)
 
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 
 from onnxplug.plugins.index import families, render, rows
 from onnxplug.registry.rule import Rule
@@ -24,7 +25,9 @@ def overload(name: str) -> torch._ops.OpOverload | None:
     return getattr(found, which or "default", None) if found is not None else None
 
 
-@pytest.mark.parametrize("op", sorted({rule.op for _, rule in RULES if rule.op.startswith(("aten::", "prims::"))}))
+@pytest.mark.parametrize(
+    "op", sorted({rule.op for _, rule in RULES if rule.op.startswith(("aten::", "prims::", "quantized_decomposed::"))})
+)
 def test_rule_is_for_an_operator_of_torch(op: str) -> None:
     assert overload(op) is not None, f"torch has no {op}: the rule can never be used"
 
@@ -38,10 +41,9 @@ def test_docstring_is_the_schema(name: str) -> None:
         return
     match = SCHEMA.match(first[0])
     assert match is not None
-    found = overload(f"aten::{match[1]}") or overload(f"prims::{match[1]}")
-    assert found is not None, first[0]
-    schema = str(found._schema).partition("::")[2]
-    assert first[0] == schema
+    found = [overload(f"{space}::{match[1]}") for space in ("aten", "prims", "quantized_decomposed")]
+    schemas = [str(op._schema).partition("::")[2] for op in found if op is not None]
+    assert first[0] in schemas
 
 
 def test_index_says_what_the_tables_say() -> None:

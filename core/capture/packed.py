@@ -1,0 +1,138 @@
+"""Packed sequences during capture: what torch can only do with the numbers at hand is done with sizes of any number."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.utils.rnn import PackedSequence
+
+_OP = torch.ops.aten._pack_padded_sequence.default
+_LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
+
+
+class _Source(NamedTuple):
+    """What a packed sequence was made of: its own tensors no longer say it."""
+
+    batch_sizes: torch.Tensor
+    lengths: torch.Tensor
+    batch: Any
+
+
+def _packed_shapes(mode: Any, func: Any, x: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
+    """As many rows as all sequences have, and a batch size for each step of the longest one."""
+    env: ShapeEnv | None = mode.shape_env
+    if env is None or not env.allow_dynamic_output_shape_ops:
+        raise DynamicOutputShapeException(func)
+    batch, steps = x.shape[:2] if batch_first else x.shape[:2][::-1]
+    rows, longest = env.create_unbacked_symint(), env.create_unbacked_symint()
+    for size, limit in ((rows, batch * steps), (longest, steps)):
+        torch._check(size >= 1)
+        torch._check(size <= limit)
+    return x.new_empty((rows, *x.shape[2:])), torch.empty_like(lengths, dtype=torch.int64).new_empty((longest,))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and bool(a.node.expr == b.node.expr)
+
+
+class _Patches:
+    """Stand-ins for torch's functions; each leaves real tensors and unknown sequences to the original."""
+
+    def __init__(self) -> None:
+        self.sources: dict[int, _Source] = {}
+
+    def source(self, batch_sizes: Any) -> _Source | None:
+        return self.sources.get(id(batch_sizes))
+
+    def pack(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _pack_padded_sequence(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+            data, batch_sizes = original(x, lengths, batch_first)
+            if torch._guards.detect_fake_mode((x, lengths)) is not None:
+                self.sources[id(batch_sizes)] = _Source(batch_sizes, lengths, x.shape[0 if batch_first else 1])
+            return data, batch_sizes
+
+        return _pack_padded_sequence
+
+    def pad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _pad_packed_sequence(
+            data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: Any, total: Any
+        ) -> Any:
+            source = self.source(batch_sizes)
+            if source is None:
+                return original(data, batch_sizes, batch_first, padding, total)
+            lengths = source.lengths
+            if not _same(total, batch_sizes.shape[0]):
+                steps = torch.arange(total, device=lengths.device).unsqueeze(1)
+                batch_sizes = (steps < lengths).sum(1)
+            places = torch.arange(source.batch, device=batch_sizes.device)
+            active = places < batch_sizes.unsqueeze(1)
+            starts = batch_sizes.cumsum(0) - batch_sizes
+            rows = torch.where(active, starts.unsqueeze(1) + places, 0)
+            mask = active.reshape(*active.shape, *[1] * (data.dim() - 1))
+            padded = torch.where(mask, data[rows], padding)
+            return padded.transpose(0, 1) if batch_first else padded, active.sum(0)
+
+        return _pad_packed_sequence
+
+    def forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(module: Any, input: Any, hx: Any = None) -> Any:
+            source = self.source(input.batch_sizes) if isinstance(input, PackedSequence) else None
+            if source is None or hx is not None:
+                return original(module, input, hx)
+            count = module.num_layers * (2 if module.bidirectional else 1)
+            sizes = [module.proj_size or module.hidden_size, module.hidden_size]
+            zeros = [input.data.new_zeros((count, source.batch, size)) for size in sizes]
+            return original(module, input, tuple(zeros) if module.mode == "LSTM" else zeros[0])
+
+        return forward
+
+    def expected_size(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_expected_size(module: Any, input: Any, batch_sizes: Any) -> Any:
+            source = self.source(batch_sizes)
+            if source is None:
+                return original(module, input, batch_sizes)
+            # The sequence's batch size for the one that is read from its tensor.
+            batched = input.new_empty((source.batch, 1) if module.batch_first else (1, source.batch))
+            return original(module, batched, None)
+
+        return get_expected_size
+
+
+@contextlib.contextmanager
+def packed_sequences() -> Iterator[None]:
+    """While it holds, tracing gets through packed sequences and the recurrent layers over them.
+
+    torch.export knows neither how many rows a packed sequence has nor, from the sequence alone, how many sequences there
+    are; and its functions ask both in order to go on.
+    """
+    patches = _Patches()
+    planned: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch._VF, "_pack_padded_sequence", patches.pack),
+        (torch._VF, "_pad_packed_sequence", patches.pad),
+        (nn.RNNBase, "get_expected_hidden_size", patches.expected_size),
+        (nn.LSTM, "get_expected_cell_size", patches.expected_size),
+        *[(layer, "forward", patches.forward) for layer in _LAYERS],
+    ]
+    table: dict[Any, Any] = fake_impls.op_implementations_dict
+    shapes = table.get(_OP)
+    with contextlib.ExitStack() as stack:
+        for owner, name, patch in planned:
+            own = name in vars(owner)
+            original = getattr(owner, name)
+            setattr(owner, name, patch(original))
+            stack.callback(setattr, owner, name, original) if own else stack.callback(delattr, owner, name)
+        table[_OP] = _packed_shapes
+        try:
+            yield
+        finally:
+            if shapes is not None:
+                table[_OP] = shapes
+            else:
+                del table[_OP]
