@@ -11,6 +11,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import normalize_axis, rank_of
 from onnxplug.converters._promote import operand
+from onnxplug.converters.exponential import expm1_of
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -110,8 +111,14 @@ def elu(g: GraphBuilder, node: FxNode) -> Value:
 
 def celu(g: GraphBuilder, node: FxNode) -> Value:
     """celu(Tensor self, Scalar alpha=1.) -> Tensor"""
-    result: Value = g.op.Celu(node.args[0], alpha=float(node.args[1]))
-    return result
+    x, alpha = node.args
+    # ONNX has Celu for float alone.
+    if node.dtype == ir.DataType.DOUBLE:
+        zero, scale = g.const(0.0, node.dtype), g.const(float(alpha), node.dtype)
+        low = g.op.Mul(scale, expm1_of(g, g.op.Div(g.op.Min(x, zero), scale)))
+        result: Value = g.op.Add(g.op.Max(x, zero), low)
+        return result
+    return g.cast(g.op.Celu(g.cast(x, ir.DataType.FLOAT), alpha=float(alpha)), node.dtype)
 
 
 def leaky_relu(g: GraphBuilder, node: FxNode) -> Value:

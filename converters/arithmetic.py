@@ -160,8 +160,11 @@ def fmod(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, y = node.args
     dtype = node.dtype
-    inner = dtype if not dtype.is_integer() or dtype in _WIDE else ir.DataType.INT64
-    return g.cast(g.op.Mod(*operands(g, x, y, dtype=inner), fmod=1), dtype)
+    if dtype.is_integer():
+        # ONNX Runtime's fmod of integers goes through double; its division of integers is exact.
+        a, b = operands(g, x, y, dtype=dtype if dtype in _WIDE else ir.DataType.INT64)
+        return g.cast(g.op.Sub(a, g.op.Mul(g.op.Div(a, b), b)), dtype)
+    return g.cast(g.op.Mod(*operands(g, x, y, dtype=dtype), fmod=1), dtype)
 
 
 def pow_(g: GraphBuilder, node: FxNode) -> Value:
@@ -204,7 +207,34 @@ def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) ->
                 base = g.op.Mul(base, base)
         assert result is not None
         return g.cast(result, dtype)
-    return g.cast(g.op.Pow(*operands(g, x, exponent, dtype=inner)), dtype)
+    return g.cast(_squaring(g, *operands(g, x, exponent, dtype=ir.DataType.INT64)), dtype)
+
+
+def _squaring(g: GraphBuilder, base: Value, exponent: Value) -> Value:
+    """By repeated squaring of all elements at once, until every exponent is used up.
+
+    To a negative power 1 is 1, -1 is ±1 and everything else 0, as torch has it.
+    """
+    int64, zero, one, two = ir.DataType.INT64, g.const(0), g.const(1), g.const(2)
+    shape = g.op.Shape(g.op.Add(base, exponent))
+    base, exponent = (g.op.Expand(v, shape) for v in (base, exponent))
+    dims: Any = list(base.shape) if base.shape is not None else None
+
+    def body(number: Value, going: Value, result: Value, power: Value, rest: Value) -> list[Value]:
+        odd = g.op.Equal(g.op.Mod(rest, two), one)
+        result = g.op.Where(odd, g.op.Mul(result, power), result)
+        half = g.op.Div(rest, two)
+        left = g.op.Greater(g.op.ReduceMax(half, keepdims=0), zero)
+        return [left, result, g.op.Mul(power, power), half]
+
+    inputs = [(int64, ()), (_BOOL, ()), *[(int64, dims)] * 3]
+    graph = g.subgraph(body, inputs, name="square")
+    start = g.op.Expand(one, shape)
+    power, _, _ = g.op.Loop(None, g.const(True), start, base, g.op.Abs(exponent), body=graph, _outputs=3)
+    unit = g.op.Equal(g.op.Abs(base), one)
+    negative = g.op.Less(exponent, zero)
+    result: Value = g.op.Where(g.op.And(negative, g.op.Not(unit)), zero, power)
+    return result
 
 
 def unary(op_type: str) -> Converter:

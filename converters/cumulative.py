@@ -75,11 +75,17 @@ def cumprod(g: GraphBuilder, node: FxNode) -> Value:
     if not rank_of(x) or is_empty(x):
         return g.cast(x, node.dtype)
 
+    return g.cast(running_product(g, x, normalize_axis(axis, rank_of(x))), node.dtype)
+
+
+def running_product(g: GraphBuilder, x: Value, axis: int) -> Value:
+    """The product of all elements up to each one."""
+
     def step(states: list[Value], item: Value) -> tuple[list[Value], list[Value]]:
         product = g.op.Mul(states[0], item)
         return [product], [g.op.Identity(product)]
 
-    return g.cast(scan(g, x, normalize_axis(axis, rank_of(x)), [(1, inner)], step)[0], node.dtype)
+    return scan(g, x, axis, [(1, x.dtype)], step)[0]
 
 
 def cumulative_extremum(largest: bool) -> Converter:

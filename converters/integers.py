@@ -12,6 +12,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import rank_of, reduce, unsqueeze
 from onnxplug.converters._promote import operands
 from onnxplug.converters.comparison import comparable
+from onnxplug.converters.reduction import reduced
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -44,7 +45,7 @@ def bitwise_by_bits(op_type: str) -> Converter:
             return plain
         a, b = (_bits(g, v) for v in operands(g, x, y, dtype=_INT64))
         bits = g.cast(getattr(g.op, op_type)(a, b), _INT64)
-        total = reduce(g, "ReduceSum", g.op.Mul(bits, g.const(_POWERS)), [rank_of(bits) - 1], False)
+        total = reduced(g, "ReduceSum", g.op.Mul(bits, g.const(_POWERS)), -1, False, _INT64)
         return g.cast(total, node.dtype)
 
     convert.__name__ = convert.__qualname__ = f"bitwise_{op_type.lower()}_by_bits"

@@ -56,6 +56,16 @@ def _ceil_extra(
     return extra
 
 
+def _padded_low(g: GraphBuilder, x: Value, pads: Sequence[int], ends: Sequence[int]) -> Value:
+    """Padded with the lowest value of the dtype."""
+    assert x.dtype is not None
+    low: Any = float("-inf")
+    if x.dtype.is_integer():
+        low = 0 if not x.dtype.is_signed() else -(1 << (x.dtype.bitwidth - 1))
+    result: Value = g.op.Pad(x, g.const([0, 0, *pads, 0, 0, *ends]), g.const(low, x.dtype))
+    return result
+
+
 def _max_pool(g: GraphBuilder, node: FxNode, outputs: int) -> tuple[Any, Value, bool]:
     x, kernel, stride, padding, dilation, ceil = node.args
     spatial = _spatial_rank(node)
@@ -69,6 +79,9 @@ def _max_pool(g: GraphBuilder, node: FxNode, outputs: int) -> tuple[Any, Value, 
             ends = [p + e for p, e in zip(pads, extra, strict=True)]
             ceil = False
     dtype = x.dtype
+    if any(p >= k for p, k in zip([*pads, *ends], [*kernel, *kernel], strict=True)):
+        # ONNX Runtime refuses a padding as wide as the kernel, which a dilated one may have.
+        x, pads, ends = _padded_low(g, x, pads, ends), [0] * spatial, [0] * spatial
     if dtype is not None and dtype.is_integer() and dtype.bitwidth > 8:
         # ONNX pools floats and bytes; a double holds integers below 2**53.
         x = g.cast(x, ir.DataType.DOUBLE)

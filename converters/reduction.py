@@ -37,12 +37,43 @@ def reduced(
     """
     rank = rank_of(x)
     inner = _inner(dtype)
+    wide = x.dtype is not None and x.dtype.is_integer() and x.dtype.bitwidth > 32
     x = g.cast(x, inner)
     over = normalize_axes(axes, rank) if rank else None
+    if wide and rank and inner == _INT64 and op_type in _EXACT:
+        return g.cast(_exact(g, op_type, x, over or [], keepdim), dtype)
     result = reduce(g, op_type, x, over, keepdim)
     if op_type in ("ReduceMax", "ReduceMin") and inner.is_floating_point() and rank:
         result = g.op.Where(_some_nan(g, x, over, keepdim), g.const(float("nan"), inner), result)
     return g.cast(result, dtype)
+
+
+#: Reductions of 64-bit integers that ONNX Runtime computes through double, wrong beyond 2**53 (seen in 1.31).
+_EXACT = frozenset({"ReduceSum", "ReduceProd"})
+
+
+def _exact(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
+    """A sum or product of 64-bit integers that wraps as torch's: the last one of the cumulative ones."""
+    if op_type == "ReduceSum" and len(axes) == rank_of(x) > 1 and not keepdim:
+        x, axes = g.reshape(x, [-1]), [0]
+    for axis in sorted(axes, reverse=True):
+        size = (x.shape or ())[axis]
+        start = 0 if op_type == "ReduceSum" else 1
+        if not isinstance(size, int) or size == 0:
+            # One more element: of nothing there is no last one.
+            edge = g.op.Gather(g.op.Shape(x), g.const([a for a in range(rank_of(x)) if a != axis], _INT64), axis=0)
+            before = g.op.Slice(edge, g.const([0]), g.const([axis]))
+            after = g.op.Slice(edge, g.const([axis]), g.const([rank_of(x)]))
+            first = g.op.Expand(g.const(start), g.op.Concat(before, g.const([1]), after, axis=0))
+            x = g.op.Concat(first, x, axis=axis)
+        if op_type == "ReduceSum":
+            running = g.op.CumSum(x, g.const(axis))
+        else:
+            from onnxplug.converters.cumulative import running_product
+
+            running = running_product(g, x, axis)
+        x = g.op.Gather(running, g.const([-1], _INT64) if keepdim else g.const(-1), axis=axis)
+    return x
 
 
 def _some_nan(g: GraphBuilder, x: Value, axes: Sequence[int] | None, keepdim: bool) -> Value:
@@ -333,10 +364,18 @@ def aminmax(g: GraphBuilder, node: FxNode) -> list[Value]:
     return [reduced(g, f"Reduce{end}", x, axis, keepdim, x.dtype) for end in ("Min", "Max")]
 
 
+def trace(g: GraphBuilder, node: FxNode) -> Value:
+    """trace(Tensor self) -> Tensor"""
+    from onnxplug.converters.view import diagonal_of
+
+    return reduced(g, "ReduceSum", diagonal_of(g, node.args[0], 0, 0, 1), None, False, node.dtype)
+
+
 _OVERLOADS = {"var": var, "std": std, "var_mean": var_mean, "std_mean": std_mean}
 
 RULES: list[Rule] = [
     Rule("aten::sum.default", whole("ReduceSum")),
+    Rule("aten::trace.default", trace),
     Rule("aten::sum.dim_IntList", along("ReduceSum")),
     Rule("aten::mean.default", whole("ReduceMean")),
     Rule("aten::mean.dim", along("ReduceMean")),

@@ -43,8 +43,14 @@ def _scatter(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, 
             g.const(list(range(rank)), ir.DataType.INT64),
         )
     named = {} if reduction == "none" else {"reduction": reduction}
-    result: Value = g.op.ScatterElements(x, index, source, axis=normalize_axis(axis, rank_of(x)), **named)
-    return result
+    dtype = x.dtype
+    assert dtype is not None
+    # ONNX Runtime has the reductions neither of halves nor of bools.
+    inner = comparable(dtype) if named else dtype
+    result = g.op.ScatterElements(
+        g.cast(x, inner), index, g.cast(source, inner), axis=normalize_axis(axis, rank_of(x)), **named
+    )
+    return g.cast(result, dtype)
 
 
 def scatter(g: GraphBuilder, node: FxNode) -> Value:
@@ -223,7 +229,8 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
         values = g.op.Expand(values, target)
     if accumulate:
         _check_reduction(g, "add")
-        done = g.op.ScatterND(moved, joined, values, reduction="add")
+        inner = comparable(node.dtype)
+        done = g.cast(g.op.ScatterND(g.cast(moved, inner), joined, g.cast(values, inner), reduction="add"), node.dtype)
     else:
         done = g.op.ScatterND(moved, joined, values)
     result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
@@ -237,11 +244,12 @@ def _is_single(x: Value) -> bool:
 def index_add(g: GraphBuilder, node: FxNode) -> Value:
     """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
     x, axis, index, source, alpha = node.args
-    source = g.cast(source, node.dtype)
+    inner = comparable(node.dtype)
+    source = g.cast(source, inner)
     if alpha != 1:
-        source = g.op.Mul(source, operand(g, alpha, node.dtype))
+        source = g.op.Mul(source, operand(g, alpha, inner))
     _check_reduction(g, "add")
-    return _by_rows(g, x, axis, index, source, reduction="add")
+    return g.cast(_by_rows(g, g.cast(x, inner), axis, index, source, reduction="add"), node.dtype)
 
 
 def index_copy(g: GraphBuilder, node: FxNode) -> Value:

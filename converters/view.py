@@ -187,7 +187,11 @@ def unflatten(g: GraphBuilder, node: FxNode) -> Value:
 
 def diagonal(g: GraphBuilder, node: FxNode) -> Value:
     """diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"""
-    x, offset, first, second = node.args
+    return diagonal_of(g, *node.args)
+
+
+def diagonal_of(g: GraphBuilder, x: Value, offset: int, first: int, second: int) -> Value:
+    """The diagonal of two axes, as a new last axis."""
     rank = rank_of(x)
     first, second = normalize_axis(first, rank), normalize_axis(second, rank)
     others = [a for a in range(rank) if a not in (first, second)]
