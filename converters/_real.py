@@ -17,6 +17,7 @@ from onnxplug.registry.rule import Converter
 
 DOUBLE = ir.DataType.DOUBLE
 Number = Union["Real", float]
+INF, NAN, PI = math.inf, math.nan, math.pi
 
 
 class Real:
@@ -136,7 +137,7 @@ class Real:
     def log1p(self) -> Real:
         """log(1 + x), without loss at small x (Higham, Accuracy and Stability, 1.14.1)."""
         u = self + 1.0
-        return where(u.equals(1.0) | u.is_inf(), self, u.log() * (self / (u - 1.0)))
+        return where(u.equals(1.0) | u.equals(INF), self, u.log() * (self / (u - 1.0)))
 
     def sqrt(self) -> Real:
         """The square root."""
@@ -249,6 +250,3 @@ def in_float(formula: Callable[..., Real]) -> Converter:
         return g.cast(formula(*args).value, node.dtype)
 
     return _named(convert, formula)
-
-
-INF, NAN, PI = math.inf, math.nan, math.pi

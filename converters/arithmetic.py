@@ -345,7 +345,7 @@ def log1p(g: GraphBuilder, node: FxNode) -> Value:
     one = g.const(1.0, dtype)
     u = g.op.Add(one, x)
     corrected = g.op.Mul(g.op.Log(u), g.op.Div(x, g.op.Sub(u, one)))
-    exact = g.op.Or(g.op.Equal(u, one), g.op.IsInf(x))
+    exact = g.op.Or(g.op.Equal(u, one), g.op.IsInf(x, detect_negative=0))
     result = g.op.Where(exact, x, corrected)
     return g.cast(result, node.dtype)
 

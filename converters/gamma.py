@@ -9,11 +9,12 @@ from fractions import Fraction
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import rank_of, reduce, unsqueeze
-from onnxplug.converters._promote import operand
+from onnxplug.converters._promote import operand, to_torch_dtype
 from onnxplug.converters._real import (
     DOUBLE,
     INF,
@@ -121,18 +122,19 @@ def _trigamma(x: Real, sine: Real) -> Real:
 def polygamma(g: GraphBuilder, node: FxNode) -> Value:
     """polygamma(int n, Tensor self) -> Tensor
 
-    (-1)^(n+1) n! ζ(n + 1, x) (A&S 6.4.10). The first derivative is reflected instead, with the sine of the rounded πx:
-    at a pole torch gives what that is, not infinity.
+    (-1)^(n+1) n! ζ(n + 1, x) (A&S 6.4.10), the factorial as torch rounds it. The first derivative is reflected instead,
+    with the sine of the rounded πx: at a pole torch gives what that is in float32, not infinity.
     """
     n, x = node.args
     value = Real(g, operand(g, x, DOUBLE))
     if n == 0:
         return g.cast(digamma(value).value, node.dtype)
+    narrow = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
     if n == 1:
-        narrow = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
         sine = (Real(g, operand(g, x, narrow), narrow) * PI).sin()
         return g.cast(_trigamma(value, sine.to(DOUBLE)).value, node.dtype)
-    factor = (-1.0) ** (n + 1) * (float(math.factorial(n)) if n <= 170 else INF)
+    factorial = torch.tensor(n + 1.0, dtype=to_torch_dtype(narrow)).lgamma().exp().item()
+    factor = factorial if n % 2 else -factorial
     return g.cast((factor * zeta(value.const(n + 1.0), value)).value, node.dtype)
 
 
@@ -260,7 +262,9 @@ def _incomplete(a: Real, x: Real, lower: bool) -> Real:
     value = where(near, _uniform(a, x, lower), value)
     at_infinity = where(a.is_inf(), 0.0 if lower else 1.0, value)
     at_infinity = where(x.is_inf(), where(a.is_inf(), NAN, x.const(1.0 if lower else 0.0)), at_infinity)
-    return where((a < 0.0) | (x < 0.0), NAN, at_infinity)
+    # The empty integral, whatever a but zero: NaN among them, as in torch.
+    empty = x.equals(0.0) & ~a.equals(0.0)
+    return where((a < 0.0) | (x < 0.0), NAN, where(empty, 0.0 if lower else 1.0, at_infinity))
 
 
 def igamma(a: Real, x: Real) -> Real:

@@ -45,15 +45,16 @@ def erfc(x: Real) -> Real:
     return where(abs(x) < 1.0, 1.0 - _erf_near(x), where(x < 0.0, 2.0 - far, far))
 
 
-def erfcx(x: Real) -> Real:
+def erfcx(g: GraphBuilder, node: FxNode) -> Value:
     """special_erfcx(Tensor self) -> Tensor
 
-    exp(x²) erfc(x): no more than 1/(√π x) at large x, 2 exp(x²) at large negative ones.
+    exp(x²) erfc(x): no more than 1/(√π x) at large x, 2 exp(x²) at large negative ones, its x² rounded as torch's.
     """
+    x = Real(g, operand(g, node.args[0], DOUBLE))
     tail = _scaled_tail(abs(x))
-    growth = (x * x).exp()
+    growth = (x * x).rounded(node.dtype).exp()
     far = where(x < 0.0, 2.0 * growth - tail, tail)
-    return where(abs(x) < 1.0, growth * (1.0 - _erf_near(x)), far)
+    return g.cast(where(abs(x) < 1.0, growth * (1.0 - _erf_near(x)), far).value, node.dtype)
 
 
 def ndtr(g: GraphBuilder, node: FxNode) -> Value:
@@ -197,7 +198,7 @@ def _rows(formula: Converter, names: str, *overloads: str) -> list[Rule]:
 RULES: list[Rule] = [
     Rule("aten::erf.default", in_double(erf), when=lambda node: node.dtype == DOUBLE, priority=1),
     *_rows(in_double(erfc), "erfc special_erfc"),
-    *_rows(in_double(erfcx), "special_erfcx"),
+    *_rows(erfcx, "special_erfcx"),
     *_rows(in_double(erfinv), "erfinv special_erfinv"),
     *_rows(ndtr, "special_ndtr"),
     *_rows(in_double(log_ndtr), "special_log_ndtr"),
