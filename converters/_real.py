@@ -191,9 +191,7 @@ def chebyshev(x: Real, coefficients: Sequence[float]) -> Real:
     return polynomial(x, [float(c) for c in powers[::-1]])
 
 
-def iterate(
-    count: Value, body: Callable[..., Sequence[Real]], *state: Real, name: str = "steps"
-) -> tuple[Real, ...]:
+def iterate(count: Value, body: Callable[..., Sequence[Real]], *state: Real, name: str = "steps") -> tuple[Real, ...]:
     """A Loop of ``count`` steps; ``body`` takes the step's number (as float64) and the state, and gives the new state.
 
     The state's shapes must not change: what is broadcast against each other is brought to one shape before.

@@ -282,7 +282,10 @@ RULES: list[Rule] = [
     *[Rule(f"aten::{name}.default", mvlgamma) for name in ("mvlgamma", "special_multigammaln")],
     *[Rule(f"aten::{name}.default", in_double(digamma)) for name in ("digamma", "special_digamma", "special_psi")],
     *[Rule(f"aten::{name}.default", polygamma) for name in ("polygamma", "special_polygamma")],
-    *[Rule(f"aten::special_zeta.{overload}", in_double(zeta)) for overload in ("default", "self_scalar", "other_scalar")],
+    *[
+        Rule(f"aten::special_zeta.{overload}", in_double(zeta))
+        for overload in ("default", "self_scalar", "other_scalar")
+    ],
     *[Rule(f"aten::{name}.default", in_double(igamma)) for name in ("igamma", "special_gammainc")],
     *[Rule(f"aten::{name}.default", in_double(igammac)) for name in ("igammac", "special_gammaincc")],
 ]

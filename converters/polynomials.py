@@ -21,21 +21,14 @@ _HERMITE_LIMIT = {ir.DataType.FLOAT: 128, DOUBLE: 512}
 _FLOAT_MAX = 3.4028235677973366e38
 
 
-def _recurrence(x: Real, n: Real, first: Real, step: Step, dtype: ir.DataType) -> Real:
-    """The polynomial of degree n for each element where n >= 1, in float64.
-
-    What is beyond the range of the result's dtype becomes infinite at the step where it does so in torch, for the steps
-    that follow make NaN of it.
-    """
+def _recurrence(x: Real, n: Real, first: Real, step: Step) -> Real:
+    """The polynomial of degree n for each element where n >= 1, in float64."""
     g = x.g
 
     def advance(number: Real, p: Real, q: Real) -> list[Real]:
         k = number + 1.0
-        new = step(x, k, q, p)
-        if dtype != DOUBLE:
-            new = where(abs(new) > _FLOAT_MAX, new * INF, new)
         active = k < n
-        return [where(active, q, p), where(active, new, q)]
+        return [where(active, q, p), where(active, step(x, k, q, p), q)]
 
     # Both of the shape that x and n broadcast to.
     start = Real(g, g.op.Expand(first.value, g.shape(n.value)))
@@ -47,6 +40,8 @@ def _family(name: str, first: Callable[[Real], Real], step: Step) -> Converter:
     """A converter for one family: its polynomial of degree 1 and its recurrence; of degree 0 it is 1, below 0.
 
     The degree is rounded towards zero; NaN and infinite ones count as negative, as torch's cast to integers has them.
+    All in float64: torch's Chebyshev polynomials are cosines between -1 and 1, more exact than a recurrence in float32;
+    the others are recurrences in torch too, whose rounding differs from one processor to the next.
     """
     hermite = "hermite" in name
 
@@ -56,16 +51,26 @@ def _family(name: str, first: Callable[[Real], Real], step: Step) -> Converter:
         if name.startswith("shifted"):
             # 2x - 1, rounded as torch does.
             x = x + x - 1.0
-        x, n = x.to(DOUBLE), n.to(DOUBLE)
+        x = x.to(DOUBLE)
         n = where(abs(n) < 2.0**63, n, -1.0).to(ir.DataType.INT64).to(DOUBLE)
         too_high = n > float(_HERMITE_LIMIT.get(dtype, 1024))
         degree = where(too_high, -1.0, n) if hermite else n
-        value = _recurrence(x, degree, first(x), step, dtype)
+        value = _recurrence(x, degree, first(x), step if dtype == DOUBLE else _narrow(step))
         value = where(n >= 1.0, value, where(n.equals(0.0), x.const(1.0), 0.0))
         return g.cast((where(too_high, NAN, value) if hermite else value).value, dtype)
 
     convert.__name__ = convert.__qualname__ = name
     return convert
+
+
+def _narrow(step: Step) -> Step:
+    """A step in float64 that overflows where float32 does: what follows makes NaN of an infinity, as in torch."""
+
+    def narrowed(x: Real, k: Real, q: Real, p: Real) -> Real:
+        new = step(x, k, q, p)
+        return where(abs(new) > _FLOAT_MAX, new * INF, new)
+
+    return narrowed
 
 
 def _chebyshev(x: Real, k: Real, q: Real, p: Real) -> Real:

@@ -10,7 +10,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters import _cephes as cephes
 from onnxplug.converters._promote import operand
-from onnxplug.converters._real import DOUBLE, INF, NAN, PI, Real, in_double, in_float, polynomial, ratio, where
+from onnxplug.converters._real import DOUBLE, INF, PI, Real, in_double, in_float, polynomial, ratio, where
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -192,7 +192,9 @@ def logit(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _rows(formula: Converter, names: str, *overloads: str) -> list[Rule]:
-    return [Rule(f"aten::{name}.{overload}", formula) for name in names.split() for overload in overloads or ("default",)]
+    return [
+        Rule(f"aten::{name}.{overload}", formula) for name in names.split() for overload in overloads or ("default",)
+    ]
 
 
 RULES: list[Rule] = [

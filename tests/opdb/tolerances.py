@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 #: Entry name to (dtype or None for any, rtol, atol, reason).
-TOLERANCES: dict[str, tuple[torch.dtype | None, float, float, str]] = {}
+TOLERANCES: dict[str, tuple[torch.dtype | None, float, float, str]] = {
+    "special.hermite_polynomial_he": (
+        torch.float32,
+        2e-5,
+        1e-5,
+        "torch's recurrence in float32 loses 4 digits to cancellation near the zeros; ours, in float64, doesn't",
+    ),
+}
 
 
 def tolerance(name: str, dtype: torch.dtype) -> tuple[float | None, float | None]:
