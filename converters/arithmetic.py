@@ -222,7 +222,7 @@ def unary(op_type: str) -> Converter:
 
 #: ONNX Runtime has these for float (and double) alone, or loses precision in half.
 _FLOAT_ONLY = frozenset(
-    ["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Erf", "Log", "Exp"]
+    ["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Log", "Exp"]
 )
 
 
@@ -469,7 +469,7 @@ def _table(names: str, overloads: str, convert: Callable[..., Any]) -> list[Rule
 
 
 _UNARY = {
-    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos", "erf": "Erf",
+    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos",
     "tanh": "Tanh", "sigmoid": "Sigmoid",
 }  # fmt: skip
 _FLOAT = ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")

@@ -80,13 +80,14 @@ def lgamma(x: Real) -> Real:
 def mvlgamma(g: GraphBuilder, node: FxNode) -> Value:
     """mvlgamma(Tensor self, int p) -> Tensor
 
-    log Γ(x) + log Γ(x - 1/2) + … of p terms, and p (p - 1) / 4 log π.
+    log Γ(x) + log Γ(x - 1/2) + … of p terms, and p (p - 1) / 4 log π. The terms' arguments are rounded as torch does: at
+    x = 1 + 1e-9 one of them is a pole in float32.
     """
     x, p = node.args
-    value = operand(g, x, DOUBLE)
-    shifted = Real(g, unsqueeze(g, value, -1)) - Real(g, g.const(np.arange(p) / 2.0))
-    rank = rank_of(value)
-    total = Real(g, reduce(g, "ReduceSum", lgamma(shifted).value, [rank], keepdims=False))
+    narrow = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
+    value = Real(g, unsqueeze(g, operand(g, x, narrow), -1), narrow)
+    shifted = (value - Real(g, g.cast(g.const(np.arange(p) / 2.0), narrow))).to(DOUBLE)
+    total = Real(g, reduce(g, "ReduceSum", lgamma(shifted).value, [rank_of(x)], keepdims=False))
     return g.cast((total + p * (p - 1) / 4 * math.log(PI)).value, node.dtype)
 
 

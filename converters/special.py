@@ -30,8 +30,10 @@ def _scaled_tail(x: Real) -> Real:
 def erf(x: Real) -> Real:
     """erf(Tensor self) -> Tensor
 
-    In float64, for which ONNX Runtime has no Erf.
+    ONNX's own in float32; in float64, for which ONNX Runtime has none, by rational approximations.
     """
+    if x.dtype != DOUBLE:
+        return x.apply("Erf")
     far = 1.0 - (-(x * x)).exp() * _scaled_tail(abs(x))
     return where(abs(x) < 1.0, _erf_near(x), where(x < 0.0, -far, far))
 
@@ -64,8 +66,7 @@ def ndtr(g: GraphBuilder, node: FxNode) -> Value:
     """
     dtype = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
     t = (Real(g, operand(g, node.args[0], dtype), dtype) / math.sqrt(2)).rounded(node.dtype)
-    bend = erf(t) if dtype == DOUBLE else t.apply("Erf")
-    return g.cast(((bend.rounded(node.dtype) + 1.0).rounded(node.dtype) * 0.5).value, node.dtype)
+    return g.cast(((erf(t).rounded(node.dtype) + 1.0).rounded(node.dtype) * 0.5).value, node.dtype)
 
 
 def log_ndtr(x: Real) -> Real:
@@ -198,7 +199,7 @@ def _rows(formula: Converter, names: str, *overloads: str) -> list[Rule]:
 
 
 RULES: list[Rule] = [
-    Rule("aten::erf.default", in_double(erf), when=lambda node: node.dtype == DOUBLE, priority=1),
+    *_rows(in_float(erf), "erf special_erf"),
     *_rows(in_double(erfc), "erfc special_erfc"),
     *_rows(erfcx, "special_erfcx"),
     *_rows(in_double(erfinv), "erfinv special_erfinv"),
