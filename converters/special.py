@@ -35,7 +35,8 @@ def erf(x: Real) -> Real:
     if x.dtype != DOUBLE:
         return x.apply("Erf")
     far = 1.0 - (-(x * x)).exp() * _scaled_tail(abs(x))
-    return where(abs(x) < 1.0, _erf_near(x), where(x < 0.0, -far, far))
+    # -0.0 stays only in the last place: ONNX Runtime's Where adds a zero to what it takes from the other.
+    return where(abs(x) >= 1.0, where(x < 0.0, -far, far), _erf_near(x))
 
 
 def erfc(x: Real) -> Real:
