@@ -226,17 +226,6 @@ _FLOAT_ONLY = frozenset(
 )
 
 
-def via_float(op_type: str) -> Converter:
-    """As :func:`unary`, for operators that ONNX Runtime has in float alone: double is computed in float as well."""
-
-    def convert(g: GraphBuilder, node: FxNode) -> Value:
-        x = operand(g, node.args[0], ir.DataType.FLOAT)
-        return g.cast(getattr(g.op, op_type)(x), node.dtype)
-
-    convert.__name__ = convert.__qualname__ = op_type.lower()
-    return convert
-
-
 def rounding(op_type: str) -> Converter:
     """Floor, Ceil: integers stay as they are."""
 
@@ -314,73 +303,15 @@ def square(g: GraphBuilder, node: FxNode) -> Value:
     return compute(g, "Mul", node.dtype, x, x)
 
 
-def expm1(g: GraphBuilder, node: FxNode) -> Value:
-    """expm1(Tensor self) -> Tensor
+def angle(g: GraphBuilder, node: FxNode) -> Value:
+    """angle(Tensor self) -> Tensor
 
-    exp(x) - 1 = 2 sinh(x/2) exp(x/2), which keeps small x (Higham, Accuracy and Stability, 1.14.1); the plain form where
-    sinh would overflow first.
+    Of a real number: pi below zero, else 0; NaN of NaN.
     """
     x = operand(g, node.args[0], node.dtype)
-    dtype = ir.DataType.FLOAT if node.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else node.dtype
-    x = g.cast(x, dtype)
-    half = g.op.Mul(x, g.const(0.5, dtype))
-    # ONNX Runtime's float Sinh loses small arguments: below 0.5 four terms of the series are exact to rounding.
-    square_ = g.op.Mul(half, half)
-    series = g.const(1.0 / 362880.0, dtype)
-    for denominator in (5040.0, 120.0, 6.0, 1.0):
-        series = g.op.Add(g.op.Mul(series, square_), g.const(1.0 / denominator, dtype))
-    small = g.op.Mul(g.op.Mul(g.const(2.0, dtype), g.op.Mul(half, series)), g.op.Exp(half))
-    near = g.op.Less(g.op.Abs(x), g.const(1.0, dtype))
-    result = g.op.Where(near, small, g.op.Sub(g.op.Exp(x), g.const(1.0, dtype)))
-    return g.cast(result, node.dtype)
-
-
-def log1p(g: GraphBuilder, node: FxNode) -> Value:
-    """log1p(Tensor self) -> Tensor
-
-    log(u) x / (u - 1) with u = 1 + x, x where u is 1 (Higham, Accuracy and Stability, 1.14.1).
-    """
-    dtype = ir.DataType.FLOAT if node.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else node.dtype
-    x = operand(g, node.args[0], dtype)
-    one = g.const(1.0, dtype)
-    u = g.op.Add(one, x)
-    corrected = g.op.Mul(g.op.Log(u), g.op.Div(x, g.op.Sub(u, one)))
-    exact = g.op.Or(g.op.Equal(u, one), g.op.IsInf(x, detect_negative=0))
-    result = g.op.Where(exact, x, corrected)
-    return g.cast(result, node.dtype)
-
-
-def log_base(base: float) -> Converter:
-    """A logarithm to another base: in double, so that powers of the base come out whole."""
-
-    def convert(g: GraphBuilder, node: FxNode) -> Value:
-        x = operand(g, node.args[0], ir.DataType.DOUBLE)
-        result: Value = g.op.Div(g.op.Log(x), g.const(math.log(base), ir.DataType.DOUBLE))
-        return g.cast(result, node.dtype)
-
-    convert.__name__ = convert.__qualname__ = f"log{int(base)}"
-    return convert
-
-
-def atan2(g: GraphBuilder, node: FxNode) -> Value:
-    """atan2(Tensor self, Tensor other) -> Tensor"""
-    y, x = operands(g, *node.args, dtype=node.dtype)
-    dtype = node.dtype
-    zero, pi = g.const(0.0, dtype), g.const(math.pi, dtype)
-    negative_zero = g.op.Less(g.op.Reciprocal(y), zero)
-    below = g.op.Or(g.op.Less(y, zero), g.op.And(g.op.Equal(y, zero), negative_zero))
-    left = g.op.Or(g.op.Less(x, zero), g.op.And(g.op.Equal(x, zero), g.op.Less(g.op.Reciprocal(x), zero)))
-    side = g.op.Where(below, g.op.Neg(pi), pi)
-    ratio = g.op.Atan(g.op.Div(y, x))
-    both_zero = g.op.And(g.op.Equal(y, zero), g.op.Equal(x, zero))
-    infinite = g.op.And(g.op.IsInf(y), g.op.IsInf(x))
-    quarter = g.op.Where(below, g.const(-math.pi / 4, dtype), g.const(math.pi / 4, dtype))
-    ratio = g.op.Where(infinite, g.op.Where(left, g.op.Neg(quarter), quarter), ratio)
-    ratio = g.op.Where(both_zero, g.op.Where(left, g.op.Neg(y), y), ratio)
-    result: Value = g.op.Where(left, g.op.Add(ratio, side), ratio)
-    nan = g.op.Or(g.op.IsNaN(x), g.op.IsNaN(y))
-    result = g.op.Where(nan, g.op.Add(x, y), result)
-    return result
+    zero = g.const(0.0, node.dtype)
+    turned: Value = g.op.Where(g.op.Less(x, zero), g.const(math.pi, node.dtype), zero)
+    return g.op.Where(g.op.IsNaN(x), x, turned) if node.args[0].dtype.is_floating_point() else turned
 
 
 def addcmul(g: GraphBuilder, node: FxNode) -> Value:
@@ -422,6 +353,23 @@ def extremum(op_type: str) -> Converter:
         return compute(g, op_type, node.dtype, x, y)
 
     convert.__name__ = convert.__qualname__ = "maximum" if op_type == "Max" else "minimum"
+    return convert
+
+
+def ignoring_nan(op_type: str) -> Converter:
+    """fmax, fmin: NaN loses against a number."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, y = node.args
+        dtype = node.dtype
+        if not dtype.is_floating_point():
+            return extremum(op_type)(g, node)
+        inner = ir.DataType.FLOAT if dtype.bitwidth == 16 else dtype
+        a, b = operands(g, x, y, dtype=inner)
+        both = getattr(g.op, op_type)(a, b)
+        return g.cast(g.op.Where(g.op.IsNaN(a), b, g.op.Where(g.op.IsNaN(b), a, both)), dtype)
+
+    convert.__name__ = convert.__qualname__ = "fmax" if op_type == "Max" else "fmin"
     return convert
 
 
@@ -472,7 +420,6 @@ _UNARY = {
     "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos",
     "tanh": "Tanh", "sigmoid": "Sigmoid",
 }  # fmt: skip
-_FLOAT = ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
 
 RULES: list[Rule] = [
     *_table("add", "Tensor Scalar", add),
@@ -487,7 +434,6 @@ RULES: list[Rule] = [
     *_table("fmod", "Tensor Scalar", fmod),
     *_table("pow", "Tensor_Scalar Tensor_Tensor Scalar", pow_),
     *[Rule(f"aten::{name}.default", unary(op_type)) for name, op_type in _UNARY.items()],
-    *[Rule(f"aten::{name}.default", via_float(name.capitalize())) for name in _FLOAT],
     *[Rule(f"aten::{name}.default", rounding(name.capitalize())) for name in ("floor", "ceil", "round")],
     Rule("aten::round.decimals", round_decimals),
     *_table("trunc fix", "default", trunc),
@@ -497,11 +443,7 @@ RULES: list[Rule] = [
     *_table("sign sgn", "default", sign),
     Rule("aten::rsqrt.default", rsqrt),
     Rule("aten::square.default", square),
-    Rule("aten::expm1.default", expm1),
-    Rule("aten::log1p.default", log1p),
-    Rule("aten::log2.default", log_base(2.0)),
-    Rule("aten::log10.default", log_base(10.0)),
-    *_table("atan2 arctan2", "default", atan2),
+    Rule("aten::angle.default", angle),
     Rule("aten::addcmul.default", addcmul),
     Rule("aten::addcdiv.default", addcdiv),
     *_table("lerp", "Scalar Tensor", lerp),
@@ -509,6 +451,8 @@ RULES: list[Rule] = [
     *_table("minimum", "default", extremum("Min")),
     *_table("max", "other", extremum("Max")),
     *_table("min", "other", extremum("Min")),
+    Rule("aten::fmax.default", ignoring_nan("Max")),
+    Rule("aten::fmin.default", ignoring_nan("Min")),
     *_table("clamp clip", "default Tensor", clamp),
     *_table("clamp_min", "default Tensor", clamp_min),
     *_table("clamp_max", "default Tensor", clamp_max),

@@ -69,14 +69,6 @@ def native_dropout(g: GraphBuilder, node: FxNode) -> list[Value]:
     return list(g.op.Dropout(x, g.const(float(p), ir.DataType.FLOAT), g.const(True), _outputs=2))
 
 
-def inactive_dropout(g: GraphBuilder, node: FxNode) -> Value:
-    """alpha_dropout(Tensor input, float p, bool train) -> Tensor"""
-    x, p, train = node.args
-    if train and p:
-        raise Unsupported("this kind of dropout in training mode", hint="Call model.eval() before the export.")
-    return x
-
-
 def view_dtype(g: GraphBuilder, node: FxNode) -> Value:
     """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"""
     x, dtype = node.args
@@ -109,9 +101,5 @@ RULES: list[Rule] = [
     Rule("aten::copy.default", copy),
     Rule("aten::dropout.default", dropout),
     Rule("aten::native_dropout.default", native_dropout),
-    *[
-        Rule(f"aten::{name}.default", inactive_dropout)
-        for name in ("alpha_dropout", "feature_dropout", "feature_alpha_dropout")
-    ],
     Rule("aten::view.dtype", view_dtype),
 ]

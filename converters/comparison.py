@@ -18,7 +18,8 @@ _BOOL = ir.DataType.BOOL
 _COMPARED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
 
 
-def _comparable(dtype: ir.DataType, equality: bool) -> ir.DataType:
+def comparable(dtype: ir.DataType, equality: bool = False) -> ir.DataType:
+    """The dtype in which ONNX Runtime compares and selects elements of ``dtype``."""
     if dtype in _COMPARED or (equality and dtype == _BOOL):
         return dtype
     if dtype.is_integer() or dtype == _BOOL:
@@ -31,7 +32,7 @@ def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Con
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
-        dtype = _comparable(common_dtype(node, 0, 1), op_type == "Equal")
+        dtype = comparable(common_dtype(node, 0, 1), op_type == "Equal")
         a, b = operands(g, x, y, dtype=dtype)
         result: Value = getattr(g.op, op_type)(*((b, a) if swap else (a, b)))
         return g.op.Not(result) if negate else result

@@ -175,29 +175,6 @@ def zero(g: GraphBuilder, node: FxNode) -> Value:
     return filled(g, 0, g.dims(node.args[0]), node.dtype)
 
 
-def random_like(op_type: str) -> Converter:
-    """rand_like, randn_like: another sample at each run."""
-
-    def convert(g: GraphBuilder, node: FxNode) -> Value:
-        result: Value = getattr(g.op, f"{op_type}Like")(node.args[0], dtype=int(node.dtype))
-        return result
-
-    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_like"
-    return convert
-
-
-def random(op_type: str) -> Converter:
-    """rand, randn: another sample at each run."""
-
-    def convert(g: GraphBuilder, node: FxNode) -> Value:
-        shaped = filled(g, 0, sizes_of(node, 0), node.dtype)
-        result: Value = getattr(g.op, f"{op_type}Like")(shaped, dtype=int(node.dtype))
-        return result
-
-    convert.__name__ = convert.__qualname__ = op_type.lower()
-    return convert
-
-
 RULES: list[Rule] = [
     Rule("aten::full.default", full),
     Rule("aten::zeros.default", constant_fill(0, 0)),
@@ -226,8 +203,4 @@ RULES: list[Rule] = [
     Rule("aten::fill.Scalar", fill),
     Rule("aten::fill.Tensor", fill),
     Rule("aten::zero.default", zero),
-    Rule("aten::rand_like.default", random_like("RandomUniform")),
-    Rule("aten::randn_like.default", random_like("RandomNormal")),
-    Rule("aten::rand.default", random("RandomUniform")),
-    Rule("aten::randn.default", random("RandomNormal")),
 ]

@@ -63,6 +63,21 @@ def nonzero(g: GraphBuilder, node: FxNode) -> Value:
     return result
 
 
+def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
+    """nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor
+
+    So many places: further ones are dropped, missing ones filled up.
+    """
+    x, size, fill = node.args
+    rank = rank_of(x)
+    if not rank:
+        return g.op.Expand(g.const(fill), g.vector([size, 0]))
+    places = g.op.Transpose(g.op.NonZero(g.cast(x, ir.DataType.BOOL)), perm=[1, 0])
+    rest = g.op.Expand(g.const(fill), g.vector([size, rank]))
+    result: Value = g.op.Slice(g.op.Concat(places, rest, axis=0), np.array([0]), g.as_vector(size), np.array([0]))
+    return result
+
+
 def slice_columns(g: GraphBuilder, x: Value) -> Value:
     """A matrix without its columns."""
     result: Value = g.op.Slice(x, np.array([0]), np.array([0]), np.array([1]))
@@ -164,6 +179,7 @@ RULES: list[Rule] = [
     Rule("aten::take.default", take),
     Rule("aten::nonzero.default", nonzero),
     Rule("aten::argwhere.default", nonzero),
+    Rule("aten::nonzero_static.default", nonzero_static),
     Rule("aten::masked_select.default", masked_select),
     Rule("aten::one_hot.default", one_hot),
     Rule("aten::index.Tensor", index),

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
 from onnxplug.converters._promote import operand
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -102,6 +102,17 @@ def add_product(g: GraphBuilder, node: FxNode) -> Value:
     return _combined(g, node, bias, product(g, a, b), beta, alpha)
 
 
+def addbmm(g: GraphBuilder, node: FxNode) -> Value:
+    """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor
+
+    The products summed over the batch.
+    """
+    bias, a, b, beta, alpha = node.args
+    inner = node.dtype if not node.dtype.is_floating_point() or node.dtype in _GEMM else ir.DataType.FLOAT
+    total = reduce(g, "ReduceSum", product(g, g.cast(a, inner), g.cast(b, inner)), [0], False)
+    return _combined(g, node, bias, g.cast(total, node.dtype), beta, alpha)
+
+
 def einsum(g: GraphBuilder, node: FxNode) -> Value:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"""
     equation, tensors = node.args[:2]
@@ -137,6 +148,7 @@ RULES: list[Rule] = [
     Rule("aten::addmm.default", addmm),
     Rule("aten::addmv.default", add_product),
     Rule("aten::baddbmm.default", add_product),
+    Rule("aten::addbmm.default", addbmm),
     Rule("aten::einsum.default", einsum),
     Rule("aten::bilinear.default", bilinear),
 ]

@@ -125,10 +125,19 @@ def _affine(g: GraphBuilder, x: Value, weight: Any, bias: Any, dtype: ir.DataTyp
 def native_group_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)
 
-    The statistics are for the backward pass; they are left out.
+    With the mean and the reciprocal deviation of each group, which vanish again where nobody uses them.
     """  # noqa: E501
     x, weight, bias, _, _, _, groups, eps = node.args
-    return [_group_norm(g, x, groups, weight, bias, eps), None, None]
+    spec = node.outputs[1]
+    assert spec is not None
+    inner = _wide(spec.dtype)
+    rows = g.op.Reshape(g.cast(x, inner), g.const([0, groups, -1]))
+    mean = reduce(g, "ReduceMean", rows, [2], True)
+    deviation = g.op.Sub(rows, mean)
+    variance = reduce(g, "ReduceMean", g.op.Mul(deviation, deviation), [2], False)
+    inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(variance, g.const(eps, inner))))
+    statistics = [g.cast(v, spec.dtype) for v in (squeeze(g, mean, 2), inverse)]
+    return [_group_norm(g, x, groups, weight, bias, eps), *statistics]
 
 
 def instance_norm(g: GraphBuilder, node: FxNode) -> Value:
@@ -183,7 +192,25 @@ def _by_batch(g: GraphBuilder, x: Value, weight: Any, bias: Any, eps: float) -> 
 def native_batch_norm_inference(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""  # noqa: E501
     x, weight, bias, mean, variance, _, eps = node.args
-    return [_batch_norm(g, x, weight, bias, mean, variance, eps), None, None]
+    nothing = g.const(np.zeros(0), mean.dtype)
+    return [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing]
+
+
+def native_batch_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)
+
+    In training with the batch's mean and reciprocal deviation.
+    """  # noqa: E501
+    named = node.kwargs
+    x, weight, bias, eps = (named[key] for key in ("input", "weight", "bias", "eps"))
+    mean, variance = named.get("running_mean"), named.get("running_var")
+    if not named["training"] and mean is not None:
+        nothing = g.const(np.zeros(0), mean.dtype)
+        return [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing]
+    result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
+    inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(batch_variance, g.const(eps, batch_variance.dtype))))
+    specs = node.outputs[1:]
+    return [result, *(g.cast(v, s.dtype) for v, s in zip((batch_mean, inverse), specs, strict=True) if s is not None)]
 
 
 def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | None]:
@@ -193,7 +220,8 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
     """  # noqa: E501
     x, weight, bias, mean, variance, training, momentum, eps = node.args
     if not training:
-        return [_batch_norm(g, x, weight, bias, mean, variance, eps), None, None, mean, variance]
+        nothing = g.const(np.zeros(0), mean.dtype)
+        return [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing, mean, variance]
     result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
     inner = batch_mean.dtype
     assert inner is not None and mean.dtype is not None
@@ -223,4 +251,6 @@ RULES: list[Rule] = [
     Rule("aten::batch_norm.default", batch_norm),
     Rule("aten::_native_batch_norm_legit_no_training.default", native_batch_norm_inference),
     Rule("aten::_native_batch_norm_legit_functional.default", native_batch_norm_functional),
+    Rule("aten::_native_batch_norm_legit.no_stats", native_batch_norm),
+    Rule("aten::native_batch_norm.default", native_batch_norm),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -28,6 +29,9 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
     after: list[Any] = [0] * rank
     for number in range(len(pads) // 2):
         before[rank - 1 - number], after[rank - 1 - number] = pads[2 * number], pads[2 * number + 1]
+    if mode == "replicate" and any(isinstance(p, int) and p < 0 for p in (*before, *after)):
+        # torch repeats the edge of the uncropped tensor, even where the crop leaves nothing of it.
+        return _replicated(g, x, before, after)
     if mode != "constant":
         # ONNX Runtime reflects a cropped axis from the uncropped one; cut first.
         for axis in range(rank):
@@ -45,6 +49,18 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
     fill = operand(g, 0 if value is None else value, inner) if mode == "constant" else None
     padded = g.op.Pad(g.cast(x, inner), g.vector([*before, *after]), fill, mode=_MODES[mode])
     return g.cast(padded, dtype)
+
+
+def _replicated(g: GraphBuilder, x: Value, before: Sequence[Any], after: Sequence[Any]) -> Value:
+    """Element i of the result is the one at i - before, held within the tensor: an axis at a time, sizes static."""
+    for axis in range(rank_of(x)):
+        low, high = before[axis], after[axis]
+        if low == 0 and high == 0:
+            continue
+        size, left, right = g.concrete_shape([g.dim(x, axis), low, high], "size of a cropped and padded axis")
+        places = np.clip(np.arange(size + left + right) - left, 0, size - 1)
+        x = g.op.Gather(x, g.const(places.astype(np.int64)), axis=axis)
+    return x
 
 
 def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:

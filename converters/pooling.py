@@ -12,6 +12,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.convolution import spread
+from onnxplug.converters.pooling_general import adaptive_windows, max_of_windows
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -176,7 +177,9 @@ def adaptive_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
     x, single = _batched(g, x, spatial)
     sizes = g.concrete_shape(list(x.shape or ())[2:], "size of an adaptive pool's input")
     if not all(o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
-        raise Unsupported(f"adaptive max pool of {sizes} to {out}: the windows overlap")
+        windows = [adaptive_windows(s, o)[0] for s, o in zip(sizes, out, strict=True)]
+        results = max_of_windows(g, x, sizes, windows)
+        return [squeeze(g, v, 0) if single else v for v in results]
     kernel = [s // o for s, o in zip(sizes, out, strict=True)]
     values, indices = g.op.MaxPool(x, kernel_shape=kernel, strides=kernel, _outputs=2)
     indices = g.op.Mod(indices, g.const(math.prod(sizes)))

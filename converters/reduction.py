@@ -28,7 +28,7 @@ def _inner(dtype: ir.DataType) -> ir.DataType:
     return dtype
 
 
-def _reduced(
+def reduced(
     g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | int | None, keepdim: bool, dtype: ir.DataType
 ) -> Value:
     """A reduction in the dtype that ONNX Runtime has it in, of axes as torch names them."""
@@ -41,7 +41,7 @@ def whole(op_type: str) -> Converter:
     """A reduction of everything: sum, mean, prod, amax …"""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        return _reduced(g, op_type, node.args[0], None, False, node.dtype)
+        return reduced(g, op_type, node.args[0], None, False, node.dtype)
 
     convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_all"
     return convert
@@ -52,7 +52,7 @@ def along(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axes, keepdim = node.args[:3]
-        return _reduced(g, op_type, x, axes, keepdim, node.dtype)
+        return reduced(g, op_type, x, axes, keepdim, node.dtype)
 
     convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim"
     return convert
@@ -106,7 +106,7 @@ def extremum_dim(op_type: str) -> Converter:
         if not rank_of(x):
             return [x, g.const(0)]
         axis = normalize_axis(axis, rank_of(x))
-        values = _reduced(g, f"Reduce{op_type}", x, axis, keepdim, x.dtype)
+        values = reduced(g, f"Reduce{op_type}", x, axis, keepdim, x.dtype)
         indices = getattr(g.op, f"Arg{op_type}")(g.cast(x, _inner(x.dtype)), axis=axis, keepdims=int(keepdim))
         return [values, indices]
 
@@ -123,7 +123,7 @@ def _count(g: GraphBuilder, x: Value, axes: Sequence[int], dtype: ir.DataType) -
     return operand(g, total, dtype)
 
 
-def _variance(
+def variance_of(
     g: GraphBuilder, x: Value, axes: Any, correction: float, keepdim: bool, dtype: ir.DataType
 ) -> tuple[Value, Value]:
     """Variance and mean. The divisor is max(0, n - correction): none left gives NaN, as in torch."""
@@ -141,7 +141,7 @@ def _variance(
     return g.cast(variance, dtype), g.cast(mean, dtype)
 
 
-def _variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
+def variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
     """Axes, correction and keepdim of every overload of var, std, var_mean, std_mean."""
     named = node.kwargs
     if "correction" in named:
@@ -152,8 +152,8 @@ def _variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
 
 def var(g: GraphBuilder, node: FxNode) -> Value:
     """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    axes, correction, keepdim = _variance_arguments(node)
-    return _variance(g, node.args[0], axes, correction, keepdim, node.dtype)[0]
+    axes, correction, keepdim = variance_arguments(node)
+    return variance_of(g, node.args[0], axes, correction, keepdim, node.dtype)[0]
 
 
 def std(g: GraphBuilder, node: FxNode) -> Value:
@@ -164,8 +164,8 @@ def std(g: GraphBuilder, node: FxNode) -> Value:
 
 def var_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
     """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
-    axes, correction, keepdim = _variance_arguments(node)
-    return list(_variance(g, node.args[0], axes, correction, keepdim, node.dtype))
+    axes, correction, keepdim = variance_arguments(node)
+    return list(variance_of(g, node.args[0], axes, correction, keepdim, node.dtype))
 
 
 def std_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -243,7 +243,7 @@ def cumsum(g: GraphBuilder, node: FxNode) -> Value:
 def count_nonzero(g: GraphBuilder, node: FxNode) -> Value:
     """count_nonzero(Tensor self, int? dim=None) -> Tensor"""
     x = node.args[0]
-    return _reduced(g, "ReduceSum", g.cast(g.cast(x, _BOOL), _INT64), node.args[1], False, _INT64)
+    return reduced(g, "ReduceSum", g.cast(g.cast(x, _BOOL), _INT64), node.args[1], False, _INT64)
 
 
 def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -289,13 +289,13 @@ def prod_dim(g: GraphBuilder, node: FxNode) -> Value:
     x, axis, keepdim = node.args[:3]
     if node.dtype == _INT64 and isinstance(axis, Value):
         raise Unsupported("prod over a dynamic axis")
-    return _reduced(g, "ReduceProd", x, axis, keepdim, node.dtype)
+    return reduced(g, "ReduceProd", x, axis, keepdim, node.dtype)
 
 
 def aminmax(g: GraphBuilder, node: FxNode) -> list[Value]:
     """aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"""
     x, axis, keepdim = node.args
-    return [_reduced(g, f"Reduce{end}", x, axis, keepdim, x.dtype) for end in ("Min", "Max")]
+    return [reduced(g, f"Reduce{end}", x, axis, keepdim, x.dtype) for end in ("Min", "Max")]
 
 
 _OVERLOADS = {"var": var, "std": std, "var_mean": var_mean, "std_mean": std_mean}

@@ -74,6 +74,10 @@ def smooth(mode: str) -> Converter:
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         size, scales = _arguments(node)
         corners = node.kwargs["align_corners"]
+        x = node.args[0]
+        if x.dtype == ir.DataType.DOUBLE and _is_static(x, node):
+            # ONNX Runtime's Resize places its points in float.
+            return _by_weights(g, x, node, scales, corners, mode, widen=False)
         named: dict[str, Any] = {"cubic_coeff_a": -0.75} if mode == "cubic" else {}
         if corners and scales is not None:
             # With aligned corners factors only settle the size.
@@ -81,9 +85,94 @@ def smooth(mode: str) -> Converter:
             if not all(isinstance(s, int) for s in size):
                 raise Unsupported("interpolation by factors of dynamic sizes with align_corners=True")
         transformation = "align_corners" if corners else "half_pixel"
-        return _resize(g, node.args[0], size, scales, mode=mode, coordinate_transformation_mode=transformation, **named)
+        return _resize(g, x, size, scales, mode=mode, coordinate_transformation_mode=transformation, **named)
 
     convert.__name__ = convert.__qualname__ = mode
+    return convert
+
+
+def _is_static(x: Value, node: FxNode) -> bool:
+    return all(isinstance(s, int) for s in (*list(x.shape or ())[2:], *node.shape[2:]))
+
+
+def _by_weights(
+    g: GraphBuilder, x: Value, node: FxNode, scales: Any, corners: bool, mode: str, *, widen: bool
+) -> Value:
+    """Separable interpolation as a product with a matrix of weights for each axis."""
+    inner = x.dtype if x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else ir.DataType.FLOAT
+    result = g.cast(x, inner)
+    rank = rank_of(x)
+    for number, out in enumerate(node.shape[2:]):
+        axis = 2 + number
+        size = (x.shape or ())[axis]
+        assert isinstance(size, int) and isinstance(out, int)
+        weights = _weights(size, out, scales[number] if scales else None, corners, mode, widen)
+        order = [a for a in range(rank) if a != axis] + [axis]
+        product = g.op.MatMul(g.op.Transpose(result, perm=order), g.const(weights.T, inner))
+        result = g.op.Transpose(product, perm=[order.index(a) for a in range(rank)])
+    return g.cast(result, node.dtype)
+
+
+def _weights(size: int, out: int, factor: float | None, corners: bool, mode: str, widen: bool) -> np.ndarray:
+    """What each element of one axis contributes to each one of the result: [out, size].
+
+    Where torch places its points: ATen/native/UpSample.h, area_pixel_compute_scale and _source_index; with ``widen`` the
+    antialiasing filter grows with the step between points, as Pillow's.
+    """
+    if corners:
+        step = (size - 1) / (out - 1) if out > 1 else 0.0
+    else:
+        step = 1.0 / factor if factor else size / out
+    places = np.arange(size)
+    weights = np.zeros((out, size))
+    for i in range(out):
+        if widen:
+            stretch = max(step, 1.0)
+            center = step * (i + 0.5)
+            reach = (1.0 if mode == "linear" else 2.0) * stretch
+            first, last = max(int(center - reach + 0.5), 0), min(int(center + reach + 0.5), size)
+            row = _filter((places[first:last] - center + 0.5) / stretch, mode, -0.5)
+            weights[i, first:last] = row / row.sum()
+            continue
+        source = step * i if corners else step * (i + 0.5) - 0.5
+        if mode == "linear":
+            source = max(source, 0.0)
+        low = int(np.floor(source))
+        for j in range(low - 1, low + 3):
+            weight = float(_filter(np.array(source - j), mode, -0.75))
+            weights[i, min(max(j, 0), size - 1)] += weight
+    return weights
+
+
+def _filter(x: np.ndarray, mode: str, a: float) -> np.ndarray:
+    """The triangle, or Keys' cubic convolution with coefficient ``a`` (1981)."""
+    x = np.abs(x)
+    if mode == "linear":
+        return np.maximum(1.0 - x, 0.0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+def antialiased(mode: str) -> Converter:
+    """Linear and cubic interpolation that widens the filter when it makes an image smaller."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        size, scales = _arguments(node)
+        corners = node.kwargs["align_corners"]
+        x = node.args[0]
+        if _is_static(x, node):
+            return _by_weights(g, x, node, scales, corners, mode, widen=True)
+        if g.opset < 18:
+            raise Unsupported("antialiased interpolation of dynamic sizes needs opset 18 or later")
+        if corners or scales is None:
+            size, scales = node.shape[2:] if size is None else size, None
+        # torch's antialiased cubic takes a = -0.5, as Pillow's.
+        named: dict[str, Any] = {"cubic_coeff_a": -0.5} if mode == "cubic" else {}
+        named["coordinate_transformation_mode"] = "align_corners" if corners else "half_pixel"
+        return _resize(g, x, size, scales, mode=mode, antialias=1, exclude_outside=1, **named)
+
+    convert.__name__ = convert.__qualname__ = f"antialiased_{mode}"
     return convert
 
 
@@ -121,6 +210,8 @@ RULES: list[Rule] = [
     *_forms("upsample_bilinear2d", smooth("linear")),
     *_forms("upsample_trilinear3d", smooth("linear")),
     *_forms("upsample_bicubic2d", smooth("cubic")),
+    *_forms("_upsample_bilinear2d_aa", antialiased("linear")),
+    *_forms("_upsample_bicubic2d_aa", antialiased("cubic")),
     Rule("aten::pixel_shuffle.default", pixel_shuffle),
     Rule("aten::pixel_unshuffle.default", pixel_unshuffle),
 ]

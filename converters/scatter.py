@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import normalize_axis, rank_of, squeeze, unsqueeze
 from onnxplug.converters._promote import operand
-from onnxplug.converters.comparison import select
+from onnxplug.converters.comparison import comparable, select
 from onnxplug.converters.indexing import index_tensors, join_indices
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -80,17 +81,93 @@ def scatter_reduce(g: GraphBuilder, node: FxNode) -> Value:
     Without self, the touched elements start from the reduction's neutral value.
     """
     x, axis, index, source, reduction, include_self = node.args
-    if reduction == "mean":
-        raise Unsupported("scatter_reduce with reduce='mean'")
+    return _reduce_into(g, x, axis, index, source, reduction, include_self)
+
+
+def _reduce_into(
+    g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, reduction: str, include_self: bool
+) -> Value:
+    """scatter_reduce in a dtype that ONNX Runtime reduces in."""
+    dtype = x.dtype
+    assert dtype is not None
+    inner = comparable(dtype)
+    x, source = g.cast(x, inner), g.cast(source, inner)
     if not include_self:
-        neutral = {"sum": 0, "prod": 1}.get(reduction)
-        if neutral is None:
-            if not node.dtype.is_floating_point():
-                raise Unsupported(f"scatter_reduce with reduce={reduction!r} of integers without include_self")
-            neutral = float("-inf") if reduction == "amax" else float("inf")  # type: ignore[assignment]
-        start = operand(g, neutral, node.dtype)
-        x = _scatter(g, x, axis, index, g.op.Expand(start, g.shape(index)))
-    return _scatter(g, x, axis, index, source, _REDUCTIONS[reduction])
+        start = g.const(_neutral(reduction, inner), inner)
+        start = g.op.Expand(start, g.shape(index)) if rank_of(index) else start
+        x = _scatter(g, x, axis, index, start)
+    if reduction != "mean":
+        return g.cast(_scatter(g, x, axis, index, source, _REDUCTIONS[reduction]), dtype)
+    total = _scatter(g, x, axis, index, source, "add")
+    one = g.const(1, inner)
+    ones = [g.op.Expand(one, g.shape(v)) if rank_of(v) else one for v in (x, index)]
+    count = ones[0]
+    if not include_self:
+        zero = g.const(0, inner)
+        count = _scatter(g, count, axis, index, g.op.Expand(zero, g.shape(index)) if rank_of(index) else zero)
+    count = _scatter(g, count, axis, index, ones[1], "add")
+    if inner.is_floating_point():
+        return g.cast(g.op.Div(total, count), dtype)
+    # Integers are divided rounding down.
+    quotient = g.op.Div(total, count)
+    rest = g.op.Sub(total, g.op.Mul(quotient, count))
+    lower = g.op.Less(rest, g.const(0, inner))
+    return g.cast(g.op.Sub(quotient, g.cast(lower, inner)), dtype)
+
+
+def _neutral(reduction: str, dtype: ir.DataType) -> Any:
+    """What a reduction starts from where the tensor's own value is left out."""
+    if reduction in ("sum", "mean", "add"):
+        return 0
+    if reduction in ("prod", "multiply"):
+        return 1
+    if dtype.is_floating_point():
+        return float("-inf") if reduction == "amax" else float("inf")
+    top = (1 << (dtype.bitwidth - 1)) - 1
+    return -top - 1 if reduction == "amax" else top
+
+
+def index_reduce(g: GraphBuilder, node: FxNode) -> Value:
+    """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor
+
+    scatter_reduce with the index repeated along the other axes.
+    """
+    x, axis, index, source, reduction, include_self = node.args
+    axis = normalize_axis(axis, rank_of(x))
+    if rank_of(x):
+        column = [1] * rank_of(x)
+        column[axis] = -1
+        index = g.op.Expand(g.op.Reshape(index, g.const(column)), g.shape(source))
+    return _reduce_into(g, x, axis, g.cast(index, ir.DataType.INT64), source, reduction, include_self)
+
+
+def put(g: GraphBuilder, node: FxNode) -> Value:
+    """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor
+
+    By place in the flattened tensor; a negative one counts from its end.
+    """
+    x, index, source, accumulate = node.args
+    dtype = node.dtype
+    inner = comparable(dtype) if accumulate else dtype
+    flat = [g.reshape(v, [-1]) for v in (g.cast(x, inner), index, g.cast(source, inner))]
+    done = _scatter(g, flat[0], 0, flat[1], flat[2], "add" if accumulate else "none")
+    return g.cast(g.op.Reshape(done, g.shape(x)), dtype)
+
+
+def masked_scatter(g: GraphBuilder, node: FxNode) -> Value:
+    """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor
+
+    The n-th true place takes the n-th element of the source.
+    """
+    x, mask, source = node.args
+    shape = g.op.Shape(g.op.Or(mask, g.op.Expand(g.const(False), g.shape(x))))
+    mask = g.op.Expand(mask, shape)
+    places = g.op.CumSum(g.cast(g.reshape(mask, [-1]), ir.DataType.INT64), g.const(0))
+    places = g.op.Max(g.op.Sub(places, g.const(1)), g.const(0))
+    # One more element, for a source that is empty because nothing is taken.
+    flat = g.op.Concat(g.reshape(g.cast(source, node.dtype), [-1]), g.const(np.zeros(1), node.dtype), axis=0)
+    taken = g.op.Reshape(g.op.Gather(flat, places, axis=0), shape)
+    return select(g, mask, taken, g.op.Expand(x, shape), node.dtype)
 
 
 def index_put(g: GraphBuilder, node: FxNode) -> Value:
@@ -177,7 +254,8 @@ def index_fill(g: GraphBuilder, node: FxNode) -> Value:
     """index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
     x, axis, index, value = node.args
     if not rank_of(x):
-        raise Unsupported("index_fill of a 0-dim tensor")
+        rows = g.op.Expand(operand(g, value, node.dtype), g.as_vector(g.dim(index, 0) if rank_of(index) else 1))
+        return _by_rows(g, x, 0, index, rows)
     axis = normalize_axis(axis, rank_of(x))
     index = index if rank_of(index) else unsqueeze(g, index, 0)
     sizes: list[Any] = list(g.dims(x))
@@ -189,7 +267,8 @@ def index_fill(g: GraphBuilder, node: FxNode) -> Value:
 def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, **named: Any) -> Value:
     """ScatterND of whole slices along one axis."""
     if not rank_of(x):
-        raise Unsupported("writing rows of a 0-dim tensor")
+        rows = [g.reshape(v, [-1]) for v in (x, source)]
+        return g.reshape(_by_rows(g, rows[0], 0, index, rows[1], **named), [])
     rank = rank_of(x)
     axis = normalize_axis(axis, rank)
     order = [axis, *(a for a in range(rank) if a != axis)]
@@ -215,6 +294,9 @@ RULES: list[Rule] = [
     Rule("aten::_unsafe_index_put.default", index_put),
     Rule("aten::index_add.default", index_add),
     Rule("aten::index_copy.default", index_copy),
+    Rule("aten::index_reduce.default", index_reduce),
+    Rule("aten::put.default", put),
+    Rule("aten::masked_scatter.default", masked_scatter),
     Rule("aten::index_fill.int_Scalar", index_fill),
     Rule("aten::index_fill.int_Tensor", index_fill),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,17 @@ def tensor_split(g: GraphBuilder, node: FxNode) -> list[Value]:
     if not all(isinstance(s, int) for s in sizes):
         raise Unsupported("tensor_split of a dynamic axis")
     return _split(g, x, axis, sizes)
+
+
+def tensor_split_at(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """tensor_split.indices(Tensor(a -> *) self, SymInt[] indices, int dim=0) -> Tensor(a)[]
+
+    Between the indices, which mean what a slice's bounds mean.
+    """
+    x, places, axis = node.args
+    axis = normalize_axis(axis, rank_of(x))
+    bounds = [0, *places, None]
+    return [slice_axis(g, x, axis, start, end) for start, end in pairwise(bounds)]
 
 
 def unbind(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -227,6 +239,7 @@ RULES: list[Rule] = [
     Rule("aten::chunk.default", chunk),
     Rule("aten::unsafe_chunk.default", chunk),
     Rule("aten::tensor_split.sections", tensor_split),
+    Rule("aten::tensor_split.indices", tensor_split_at),
     Rule("aten::unbind.int", unbind),
     Rule("aten::flip.default", flip),
     Rule("aten::roll.default", roll),

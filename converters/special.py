@@ -1,4 +1,4 @@
-"""The error function and its kin, entropies, logarithms of sums."""
+"""The error function and its kin, entropies."""
 
 from __future__ import annotations
 
@@ -145,29 +145,6 @@ def sinc(x: Real) -> Real:
     return where(x.equals(0.0), 1.0, angle.sin() / angle)
 
 
-def exp2(x: Real) -> Real:
-    """exp2(Tensor self) -> Tensor
-
-    A power: exp(x log 2) is off by x roundings.
-    """
-    return x.const(2.0) ** x
-
-
-def logaddexp(x: Real, y: Real) -> Real:
-    """logaddexp(Tensor self, Tensor other) -> Tensor
-
-    Equal infinities, whose difference is NaN, are the result themselves.
-    """
-    greater = where(x > y, x, y)
-    return where(x.is_inf() & x.equals(y), x, greater + (-abs(x - y)).exp().log1p())
-
-
-def logaddexp2(x: Real, y: Real) -> Real:
-    """logaddexp2(Tensor self, Tensor other) -> Tensor"""
-    greater = where(x > y, x, y)
-    return where(x.is_inf() & x.equals(y), x, greater + exp2(-abs(x - y)).log1p() * (1 / math.log(2)))
-
-
 def spherical_bessel_j0(x: Real) -> Real:
     """special_spherical_bessel_j0(Tensor x) -> Tensor
 
@@ -212,9 +189,6 @@ RULES: list[Rule] = [
     *_rows(in_float(xlogy), "special_xlogy", "default", "self_scalar", "other_scalar"),
     *_rows(in_float(xlog1py), "special_xlog1py", "default", "self_scalar", "other_scalar"),
     *_rows(in_float(sinc), "sinc special_sinc"),
-    *_rows(in_float(exp2), "exp2 special_exp2"),
-    *_rows(in_float(logaddexp), "logaddexp"),
-    *_rows(in_float(logaddexp2), "logaddexp2"),
     *_rows(in_double(spherical_bessel_j0), "special_spherical_bessel_j0"),
     *_rows(logit, "logit special_logit"),
 ]

@@ -212,6 +212,9 @@ def unfold(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, axis, size, step = node.args
     rank = rank_of(x)
+    if not rank:
+        # One window of one element, or of none.
+        return g.op.Slice(unsqueeze(g, x, 0), g.const([0]), g.const([size]))
     axis = normalize_axis(axis, rank)
     count = g.op.Add(g.op.Div(g.op.Sub(g.as_scalar(g.dim(x, axis)), g.const(size)), g.const(step)), g.const(1))
     starts = g.op.Mul(g.op.Range(g.const(0), count, g.const(1)), g.const(step))
@@ -258,4 +261,5 @@ RULES: list[Rule] = [
     Rule("aten::unflatten.int", unflatten),
     Rule("aten::diagonal.default", diagonal),
     Rule("aten::unfold.default", unfold),
+    Rule("aten::unfold_copy.default", unfold),
 ]

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.finish import finish
 from onnxplug.capture.capture import capture
@@ -174,6 +175,7 @@ def convert(
         (slot.name, env[slot.value] if isinstance(slot.value, torch.fx.Node) else slot.value)
         for slot in functional.outputs
     ]
+    outputs = [(name, to_pairs(builder, v) if isinstance(v, Complex) else v) for name, v in outputs]
     return finish(
         builder,
         inputs,
@@ -200,20 +202,32 @@ def _bind_inputs(
         elif slot.kind is InputKind.USER:
             value = _input_value(slot, symbols)
             inputs.append(value)
-            values[slot.node] = value
+            values[slot.node] = _maybe_complex(builder, slot, value)
             _add_symbols(builder, symbols, slot, value)
         elif slot.tensor is None:
             raise UsageError(f"the exported program holds no tensor for {slot.name!r}")
-        elif slot.kind is InputKind.CONSTANT and slot.tensor.numel() <= 64:
+        elif slot.kind is InputKind.CONSTANT and slot.tensor.numel() <= 64 and not slot.tensor.is_complex():
             values[slot.node] = builder.const(slot.tensor)
         else:
             key = _tensor_key(slot.tensor)
             found = stored.get(key)
             if found is None:
                 found = stored[key] = _state_value(slot)
-                state[found] = slot.tensor
-            values[slot.node] = found
+                state[found] = _real(slot.tensor)
+            values[slot.node] = _maybe_complex(builder, slot, found)
     return values, inputs, state
+
+
+def _maybe_complex(builder: GraphBuilder, slot: InputSlot, value: ir.Value) -> Any:
+    """What the placeholder stands for: the parts of a complex tensor, whose value holds them on its last axis."""
+    meta = slot.node.meta.get("val")
+    if isinstance(meta, torch.Tensor) and meta.dtype.is_complex:
+        return from_pairs(builder, value)
+    return value
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _tensor_key(tensor: torch.Tensor) -> Any:
@@ -225,10 +239,9 @@ def _tensor_key(tensor: torch.Tensor) -> Any:
 
 def _state_value(slot: InputSlot) -> ir.Value:
     assert slot.tensor is not None
+    tensor = _real(slot.tensor)
     return ir.Value(
-        name=slot.name,
-        type=ir.TensorType(to_onnx_dtype(slot.tensor.dtype)),
-        shape=ir.Shape(tuple(slot.tensor.shape)),
+        name=slot.name, type=ir.TensorType(to_onnx_dtype(tensor.dtype)), shape=ir.Shape(tuple(tensor.shape))
     )
 
 
@@ -236,6 +249,8 @@ def _input_value(slot: InputSlot, symbols: SymbolNames) -> ir.Value:
     val = slot.node.meta["val"]
     if isinstance(val, torch.Tensor):
         dtype, dims = to_onnx_dtype(val.dtype), symbols.dims(val)
+        if dtype in PART_DTYPE:
+            dtype, dims = PART_DTYPE[dtype], (*dims, 2)
     else:
         dtype = {torch.SymFloat: ir.DataType.DOUBLE, torch.SymBool: ir.DataType.BOOL}.get(type(val), ir.DataType.INT64)
         dims = ()

@@ -67,6 +67,16 @@ def _same(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
     return [(None, dims_of(inputs[0]))]
 
 
+def _rank_kept(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    dims = dims_of(inputs[0])
+    return [(None, None if dims is None else (None,) * len(dims))]
+
+
+def _det(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    dims = dims_of(inputs[0])
+    return [(None, None if dims is None else dims[:-2])]
+
+
 def _elementwise(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
     return [(None, broadcast([dims_of(v) for v in inputs if v is not None]))]
 
@@ -467,12 +477,14 @@ INFER: dict[str, Callable[[Inputs, Attributes, Any], Result]] = {
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), _global_pool),
     **dict.fromkeys(("RandomNormal", "RandomUniform"), _random),
     **dict.fromkeys(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike"), _random_like),
+    **dict.fromkeys(("DFT", "Tile", "GridSample", "DepthToSpace", "SpaceToDepth", "CenterCropPad"), _rank_kept),
     "Attention": _attention,
     "Cast": _cast,
     "CastLike": _cast_like,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "DequantizeLinear": _dequantize,
+    "Det": _det,
     "Dropout": _dropout,
     "Expand": _expand,
     "Gather": _gather,

@@ -120,13 +120,28 @@ def _as_module(model: Any) -> torch.nn.Module:
     if callable(model):
         module = torch.nn.Module().eval()
         # As an instance attribute the function's own signature names the inputs.
-        module.forward = model
+        module.forward = model if _has_signature(model) else _with_signature(model)
         _record_source_lines(model)
         return module
     raise UsageError(
         f"can't export a {type(model).__name__}",
         hint="Give a torch.nn.Module, a function, an ExportedProgram, a GraphModule or a ScriptModule.",
     )
+
+
+def _has_signature(function: Any) -> bool:
+    try:
+        inspect.signature(function)
+    except (TypeError, ValueError):  # builtins of C
+        return False
+    return True
+
+
+def _with_signature(function: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return forward
 
 
 def _record_source_lines(function: Any) -> None:

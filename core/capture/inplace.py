@@ -99,11 +99,15 @@ def _functional_overload(target: torch._ops.OpOverload) -> Any:
     if not name.endswith("_") or name.startswith("__") or namespace != "aten":
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
-    overload = getattr(packet, target._schema.overload_name or "default", None) if packet is not None else None
-    if overload is None:
+    if packet is None:
         return None
     ours = [(a.name, str(a.type)) for a in target._schema.arguments]
-    return overload if [(a.name, str(a.type)) for a in overload._schema.arguments] == ours else None
+    # The overload of the same name first; transpose_.default is transpose.int.
+    names = [target._schema.overload_name or "default", *packet.overloads()]
+    for overload in (getattr(packet, name, None) for name in names):
+        if overload is not None and [(a.name, str(a.type)) for a in overload._schema.arguments] == ours:
+            return overload
+    return None
 
 
 def mutates(node: torch.fx.Node) -> bool:

@@ -15,24 +15,25 @@ from onnxplug.interpret.node import meta_of
 Decompositions = Mapping[str, "Callable[..., Any] | None"]
 
 
-def find_decomposition(target: Any, op_name: str, table: Decompositions | None = None) -> Callable[..., Any] | None:
-    """The function that computes an operator by simpler ones, ``None`` when there is none.
+def find_decompositions(target: Any, op_name: str, table: Decompositions | None = None) -> list[Callable[..., Any]]:
+    """The functions that compute an operator by simpler ones, in the order to try them.
 
     Looked for in plugins' ``table`` first (where ``None`` forbids), then among torch's decompositions, then in the
-    operator's own composite kernel.
+    operator's own composite kernel: some of torch's decompositions take only a part of what the operator takes.
     """
     if table is not None and op_name in table:
-        return table[op_name]
+        own = table[op_name]
+        return [own] if own is not None else []
     if not isinstance(target, torch._ops.OpOverload):
-        return None
+        return []
     from torch import _decomp, _refs  # noqa: F401  (_refs registers more of them)
 
-    found = _decomp.decomposition_table.get(target)
-    if found is not None:
-        return found
+    found = []
+    if target in _decomp.decomposition_table:
+        found.append(_decomp.decomposition_table[target])
     if target._can_decompose():
-        return target.decompose
-    return None
+        found.append(target.decompose)
+    return found
 
 
 def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tuple[torch.fx.GraphModule, list[Any]]:
@@ -47,7 +48,8 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    flat, spec = _pytree.tree_flatten((fx.args, fx.kwargs))
+    # Plain lists: a decomposition may change the one that it is given.
+    flat, spec = _pytree.tree_flatten((_plain(fx.args), _plain(fx.kwargs)))
     nodes = [item for item in flat if isinstance(item, torch.fx.Node)]
     dynamic = [node for node in dict.fromkeys(nodes) if _is_traced(meta_of(node))]
     known = {node: meta_of(node) for node in nodes}
@@ -57,7 +59,9 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         args, kwargs = _pytree.tree_unflatten(
             [bound[item] if isinstance(item, torch.fx.Node) else item for item in flat], spec
         )
-        return function(*args, **kwargs)
+        results = function(*args, **kwargs)
+        # A named tuple would stand in the graph as a call of its class.
+        return tuple(results) if isinstance(results, tuple) else results
 
     inputs = [known[node] for node in dynamic]
     fake_modes = {v.fake_mode for v in known.values() if isinstance(v, torch._subclasses.FakeTensor)}
@@ -78,6 +82,17 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         else:
             module = torch.fx.GraphModule(module, done[0])
     return module, list(dynamic)
+
+
+def _plain(argument: Any) -> Any:
+    """FX's immutable lists and dicts as ordinary ones."""
+    if isinstance(argument, list):
+        return [_plain(a) for a in argument]
+    if isinstance(argument, tuple):
+        return tuple(_plain(a) for a in argument)
+    if isinstance(argument, dict):
+        return {key: _plain(a) for key, a in argument.items()}
+    return argument
 
 
 def _is_traced(value: Any) -> bool:

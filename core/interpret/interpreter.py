@@ -10,6 +10,14 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.complexes import (
+    COMPLEX_PREFIX,
+    PART_DTYPE,
+    Complex,
+    complex_constant,
+    touches_complex,
+)
+from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.errors import (
     ConversionError,
     Decline,
@@ -19,7 +27,7 @@ from onnxplug.errors import (
     RuleConflictError,
     Unsupported,
 )
-from onnxplug.interpret.decompose import Decompositions, find_decomposition, trace_decomposition
+from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
 from onnxplug.interpret.locations import module_path
 from onnxplug.interpret.node import FxNode, OutputSpec, schema_parameters
 from onnxplug.interpret.symbols import SymbolNames
@@ -58,6 +66,8 @@ class DynamoInterpreter:
         self.registry = registry
         self.symbols = symbols
         self.outer_location: str | None = None
+        self.has_complex = False
+        self.has_empty = False
         self._decompositions = decompositions
         self._missing_handler = missing
         self._explain_missing = explain_missing
@@ -97,6 +107,8 @@ class DynamoInterpreter:
     def _walk(self, graph: torch.fx.Graph, owner: torch.nn.Module | None) -> None:
         env = self._env
         builder = self.builder
+        has_complex, has_empty = _features(graph)
+        self.has_complex, self.has_empty = self.has_complex or has_complex, self.has_empty or has_empty
         for fx in graph.nodes:
             kind = fx.op
             if kind == "call_function":
@@ -119,6 +131,8 @@ class DynamoInterpreter:
         for part in str(fx.target).split("."):
             found = getattr(found, part)
         if isinstance(found, torch.Tensor) and not isinstance(found, torch._subclasses.FakeTensor):
+            if found.is_complex():
+                return complex_constant(self.builder, found, PART_DTYPE[to_onnx_dtype(found.dtype)])
             return self.builder.const(found)
         return found
 
@@ -168,9 +182,16 @@ class DynamoInterpreter:
             return val
         target: Any = fx.target
         name = qualified_name(target)
-        node = FxNode(fx, name, self._bind(fx, target), self)
+        args = self._bind(fx, target)
+        if self.has_complex and touches_complex(val, args):
+            name = COMPLEX_PREFIX + name
+        node = FxNode(fx, name, args, self)
         builder.current = node
         builder.metadata = {"namespace": f"{module_path(fx)}/{fx.name}: {name}", "pkg.onnxplug.source": node.location}
+        if self.has_empty and not node.op_name.startswith(COMPLEX_PREFIX):
+            nothing = self._nothing(node, val)
+            if nothing is not None:
+                return nothing
         rules = self._candidates(node)
         results = self._apply(node, rules)
         if type(results) is ir.Value:
@@ -179,6 +200,27 @@ class DynamoInterpreter:
             if results.name is None and results.const_value is None:
                 results.name = fx.name
         return results
+
+    def _nothing(self, node: FxNode, val: Any) -> Any:
+        """The result of an operator of torch that is known to hold no element.
+
+        A constant: ONNX Runtime's kernels are at their weakest over axes of size 0, and there is nothing to compute.
+        """
+        items = val if isinstance(val, list | tuple) else (val,)
+        if not items or not all(isinstance(item, torch.Tensor) and _is_empty(item) for item in items):
+            return None
+        if getattr(node.target, "namespace", None) not in ("aten", "prims"):
+            return None
+        results = []
+        for spec in node.outputs:
+            assert spec is not None
+            sizes = [size if isinstance(size, int) else self.builder.symbol(size) for size in spec.shape]
+            if any(size is None for size in sizes):
+                return None
+            results.append(self.builder.op.Expand(self.builder.const(0, spec.dtype), self.builder.vector(sizes)))
+        return self._check(
+            node, Rule(node.op_name, DynamoInterpreter._nothing), results if items is val else results[0]
+        )
 
     def _candidates(self, node: FxNode) -> Sequence[Rule]:
         """The rules to try in order; for a plain case just one, found without looking at the rest."""
@@ -240,6 +282,22 @@ class DynamoInterpreter:
         source = f" of {rule.source}" if rule.source else ""
         return f"cannot convert {node.op_name}({shapes}) at {node.location} (rule {rule.name}{source}, opset {self.builder.opset})"
 
+    def convert_part(self, node: FxNode) -> Any:
+        """Converts a node whose complex arguments were replaced by one of their parts, by the rules for real ones."""
+        return self._apply(node, self._candidates(node))
+
+    def convert_as(self, node: FxNode, op_name: str) -> Any:
+        """Converts a node by the rules of another overload, whose first parameters are the node's arguments."""
+        packet, _, overload = op_name.partition("::")[2].partition(".")
+        target = getattr(getattr(torch.ops.aten, packet), overload)
+        args = [*node.args, *(p.default for p in schema_parameters(target)[len(node.args) :])]
+        other = FxNode(node.fx, op_name, args, self)
+        other.target = target
+        rules = self._candidates(other)
+        if not rules:
+            raise Decline(f"no rule for {op_name}")
+        return self._apply(other, rules)
+
     def call_next(self, node: FxNode) -> Any:
         """What the next rule for the node returns, else its decomposition's result."""
         rest = node._rest
@@ -251,7 +309,7 @@ class DynamoInterpreter:
     # -- no rule -------------------------------------------------------------------------------------------------------
 
     def _without_rule(self, node: FxNode, declined: Sequence[str]) -> Any:
-        results = self._decompose(node)
+        results, failures = self._decompose(node)
         if results is not None:
             return results
         if self._missing_handler is not None:
@@ -261,29 +319,36 @@ class DynamoInterpreter:
                 rule.source = "the hook onnxplug_missing"
                 return self._check(node, rule, self._convert(node, rule))
         place = node.location
-        if declined:
-            place = f"{place} ({'; '.join(declined)})"
+        if declined or failures:
+            place = f"{place} ({'; '.join([*declined, *failures])})"
         name = node.op_name
         if self._decomposing:
             name, place = self._decomposing[0], f"{place} (its decomposition needs {node.op_name})"
         self._missing.setdefault(name, []).append(place)
         # Stand-ins let the walk go on, so that every operator without a rule is found at once.
-        stand_ins = [
-            ir.Value(type=ir.TensorType(s.dtype), shape=ir.Shape(s.shape)) if s is not None else None
-            for s in node.outputs
-        ]
+        stand_ins = [_stand_in(spec) for spec in node.outputs]
         return stand_ins if isinstance(node.fx.meta.get("val"), list | tuple) else stand_ins[0]
 
-    def _decompose(self, node: FxNode) -> Any:
-        function = find_decomposition(node.target, node.op_name, self._decompositions)
-        if function is None or len(self._decomposing) > 16:
-            return None
-        try:
-            module, inputs = trace_decomposition(node.fx, function)
-        except Exception:
-            return None
-        if any(n.target is node.target for n in module.graph.nodes):
-            return None
+    def _decompose(self, node: FxNode) -> tuple[Any, list[str]]:
+        """What the first decomposition that torch can trace gives; ``None`` and why each failed when none does."""
+        failures: list[str] = []
+        if len(self._decomposing) > 16:
+            return None, failures
+        for function in find_decompositions(node.target, node.op_name, self._decompositions):
+            try:
+                module, inputs = trace_decomposition(node.fx, function)
+            except Exception as error:
+                first_line = (str(error).strip() or "no message").splitlines()[0]
+                failures.append(f"its decomposition raised {type(error).__name__}: {first_line}")
+                continue
+            if any(n.target is node.target for n in module.graph.nodes):
+                continue
+            return self._inline_decomposition(node, function, module, inputs), failures
+        return None, failures
+
+    def _inline_decomposition(
+        self, node: FxNode, function: Callable[..., Any], module: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node]
+    ) -> Any:
         outer, self.outer_location = self.outer_location, node.location
         self._decomposing.append(node.op_name)
         try:
@@ -336,11 +401,16 @@ class DynamoInterpreter:
             specs = node.outputs
             if isinstance(results, ir.Value):
                 results = [results]
-            if not isinstance(results, list | tuple) or len(results) < _needed(node.fx, len(specs)):
+            if not isinstance(results, list | tuple) or len(_leaves(results)) < _needed(node.fx, len(specs)):
                 got = len(results) if isinstance(results, list | tuple) else repr(results)
                 raise self._mismatch(node, rule, f"returned {got} results where torch has {len(specs)}")
             if len(results) > len(specs):
                 raise self._mismatch(node, rule, f"returned {len(results)} results where torch has {len(specs)}")
+            if any(isinstance(result, list | tuple) for result in results):
+                # A list among the results, (Tensor, Tensor[]): checked leaf by leaf.
+                for leaf, spec in zip(_leaves(results), specs, strict=False):
+                    self._check_value(node, rule, leaf, spec, 0)
+                return list(results)
             used = _used_indices(node.fx)
             for index, result in enumerate(results):
                 if result is not None or used is None or index in used:
@@ -357,6 +427,11 @@ class DynamoInterpreter:
 
     def _check_value(self, node: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, index: int) -> None:
         if spec is None:
+            return
+        if type(value) is Complex and spec.dtype in PART_DTYPE:
+            part = OutputSpec(PART_DTYPE[spec.dtype], spec.shape)
+            self._check_value(node, rule, value.real, part, index)
+            self._check_value(node, rule, value.imag, part, index)
             return
         if type(value) is not ir.Value:
             what = "None" if value is None else f"a {type(value).__name__} ({value!r})"
@@ -414,6 +489,38 @@ def _used_indices(fx: torch.fx.Node) -> set[int] | None:
         if user.users:
             used.add(user.args[1])
     return used
+
+
+def _leaves(results: Any) -> list[Any]:
+    if isinstance(results, list | tuple):
+        return [leaf for item in results for leaf in _leaves(item)]
+    return [results]
+
+
+def _features(graph: torch.fx.Graph) -> tuple[bool, bool]:
+    """Whether any value of a graph is complex, and whether any is empty. (A complex number shows where it is given.)"""
+    is_complex = empty = False
+    for fx in graph.nodes:
+        val = fx.meta.get("val")
+        for item in val if isinstance(val, list | tuple) else (val,):
+            if isinstance(item, torch.Tensor):
+                is_complex = is_complex or item.dtype.is_complex
+                empty = empty or _is_empty(item)
+    return is_complex, empty
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a size is known to be 0; dynamic sizes are not asked, which would fix them."""
+    return any(type(size) is int and size == 0 for size in tensor.shape)
+
+
+def _stand_in(spec: OutputSpec | None) -> Any:
+    """A value of the dtype and shape that an operator without a rule has."""
+    if spec is None:
+        return None
+    dtype = PART_DTYPE.get(spec.dtype, spec.dtype)
+    parts = [ir.Value(type=ir.TensorType(dtype), shape=ir.Shape(spec.shape)) for _ in range(2)]
+    return Complex(*parts) if spec.dtype in PART_DTYPE else parts[0]
 
 
 def _needed(fx: torch.fx.Node, count: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import onnx_ir as ir
 import torch
 
+from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.interpret.locations import source_location
 from onnxplug.interpret.symbols import Dim, SymbolNames
@@ -141,12 +142,33 @@ class FxNode:
         """What the next rule for this node returns; its decomposition's result when there is no other rule."""
         return self.interpreter.call_next(self)
 
+    def part(self, name: str) -> FxNode:
+        """The same call on real numbers: every complex argument replaced by one of its parts, ``real`` or ``imag``.
+
+        For operators that move elements about, or that are linear in their one complex argument.
+        """
+        args = [_part_of(a, name) for a in self.args]
+        node = FxNode(self.fx, self.op_name.removeprefix(COMPLEX_PREFIX), args, self.interpreter)
+        node._outputs = [
+            spec if spec is None else OutputSpec(PART_DTYPE.get(spec.dtype, spec.dtype), spec.shape)
+            for spec in self.outputs
+        ]
+        return node
+
     def interpret(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
         """Converts another graph (a branch, a loop's body) in place; returns what it returns."""
         return self.interpreter.inline(module.graph, inputs, module)
 
     def __str__(self) -> str:
         return f"{self.op_name} at {self.location}"
+
+
+def _part_of(argument: Any, name: str) -> Any:
+    if isinstance(argument, Complex):
+        return getattr(argument, name)
+    if isinstance(argument, list | tuple):
+        return [_part_of(a, name) for a in argument]
+    return argument
 
 
 def meta_of(argument: Any) -> Any:

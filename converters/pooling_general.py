@@ -1,0 +1,141 @@
+"""Pooling whose windows differ in size or place, and its inverse: gathered by index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
+from onnxplug.converters.convolution import spread
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+_INT64 = ir.DataType.INT64
+
+
+def adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of torch's adaptive windows, floor(i n / o) to ceil((i + 1) n / o), and which of them count: [out, widest].
+
+    A narrower window repeats its last place.
+    """
+    starts = [(i * size) // out for i in range(out)]
+    ends = [-((-(i + 1) * size) // out) for i in range(out)]
+    widest = max(e - s for s, e in zip(starts, ends, strict=True))
+    steps = np.arange(widest)[None, :]
+    first, last = np.array(starts)[:, None], np.array(ends)[:, None] - 1
+    return np.minimum(first + steps, last), first + steps <= last
+
+
+def max_of_windows(
+    g: GraphBuilder, x: Value, sizes: Sequence[int], windows: Sequence[np.ndarray]
+) -> tuple[Value, Value]:
+    """The largest element of each window and its place in the plane; NaN wins.
+
+    Args:
+        g: The builder.
+        x: [batch, channels, *sizes].
+        sizes: Static sizes.
+        windows: For each axis the places of each window, [out, width].
+    """
+    spatial = len(sizes)
+    out = [w.shape[0] for w in windows]
+    places = np.zeros([1] * (2 * spatial), dtype=np.int64)
+    for axis, (size, window) in enumerate(zip(sizes, windows, strict=True)):
+        shape = [1] * (2 * spatial)
+        shape[axis], shape[spatial + axis] = window.shape
+        places = places * size + window.reshape(shape)
+    flat_places = places.reshape(math.prod(out), -1)
+    plane = g.op.Reshape(x, g.const([0, 0, -1]))
+    gathered = g.op.Gather(plane, g.const(flat_places), axis=2)
+    values, chosen = _largest(g, gathered, 3)
+    index = g.op.GatherElements(g.op.Expand(g.const(flat_places[None, None]), g.shape(gathered)), chosen, axis=3)
+    batch = [g.dim(x, 0), g.dim(x, 1)]
+    return g.reshape(squeeze(g, values, 3), [*batch, *out]), g.reshape(squeeze(g, index, 3), [*batch, *out])
+
+
+def _largest(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
+    """The largest along an axis, which stays with size 1, and its place; the first NaN where there is one."""
+    nan = g.cast(g.op.IsNaN(x), ir.DataType.FLOAT)
+    some = g.cast(reduce(g, "ReduceMax", nan, [axis], True), ir.DataType.BOOL)
+    place = g.op.Where(some, g.op.ArgMax(nan, axis=axis, keepdims=1), g.op.ArgMax(x, axis=axis, keepdims=1))
+    return g.op.GatherElements(x, place, axis=axis), place
+
+
+def fractional_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
+
+    Graham (2014): with alpha = (n - k) / (o - 1) window i starts at floor((i + u) alpha) - floor(u alpha), the last one at
+    n - k; u is the random sample of the axis, one for each image and channel, the last axis's first.
+    """
+    x, kernel, out, samples = node.args
+    spatial = 2 if "2d" in node.op_name else 3
+    single = rank_of(x) == spatial + 1
+    x = unsqueeze(g, x, 0) if single else x
+    if rank_of(samples) == 2:
+        samples = unsqueeze(g, samples, 0)
+    kernel, out = spread(kernel, spatial), spread(out, spatial)
+    sizes = g.concrete_shape(list(x.shape or ())[2:], "size of a fractional pool's input")
+    places: Value | None = None
+    for axis, (size, k, o) in enumerate(zip(sizes, kernel, out, strict=True)):
+        # torch computes the places in the dtype of the samples.
+        dtype = samples.dtype
+        u = g.op.Gather(samples, g.const(spatial - 1 - axis), axis=2)
+        starts = _starts(g, u, size, k, o, dtype)
+        window = g.op.Add(unsqueeze(g, starts, 3), g.const(np.arange(k, dtype=np.int64)))
+        axes = [2 + a for a in range(2 * spatial) if a not in (axis, spatial + axis)]
+        window = unsqueeze(g, window, *axes)
+        places = window if places is None else g.op.Add(g.op.Mul(places, g.const(size)), window)
+    assert places is not None
+    batch = [g.dim(x, 0), g.dim(x, 1)]
+    index = g.reshape(places, [*batch, math.prod(out) * math.prod(kernel)])
+    plane = g.op.Reshape(x, g.const([0, 0, -1]))
+    gathered = g.op.GatherElements(plane, index, axis=2)
+    shape = [*batch, math.prod(out), math.prod(kernel)]
+    values, chosen = _largest(g, g.reshape(gathered, shape), 3)
+    picked = g.op.GatherElements(g.reshape(index, shape), chosen, axis=3)
+    results = [g.reshape(squeeze(g, v, 3), [*batch, *out]) for v in (values, picked)]
+    return [squeeze(g, v, 0) if single else v for v in results]
+
+
+def _starts(g: GraphBuilder, u: Value, size: int, k: int, o: int, dtype: ir.DataType | None) -> Value:
+    u = unsqueeze(g, u, 2)
+    if o == 1:
+        return g.cast(g.op.Add(g.op.Mul(u, g.const(0.0, dtype)), g.const(float(size - k), dtype)), _INT64)
+    alpha = g.op.Div(g.const(float(size - k), dtype), g.const(float(o - 1), dtype))
+    steps = g.const(np.arange(o).astype(np.float64), dtype)
+    places = g.op.Sub(g.cast(g.op.Mul(g.op.Add(steps, u), alpha), _INT64), g.cast(g.op.Mul(u, alpha), _INT64))
+    last = g.const(np.arange(o) == o - 1)
+    result: Value = g.op.Where(last, g.const(size - k), places)
+    return result
+
+
+def max_unpool(g: GraphBuilder, node: FxNode) -> Value:
+    """max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor
+
+    Each element goes to its place in an empty plane.
+    """
+    x, indices, size = node.args[:3]
+    spatial = 2 if "2d" in node.op_name else 3
+    single = rank_of(x) == spatial + 1
+    if single:
+        x, indices = unsqueeze(g, x, 0), unsqueeze(g, indices, 0)
+    out = g.concrete_shape(list(size), "output size")
+    batch = [g.dim(x, 0), g.dim(x, 1)]
+    empty = g.op.Expand(g.const(0.0, node.dtype), g.vector([*batch, math.prod(out)]))
+    flat = [g.op.Reshape(v, g.const([0, 0, -1])) for v in (indices, x)]
+    done = g.op.ScatterElements(empty, flat[0], flat[1], axis=2)
+    result = g.reshape(done, [*batch, *out])
+    return squeeze(g, result, 0) if single else result
+
+
+RULES: list[Rule] = [
+    Rule("aten::fractional_max_pool2d.default", fractional_max_pool),
+    Rule("aten::fractional_max_pool3d.default", fractional_max_pool),
+    Rule("aten::max_unpool2d.default", max_unpool),
+    Rule("aten::max_unpool3d.default", max_unpool),
+]

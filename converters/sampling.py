@@ -1,0 +1,48 @@
+"""Sampling at given places: grids."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of
+from onnxplug.errors import Decline, Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+_PADDING = ("zeros", "border", "reflection")
+
+
+def grid_sampler(modes: tuple[str, str, str]) -> Converter:
+    """grid_sampler: by ONNX's GridSample, whose modes have other names since opset 20."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, grid, mode, padding, corners = node.args
+        if rank_of(x) == 5 and mode == 2:
+            raise Unsupported("cubic interpolation of a volume: torch itself refuses it")
+        dtype = node.dtype
+        if dtype == ir.DataType.DOUBLE:
+            # ONNX Runtime computes grids in float; the decomposition keeps the precision.
+            raise Decline("double precision")
+        inner = ir.DataType.FLOAT
+        result = g.op.GridSample(
+            g.cast(x, inner),
+            g.cast(grid, inner),
+            mode=modes[mode],
+            padding_mode=_PADDING[padding],
+            align_corners=int(corners),
+        )
+        return g.cast(result, dtype)
+
+    convert.__name__ = convert.__qualname__ = "grid_sampler"
+    return convert
+
+
+_EARLY, _LATE = grid_sampler(("bilinear", "nearest", "bicubic")), grid_sampler(("linear", "nearest", "cubic"))
+
+RULES: list[Rule] = [
+    Rule("aten::grid_sampler_2d.default", _EARLY, opset=(16, 19)),
+    Rule("aten::grid_sampler_2d.default", _LATE, opset=(20, None)),
+    Rule("aten::grid_sampler_3d.default", _LATE, opset=(20, None)),
+]
