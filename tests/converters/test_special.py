@@ -56,6 +56,11 @@ def test_on_the_line(name: str) -> None:
     check(LINES[name], LINE, others=others, dynamic=True)
 
 
+def test_gelu_in_float64() -> None:
+    x = torch.tensor([-30.0, -6.0, -1.0, -0.0, 1e-9, 0.5, 3.0, 40.0, INF, NAN], dtype=torch.float64)
+    check(torch.nn.functional.gelu, x, others=[(x.flip(0),)])
+
+
 @pytest.mark.parametrize("name", ["erf", "bessel_j1", "erfinv", "digamma"])
 def test_negative_zero(name: str) -> None:
     function = UNITS.get(name) or LINES[name]
