@@ -11,7 +11,9 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import normalize_axis, rank_of
 from onnxplug.converters._promote import operand
+from onnxplug.converters._real import Real
 from onnxplug.converters.exponential import expm1_of
+from onnxplug.converters.special import erf
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -82,8 +84,7 @@ def gelu_plain(g: GraphBuilder, node: FxNode) -> Value:
         bend = g.op.Tanh(inside)
     else:
         scaled = g.op.Mul(x, g.const(1 / math.sqrt(2), dtype))
-        # ONNX Runtime has Erf in float alone.
-        bend = g.cast(g.op.Erf(g.cast(scaled, _FLOAT)), dtype)
+        bend = erf(Real(g, scaled, dtype)).value
     result = g.op.Mul(g.op.Mul(x, g.const(0.5, dtype)), g.op.Add(bend, g.const(1.0, dtype)))
     return g.cast(result, node.dtype)
 

@@ -252,7 +252,7 @@ def unary(op_type: str) -> Converter:
 
 #: ONNX Runtime has these for float (and double) alone, or loses precision in half.
 _FLOAT_ONLY = frozenset(
-    ["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Erf", "Log", "Exp"]
+    ["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Log", "Exp"]
 )
 
 
@@ -442,22 +442,12 @@ def _clamp(g: GraphBuilder, node: FxNode, x: Value, low: Any, high: Any) -> Valu
     return clamped if high is None else compute(g, "Min", dtype, clamped, high)
 
 
-def logit(g: GraphBuilder, node: FxNode) -> Value:
-    """logit(Tensor self, float? eps=None) -> Tensor"""
-    x, eps = node.args
-    x = operand(g, x, node.dtype)
-    if eps is not None:
-        x = g.op.Clip(x, g.const(eps, node.dtype), g.const(1.0 - eps, node.dtype))
-    result: Value = g.op.Log(g.op.Div(x, g.op.Sub(g.const(1.0, node.dtype), x)))
-    return result
-
-
 def _table(names: str, overloads: str, convert: Callable[..., Any]) -> list[Rule]:
     return [Rule(f"aten::{name}.{overload}", convert) for name in names.split() for overload in overloads.split()]
 
 
 _UNARY = {
-    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos", "erf": "Erf",
+    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos",
     "tanh": "Tanh", "sigmoid": "Sigmoid",
 }  # fmt: skip
 
@@ -496,7 +486,6 @@ RULES: list[Rule] = [
     *_table("clamp clip", "default Tensor", clamp),
     *_table("clamp_min", "default Tensor", clamp_min),
     *_table("clamp_max", "default Tensor", clamp_max),
-    Rule("aten::logit.default", logit),
 ]
 
 __all__ = ["RULES", "common_dtype", "compute", "truncated"]

@@ -183,12 +183,15 @@ def _measure(op: Any, dtype: torch.dtype, module: Sample, opset: int | None, dyn
 
 def _other_sizes(program: Any, module: Sample, dtype: torch.dtype, name: str, random_op: str) -> Outcome | None:
     """The exported program at sizes that it was not exported with; ``None`` when torch accepts no others."""
-    from onnxplug.run.inputs import resized_inputs
+    from onnxplug.run.inputs import generated_inputs
 
-    for change in (1, 2, -1):
-        inputs = resized_inputs(program, change)
-        if inputs is None:
+    exported = program.exported_program
+    values = [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
+    for number in range(3):
+        fresh, sizes = generated_inputs(list(module.inputs()), values, exported.range_constraints, number)
+        if not sizes:
             return None
+        inputs = tuple(fresh)
         try:
             seed()
             expected = module(*copy.deepcopy(inputs))

@@ -13,6 +13,12 @@ TOLERANCES: dict[str, tuple[torch.dtype | None, float, float, str]] = {
         3e-5,
         "sixteen weights, rounded elsewhere than torch's",
     ),
+    "special.hermite_polynomial_he": (
+        torch.float32,
+        2e-5,
+        1e-5,
+        "torch's recurrence in float32 loses 4 digits to cancellation near the zeros; ours, in float64, doesn't",
+    ),
 }
 
 
