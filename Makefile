@@ -3,6 +3,7 @@
 #   make demo     export a pretrained sentence encoder, verify it, use it
 #   make test     the tests                  make lint     style problems (and formatting)
 #   make zoo      whole models, in full      make types    static types
+#   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make bench    conversion times           make format   rewrite files in the project's format
 #   make clean    remove what was built
 #
@@ -25,7 +26,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test zoo bench lint format types clean
+.PHONY: help demo test zoo opdb bench lint format types clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,6 +42,10 @@ test: $(VENV)/installed
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"
 	@$(PYTEST) -n 2 --dist worksteal -m long $(PYTEST_FLAGS)
+
+opdb: $(VENV)/installed
+	@echo "==> torch's operator database: about 20 minutes, two workers"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.opdb.report
 
 bench: $(VENV)/installed
 	@echo "==> Benchmarks against torch.onnx, one thread"

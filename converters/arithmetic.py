@@ -22,6 +22,10 @@ _WIDE = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Value:
     """An arithmetic node in a dtype that ONNX Runtime computes in; small integers go through int32 and wrap back."""
+    if dtype == _BOOL:
+        logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
+        truth: Value = getattr(g.op, logical)(*operands(g, *args, dtype=_BOOL))
+        return truth
     inner = dtype
     if dtype.is_integer() and dtype not in _WIDE:
         inner = ir.DataType.INT64 if dtype.bitwidth > 16 else ir.DataType.INT32

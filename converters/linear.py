@@ -11,6 +11,8 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
 from onnxplug.converters._promote import operand
+from onnxplug.converters.arithmetic import compute
+from onnxplug.converters.comparison import comparable
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -67,8 +69,7 @@ def inner(g: GraphBuilder, node: FxNode) -> Value:
 def outer(g: GraphBuilder, node: FxNode) -> Value:
     """outer(Tensor self, Tensor vec2) -> Tensor"""
     x, y = (operand(g, v, node.dtype) for v in node.args)
-    result: Value = g.op.Mul(unsqueeze(g, x, 1), unsqueeze(g, y, 0))
-    return result
+    return compute(g, "Mul", node.dtype, unsqueeze(g, x, 1), unsqueeze(g, y, 0))
 
 
 def _combined(g: GraphBuilder, node: FxNode, bias: Value, multiplied: Value, beta: Any, alpha: Any) -> Value:
@@ -108,7 +109,7 @@ def addbmm(g: GraphBuilder, node: FxNode) -> Value:
     The products summed over the batch.
     """
     bias, a, b, beta, alpha = node.args
-    inner = node.dtype if not node.dtype.is_floating_point() or node.dtype in _GEMM else ir.DataType.FLOAT
+    inner = comparable(node.dtype)
     total = reduce(g, "ReduceSum", product(g, g.cast(a, inner), g.cast(b, inner)), [0], False)
     return _combined(g, node, bias, g.cast(total, node.dtype), beta, alpha)
 
@@ -117,6 +118,7 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"""
     equation, tensors = node.args[:2]
     plain = equation.replace(" ", "")
+    tensors = [g.cast(x, node.dtype) for x in tensors]
     if node.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, *_WIDE):
         lowered = [g.cast(x, ir.DataType.FLOAT) for x in tensors]
         return g.cast(g.op.Einsum(*lowered, equation=plain), node.dtype)
@@ -131,11 +133,13 @@ def bilinear(g: GraphBuilder, node: FxNode) -> Value:
     """bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor"""
     x, y, weight, bias = node.args
     # y_o = x W_o y: for each output one product from the left, then a sum over the second input's features.
+    inner = comparable(node.dtype)
+    x, y, weight = (g.cast(v, inner) for v in (x, y, weight))
     left = g.op.MatMul(unsqueeze(g, x, rank_of(x) - 1, rank_of(x)), weight)
     column = g.op.Unsqueeze(unsqueeze(g, y, rank_of(y) - 1), [rank_of(y) + 1])
     last = rank_of(x)
     result: Value = squeeze(g, g.op.MatMul(left, column), last, last + 1)
-    return result if bias is None else g.op.Add(result, bias)
+    return g.cast(result if bias is None else g.op.Add(result, g.cast(bias, inner)), node.dtype)
 
 
 RULES: list[Rule] = [

@@ -20,6 +20,11 @@ def _resize(
     g: GraphBuilder, x: Value, size: Sequence[Any] | None, scales: Sequence[float] | None, **named: Any
 ) -> Value:
     """Resize by factors where torch maps coordinates by them, else to sizes."""
+    dtype = x.dtype
+    if dtype is not None and dtype.is_integer() and named["mode"] != "nearest":
+        # torch rounds bytes, ONNX Runtime cuts them off.
+        smooth = _resize(g, g.cast(x, ir.DataType.FLOAT), size, scales, **named)
+        return g.cast(g.op.Clip(g.op.Round(smooth), g.const(0.0), g.const(255.0)), dtype)
     if scales is not None and all(s is not None for s in scales):
         factors = g.const(np.array([1.0, 1.0, *scales]), ir.DataType.FLOAT)
         result: Value = g.op.Resize(x, None, factors, **named)
@@ -110,6 +115,8 @@ def _by_weights(
         order = [a for a in range(rank) if a != axis] + [axis]
         product = g.op.MatMul(g.op.Transpose(result, perm=order), g.const(weights.T, inner))
         result = g.op.Transpose(product, perm=[order.index(a) for a in range(rank)])
+    if node.dtype.is_integer():
+        result = g.op.Clip(g.op.Round(result), g.const(0.0, inner), g.const(255.0, inner))
     return g.cast(result, node.dtype)
 
 

@@ -207,7 +207,14 @@ def item(g: GraphBuilder, node: FxNode) -> Value:
 _ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul"}
 _COMPARE = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
 
+
+def storage_offset(g: GraphBuilder, node: FxNode) -> Any:
+    """sym_storage_offset(Tensor self) -> SymInt"""
+    return int(node.meta(0).storage_offset())
+
+
 RULES: list[Rule] = [
+    Rule("aten::sym_storage_offset.default", storage_offset),
     *[Rule(f"_operator::{name}", arithmetic(op)) for name, op in _ARITHMETIC.items()],
     Rule("_operator::floordiv", floordiv),
     Rule("_operator::truediv", truediv),

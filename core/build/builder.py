@@ -21,6 +21,7 @@ Value = ir.Value
 Input = Any
 """What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
 
+_BFLOAT16 = ir.DataType.BFLOAT16
 _GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 
 
@@ -136,6 +137,10 @@ class GraphBuilder(ShapeMixin):
             raise ConversionError(
                 f"{spec.op_type} takes {spec.min_inputs} to {spec.max_inputs} inputs, got {len(values)}"
             )
+        if spec.no_bfloat16 and any(v is not None and v.dtype == _BFLOAT16 for v in values):
+            widened = self._in_float(spec, values, attributes, outputs)
+            if widened is not None:
+                return widened
         attrs = {k: self._as_attribute(spec, k, v) for k, v in attributes.items() if v is not None}
         for name in spec.required_attributes:
             if name not in attrs:
@@ -152,6 +157,31 @@ class GraphBuilder(ShapeMixin):
             if seen is not None:
                 return seen[0] if outputs == 1 else seen
         return self._append(spec, values, attrs, raw, outputs, key)
+
+    def _in_float(
+        self, spec: OpSpec, values: Sequence[Value | None], attributes: Mapping[str, Any], outputs: int
+    ) -> Any:
+        """The operator in float, where its schema excludes bfloat16; ``None`` where it doesn't."""
+        groups = {
+            spec.group_of(i)
+            for i, v in enumerate(values)
+            if v is not None and v.dtype == _BFLOAT16 and spec.group_of(i) in spec.no_bfloat16
+        }
+        if not groups:
+            return None
+        wide = [
+            self.cast(v, ir.DataType.FLOAT)
+            if v is not None and v.dtype == _BFLOAT16 and spec.group_of(i) in groups
+            else v
+            for i, v in enumerate(values)
+        ]
+        results = self.emit(spec, wide, attributes, outputs)
+        several = (results,) if outputs == 1 else results
+        back = [
+            self.cast(v, _BFLOAT16) if i < len(spec.output_groups) and spec.output_groups[i] in groups else v
+            for i, v in enumerate(several)
+        ]
+        return back[0] if outputs == 1 else tuple(back)
 
     def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
         if spec.simplify is not None:

@@ -57,6 +57,7 @@ class OpSpec:
         "max_outputs",
         "min_inputs",
         "min_outputs",
+        "no_bfloat16",
         "op_type",
         "output_groups",
         "pure",
@@ -75,6 +76,8 @@ class OpSpec:
         self.attributes: dict[str, ir.AttributeType] = {}
         self.required_attributes: tuple[str, ...] = ()
         self.input_groups: list[str] = []
+        #: Type variables that may not be bfloat16.
+        self.no_bfloat16: frozenset[str] = frozenset()
         self.input_dtypes: list[ir.DataType | None] = []
         self.output_groups: list[str | ir.DataType | None] = []
         self.variadic_input = self.variadic_output = schema is None
@@ -94,6 +97,7 @@ class OpSpec:
         self.min_inputs, self.max_inputs = schema.min_input, schema.max_input
         self.min_outputs, self.max_outputs = schema.min_output, schema.max_output
         variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+        self.no_bfloat16 = frozenset(g for g, allowed in constraints.items() if "tensor(bfloat16)" not in allowed)
         for formal in schema.inputs:
             group = formal.type_str
             # A variadic input that may mix types (If, Loop) has no dtype in common.

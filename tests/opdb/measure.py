@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import random
 import time
@@ -178,7 +179,24 @@ def _measure(op: Any, dtype: torch.dtype, module: Sample, opset: int | None, dyn
         if second is not None:
             outcome = second
     outcome.conversion_seconds = seconds
+    outcome.how = _how(program)
     return outcome
+
+
+@functools.cache
+def _builtin() -> Any:
+    from onnxplug.plugins.manager import registry_for
+
+    return registry_for(plugins=[])[0]
+
+
+def _how(program: Any) -> str:
+    """``rule`` when every operator of the captured graph has one, else ``decomposition``."""
+    targets = {node.target for node in program.exported_program.graph.nodes if node.op == "call_function"}
+    names = [str(t._schema.name) for t in targets if isinstance(t, torch._ops.OpOverload)]
+    known = _builtin().operators()
+    packets = {op.removeprefix("complex:").partition(".")[0] for op in known}
+    return "rule" if all(name in packets for name in names) else "decomposition"
 
 
 def _other_sizes(program: Any, module: Sample, dtype: torch.dtype, name: str, random_op: str) -> Outcome | None:
