@@ -20,7 +20,7 @@ from onnxplug.converters._axes import normalize_axes, rank_of
 from onnxplug.converters._complex import c_conj
 from onnxplug.converters.slicing import slice_axis
 from onnxplug.interpret.node import FxNode
-from onnxplug.registry.rule import Rule
+from onnxplug.registry.rule import Converter, Rule
 
 _DOUBLE = ir.DataType.DOUBLE
 #: Up to this size, where it is no power of two, a transform is a product with its matrix. ONNX Runtime's DFT computes such
@@ -199,7 +199,121 @@ def prims_c2r(g: GraphBuilder, node: FxNode) -> Value:
     return _complex_to_real(g, x, axes, 0, size)
 
 
+# -- torch.fft, sizes of the transform given or not ---------------------------------------------------------------------
+
+
+def _fitted(g: GraphBuilder, x: Any, axis: int, size: Any) -> Any:
+    """Cut off or filled up with zeros at the end of an axis."""
+    if isinstance(x, Complex):
+        return Complex(_fitted(g, x.real, axis, size), _fitted(g, x.imag, axis, size))
+    have = g.dim(x, axis)
+    if isinstance(have, int) and isinstance(size, int):
+        if size == have:
+            return x
+        if size < have:
+            return slice_axis(g, x, axis, 0, size)
+    shape: list[Any] = [*g.dims(x)]
+    shape[axis] = size
+    longer = g.op.Concat(x, g.op.Expand(g.const(0.0, x.dtype), g.vector(shape)), axis=axis)
+    return slice_axis(g, longer, axis, 0, size)
+
+
+def _normalization(norm: str | None, forward: bool) -> int:
+    """torch's enumeration: the whole factor belongs to the inverse transform, unless ``forward`` says otherwise."""
+    if norm == "ortho":
+        return 1
+    return 2 if (norm == "forward") is forward else 0
+
+
+def _axes_and_sizes(g: GraphBuilder, x: Any, sizes: Any, axes: Any) -> tuple[list[int], list[Any]]:
+    """Non-negative axes and the size of the transform along each; -1 stands for the axis's own size."""
+    part = x.real if isinstance(x, Complex) else x
+    rank = rank_of(part)
+    if axes is None:
+        axes = range(rank) if sizes is None else range(rank - len(sizes), rank)
+    over = [a % rank for a in axes]
+    given = [-1] * len(over) if sizes is None else list(sizes)
+    return over, [g.dim(part, a) if isinstance(s, int) and s == -1 else s for a, s in zip(over, given, strict=True)]
+
+
+def _arguments(g: GraphBuilder, node: FxNode) -> tuple[Any, list[int], list[Any], bool, str | None]:
+    """Tensor, axes, sizes, whether sizes were given, and norm of every function of torch.fft."""
+    named = node.kwargs
+    dtype = PART_DTYPE.get(node.dtype, node.dtype)
+    x = node.args[0]
+    x = Complex(g.cast(x.real, dtype), g.cast(x.imag, dtype)) if isinstance(x, Complex) else g.cast(x, dtype)
+    if "n" in named:
+        sizes, axes = None if named["n"] is None else [named["n"]], [named["dim"]]
+    else:
+        sizes, axes = named["s"], named["dim"]
+    over, chosen = _axes_and_sizes(g, x, sizes, axes)
+    return x, over, chosen, sizes is not None and not (isinstance(sizes[-1], int) and sizes[-1] == -1), named["norm"]
+
+
+def complex_transform(forward: bool) -> Converter:
+    """fft, ifft and their forms of two and n axes."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Complex:
+        x, axes, sizes, _, norm = _arguments(g, node)
+        for axis, size in zip(axes, sizes, strict=True):
+            x = _fitted(g, x, axis, size)
+        x = x if isinstance(x, Complex) else Complex(x, _zero(g, x))
+        return _complex_to_complex(g, x, axes, _normalization(norm, forward), forward)
+
+    convert.__name__ = convert.__qualname__ = "fft" if forward else "ifft"
+    return convert
+
+
+def real_transform(forward: bool) -> Converter:
+    """rfft and ihfft: of real numbers half the spectrum, of ihfft its conjugate."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Complex:
+        x, axes, sizes, _, norm = _arguments(g, node)
+        for axis, size in zip(axes, sizes, strict=True):
+            x = _fitted(g, x, axis, size)
+        result = _real_to_complex(g, x, axes, _normalization(norm, forward), True)
+        return result if forward else c_conj(g, result)
+
+    convert.__name__ = convert.__qualname__ = "rfft" if forward else "ihfft"
+    return convert
+
+
+def half_spectrum_transform(forward: bool) -> Converter:
+    """irfft and hfft: of half a spectrum real numbers; hfft is the inverse transform of the conjugate."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, axes, sizes, given, norm = _arguments(g, node)
+        x = x if isinstance(x, Complex) else Complex(x, _zero(g, x))
+        last = sizes[-1]
+        if not given:
+            # All that the half spectrum determines: 2 (m - 1).
+            last = 2 * (last - 1) if isinstance(last, int) else g.op.Mul(g.op.Sub(last, g.const(1)), g.const(2))
+        half = last // 2 + 1 if isinstance(last, int) else g.op.Add(g.op.Div(last, g.const(2)), g.const(1))
+        for axis, size in zip(axes, [*sizes[:-1], half], strict=True):
+            x = _fitted(g, x, axis, size)
+        x = c_conj(g, x) if forward else x
+        return _complex_to_real(g, x, axes, _normalization(norm, forward), last)
+
+    convert.__name__ = convert.__qualname__ = "hfft" if forward else "irfft"
+    return convert
+
+
+def _functions(name: str, convert: Converter) -> list[Rule]:
+    return [Rule(f"complex:aten::fft_{name}{form}.default", convert) for form in ("", "2", "n")]
+
+
 RULES: list[Rule] = [
+    *_functions("fft", complex_transform(forward=True)),
+    *_functions("ifft", complex_transform(forward=False)),
+    *_functions("rfft", real_transform(forward=True)),
+    *_functions("ihfft", real_transform(forward=False)),
+    *_functions("irfft", half_spectrum_transform(forward=False)),
+    *_functions("hfft", half_spectrum_transform(forward=True)),
+    *[
+        Rule(f"aten::fft_{name}{form}.default", half_spectrum_transform(forward=name == "hfft"))
+        for name in ("irfft", "hfft")
+        for form in ("", "2", "n")
+    ],
     Rule("complex:aten::_fft_c2c.default", fft_c2c),
     Rule("complex:aten::_fft_r2c.default", fft_r2c),
     Rule("complex:aten::_fft_c2r.default", fft_c2r),

@@ -143,21 +143,28 @@ def native_group_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 def instance_norm(g: GraphBuilder, node: FxNode) -> Value:
     """instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"""  # noqa: E501
     x, weight, bias, mean, variance, use_input, _, eps = node.args[:8]
-    channels = g.concrete_shape([g.dim(x, 1)], "number of channels")[0]
     if not use_input and mean is not None:
         return _batch_norm(g, x, weight, bias, mean, variance, eps)
-    ones = operand(g, weight, node.dtype) if weight is not None else g.const(np.ones(channels), node.dtype)
-    zeros = operand(g, bias, node.dtype) if bias is not None else g.const(np.zeros(channels), node.dtype)
+    channels = g.dim(x, 1)
+    ones = operand(g, weight, node.dtype) if weight is not None else _row(g, channels, 1.0, node.dtype)
+    zeros = operand(g, bias, node.dtype) if bias is not None else _row(g, channels, 0.0, node.dtype)
     result: Value = g.op.InstanceNormalization(x, ones, zeros, epsilon=eps)
+    return result
+
+
+def _row(g: GraphBuilder, channels: int | Value, value: float, dtype: ir.DataType) -> Value:
+    """One number for each channel."""
+    if isinstance(channels, int):
+        return g.const(np.full(channels, value), dtype)
+    result: Value = g.op.Expand(g.const(value, dtype), g.as_vector(channels))
     return result
 
 
 def _batch_norm(g: GraphBuilder, x: Value, weight: Any, bias: Any, mean: Value, variance: Value, eps: float) -> Value:
     dtype = x.dtype
     assert dtype is not None and mean.dtype is not None
-    channels = g.concrete_shape(mean, "running_mean")[0]
-    weight = weight if weight is not None else g.const(np.ones(channels), mean.dtype)
-    bias = bias if bias is not None else g.const(np.zeros(channels), mean.dtype)
+    weight = weight if weight is not None else _row(g, g.dim(mean, 0), 1.0, mean.dtype)
+    bias = bias if bias is not None else _row(g, g.dim(mean, 0), 0.0, mean.dtype)
     if dtype in _HALVES or any(v.dtype != dtype for v in (weight, bias, mean, variance)):
         wide = _wide(dtype)
         values = [g.cast(v, wide) for v in (x, weight, bias, mean, variance)]

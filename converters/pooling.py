@@ -11,9 +11,16 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
+from onnxplug.converters.comparison import comparable
 from onnxplug.converters.convolution import spread
-from onnxplug.converters.pooling_general import adaptive_windows, max_of_windows
+from onnxplug.converters.pooling_general import (
+    adaptive_mask,
+    adaptive_max_dynamic,
+    adaptive_windows,
+    average_dynamic,
+    max_of_windows,
+)
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -135,7 +142,8 @@ def avg_pool(g: GraphBuilder, node: FxNode) -> Value:
     if ceil:
         extra = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, [1] * spatial)
         if extra is None:
-            raise Unsupported("avg_pool with ceil_mode of a dynamic size")
+            result = average_dynamic(g, x, kernel, stride, pads, include, divisor)
+            return squeeze(g, result, 0) if single else result
         if any(extra) and include and divisor is None and any(pads):
             full = [0, 0, *pads, 0, 0, *pads]
             x = g.op.Pad(x, g.const(full), g.const(0.0, x.dtype))
@@ -145,7 +153,7 @@ def avg_pool(g: GraphBuilder, node: FxNode) -> Value:
             ends = [p + e for p, e in zip(pads, extra, strict=True)]
             include = include and not any(extra)
     counted = include or divisor is not None
-    result: Value = g.op.AveragePool(
+    result = g.op.AveragePool(
         x, kernel_shape=kernel, strides=stride, pads=[*pads, *ends], count_include_pad=int(counted)
     )
     if divisor is not None:
@@ -165,9 +173,9 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode) -> Value:
     if all(o == 1 for o in out):
         result: Value = g.op.GlobalAveragePool(x)
         return squeeze(g, result, 0) if single else result
-    sizes = g.concrete_shape(list(x.shape or ())[2:], "size of an adaptive pool's input")
-    if all(o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
-        kernel = [s // o for s, o in zip(sizes, out, strict=True)]
+    sizes = g.dims(x)[2:]
+    if all(isinstance(s, int) and o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
+        kernel = [int(s) // o for s, o in zip(sizes, out, strict=True) if isinstance(s, int)]
         result = g.op.AveragePool(x, kernel_shape=kernel, strides=kernel)
     else:
         result = x
@@ -176,7 +184,9 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode) -> Value:
             last = rank_of(x) - 1
             order = [a for a in range(rank_of(x)) if a != axis] + [axis]
             moved = g.op.Transpose(result, perm=order)
-            moved = g.op.MatMul(moved, g.const(_windows(s, o), node.dtype))
+            inner = comparable(node.dtype)
+            weights = g.const(_windows(s, o), inner) if isinstance(s, int) else _mean_windows(g, s, o, inner)
+            moved = g.cast(g.op.MatMul(g.cast(moved, inner), weights), node.dtype)
             back = [order.index(a) for a in range(last + 1)]
             result = g.op.Transpose(moved, perm=back)
     return squeeze(g, result, 0) if single else result
@@ -191,12 +201,23 @@ def _windows(size: int, out: int) -> np.ndarray:
     return weights
 
 
+def _mean_windows(g: GraphBuilder, size: Value, out: int, dtype: ir.DataType) -> Value:
+    """As :func:`_windows`, of a size that is only known at run time."""
+    inside = adaptive_mask(g, size, out)
+    weights = g.cast(inside, dtype)
+    count = reduce(g, "ReduceSum", weights, [1], True)
+    result: Value = g.op.Transpose(g.op.Div(weights, count), perm=[1, 0])
+    return result
+
+
 def adaptive_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
     x, size = node.args
     spatial = _spatial_rank(node)
     out = g.concrete_shape(spread(size, spatial), "output size")
     x, single = _batched(g, x, spatial)
+    if not all(isinstance(s, int) for s in list(x.shape or ())[2:]):
+        return [squeeze(g, v, 0) if single else v for v in adaptive_max_dynamic(g, x, out)]
     sizes = g.concrete_shape(list(x.shape or ())[2:], "size of an adaptive pool's input")
     if not all(o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
         windows = [adaptive_windows(s, o)[0] for s, o in zip(sizes, out, strict=True)]

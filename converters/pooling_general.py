@@ -58,6 +58,82 @@ def max_of_windows(
     return g.reshape(squeeze(g, values, 3), [*batch, *out]), g.reshape(squeeze(g, index, 3), [*batch, *out])
 
 
+def adaptive_mask(g: GraphBuilder, size: Value, out: int) -> Value:
+    """Which places of an axis lie in each of torch's adaptive windows, floor(i n / o) to ceil((i + 1) n / o): [out, n]."""
+    index = g.const(np.arange(out, dtype=np.int64).reshape(-1, 1))
+    count = g.const(out)
+    first = g.op.Div(g.op.Mul(index, size), count)
+    last = g.op.Div(g.op.Add(g.op.Mul(g.op.Add(index, g.const(1)), size), g.const(out - 1)), count)
+    place = unsqueeze(g, g.op.Range(g.const(0), size, g.const(1)), 0)
+    result: Value = g.op.And(g.op.GreaterOrEqual(place, first), g.op.Less(place, last))
+    return result
+
+
+def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int]) -> list[Value]:
+    """Adaptive max pool of sizes that are only known at run time: an axis at a time, the last one first.
+
+    Of equal elements that keeps the one that comes first in the plane.
+    """
+    assert x.dtype is not None
+    rank = rank_of(x)
+    plane = g.const(1)
+    for axis in range(2, rank):
+        plane = g.op.Mul(plane, g.as_scalar(g.dim(x, axis)))
+    spatial = g.op.Slice(g.shape(x), g.const([2]), g.const([rank]))
+    places = g.op.Reshape(g.op.Range(g.const(0), plane, g.const(1)), spatial)
+    index = g.op.Expand(places, g.shape(x))
+    for axis in range(rank - 1, 1, -1):
+        order = [a for a in range(rank) if a != axis] + [axis]
+        back = [order.index(a) for a in range(rank)]
+        size = g.as_scalar(g.dim(x, axis))
+        moved, moved_index = (unsqueeze(g, g.op.Transpose(v, perm=order), rank - 1) for v in (x, index))
+        shown = g.op.Where(adaptive_mask(g, size, out[axis - 2]), moved, g.const(float("-inf"), x.dtype))
+        values, chosen = _largest(g, shown, rank)
+        picked = g.op.GatherElements(g.op.Expand(moved_index, g.op.Shape(shown)), chosen, axis=rank)
+        x, index = (g.op.Transpose(squeeze(g, v, rank), perm=back) for v in (values, picked))
+    return [x, index]
+
+
+def average_dynamic(
+    g: GraphBuilder,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[int],
+    include: bool,
+    divisor: int | None,
+) -> Value:
+    """avg_pool in ceil_mode of sizes that are only known at run time.
+
+    What ceil_mode adds at the end is worked out at run time: torch rounds the number of windows up, and drops a last one
+    that would start in the padding. A mean divides by the mean of a mask, which is 1 where an element counts.
+    """
+    assert x.dtype is not None
+    spatial = len(kernel)
+    extra = []
+    for axis, (k, s, p) in enumerate(zip(kernel, stride, pads, strict=True)):
+        size = g.as_scalar(g.dim(x, 2 + axis))
+        windows = g.op.Div(g.op.Add(size, g.const(2 * p - k + s - 1)), g.const(s))
+        starts_late = g.op.GreaterOrEqual(g.op.Mul(windows, g.const(s)), g.op.Add(size, g.const(p)))
+        windows = g.op.Sub(windows, g.cast(starts_late, _INT64))
+        more = g.op.Sub(g.op.Add(g.op.Mul(windows, g.const(s)), g.const(k - 2 * p)), size)
+        extra.append(g.op.Max(more, g.const(0)))
+    zero = g.const(0.0, x.dtype)
+    named = {"kernel_shape": list(kernel), "strides": list(stride)}
+    ends = [g.op.Add(e, g.const(p)) for e, p in zip(extra, pads, strict=True)]
+    mean = g.op.AveragePool(g.op.Pad(x, g.vector([0, 0, *pads, 0, 0, *ends]), zero), **named)
+    if divisor is not None:
+        result: Value = g.op.Mul(mean, g.const(math.prod(kernel) / divisor, x.dtype))
+        return result
+    inner = [g.dim(x, 2 + a) for a in range(spatial)]
+    ones = g.op.Expand(g.const(1.0, x.dtype), g.vector([1, 1, *inner]))
+    padding = g.vector([0, 0, *pads, 0, 0, *pads])
+    mask = g.op.Pad(ones, padding, g.const(1.0 if include else 0.0, x.dtype))
+    mask = g.op.Pad(mask, g.vector([0, 0, *[0] * spatial, 0, 0, *extra]), zero)
+    result = g.op.Div(mean, g.op.AveragePool(mask, **named))
+    return result
+
+
 def _largest(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
     """The largest along an axis, which stays with size 1, and its place; the first NaN where there is one."""
     nan = g.cast(g.op.IsNaN(x), ir.DataType.FLOAT)

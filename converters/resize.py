@@ -200,10 +200,12 @@ def pixel_unshuffle(g: GraphBuilder, node: FxNode) -> Value:
     x, factor = node.args
     if rank_of(x) != 4:
         raise Unsupported("pixel_unshuffle of a tensor whose rank is not 4")
-    channels, height, width = g.concrete_shape(list(x.shape or ())[1:], "shape")
-    rows = g.reshape(x, [g.dim(x, 0), channels, height // factor, factor, width // factor, factor])
+    batch, channels = g.dim(x, 0), g.dim(x, 1)
+    height, width = (s // factor if isinstance(s, int) else g.op.Div(s, g.const(factor)) for s in g.dims(x)[2:])
+    rows = g.reshape(x, [batch, channels, height, factor, width, factor])
     moved = g.op.Transpose(rows, perm=[0, 1, 3, 5, 2, 4])
-    return g.reshape(moved, [g.dim(x, 0), channels * factor * factor, height // factor, width // factor])
+    many = channels * factor**2 if isinstance(channels, int) else g.op.Mul(channels, g.const(factor**2))
+    return g.reshape(moved, [batch, many, height, width])
 
 
 def _forms(name: str, convert: Converter) -> list[Rule]:

@@ -66,6 +66,8 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
     inputs = [known[node] for node in dynamic]
     fake_modes = {v.fake_mode for v in known.values() if isinstance(v, torch._subclasses.FakeTensor)}
     mode: Any = next(iter(fake_modes), None) or FakeTensorMode()
+    shape_env = getattr(mode, "shape_env", None)
+    known_guards = len(shape_env.guards) if shape_env is not None else 0
     with mode, torch.no_grad():
         # Before dispatch, composite operators inside stay whole, so that their own rules get them.
         module = make_fx(call, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
@@ -81,7 +83,30 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
                 )
         else:
             module = torch.fx.GraphModule(module, done[0])
+    if shape_env is not None:
+        _refuse_guards(shape_env, known_guards)
     return module, list(dynamic)
+
+
+def _refuse_guards(shape_env: Any, known: int) -> None:
+    """Refuses a trace that holds for some sizes alone: torch added conditions on dynamic sizes while it traced.
+
+    That a size is not 1 is no such condition: what follows of it (no broadcasting) ONNX's operators settle at run time.
+
+    Raises:
+        ValueError: Names the first of the conditions.
+    """
+    import sympy
+
+    for guard in shape_env.guards[known:]:
+        expr = guard.expr
+        if isinstance(expr, sympy.Ne) and expr.args[1] in (0, 1):
+            continue
+        if isinstance(expr, sympy.Ge | sympy.Gt) and expr.args[1].is_number and expr.args[1] <= 2:
+            continue
+        if isinstance(expr, sympy.Le | sympy.Lt) and expr.args[0].is_number and expr.args[0] <= 2:
+            continue
+        raise ValueError(f"it holds only where {expr}")
 
 
 def _plain(argument: Any) -> Any:

@@ -109,13 +109,14 @@ class DynamoInterpreter:
         builder = self.builder
         has_complex, has_empty = _features(graph)
         self.has_complex, self.has_empty = self.has_complex or has_complex, self.has_empty or has_empty
+        live = _live(graph)
         for fx in graph.nodes:
             kind = fx.op
             if kind == "call_function":
                 target = fx.target
                 if target is operator.getitem and type(env.get(fx.args[0])) in (list, tuple):
                     env[fx] = env[fx.args[0]][fx.args[1]]
-                elif fx.users:
+                elif fx in live:
                     env[fx] = self._call(fx)
             elif kind == "get_attr":
                 env[fx] = self._attribute(fx, owner if owner is not None else graph.owning_module)
@@ -495,6 +496,18 @@ def _leaves(results: Any) -> list[Any]:
     if isinstance(results, list | tuple):
         return [leaf for item in results for leaf in _leaves(item)]
     return [results]
+
+
+def _live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes that an output needs. What only assertions read (sizes, offsets) isn't converted."""
+    live: set[torch.fx.Node] = set()
+    for fx in reversed(graph.nodes):
+        if fx.op == "output":
+            live.add(fx)
+            live.update(fx.all_input_nodes)
+        elif fx in live:
+            live.update(fx.all_input_nodes)
+    return live
 
 
 def _features(graph: torch.fx.Graph) -> tuple[bool, bool]:

@@ -153,7 +153,7 @@ def _measure(op: Any, dtype: torch.dtype, module: Sample, opset: int | None, dyn
     except Exception as error:
         return Outcome("eager", _line(error))
     shapes = None
-    if dynamic:
+    if dynamic and inputs:
         # forward(*tensors): the shapes of the one variadic parameter.
         shapes = (tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs),)
     try:
