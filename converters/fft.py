@@ -15,10 +15,12 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.complexes import PART_DTYPE, Complex
+from onnxplug.build.complexes import PART_DTYPE, Complex, to_pairs
 from onnxplug.converters._axes import normalize_axes, rank_of
 from onnxplug.converters._complex import c_conj
 from onnxplug.converters.slicing import slice_axis
+from onnxplug.converters.view import swap, windows_of
+from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -298,6 +300,41 @@ def half_spectrum_transform(forward: bool) -> Converter:
     return convert
 
 
+def stft(g: GraphBuilder, node: FxNode) -> Any:
+    """stft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool normalized=False, bool? onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor
+
+    Frames of n_fft samples, hop_length apart, times the window, which stands in their middle; their transforms as columns.
+    """  # noqa: E501
+    x, size, hop, width, window, normalized, onesided, _, align = node.args[:9]
+    if align is not None:
+        raise Unsupported("stft with align_to_window")
+    hop = hop if hop is not None else size // 4
+    width = width if width is not None else size
+    is_complex = isinstance(x, Complex)
+    parts = [x.real, x.imag] if is_complex else [x]
+    if window is not None and isinstance(window, Complex):
+        raise Unsupported("stft with a complex window")
+    left = (size - width) // 2
+    frames = []
+    for part in parts:
+        axis = rank_of(part) - 1
+        cut = windows_of(g, part, axis, size, hop)
+        if window is not None or width != size:
+            weights = window if window is not None else g.op.Expand(g.const(1.0, part.dtype), g.const([width]))
+            weights = g.op.Pad(g.cast(weights, part.dtype), g.const([left, size - width - left]))
+            cut = g.op.Mul(cut, weights)
+        frames.append(cut)
+    last = rank_of(frames[0]) - 1
+    scale = 1 if normalized else 0
+    if is_complex:
+        result = _complex_to_complex(g, Complex(*frames), [last], scale, True)
+    else:
+        half = onesided if onesided is not None else True
+        result = _real_to_complex(g, frames[0], [last], scale, half)
+    turned = Complex(swap(g, result.real, -1, -2), swap(g, result.imag, -1, -2))
+    return turned if node.dtype in PART_DTYPE else to_pairs(g, turned)
+
+
 def _functions(name: str, convert: Converter) -> list[Rule]:
     return [Rule(f"complex:aten::fft_{name}{form}.default", convert) for form in ("", "2", "n")]
 
@@ -314,6 +351,8 @@ RULES: list[Rule] = [
         for name in ("irfft", "hfft")
         for form in ("", "2", "n")
     ],
+    Rule("complex:aten::stft.default", stft),
+    Rule("aten::stft.default", stft),
     Rule("complex:aten::_fft_c2c.default", fft_c2c),
     Rule("complex:aten::_fft_r2c.default", fft_r2c),
     Rule("complex:aten::_fft_c2r.default", fft_c2r),

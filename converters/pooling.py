@@ -19,6 +19,7 @@ from onnxplug.converters.pooling_general import (
     adaptive_max_dynamic,
     adaptive_windows,
     average_dynamic,
+    ceil_extra_dynamic,
     max_of_windows,
 )
 from onnxplug.errors import Unsupported
@@ -63,45 +64,64 @@ def _ceil_extra(
     return extra
 
 
-def _padded_low(g: GraphBuilder, x: Value, pads: Sequence[int], ends: Sequence[int]) -> Value:
-    """Padded with the lowest value of the dtype."""
-    assert x.dtype is not None
-    low: Any = float("-inf")
-    if x.dtype.is_integer():
-        low = 0 if not x.dtype.is_signed() else -(1 << (x.dtype.bitwidth - 1))
-    result: Value = g.op.Pad(x, g.const([0, 0, *pads, 0, 0, *ends]), g.const(low, x.dtype))
-    return result
-
-
 def _max_pool(g: GraphBuilder, node: FxNode, outputs: int) -> tuple[Any, Value, bool]:
     x, kernel, stride, padding, dilation, ceil = node.args
     spatial = _spatial_rank(node)
     kernel, stride, pads = _window(node, kernel, stride, padding)
     dilation = spread(dilation, spatial)
     x, single = _batched(g, x, spatial)
-    ends = list(pads)
+    window = {"kernel_shape": kernel, "strides": stride, "dilations": dilation}
+    ends: list[Any] = list(pads)
+    dynamic = False
     if ceil:
-        extra = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, dilation)
-        if extra is not None:
-            ends = [p + e for p, e in zip(pads, extra, strict=True)]
-            ceil = False
+        extra: Sequence[Any] | None = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, dilation)
+        dynamic = extra is None
+        if extra is None:
+            spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+            extra = ceil_extra_dynamic(g, x, spans, stride, pads)
+        ends = [g.op.Add(e, g.const(p)) if dynamic else p + e for p, e in zip(pads, extra, strict=True)]
     dtype = x.dtype
-    if any(p >= k for p, k in zip([*pads, *ends], [*kernel, *kernel], strict=True)):
-        # ONNX Runtime refuses a padding as wide as the kernel, which a dilated one may have.
-        x, pads, ends = _padded_low(g, x, pads, ends), [0] * spatial, [0] * spatial
     if dtype is not None and dtype.is_integer() and dtype.bitwidth > 8:
         # ONNX pools floats and bytes; a double holds integers below 2**53.
         x = g.cast(x, ir.DataType.DOUBLE)
-    result = g.op.MaxPool(
-        x,
-        kernel_shape=kernel,
-        strides=stride,
-        pads=[*pads, *ends],
-        dilations=dilation,
-        ceil_mode=int(ceil),
-        _outputs=outputs,
-    )
+    # ONNX Runtime refuses a padding as wide as the kernel.
+    if dynamic or any(p >= k for p, k in zip([*pads, *ends], [*kernel, *kernel], strict=True)):
+        return _explicitly_padded(g, x, window, pads, ends, outputs), x, single
+    result = g.op.MaxPool(x, pads=[*pads, *ends], **window, _outputs=outputs)
     return result, x, single
+
+
+def _explicitly_padded(
+    g: GraphBuilder,
+    x: Value,
+    window: dict[str, list[int]],
+    pads: Sequence[int],
+    ends: Sequence[Any],
+    outputs: int,
+) -> Any:
+    """Max pool of a tensor padded by nodes of their own; places are counted back to the bare plane.
+
+    For padding that ONNX's attribute can't say: as wide as the kernel (which a dilated one may have), or dynamic.
+    """
+    assert x.dtype is not None
+    low: Any = float("-inf")
+    if x.dtype.is_integer():
+        low = 0 if not x.dtype.is_signed() else -(1 << (x.dtype.bitwidth - 1))
+    padded = g.op.Pad(x, g.vector([0, 0, *pads, 0, 0, *ends]), g.const(low, x.dtype))
+    result = g.op.MaxPool(padded, **window, _outputs=outputs)
+    if outputs == 1:
+        return result
+    values, places = result
+    index: Value = g.const(0)
+    factor: Value = g.const(1)
+    for axis in range(len(pads) - 1, -1, -1):
+        size = g.as_scalar(g.dim(x, 2 + axis))
+        whole = g.op.Add(g.op.Add(size, g.as_scalar(ends[axis])), g.const(pads[axis]))
+        here = g.op.Sub(g.op.Mod(places, whole), g.const(pads[axis]))
+        places = g.op.Div(places, whole)
+        index = g.op.Add(index, g.op.Mul(here, factor))
+        factor = g.op.Mul(factor, size)
+    return values, index
 
 
 def max_pool(g: GraphBuilder, node: FxNode) -> Value:
@@ -168,14 +188,15 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, size = node.args
     spatial = _spatial_rank(node)
-    out = g.concrete_shape(spread(size, spatial), "output size")
+    out: list[Any] = spread(size, spatial)
     x, single = _batched(g, x, spatial)
-    if all(o == 1 for o in out):
+    if all(isinstance(o, int) and o == 1 for o in out):
         result: Value = g.op.GlobalAveragePool(x)
         return squeeze(g, result, 0) if single else result
     sizes = g.dims(x)[2:]
-    if all(isinstance(s, int) and o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
-        kernel = [int(s) // o for s, o in zip(sizes, out, strict=True) if isinstance(s, int)]
+    whole = [(s, o) for s, o in zip(sizes, out, strict=True) if isinstance(s, int) and isinstance(o, int)]
+    if len(whole) == len(out) and all(o and s % o == 0 for s, o in whole):
+        kernel = [s // o for s, o in whole]
         result = g.op.AveragePool(x, kernel_shape=kernel, strides=kernel)
     else:
         result = x
@@ -185,7 +206,8 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode) -> Value:
             order = [a for a in range(rank_of(x)) if a != axis] + [axis]
             moved = g.op.Transpose(result, perm=order)
             inner = comparable(node.dtype)
-            weights = g.const(_windows(s, o), inner) if isinstance(s, int) else _mean_windows(g, s, o, inner)
+            static = isinstance(s, int) and isinstance(o, int)
+            weights = g.const(_windows(s, o), inner) if static else _mean_windows(g, s, o, inner)
             moved = g.cast(g.op.MatMul(g.cast(moved, inner), weights), node.dtype)
             back = [order.index(a) for a in range(last + 1)]
             result = g.op.Transpose(moved, perm=back)
@@ -201,7 +223,7 @@ def _windows(size: int, out: int) -> np.ndarray:
     return weights
 
 
-def _mean_windows(g: GraphBuilder, size: Value, out: int, dtype: ir.DataType) -> Value:
+def _mean_windows(g: GraphBuilder, size: Any, out: Any, dtype: ir.DataType) -> Value:
     """As :func:`_windows`, of a size that is only known at run time."""
     inside = adaptive_mask(g, size, out)
     weights = g.cast(inside, dtype)

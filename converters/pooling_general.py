@@ -58,13 +58,14 @@ def max_of_windows(
     return g.reshape(squeeze(g, values, 3), [*batch, *out]), g.reshape(squeeze(g, index, 3), [*batch, *out])
 
 
-def adaptive_mask(g: GraphBuilder, size: Value, out: int) -> Value:
+def adaptive_mask(g: GraphBuilder, size: Any, out: Any) -> Value:
     """Which places of an axis lie in each of torch's adaptive windows, floor(i n / o) to ceil((i + 1) n / o): [out, n]."""
-    index = g.const(np.arange(out, dtype=np.int64).reshape(-1, 1))
-    count = g.const(out)
+    size, count = g.as_scalar(size), g.as_scalar(out)
+    one = g.const(1)
+    index = unsqueeze(g, g.op.Range(g.const(0), count, one), 1)
     first = g.op.Div(g.op.Mul(index, size), count)
-    last = g.op.Div(g.op.Add(g.op.Mul(g.op.Add(index, g.const(1)), size), g.const(out - 1)), count)
-    place = unsqueeze(g, g.op.Range(g.const(0), size, g.const(1)), 0)
+    last = g.op.Div(g.op.Add(g.op.Mul(g.op.Add(index, one), size), g.op.Sub(count, one)), count)
+    place = unsqueeze(g, g.op.Range(g.const(0), size, one), 0)
     result: Value = g.op.And(g.op.GreaterOrEqual(place, first), g.op.Less(place, last))
     return result
 
@@ -94,6 +95,24 @@ def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int]) -> list[
     return [x, index]
 
 
+def ceil_extra_dynamic(
+    g: GraphBuilder, x: Value, spans: Sequence[int], stride: Sequence[int], pads: Sequence[int]
+) -> list[Value]:
+    """What ceil_mode adds at the end of each axis, worked out at run time.
+
+    The number of windows is rounded up; a last one that would start in the padding is dropped.
+    """
+    extra = []
+    for axis, (k, s, p) in enumerate(zip(spans, stride, pads, strict=True)):
+        size = g.as_scalar(g.dim(x, 2 + axis))
+        windows = g.op.Div(g.op.Add(size, g.const(2 * p - k + s - 1)), g.const(s))
+        starts_late = g.op.GreaterOrEqual(g.op.Mul(windows, g.const(s)), g.op.Add(size, g.const(p)))
+        windows = g.op.Sub(windows, g.cast(starts_late, _INT64))
+        more = g.op.Sub(g.op.Add(g.op.Mul(windows, g.const(s)), g.const(k - 2 * p)), size)
+        extra.append(g.op.Max(more, g.const(0)))
+    return extra
+
+
 def average_dynamic(
     g: GraphBuilder,
     x: Value,
@@ -105,19 +124,11 @@ def average_dynamic(
 ) -> Value:
     """avg_pool in ceil_mode of sizes that are only known at run time.
 
-    What ceil_mode adds at the end is worked out at run time: torch rounds the number of windows up, and drops a last one
-    that would start in the padding. A mean divides by the mean of a mask, which is 1 where an element counts.
+    A mean divides by the mean of a mask, which is 1 where an element counts.
     """
     assert x.dtype is not None
     spatial = len(kernel)
-    extra = []
-    for axis, (k, s, p) in enumerate(zip(kernel, stride, pads, strict=True)):
-        size = g.as_scalar(g.dim(x, 2 + axis))
-        windows = g.op.Div(g.op.Add(size, g.const(2 * p - k + s - 1)), g.const(s))
-        starts_late = g.op.GreaterOrEqual(g.op.Mul(windows, g.const(s)), g.op.Add(size, g.const(p)))
-        windows = g.op.Sub(windows, g.cast(starts_late, _INT64))
-        more = g.op.Sub(g.op.Add(g.op.Mul(windows, g.const(s)), g.const(k - 2 * p)), size)
-        extra.append(g.op.Max(more, g.const(0)))
+    extra = ceil_extra_dynamic(g, x, kernel, stride, pads)
     zero = g.const(0.0, x.dtype)
     named = {"kernel_shape": list(kernel), "strides": list(stride)}
     ends = [g.op.Add(e, g.const(p)) for e, p in zip(extra, pads, strict=True)]

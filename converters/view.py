@@ -219,14 +219,20 @@ def unfold(g: GraphBuilder, node: FxNode) -> Value:
     if not rank:
         # One window of one element, or of none.
         return g.op.Slice(unsqueeze(g, x, 0), g.const([0]), g.const([size]))
+    windows = windows_of(g, x, normalize_axis(axis, rank), size, step)
     axis = normalize_axis(axis, rank)
+    order = [a for a in range(rank + 1) if a != axis + 1] + [axis + 1]
+    result: Value = g.op.Transpose(windows, perm=order)
+    return result
+
+
+def windows_of(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Value:
+    """Windows of one axis, ``step`` apart: the axis becomes two, the windows and what is in them."""
     count = g.op.Add(g.op.Div(g.op.Sub(g.as_scalar(g.dim(x, axis)), g.const(size)), g.const(step)), g.const(1))
     starts = g.op.Mul(g.op.Range(g.const(0), count, g.const(1)), g.const(step))
     offsets = g.const(list(range(size)), ir.DataType.INT64)
     index = g.op.Add(unsqueeze(g, starts, 1), offsets)
-    windows = g.op.Gather(x, index, axis=axis)
-    order = [a for a in range(rank + 1) if a != axis + 1] + [axis + 1]
-    result: Value = g.op.Transpose(windows, perm=order)
+    result: Value = g.op.Gather(x, index, axis=axis)
     return result
 
 
