@@ -96,9 +96,7 @@ def _skewed(g: GraphBuilder, a: Value, b: Value, d: Value) -> Value:
     """Whether any pair of columns with these squares and products is not yet orthogonal; NaN says no."""
     dtype = dtype_of(a)
     eps = epsilon(dtype)
-    skew = g.op.Greater(
-        g.op.Abs(d), g.op.Mul(g.const(_ORTHOGONAL * eps, dtype), g.op.Mul(g.op.Sqrt(a), g.op.Sqrt(b)))
-    )
+    skew = g.op.Greater(g.op.Abs(d), g.op.Mul(g.const(_ORTHOGONAL * eps, dtype), g.op.Mul(g.op.Sqrt(a), g.op.Sqrt(b))))
     # Columns are scaled to about 1: what is left of a rank-deficient matrix is rounding error of that size.
     real = g.op.Greater(g.op.Min(a, b), g.const((_NEGLIGIBLE * eps) ** 2, dtype))
     count = reduce(g, "ReduceSum", g.cast(g.op.And(skew, real), ir.DataType.FLOAT), None, False)

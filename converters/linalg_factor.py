@@ -83,7 +83,7 @@ def linalg_lu(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def lu_unpack(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"""
+    """lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"""  # noqa: E501
     packed, pivots, data, permutation = node.args
     dtype = dtype_of(packed)
     matrix = lower = upper = _no_matrix(g, dtype)

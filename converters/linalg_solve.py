@@ -56,7 +56,7 @@ def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor LU, Tensor pivots, Tensor info)
 
     ``X A = B`` is ``A^T X^T = B^T``; LU and pivots are those of A all the same, as torch's.
-    """
+    """  # noqa: E501
     a, b, left = node.args[:3]
     vector = rank_of(b) == 1 or (rank_of(b) == rank_of(a) - 1 == len(node.shape))
     if vector:
@@ -110,7 +110,7 @@ def linalg_solve_triangular(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def triangular_solve(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """triangular_solve(Tensor self, Tensor A, bool upper=True, bool transpose=False, bool unitriangular=False) -> (Tensor solution, Tensor cloned_coefficient)"""
+    """triangular_solve(Tensor self, Tensor A, bool upper=True, bool transpose=False, bool unitriangular=False) -> (Tensor solution, Tensor cloned_coefficient)"""  # noqa: E501
     b, a, upper, transposed, unit = node.args
     matrix = transpose(g, a) if transposed else a
     x = solve_triangular(g, matrix, b, upper=upper != transposed, unit=unit)
@@ -135,7 +135,9 @@ def cholesky_inverse(g: GraphBuilder, node: FxNode) -> Value:
     lower = transpose(g, factor) if upper else factor
     inverse = solve_triangular(g, lower, full(g, eye(g, n, n, node.dtype), node.dtype, g.dims(factor)), upper=False)
     whole = g.op.MatMul(transpose(g, inverse), inverse)
-    result: Value = g.op.Add(triangle(g, whole, upper=False), transpose(g, triangle(g, whole, upper=False, strict=True)))
+    result: Value = g.op.Add(
+        triangle(g, whole, upper=False), transpose(g, triangle(g, whole, upper=False, strict=True))
+    )
     return result
 
 

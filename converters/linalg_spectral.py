@@ -10,10 +10,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
+from onnxplug.converters._axes import rank_of, reduce, unsqueeze
 from onnxplug.converters._jacobi import eigh, svd
-from onnxplug.converters._matrix import batch_of, cut, dtype_of, epsilon, eye, full, repeat, transpose, triangle
-from onnxplug.errors import Unsupported
+from onnxplug.converters._matrix import dtype_of, epsilon, eye, repeat, transpose, triangle
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -27,7 +26,7 @@ def _nothing(g: GraphBuilder, dtype: ir.DataType) -> Value:
 
 
 def linalg_svd(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """_linalg_svd(Tensor A, bool full_matrices=False, bool compute_uv=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"""
+    """_linalg_svd(Tensor A, bool full_matrices=False, bool compute_uv=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"""  # noqa: E501
     a, complete, vectors = node.args[:3]
     u, s, vh = svd(g, a, vectors=vectors, complete=complete)
     empty = _nothing(g, node.dtype)
@@ -102,35 +101,6 @@ def _inverse_values(g: GraphBuilder, s: Value, size: Value, top: Value, bound: V
     return result
 
 
-def linalg_lstsq(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor solution, Tensor residuals, Tensor rank, Tensor singular_values)
-
-    The solution of least norm, by the SVD: what each of LAPACK's drivers gives, gels for full rank alone.
-    """
-    a, b, rcond, driver = node.args
-    dtype = node.dtype
-    vector = rank_of(b) == rank_of(a) - 1
-    if vector:
-        b = unsqueeze(g, b, rank_of(b))
-    found = svd(g, a)
-    assert found.u is not None and found.vh is not None
-    s = found.s
-    top = reduce(g, "ReduceMax", s, [rank_of(s) - 1], True)
-    limit = g.op.Mul(g.const(epsilon(dtype), dtype), _longer(g, a, dtype)) if rcond is None else g.const(rcond, dtype)
-    bound = g.op.Mul(limit, top)
-    inverse = unsqueeze(g, _inverse_values(g, s, s, top, bound), rank_of(s))
-    x = g.op.MatMul(transpose(g, found.vh), g.op.Mul(inverse, g.op.MatMul(transpose(g, found.u), b)))
-    count = reduce(g, "ReduceSum", g.cast(g.op.Greater(s, bound), _INT64), [rank_of(s) - 1], False)
-    empty = _nothing(g, dtype)
-    residuals, specs = empty, node.outputs
-    if specs[1] is not None and specs[1].shape != (0,):
-        rest = g.op.Sub(b, g.op.MatMul(a, x))
-        residuals = reduce(g, "ReduceSum", g.op.Mul(rest, rest), [rank_of(rest) - 2], False)
-    rank = count if specs[2] is None or specs[2].shape != (0,) else g.const(np.zeros(0, dtype=np.int64))
-    values = s if specs[3] is None or specs[3].shape != (0,) else empty
-    return [squeeze(g, x, rank_of(x) - 1) if vector else x, residuals, rank, values]
-
-
 #: Terms of the series, its powers in blocks (Paterson & Stockmeyer), and the 1-norm up to which the backward error of so
 #: many terms is below rounding (Al-Mohy & Higham 2011, table 3.1).
 _TERMS, _BLOCK = 20, 5
@@ -184,6 +154,5 @@ RULES: list[Rule] = [
     Rule("aten::_linalg_svd.default", linalg_svd),
     Rule("aten::_linalg_eigh.default", linalg_eigh),
     Rule("aten::linalg_pinv.atol_rtol_tensor", linalg_pinv),
-    Rule("aten::linalg_lstsq.default", linalg_lstsq),
     Rule("aten::linalg_matrix_exp.default", linalg_matrix_exp),
 ]

@@ -17,7 +17,7 @@ from torch.utils import _pytree
 
 import onnxplug
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, OpsetError, Unsupported, VerificationError
-from tests.opdb.tolerances import tolerance
+from tests.opdb.tolerances import comparable, tolerance
 
 #: What each status means; the ones in GOOD count as passed, those in UNMEASURABLE as not counted.
 GOOD = frozenset({"pass", "pass-reference"})
@@ -198,6 +198,7 @@ def _compare(
     passed = "pass" if runner is None or runner.runtime == "onnxruntime" else "pass-reference"
     if len(got) < len(wanted):
         return Outcome("count", f"{len(got)} outputs, torch has {len(wanted)}")
+    got, wanted = comparable(name, dtype, got), comparable(name, dtype, wanted)
     for index, (actual, reference) in enumerate(zip(got, wanted, strict=False)):
         problem = _difference(actual, reference, dtype, name, random_op)
         if problem is not None:
