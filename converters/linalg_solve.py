@@ -33,16 +33,20 @@ from onnxplug.registry.rule import Rule
 _INT32, _INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
-def linalg_inv_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)
+def inverse(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
+    """The inverse, and LAPACK's ``info``.
 
     LU of ``[A | I]``, which gives ``inv(L) P`` on the right, then ``inv(U)`` of that by substitution.
     """
-    a = node.args[0]
     n = g.dim(a, -1)
-    identity = full(g, eye(g, n, n, node.dtype), node.dtype, g.dims(a))
-    packed, right = _eliminated(g, a, identity)
-    return [solve_triangular(g, packed, right, upper=True), first_zero(g, packed)]
+    dtype = dtype_of(a)
+    packed, right = _eliminated(g, a, full(g, eye(g, n, n, dtype), dtype, g.dims(a)))
+    return solve_triangular(g, packed, right, upper=True), first_zero(g, packed)
+
+
+def linalg_inv_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"""
+    return list(inverse(g, node.args[0]))
 
 
 def _eliminated(g: GraphBuilder, a: Value, b: Value) -> tuple[Value, Value]:
@@ -133,8 +137,8 @@ def cholesky_inverse(g: GraphBuilder, node: FxNode) -> Value:
     factor, upper = node.args
     n = g.dim(factor, -1)
     lower = transpose(g, factor) if upper else factor
-    inverse = solve_triangular(g, lower, full(g, eye(g, n, n, node.dtype), node.dtype, g.dims(factor)), upper=False)
-    whole = g.op.MatMul(transpose(g, inverse), inverse)
+    inverted = solve_triangular(g, lower, full(g, eye(g, n, n, node.dtype), node.dtype, g.dims(factor)), upper=False)
+    whole = g.op.MatMul(transpose(g, inverted), inverted)
     result: Value = g.op.Add(
         triangle(g, whole, upper=False), transpose(g, triangle(g, whole, upper=False, strict=True))
     )

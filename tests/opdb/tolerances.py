@@ -55,3 +55,78 @@ def comparable(name: str, dtype: torch.dtype, outputs: Sequence[Tensor]) -> list
     """What of an entry's results is compared: they themselves where no row says otherwise."""
     row = FORMS.get(name)
     return list(outputs) if row is None or row[0] not in (None, dtype) else row[1](outputs)
+
+
+def _dominant(position: int) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A multiple of the identity added to the matrices at a position."""
+
+    def change(inputs: list[Tensor]) -> list[Tensor]:
+        x = inputs[position]
+        m, n = x.shape[-2:]
+        inputs[position] = x / x.abs().amax().clamp(min=1) + 2 * max(m, n) * torch.eye(m, n, dtype=x.dtype)
+        return inputs
+
+    return change
+
+
+def _dominant_tensor(inputs: list[Tensor]) -> list[Tensor]:
+    """As :func:`_dominant`, for a tensor that is a square matrix when its axes are joined."""
+    x = inputs[0]
+    side = round(x.numel() ** 0.5)
+    if side * side == x.numel():
+        inputs[0] = x / x.abs().amax().clamp(min=1) + 2 * side * torch.eye(side, dtype=x.dtype).reshape(x.shape)
+    return inputs
+
+
+def _definite(inputs: list[Tensor]) -> list[Tensor]:
+    """A positive definite matrix made of the first input."""
+    x = inputs[0]
+    inputs[0] = x @ x.mT + torch.eye(x.shape[-2], dtype=x.dtype)
+    return inputs
+
+
+def _valid_pivots(inputs: list[Tensor]) -> list[Tensor]:
+    """As many pivots as steps, each within the matrix."""
+    packed, pivots = inputs[:2]
+    m, n = packed.shape[-2:]
+    k = min(m, n)
+    inputs[1] = torch.arange(1, k + 1, dtype=pivots.dtype).expand(*packed.shape[:-2], k).contiguous()
+    return inputs
+
+
+#: Entry name to what makes valid inputs of the random ones of other sizes, and reason.
+INPUTS: dict[str, tuple[Callable[[list[Tensor]], list[Tensor]], str]] = {
+    **dict.fromkeys(
+        (
+            "linalg.inv",
+            "linalg.inv_ex",
+            "linalg.solve",
+            "linalg.solve_ex",
+            "linalg.solve_triangular",
+            "linalg.lu_solve",
+            "cholesky_inverse",
+            "linalg.matrix_power",
+            "linalg.pinv.hermitian",
+        ),
+        (_dominant(0), "a random matrix may be too ill-conditioned for any two algorithms to agree"),
+    ),
+    **dict.fromkeys(
+        ("cholesky_solve", "triangular_solve", "lu_solve"),
+        (_dominant(1), "a random matrix may be too ill-conditioned for any two algorithms to agree"),
+    ),
+    **dict.fromkeys(
+        ("linalg.tensorinv", "linalg.tensorsolve"),
+        (_dominant_tensor, "a random matrix may be too ill-conditioned for any two algorithms to agree"),
+    ),
+    **dict.fromkeys(
+        ("cholesky", "linalg.cholesky", "linalg.cholesky_ex"),
+        (_definite, "torch leaves the factor of a matrix that is not positive definite unspecified"),
+    ),
+    "lu_unpack": (_valid_pivots, "torch reads beyond the rows when there are more pivots than rows"),
+}
+
+
+def valid_inputs(name: str, inputs: list[Tensor]) -> list[Tensor]:
+    """Inputs of other sizes that the entry is defined for."""
+    row = INPUTS.get(name)
+    return inputs if row is None else row[0](inputs)
