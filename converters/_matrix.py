@@ -98,11 +98,10 @@ def batch_of(g: GraphBuilder, x: Value) -> list[Size]:
 def common_batch(g: GraphBuilder, a: Value, b: Value) -> list[Size]:
     """The batch sizes to which two stacks of matrices broadcast."""
     first, second = batch_of(g, a), batch_of(g, b)
-    if all(isinstance(s, int) for s in (*first, *second)):
-        return [int(s) for s in np.broadcast_shapes(tuple(first), tuple(second))]
     rank = max(len(first), len(second))
-    padded: list[list[Size]] = [[1] * (rank - len(sizes)) + sizes for sizes in (first, second)]
-    return [_common_size(g, m, n) for m, n in zip(*padded, strict=True)]
+    left: list[Size] = [*([1] * (rank - len(first))), *first]
+    right: list[Size] = [*([1] * (rank - len(second))), *second]
+    return [_common_size(g, m, n) for m, n in zip(left, right, strict=True)]
 
 
 def _common_size(g: GraphBuilder, m: Size, n: Size) -> Size:
