@@ -1,4 +1,4 @@
-"""Singular values and symmetric eigenvalues by one-sided Jacobi rotations (Hestenes; Golub & Van Loan, 8.6.3).
+"""Singular values and symmetric eigenvalues by Jacobi rotations of columns (Hestenes; Golub & Van Loan, 8.5, 8.6.3).
 
 Each step of a sweep rotates n/2 disjoint pairs of columns of every matrix of the batch at once; after a step the columns
 move on as in a round-robin tournament (Brent & Luk), so that n - 1 steps meet all pairs and bring the columns home.
@@ -25,7 +25,6 @@ from onnxplug.converters._matrix import (
     full,
     householder,
     iota,
-    largest,
     offset,
     orthogonal,
     poison,
@@ -38,10 +37,8 @@ from onnxplug.converters._matrix import (
 
 #: Convergence is quadratic in the end: 6 to 10 sweeps do for hundreds of columns.
 _SWEEPS = 40
-#: A pair of columns is orthogonal when the cosine between them is below this many epsilons.
+#: Two columns are orthogonal when their product is below this many epsilons of the lengths it is made of.
 _ORTHOGONAL = 32.0
-#: A column this many epsilons of the largest is rounding error: it keeps no sweep going.
-_NEGLIGIBLE = 4.0
 
 
 class Svd(NamedTuple):
@@ -52,55 +49,78 @@ class Svd(NamedTuple):
     vh: Value | None
 
 
-def orthogonalize(g: GraphBuilder, x: Value, m: Size) -> Value:
-    """``X V`` for the rotations V that make the columns of X's first m rows orthogonal to each other.
+def rotated(g: GraphBuilder, a: Value, *, symmetric: bool) -> tuple[Value, Value]:
+    """``A V`` and V, for the orthogonal V that makes the columns of ``A V`` orthogonal to each other.
 
-    With the identity below those m rows, V itself comes out below them.
+    For a symmetric A, for the V that makes ``V^T A V`` diagonal: the same rotations of the same columns (``A V`` turns as V
+    does), their angles those of the classical, two-sided method.
+
+    A's largest element is about 1. After each sweep V is brought back to orthogonality by a Newton-Schulz step (Higham,
+    Functions of Matrices, 8.3), and ``A V`` computed anew: the rounding errors of one sweep's rotations are not carried
+    into the next, and the last sweep hardly rotates.
     """
-    dtype = dtype_of(x)
-    n = g.dim(x, -1)
+    dtype = dtype_of(a)
+    rank = rank_of(a)
+    m, n = g.dim(a, -2), g.dim(a, -1)
     pad, half = _halves(g, n)
-    x = g.op.Concat(x, full(g, 0.0, dtype, [*g.dims(x)[:-1], pad]), axis=rank_of(x) - 1)
     order = _tournament(g, half)
     steps = offset(g, offset(g, half, half), -1)
-    zero = g.const(0.0, dtype)
-    rank = rank_of(x)
+    blank = full(g, 0.0, dtype, [*batch_of(g, a), offset(g, m, n), pad])
 
-    def step(j: Value, x: Value, busy: Value) -> list[Value]:
+    def turn(j: Value, x: Value, busy: Value) -> list[Value]:
         first, second = cut(g, x, -1, 0, half), cut(g, x, -1, half)
         p, q = cut(g, first, -2, 0, m), cut(g, second, -2, 0, m)
-        a, b, d = (reduce(g, "ReduceSum", g.op.Mul(y, z), [rank - 2], True) for y, z in ((p, p), (q, q), (p, q)))
-        # The smaller root t of t^2 + t (b - a) / d - 1, without a quotient that overflows.
-        gap, twice = g.op.Sub(b, a), g.op.Add(d, d)
-        below = g.op.Add(g.op.Abs(gap), g.op.Sqrt(g.op.Add(g.op.Mul(gap, gap), g.op.Mul(twice, twice))))
-        tangent = g.op.Div(g.op.Where(g.op.Less(gap, zero), g.op.Neg(twice), twice), below)
-        tangent = g.op.Where(g.op.Greater(below, zero), tangent, zero)
-        cosine = g.op.Reciprocal(g.op.Sqrt(g.op.Add(g.op.Mul(tangent, tangent), g.const(1.0, dtype))))
-        sine = g.op.Mul(cosine, tangent)
+        r, s = (cut(g, first, -2, m), cut(g, second, -2, m)) if symmetric else (p, q)
+        a_, b_, d_ = (reduce(g, "ReduceSum", g.op.Mul(y, z), [rank - 2], True) for y, z in ((p, r), (q, s), (q, r)))
+        tangent = _tangent(g, a_, b_, d_)
+        skewed = _skewed(g, a_, b_, d_, symmetric)
+        root = g.op.Sqrt(g.op.Add(g.op.Mul(tangent, tangent), g.const(1.0, dtype)))
+        sine = g.op.Div(tangent, root)
+        # The tangent of half the angle: what is added is small where the angle is, and so is its rounding error.
+        quarter = g.op.Div(tangent, g.op.Add(root, g.const(1.0, dtype)))
         turned = g.op.Concat(
-            g.op.Sub(g.op.Mul(cosine, first), g.op.Mul(sine, second)),
-            g.op.Add(g.op.Mul(sine, first), g.op.Mul(cosine, second)),
+            g.op.Sub(first, g.op.Mul(sine, g.op.Add(second, g.op.Mul(quarter, first)))),
+            g.op.Add(second, g.op.Mul(sine, g.op.Sub(first, g.op.Mul(quarter, second)))),
             axis=rank - 1,
         )
-        return [take(g, turned, order, -1), g.op.Or(busy, _skewed(g, a, b, d))]
+        return [take(g, turned, order, -1), g.op.Or(busy, skewed)]
 
-    def sweep(j: Value, x: Value) -> list[Value]:
-        turned, busy = repeat(g, steps, step, x, g.const(False))
-        return [busy, turned]
+    def sweep(j: Value, w: Value, v: Value) -> list[Value]:
+        both = g.op.Concat(g.op.Concat(w, v, axis=rank - 2), blank, axis=rank - 1)
+        both, busy = repeat(g, steps, turn, both, g.const(False))
+        v = cut(g, cut(g, both, -2, m), -1, 0, n)
+        gram = g.op.MatMul(transpose(g, v), v)
+        v = g.op.Sub(g.op.Mul(g.const(1.5, dtype), v), g.op.Mul(g.const(0.5, dtype), g.op.MatMul(v, gram)))
+        return [busy, g.op.MatMul(a, v), v]
 
-    turned = repeat(g, _SWEEPS, sweep, x, until=True)[0]
-    return cut(g, turned, -1, 0, n)
+    identity = full(g, eye(g, n, n, dtype), dtype, [*batch_of(g, a), n, n])
+    w, v = repeat(g, _SWEEPS, sweep, a, identity, until=True)
+    return w, v
 
 
-def _skewed(g: GraphBuilder, a: Value, b: Value, d: Value) -> Value:
-    """Whether any pair of columns with these squares and products is not yet orthogonal; NaN says no."""
+def _tangent(g: GraphBuilder, a: Value, b: Value, d: Value) -> Value:
+    """The tangent of the rotation that makes ``[[a, d], [d, b]]`` diagonal: the smaller root of t^2 + t (b - a) / d - 1."""
+    zero = g.const(0.0, dtype_of(a))
+    gap, twice = g.op.Sub(b, a), g.op.Add(d, d)
+    # Without a quotient that overflows.
+    below = g.op.Add(g.op.Abs(gap), g.op.Sqrt(g.op.Add(g.op.Mul(gap, gap), g.op.Mul(twice, twice))))
+    tangent = g.op.Div(g.op.Where(g.op.Less(gap, zero), g.op.Neg(twice), twice), below)
+    result: Value = g.op.Where(g.op.Greater(below, zero), tangent, zero)
+    return result
+
+
+def _skewed(g: GraphBuilder, a: Value, b: Value, d: Value, symmetric: bool) -> Value:
+    """Whether any d is more than the rounding error of matrices with these diagonal elements; NaN says no.
+
+    The bound is relative to the matrix's largest: what remains of a product below that is not known.
+    """
     dtype = dtype_of(a)
-    eps = epsilon(dtype)
-    skew = g.op.Greater(g.op.Abs(d), g.op.Mul(g.const(_ORTHOGONAL * eps, dtype), g.op.Mul(g.op.Sqrt(a), g.op.Sqrt(b))))
-    # Columns are scaled to about 1: what is left of a rank-deficient matrix is rounding error of that size.
-    real = g.op.Greater(g.op.Min(a, b), g.const((_NEGLIGIBLE * eps) ** 2, dtype))
-    count = reduce(g, "ReduceSum", g.cast(g.op.And(skew, real), ir.DataType.FLOAT), None, False)
-    result: Value = g.op.Greater(count, g.const(0.0))
+    longer = g.op.Max(g.op.Abs(a), g.op.Abs(b))
+    top = reduce(g, "ReduceMax", longer, [rank_of(a) - 1], True)
+    size = top if symmetric else g.op.Sqrt(g.op.Mul(longer, top))
+    bound = g.op.Mul(g.const(_ORTHOGONAL * epsilon(dtype), dtype), size)
+    found = g.cast(g.op.Greater(g.op.Abs(d), bound), ir.DataType.FLOAT)
+    result: Value = g.op.Greater(reduce(g, "ReduceSum", found, None, False), g.const(0.0))
     return result
 
 
@@ -174,20 +194,14 @@ def _tall_svd(g: GraphBuilder, a: Value, vectors: bool, complete: bool) -> Svd:
     m, n = g.dim(a, -2), g.dim(a, -1)
     scale = scale_of(g, a)
     spoilt = poison(g, a)
-    work = g.op.Div(a, scale)
-    if vectors:
-        identity = full(g, eye(g, n, n, dtype), dtype, [*batch_of(g, a), n, n])
-        work = g.op.Concat(work, identity, axis=rank - 2)
-    work = orthogonalize(g, work, m)
-    columns = cut(g, work, -2, 0, m) if vectors else work
+    columns, v = rotated(g, g.op.Div(a, scale), symmetric=False)
     sizes = g.op.Sqrt(reduce(g, "ReduceSum", g.op.Mul(columns, columns), [rank - 2], False))
     sizes, order = g.op.TopK(sizes, g.as_vector(n), axis=rank - 2, largest=1, sorted=1, _outputs=2)
     flat = [g.op.Squeeze(x, g.const(np.array([rank - 1]))) for x in (scale, spoilt)]
     s = g.op.Add(g.op.Mul(sizes, flat[0]), flat[1])
     if not vectors:
         return Svd(None, s, None)
-    work = rearranged(g, work, order, -1)
-    packed, tau = householder(g, cut(g, work, -2, 0, m))
+    packed, tau = householder(g, rearranged(g, columns, order, -1))
     q = orthogonal(g, packed, tau, m if complete else n)
     negative = g.op.Less(diagonal(g, packed), g.const(0.0, dtype))
     signs = g.op.Where(negative, g.const(-1.0, dtype), g.const(1.0, dtype))
@@ -195,7 +209,7 @@ def _tall_svd(g: GraphBuilder, a: Value, vectors: bool, complete: bool) -> Svd:
         rest = full(g, 1.0, dtype, [*batch_of(g, a), offset(g, m, _negative(g, n))])
         signs = g.op.Concat(signs, rest, axis=rank - 2)
     u = g.op.Add(g.op.Mul(q, unsqueeze(g, signs, rank - 2)), spoilt)
-    return Svd(u, s, g.op.Add(transpose(g, cut(g, work, -2, m)), spoilt))
+    return Svd(u, s, g.op.Add(transpose(g, rearranged(g, v, order, -1)), spoilt))
 
 
 def _negative(g: GraphBuilder, n: Size) -> Size:
@@ -205,25 +219,13 @@ def _negative(g: GraphBuilder, n: Size) -> Size:
 def eigh(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
     """Eigenvalues in ascending order and eigenvectors of a symmetric matrix.
 
-    Shifted to be positive definite, it has its eigenvectors for right singular vectors; the eigenvalues are the Rayleigh
-    quotients of these, whose error is of second order in theirs.
+    The eigenvalues are the Rayleigh quotients of the vectors, whose error is of second order in theirs.
     """
-    dtype = dtype_of(a)
     rank = rank_of(a)
-    n = g.dim(a, -1)
     scale, spoilt = scale_of(g, a), poison(g, a)
-    work = g.op.Div(a, scale)
-    sums = reduce(g, "ReduceSum", g.op.Abs(work), [rank - 2], True)
-    shift = g.op.Mul(g.const(1.25, dtype), reduce(g, "ReduceMax", sums, [rank - 1], True))
-    identity = full(g, eye(g, n, n, dtype), dtype, g.dims(a))
-    positive = g.op.Add(work, g.op.Mul(shift, identity))
-    # Scaled to about 1 again, as the test for convergence expects.
-    size = largest(g, positive)
-    positive = g.op.Div(positive, g.op.Where(g.op.Greater(size, g.const(0.0, dtype)), size, g.const(1.0, dtype)))
-    turned = orthogonalize(g, g.op.Concat(positive, identity, axis=rank - 2), n)
-    vectors = cut(g, turned, -2, n)
-    quotients = reduce(g, "ReduceSum", g.op.Mul(vectors, g.op.MatMul(work, vectors)), [rank - 2], False)
-    values, order = g.op.TopK(quotients, g.as_vector(n), axis=rank - 2, largest=0, sorted=1, _outputs=2)
+    products, vectors = rotated(g, g.op.Div(a, scale), symmetric=True)
+    quotients = reduce(g, "ReduceSum", g.op.Mul(vectors, products), [rank - 2], False)
+    values, order = g.op.TopK(quotients, g.as_vector(g.dim(a, -1)), axis=rank - 2, largest=0, sorted=1, _outputs=2)
     flat = [g.op.Squeeze(x, g.const(np.array([rank - 1]))) for x in (scale, spoilt)]
     values = g.op.Add(g.op.Mul(values, flat[0]), flat[1])
     return values, g.op.Add(rearranged(g, vectors, order, -1), spoilt)

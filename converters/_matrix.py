@@ -421,10 +421,11 @@ def householder(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
         column = take(g, a, at, -1)
         head = take(g, column, at, -2)
         tail = g.op.Where(below, column, zero)
+        # By the sum: ONNX Runtime's ReduceMax takes no notice of NaN.
+        flat = g.op.Equal(reduce(g, "ReduceSum", g.op.Abs(tail), [rank - 2], True), zero)
         top = reduce(g, "ReduceMax", g.op.Abs(tail), [rank - 2], True)
-        flat = g.op.Equal(top, zero)
         # Scaled, so that the squares neither overflow nor vanish.
-        top = g.op.Max(g.op.Where(flat, one, top), g.op.Abs(head))
+        top = g.op.Max(g.op.Where(g.op.Equal(top, zero), one, top), g.op.Abs(head))
         part = g.op.Div(g.op.Where(here, column, tail), top)
         size = g.op.Mul(top, g.op.Sqrt(reduce(g, "ReduceSum", g.op.Mul(part, part), [rank - 2], True)))
         target = g.op.Where(g.op.Less(head, zero), size, g.op.Neg(size))
@@ -434,7 +435,9 @@ def householder(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
         vector = g.op.Where(here, one, vector)
         reflected = g.op.Sub(a, g.op.Mul(g.op.Mul(tau, vector), g.op.MatMul(transpose(g, vector), a)))
         done = g.op.Where(below, vector, g.op.Where(here, target, column))
-        a = g.op.Where(g.op.Greater(columns, j), reflected, g.op.Where(g.op.Equal(columns, j), done, a))
+        # Finished rows are kept as they are: 0 times NaN would get into them.
+        changed = g.op.And(g.op.GreaterOrEqual(rows, j), g.op.Greater(columns, j))
+        a = g.op.Where(changed, reflected, g.op.Where(g.op.Equal(columns, j), done, a))
         flat_tau = g.op.Squeeze(tau, g.const(np.array([rank - 1])))
         return [a, g.op.Where(g.op.Equal(places, j), flat_tau, taus)]
 
@@ -456,7 +459,8 @@ def reflect(g: GraphBuilder, packed: Value, tau: Value, x: Value, *, forward: bo
         vector = g.op.Where(g.op.Greater(rows, j), take(g, packed, at, -1), g.const(0.0, dtype))
         vector = g.op.Where(g.op.Equal(rows, j), g.const(1.0, dtype), vector)
         scaled = g.op.Mul(take(g, taus, at, -2), vector)
-        return [g.op.Sub(x, g.op.Mul(scaled, g.op.MatMul(transpose(g, vector), x)))]
+        reflected = g.op.Sub(x, g.op.Mul(scaled, g.op.MatMul(transpose(g, vector), x)))
+        return [g.op.Where(g.op.GreaterOrEqual(rows, j), reflected, x)]
 
     return repeat(g, count, step, x)[0]
 

@@ -24,11 +24,18 @@ from onnxplug.registry.rule import Rule
 _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
-def _maximum(g: GraphBuilder, x: Value, axis: int) -> Value:
-    """The maximum of norms, 0 over nothing."""
-    top = reduce(g, "ReduceMax", x, [axis], True)
-    nothing = g.op.Equal(top, g.const(-math.inf, dtype_of(x)))
-    result: Value = g.op.Where(nothing, g.const(0.0, dtype_of(x)), top)
+def _extremum(g: GraphBuilder, end: str, x: Value, axis: int) -> Value:
+    """The greatest or the least (Max, Min) of norms; the greatest of none is 0.
+
+    ONNX Runtime's ReduceMax and ReduceMin take no notice of NaN, which the sum of what is not negative has exactly when
+    one of them is NaN.
+    """
+    dtype = dtype_of(x)
+    found = reduce(g, f"Reduce{end}", x, [axis], True)
+    if end == "Max":
+        found = g.op.Where(g.op.Equal(found, g.const(-math.inf, dtype)), g.const(0.0, dtype), found)
+    spoilt = g.op.IsNaN(reduce(g, "ReduceSum", x, [axis], True))
+    result: Value = g.op.Where(spoilt, g.const(math.nan, dtype), found)
     return result
 
 
@@ -47,14 +54,14 @@ def _norm(g: GraphBuilder, x: Value, order: float | str, axes: Sequence[int], ke
         if order == "nuc":
             found = reduce(g, "ReduceSum", s, [last], True)
         else:
-            found = _maximum(g, s, last) if order == 2 else reduce(g, "ReduceMin", s, [last], True)
+            found = _extremum(g, "Max" if order == 2 else "Min", s, last)
         found = squeeze(g, found, last)
         return unsqueeze(g, found, *sorted((rows, columns))) if keepdim else found
     if order not in (1, -1, math.inf, -math.inf):
         raise Unsupported(f"the matrix norm of order {order!r}")
     along, over = (rows, columns) if abs(float(order)) == 1 else (columns, rows)
     sums = reduce(g, "ReduceSum", g.op.Abs(x), [along], True)
-    found = _maximum(g, sums, over) if float(order) > 0 else reduce(g, "ReduceMin", sums, [over], True)
+    found = _extremum(g, "Max" if float(order) > 0 else "Min", sums, over)
     return _dropped(g, found, rows, columns, keepdim)
 
 
@@ -94,7 +101,8 @@ def linalg_cond(g: GraphBuilder, node: FxNode) -> Value:
     n = g.dim(a, -1)
     if order in (None, 2, -2):
         s = svd(g, a, vectors=False).s
-        ends = [reduce(g, f"Reduce{end}", s, [rank_of(s) - 1], False) for end in ("Max", "Min")]
+        last = rank_of(s) - 1
+        ends = [squeeze(g, _extremum(g, end, s, last), last) for end in ("Max", "Min")]
         found = g.op.Div(*(reversed(ends) if order == -2 else ends))
         n = g.dim(s, -1)
     else:

@@ -188,6 +188,22 @@ def test_nan(name: str) -> None:
         check(SQUARE[name], a)
 
 
+@pytest.mark.parametrize("order", ["fro", 1, -1, math.inf, -math.inf])
+def test_norm_of_nan(order: Any) -> None:
+    a = torch.tensor([[1.0, 2], [math.nan, 3]])
+    for x in (a, a.mT.contiguous(), a.nan_to_num(math.inf)):
+        check(lambda y: linalg.matrix_norm(y, order), x)
+        check(lambda y: linalg.cond(y, order), x)
+
+
+def test_qr_of_nan() -> None:
+    # A NaN below the diagonal is not the zero that needs no reflection.
+    for row, column in ((1, 0), (2, 0), (0, 1), (1, 1), (2, 1)):
+        a = torch.tensor([[1.0, 2, 5], [0, 3, 1], [0, 0, 2]])
+        a[row, column] = math.nan
+        check(lambda x: linalg.qr(x, mode="r")[1], a)
+
+
 def test_spectral_of_nan_is_nan() -> None:
     # torch raises; what must not come out is a number.
     a = matrices(2, 3, 3)
@@ -252,6 +268,26 @@ def test_spectral_of_sizes(n: int) -> None:
     a = torch.randn(n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     check(lambda x: _from_svd(x, False), a, rtol=1e-11, atol=1e-11)
     check(_from_eigh, a, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float", "double"])
+def test_spectral_accuracy_does_not_fall_with_size(dtype: torch.dtype) -> None:
+    # Thousands of rotations: their rounding errors must not add up.
+    a = torch.randn(96, 96, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+    eps = torch.finfo(dtype).eps
+    s, product, *units = onnxplug.to_onnx(Call(lambda x: _from_svd(x, False)), (a,))(a)
+    assert (s.double() - linalg.svdvals(a.double())).abs().max() <= 8 * eps * s[0]
+    assert (product - a).abs().max() <= 8 * eps * s[0]
+    symmetric = torch.tril(a) + torch.tril(a, -1).mT
+    values, again, unit = onnxplug.to_onnx(Call(_from_eigh), (a,))(a)
+    size = values.abs().max()
+    # In double the reference is no better: LAPACK's own drivers differ by 14 eps here.
+    assert (values.double() - linalg.eigvalsh(a.double())).abs().max() <= (
+        8 if dtype == torch.float32 else 32
+    ) * eps * size
+    assert (again - symmetric).abs().max() <= 8 * eps * size
+    for x in (*units, unit):
+        assert (x - torch.eye(96, dtype=dtype)).abs().max() <= 16 * eps
 
 
 def test_spectral_of_dynamic_size() -> None:
