@@ -361,6 +361,9 @@ class GraphBuilder(ShapeMixin):
                 if id(value) not in made or any(value is o for o in outputs[:position]):
                     outputs[position] = self._identity(value)
             nodes = self._scope.live_nodes(outputs)
+            # Named here, uniquely: ir.Graph would count from 0 in each, and a name is visible in the graphs within.
+            for value in (v for node in nodes for v in node.outputs if v.name is None):
+                value.name = f"{name}_value{self.fresh()}"
         finally:
             self._forget_symbols(self._scope.values())
             self._scope = outer

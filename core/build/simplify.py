@@ -122,7 +122,8 @@ def _unsqueeze(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Va
         removed = _ints(g, before.inputs[1])
         if removed is not None and source.shape is not None:
             rank = len(source.shape)
-            if {a % rank for a in removed} == {a % rank for a in axes}:
+            # Only as many axes as went: [0, 1] after [0] is not the same, though equal modulo a rank of 1.
+            if len(removed) == len(axes) and {a % rank for a in removed} == {a % rank for a in axes}:
                 return source
     return None
 

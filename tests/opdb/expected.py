@@ -9,6 +9,14 @@ _SPARSE = "ONNX has no sparse tensors that ONNX Runtime computes with"
 EXPECTED: dict[str, tuple[str, str]] = {
     "chalf": ("unsupported", _C32),
     "to_sparse": ("missing", _SPARSE),
+    "nn.functional.linear_cross_entropy.chunked": (
+        "missing",
+        "torch's own memory-saving kernel, without decomposition",
+    ),
+    "nn.functional.linear_cross_entropy.chunked_none": (
+        "missing",
+        "torch's own memory-saving kernel, without decomposition",
+    ),
     "hash_tensor": ("missing", "a hash of a tensor's bits is no model's output"),
 }
 

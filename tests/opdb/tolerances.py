@@ -1,8 +1,11 @@
-"""Tolerances other than torch.testing's own, each with its reason."""
+"""Tolerances other than torch.testing's own, and results compared by what they stand for, each with its reason."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
+from torch import Tensor
 
 #: Entry name to (dtype or None for any, rtol, atol, reason).
 TOLERANCES: dict[str, tuple[torch.dtype | None, float, float, str]] = {
@@ -29,3 +32,116 @@ def tolerance(name: str, dtype: torch.dtype) -> tuple[float | None, float | None
     if row is None or (row[0] is not None and row[0] != dtype):
         return None, None
     return row[1], row[2]
+
+
+def _eigen(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Eigenvalues, the matrix that the eigenvectors make with them, and the vectors' products."""
+    values, vectors = outputs
+    return [values, (vectors * values.unsqueeze(-2)) @ vectors.mT, vectors.mT @ vectors]
+
+
+def _singular(outputs: Sequence[Tensor], transposed: bool) -> list[Tensor]:
+    """Singular values, the matrix that the vectors make with them, and the vectors' products."""
+    u, s, v = outputs
+    v = v.mT if transposed else v
+    k = s.shape[-1]
+    return [s, (u[..., :k] * s.unsqueeze(-2)) @ v[..., :k].mT, u.mT @ u, v.mT @ v]
+
+
+def _relative(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Each matrix divided by its largest element."""
+    return [x / x.abs().amax((-2, -1), keepdim=True) if x.numel() else x for x in outputs]
+
+
+#: Entry name to (dtype or None for any, what to compare instead of the results, reason).
+FORMS: dict[str, tuple[torch.dtype | None, Callable[[Sequence[Tensor]], list[Tensor]], str]] = {
+    "linalg.eigh": (None, _eigen, "the sign of an eigenvector is free"),
+    "linalg.svd": (None, lambda x: _singular(x, True), "signs, and the basis of the null spaces, are free"),
+    "svd": (None, lambda x: _singular(x, False), "signs, and the basis of the null spaces, are free"),
+    "matrix_exp": (
+        torch.float32,
+        _relative,
+        "torch's own error is 5e-7 of the norm (ours 2e-7), and elements differ in size by 6 decades",
+    ),
+}
+
+
+def comparable(name: str, dtype: torch.dtype, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """What of an entry's results is compared: they themselves where no row says otherwise."""
+    row = FORMS.get(name)
+    return list(outputs) if row is None or row[0] not in (None, dtype) else row[1](outputs)
+
+
+def _dominant(position: int) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A multiple of the identity added to the matrices at a position."""
+
+    def change(inputs: list[Tensor]) -> list[Tensor]:
+        x = inputs[position]
+        m, n = x.shape[-2:]
+        inputs[position] = x / x.abs().amax().clamp(min=1) + 2 * max(m, n) * torch.eye(m, n, dtype=x.dtype)
+        return inputs
+
+    return change
+
+
+def _dominant_tensor(inputs: list[Tensor]) -> list[Tensor]:
+    """As :func:`_dominant`, for a tensor that is a square matrix when its axes are joined."""
+    x = inputs[0]
+    side = round(x.numel() ** 0.5)
+    if side * side == x.numel():
+        inputs[0] = x / x.abs().amax().clamp(min=1) + 2 * side * torch.eye(side, dtype=x.dtype).reshape(x.shape)
+    return inputs
+
+
+def _definite(inputs: list[Tensor]) -> list[Tensor]:
+    """A positive definite matrix made of the first input."""
+    x = inputs[0]
+    inputs[0] = x @ x.mT + torch.eye(x.shape[-2], dtype=x.dtype)
+    return inputs
+
+
+def _valid_pivots(inputs: list[Tensor]) -> list[Tensor]:
+    """As many pivots as steps, each within the matrix."""
+    packed, pivots = inputs[:2]
+    m, n = packed.shape[-2:]
+    k = min(m, n)
+    inputs[1] = torch.arange(1, k + 1, dtype=pivots.dtype).expand(*packed.shape[:-2], k).contiguous()
+    return inputs
+
+
+#: Entry name to what makes valid inputs of the random ones of other sizes, and reason.
+INPUTS: dict[str, tuple[Callable[[list[Tensor]], list[Tensor]], str]] = {
+    **dict.fromkeys(
+        (
+            "linalg.inv",
+            "linalg.inv_ex",
+            "linalg.solve",
+            "linalg.solve_ex",
+            "linalg.solve_triangular",
+            "linalg.lu_solve",
+            "cholesky_inverse",
+            "linalg.matrix_power",
+            "linalg.pinv.hermitian",
+        ),
+        (_dominant(0), "a random matrix may be too ill-conditioned for any two algorithms to agree"),
+    ),
+    **dict.fromkeys(
+        ("cholesky_solve", "triangular_solve", "lu_solve"),
+        (_dominant(1), "a random matrix may be too ill-conditioned for any two algorithms to agree"),
+    ),
+    **dict.fromkeys(
+        ("linalg.tensorinv", "linalg.tensorsolve"),
+        (_dominant_tensor, "a random matrix may be too ill-conditioned for any two algorithms to agree"),
+    ),
+    **dict.fromkeys(
+        ("cholesky", "linalg.cholesky", "linalg.cholesky_ex"),
+        (_definite, "torch leaves the factor of a matrix that is not positive definite unspecified"),
+    ),
+    "lu_unpack": (_valid_pivots, "torch reads beyond the rows when there are more pivots than rows"),
+}
+
+
+def valid_inputs(name: str, inputs: list[Tensor]) -> list[Tensor]:
+    """Inputs of other sizes that the entry is defined for."""
+    row = INPUTS.get(name)
+    return inputs if row is None else row[0](inputs)

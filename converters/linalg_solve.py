@@ -1,0 +1,218 @@
+"""Linear systems, inverses and determinants of dense matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
+from onnxplug.converters._matrix import (
+    common_batch,
+    cut,
+    diagonal,
+    dtype_of,
+    eye,
+    first_zero,
+    full,
+    iota,
+    lu,
+    permutation_of,
+    rearranged,
+    repeat,
+    same_batch,
+    solve_triangular,
+    transpose,
+    triangle,
+    wanted,
+)
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+_INT32, _INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+def inverse(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
+    """The inverse, and LAPACK's ``info``.
+
+    LU of ``[A | I]``, which gives ``inv(L) P`` on the right, then ``inv(U)`` of that by substitution.
+    """
+    n = g.dim(a, -1)
+    dtype = dtype_of(a)
+    packed, right = _eliminated(g, a, full(g, eye(g, n, n, dtype), dtype, g.dims(a)))
+    return solve_triangular(g, packed, right, upper=True), first_zero(g, packed)
+
+
+def linalg_inv_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"""
+    return list(inverse(g, node.args[0]))
+
+
+def _eliminated(g: GraphBuilder, a: Value, b: Value) -> tuple[Value, Value]:
+    """A's LU factors, and ``inv(L) P B``, from one loop."""
+    n = g.dim(a, -1)
+    both = lu(g, g.op.Concat(a, b, axis=rank_of(a) - 1)).packed
+    return cut(g, both, -1, 0, n), cut(g, both, -1, n)
+
+
+def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor LU, Tensor pivots, Tensor info)
+
+    ``X A = B`` is ``A^T X^T = B^T``; LU and pivots are those of A all the same, as torch's.
+    """  # noqa: E501
+    a, b, left = node.args[:3]
+    vector = rank_of(b) == 1 or (rank_of(b) == rank_of(a) - 1 == len(node.shape))
+    if vector:
+        b = unsqueeze(g, b, rank_of(b))
+    factors = wanted(node, 1) or wanted(node, 2)
+    pivots: Value | None = None
+    if left and not factors and same_batch(g, a, b):
+        packed, right = _eliminated(g, a, b)
+        x = solve_triangular(g, packed, right, upper=True)
+    else:
+        packed, order, pivots = lu(g, a, permutation=True, pivots=factors)
+        assert order is not None
+        x = _solved(g, packed, order, b, left=left, adjoint=False)
+    if vector:
+        x = squeeze(g, x, rank_of(x) - 1)
+    return [x, packed, None if pivots is None else g.cast(pivots, _INT32), first_zero(g, packed)]
+
+
+def _solved(g: GraphBuilder, packed: Value, order: Value, b: Value, *, left: bool, adjoint: bool) -> Value:
+    """``X`` of ``A X = B`` for ``A[order] = L U``; of ``A^T X = B``, ``X A = B``, ``X A^T = B`` as the flags say."""
+    if not left:
+        return transpose(g, _solved(g, packed, order, transpose(g, b), left=True, adjoint=not adjoint))
+    sizes = [*common_batch(g, packed, b), *g.dims(b)[-2:]]
+    batched = rank_of(order) > 1 or len(sizes) > 2
+    order = full(g, order, _INT64, [*sizes[:-2], g.dim(order, -1)]) if batched else order
+    if not adjoint:
+        b = rearranged(g, full(g, b, dtype_of(b), sizes), order, -2)
+        y = solve_triangular(g, packed, b, upper=False, unit=True)
+        return solve_triangular(g, packed, y, upper=True)
+    flipped = transpose(g, packed)
+    y = solve_triangular(g, flipped, b, upper=False)
+    y = solve_triangular(g, flipped, y, upper=True, unit=True)
+    index = full(g, unsqueeze(g, order, rank_of(order)), _INT64, sizes)
+    result: Value = g.op.ScatterElements(y, index, y, axis=len(sizes) - 2)
+    return result
+
+
+def linalg_lu_solve(g: GraphBuilder, node: FxNode) -> Value:
+    """linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool adjoint=False) -> Tensor"""
+    packed, pivots, b, left, adjoint = node.args
+    order = permutation_of(g, g.cast(pivots, _INT64), g.dim(packed, -1))
+    return _solved(g, packed, order, b, left=left, adjoint=adjoint)
+
+
+def linalg_solve_triangular(g: GraphBuilder, node: FxNode) -> Value:
+    """linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor"""
+    a, b, upper, left, unit = node.args
+    if left:
+        return solve_triangular(g, a, b, upper=upper, unit=unit)
+    return transpose(g, solve_triangular(g, transpose(g, a), transpose(g, b), upper=not upper, unit=unit))
+
+
+def triangular_solve(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """triangular_solve(Tensor self, Tensor A, bool upper=True, bool transpose=False, bool unitriangular=False) -> (Tensor solution, Tensor cloned_coefficient)"""  # noqa: E501
+    b, a, upper, transposed, unit = node.args
+    matrix = transpose(g, a) if transposed else a
+    x = solve_triangular(g, matrix, b, upper=upper != transposed, unit=unit)
+    return [x, full(g, a, node.dtype, [*common_batch(g, a, b), *g.dims(a)[-2:]])]
+
+
+def cholesky_solve(g: GraphBuilder, node: FxNode) -> Value:
+    """cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"""
+    b, factor, upper = node.args
+    lower = transpose(g, factor) if upper else factor
+    y = solve_triangular(g, lower, b, upper=False)
+    return solve_triangular(g, transpose(g, lower), y, upper=True)
+
+
+def cholesky_inverse(g: GraphBuilder, node: FxNode) -> Value:
+    """cholesky_inverse(Tensor self, bool upper=False) -> Tensor
+
+    ``inv(L)^T inv(L)``, exactly symmetric as LAPACK's potri.
+    """
+    factor, upper = node.args
+    n = g.dim(factor, -1)
+    lower = transpose(g, factor) if upper else factor
+    inverted = solve_triangular(g, lower, full(g, eye(g, n, n, node.dtype), node.dtype, g.dims(factor)), upper=False)
+    whole = g.op.MatMul(transpose(g, inverted), inverted)
+    result: Value = g.op.Add(
+        triangle(g, whole, upper=False), transpose(g, triangle(g, whole, upper=False, strict=True))
+    )
+    return result
+
+
+def _parity(g: GraphBuilder, pivots: Value, dtype: ir.DataType) -> Value:
+    """1 or -1 as the number of rows that were swapped is even or odd."""
+    places = g.op.Add(iota(g, g.dim(pivots, -1)), g.const(1))
+    swapped = g.cast(g.op.Not(g.op.Equal(pivots, places)), _INT64)
+    count = reduce(g, "ReduceSum", swapped, [rank_of(pivots) - 1], False)
+    return g.cast(g.op.Sub(g.const(1), g.op.Mul(g.const(2), g.op.Mod(count, g.const(2)))), dtype)
+
+
+def linalg_det(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_linalg_det(Tensor A) -> (Tensor result, Tensor LU, Tensor pivots)
+
+    By LU: ONNX Runtime has Det in float alone.
+    """
+    a = node.args[0]
+    if node.dtype == ir.DataType.FLOAT and not wanted(node, 1) and not wanted(node, 2):
+        return [g.op.Det(a), None, None]
+    packed, _, pivots = lu(g, a, pivots=True)
+    assert pivots is not None
+    product = reduce(g, "ReduceProd", diagonal(g, packed), [rank_of(a) - 2], False)
+    return [g.op.Mul(_parity(g, pivots, node.dtype), product), packed, g.cast(pivots, _INT32)]
+
+
+def linalg_slogdet(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet, Tensor LU, Tensor pivots)
+
+    A singular matrix has the sign 0 and the logarithm -inf; NaN has the sign 0, as torch's sgn of it.
+    """
+    a = node.args[0]
+    packed, _, pivots = lu(g, a, pivots=True)
+    assert pivots is not None
+    heads = diagonal(g, packed)
+    last = [rank_of(a) - 2]
+    signs = g.op.Where(g.op.IsNaN(heads), g.const(0.0, node.dtype), g.op.Sign(heads))
+    sign = g.op.Mul(_parity(g, pivots, node.dtype), reduce(g, "ReduceProd", signs, last, False))
+    logarithm = reduce(g, "ReduceSum", g.op.Log(g.op.Abs(heads)), last, False)
+    return [sign, logarithm, packed, g.cast(pivots, _INT32)]
+
+
+def linalg_vander(g: GraphBuilder, node: FxNode) -> Value:
+    """linalg_vander(Tensor x, *, SymInt? N=None) -> Tensor
+
+    Powers by repeated products, as torch's cumprod gives them; the sum of logarithms or Pow would not be exact.
+    """
+    x, count = node.args
+    x = g.cast(x, node.dtype)
+    if not rank_of(x):
+        x = unsqueeze(g, x, 0)
+    count = g.dim(x, -1) if count is None else count
+    columns = iota(g, count)
+    one = g.const(np.array(1), node.dtype)
+    base = unsqueeze(g, x, rank_of(x))
+
+    def step(j: Value, powers: Value) -> list[Value]:
+        return [g.op.Mul(powers, g.op.Where(g.op.Greater(columns, j), base, one))]
+
+    start = full(g, one, node.dtype, [*g.dims(x), count])
+    return repeat(g, count, step, start)[0]
+
+
+RULES: list[Rule] = [
+    Rule("aten::linalg_inv_ex.default", linalg_inv_ex),
+    Rule("aten::_linalg_solve_ex.default", linalg_solve_ex),
+    Rule("aten::linalg_lu_solve.default", linalg_lu_solve),
+    Rule("aten::linalg_solve_triangular.default", linalg_solve_triangular),
+    Rule("aten::triangular_solve.default", triangular_solve),
+    Rule("aten::cholesky_solve.default", cholesky_solve),
+    Rule("aten::cholesky_inverse.default", cholesky_inverse),
+    Rule("aten::_linalg_det.default", linalg_det),
+    Rule("aten::_linalg_slogdet.default", linalg_slogdet),
+    Rule("aten::linalg_vander.default", linalg_vander),
+]
