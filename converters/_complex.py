@@ -39,7 +39,7 @@ def _zeros_like(g: GraphBuilder, x: Value) -> Value:
     if x.shape is not None and all(isinstance(d, int) for d in x.shape):
         import numpy as np
 
-        return g.const(np.zeros([int(d) for d in x.shape], dtype=x.dtype.numpy()))
+        return g.const(np.zeros(x.shape.numpy(), dtype=x.dtype.numpy()))
     result: Value = g.op.Expand(g.const(0.0, x.dtype), g.shape(x))
     return result
 

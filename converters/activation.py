@@ -13,6 +13,7 @@ from onnxplug.converters._axes import normalize_axis, rank_of
 from onnxplug.converters._promote import operand
 from onnxplug.converters._real import Real
 from onnxplug.converters.exponential import expm1_of
+from onnxplug.converters.reduction import reduced
 from onnxplug.converters.special import erf
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -228,6 +229,12 @@ def softmax_of(op_type: str) -> Converter:
         if not rank_of(x):
             one = g.op.Exp(g.op.Sub(x, x))  # 1, and NaN for what isn't finite, as torch
             return g.cast(one if op_type == "Softmax" else g.op.Log(one), node.dtype)
+        if op_type == "LogSoftmax" and inner == ir.DataType.DOUBLE:
+            # ONNX Runtime's kernel for doubles gives -inf where NaN is due.
+            axis = normalize_axis(axis, rank_of(x))
+            shifted = g.op.Sub(x, reduced(g, "ReduceMax", x, axis, True, inner))
+            total = reduced(g, "ReduceSum", g.op.Exp(shifted), axis, True, inner)
+            return g.op.Sub(shifted, g.op.Log(total))
         return g.cast(getattr(g.op, op_type)(x, axis=normalize_axis(axis, rank_of(x))), node.dtype)
 
     convert.__name__ = convert.__qualname__ = "softmax" if op_type == "Softmax" else "log_softmax"

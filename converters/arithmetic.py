@@ -179,8 +179,9 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
         if exponent == 2:
             return compute(g, "Mul", dtype, x, x)
         if exponent == 0.5 and dtype.is_floating_point():
-            # pow(-inf, 0.5) is inf, sqrt(-inf) NaN; pow(-0.0, 0.5) is 0.0.
-            return compute(g, "Pow", dtype, x, exponent)
+            # As torch, whose (-inf) ** 0.5 is NaN where C's pow has inf.
+            result: Value = g.op.Sqrt(operand(g, x, dtype))
+            return result
         if dtype.is_integer() and exponent < 0:
             raise Unsupported("integers to a negative power: torch itself refuses it")
     if dtype.is_integer():
@@ -438,8 +439,15 @@ def _clamp(g: GraphBuilder, node: FxNode, x: Value, low: Any, high: Any) -> Valu
             least, most = (-(1 << (dtype.bitwidth - 1)), (1 << (dtype.bitwidth - 1)) - 1)
             low, high = (None if b is None else int(min(max(b, least), most)) for b in (low, high))
         low, high = (None if b is None else g.const(b, dtype) for b in (low, high))
-        result: Value = g.op.Clip(g.cast(x, dtype), low, high)
-        return result
+        x = g.cast(x, dtype)
+        if low is not None and high is not None:
+            result: Value = g.op.Clip(x, low, high)
+            return result
+        if dtype.is_integer():
+            result = g.op.Clip(x, low, high)
+            return result
+        # For a bound that is absent ONNX Runtime's Clip takes the largest finite number, which infinity exceeds.
+        return compute(g, "Max", dtype, x, low) if low is not None else compute(g, "Min", dtype, x, high)
     clamped = operand(g, x, dtype)
     if low is not None:
         clamped = compute(g, "Max", dtype, clamped, low)

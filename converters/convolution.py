@@ -43,7 +43,8 @@ def _convolve(
     assert dtype is not None
     if dtype.is_integer():
         # ONNX convolves floats alone; a double holds every sum below 2**53.
-        x, weight, bias = (v if v is None else g.cast(v, ir.DataType.DOUBLE) for v in (x, weight, bias))
+        x, weight = g.cast(x, ir.DataType.DOUBLE), g.cast(weight, ir.DataType.DOUBLE)
+        bias = g.cast(bias, ir.DataType.DOUBLE) if bias is not None else None
     attributes: dict[str, Any] = {
         "strides": spread(stride, spatial),
         "pads": list(pads),

@@ -105,6 +105,7 @@ def _scaled(g: GraphBuilder, x: Any, sizes: Sequence[Any], normalization: int) -
         return x
     part = x.real if isinstance(x, Complex) else x
     dtype = part.dtype
+    assert dtype is not None
     if all(isinstance(s, int) for s in sizes):
         count = math.prod(sizes)
         factor = g.const(1.0 / (math.sqrt(count) if normalization == 1 else count) if count else 1.0, dtype)

@@ -211,7 +211,7 @@ def native_batch_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     named = node.kwargs
     x, weight, bias, eps = (named[key] for key in ("input", "weight", "bias", "eps"))
     mean, variance = named.get("running_mean"), named.get("running_var")
-    if not named["training"] and mean is not None:
+    if not named["training"] and mean is not None and variance is not None:
         nothing = g.const(np.zeros(0), mean.dtype)
         return [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing]
     result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)

@@ -206,8 +206,10 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode) -> Value:
             order = [a for a in range(rank_of(x)) if a != axis] + [axis]
             moved = g.op.Transpose(result, perm=order)
             inner = comparable(node.dtype)
-            static = isinstance(s, int) and isinstance(o, int)
-            weights = g.const(_windows(s, o), inner) if static else _mean_windows(g, s, o, inner)
+            if isinstance(s, int) and isinstance(o, int):
+                weights = g.const(_windows(s, o), inner)
+            else:
+                weights = _mean_windows(g, s, o, inner)
             moved = g.cast(g.op.MatMul(g.cast(moved, inner), weights), node.dtype)
             back = [order.index(a) for a in range(last + 1)]
             result = g.op.Transpose(moved, perm=back)

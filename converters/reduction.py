@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -40,6 +41,10 @@ def reduced(
     wide = x.dtype is not None and x.dtype.is_integer() and x.dtype.bitwidth > 32
     x = g.cast(x, inner)
     over = normalize_axes(axes, rank) if rank else None
+    if op_type == "ReduceMean" and rank and any((x.shape or ())[a] == 0 for a in over or []):
+        # The mean of nothing; ONNX Runtime has 0.
+        sums = reduce(g, "ReduceSum", x, over, keepdim)
+        return g.cast(g.op.Div(sums, g.const(0.0, inner)), dtype)
     if wide and rank and inner == _INT64 and op_type in _EXACT:
         return g.cast(_exact(g, op_type, x, over or [], keepdim), dtype)
     result = reduce(g, op_type, x, over, keepdim)
@@ -314,7 +319,7 @@ def ordered_part(
 ) -> list[Value]:
     """The first ``count`` values of an axis in order, and their indices; of equal elements the lower index goes first.
 
-    NaN, which ONNX Runtime's TopK puts anywhere, counts as +inf: torch has it beyond every number.
+    NaN, which ONNX Runtime's TopK puts anywhere, is beyond every number, as in torch.
     """
     dtype = x.dtype
     assert dtype is not None
@@ -324,7 +329,9 @@ def ordered_part(
     if not inner.is_floating_point():
         values, indices = g.op.TopK(x, count, **named)
         return [g.cast(values, dtype), indices]
-    key = g.op.Where(g.op.IsNaN(x), g.const(float("inf"), inner), x)
+    # The largest finite number stands for +inf, so that NaN goes beyond it.
+    top = g.const(float(ml_dtypes.finfo(inner.numpy()).max), inner)
+    key = g.op.Where(g.op.IsNaN(x), g.const(float("inf"), inner), g.op.Min(x, top))
     _, indices = g.op.TopK(key, count, **named)
     return [g.cast(g.op.GatherElements(x, indices, axis=axis), dtype), indices]
 

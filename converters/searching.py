@@ -321,6 +321,7 @@ def histc(g: GraphBuilder, node: FxNode) -> Value:
 def _histogram(g: GraphBuilder, node: FxNode, x: Value, edges: Value, weight: Value | None, density: bool) -> Value:
     """Counts, or sums of weights, between ascending edges; the last edge belongs to the last bin."""
     dtype = edges.dtype
+    assert dtype is not None
     flat = g.reshape(x, [-1])
     low = g.op.Slice(edges, np.array([0]), np.array([-1]), np.array([0]))
     high = g.op.Slice(edges, np.array([1]), np.array([np.iinfo(np.int64).max]), np.array([0]))

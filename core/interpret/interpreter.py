@@ -215,8 +215,9 @@ class DynamoInterpreter:
         results = []
         for spec in node.outputs:
             assert spec is not None
-            sizes = [size if isinstance(size, int) else self.builder.symbol(size) for size in spec.shape]
-            if any(size is None for size in sizes):
+            found = [size if isinstance(size, int) else self.builder.symbol(size) for size in spec.shape]
+            sizes = [size for size in found if size is not None]
+            if len(sizes) < len(found):
                 return None
             results.append(self.builder.op.Expand(self.builder.const(0, spec.dtype), self.builder.vector(sizes)))
         return self._check(

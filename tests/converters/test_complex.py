@@ -1,0 +1,160 @@
+"""Complex numbers through whole graphs, and Fourier transforms, at sizes that they were not exported with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import onnxplug
+from tests.support.check import check
+
+X = torch.randn(3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+INF, NAN = float("inf"), float("nan")
+
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "add": lambda x: x + 2 * x,
+    "alpha": lambda x: torch.add(x, x.conj(), alpha=3 - 1j),
+    "mul": lambda x: x * x.conj() * 2.5,
+    "div": lambda x: x / (x + 1j),
+    "reciprocal": lambda x: 1 / x,
+    "real_and_complex": lambda x: x.real * x + x.imag,
+    "abs_angle": lambda x: (x.abs(), x.angle()),
+    "exp_log": lambda x: (x.exp(), x.log()),
+    "sqrt": lambda x: x.sqrt(),
+    "trigonometric": lambda x: (x.sin(), x.cos(), x.tan()),
+    "hyperbolic": lambda x: (x.sinh(), x.cosh(), x.tanh()),
+    "inverse": lambda x: (x.asin(), x.acos(), x.atan(), x.asinh(), x.acosh()),
+    "pow": lambda x: (x**2, x ** (0.5 - 1j), 2.0**x),
+    "polar": lambda x: torch.polar(x.abs(), x.angle()),
+    "sgn": lambda x: x.sgn(),
+    "where": lambda x: torch.where(x.real > 0, x, 1j),
+    "comparisons": lambda x: (x == x.conj(), x != x, x.isfinite(), x.logical_not()),
+    "views": lambda x: (torch.view_as_real(x), torch.view_as_complex(torch.view_as_real(x) * 2)),
+    "moved": lambda x: torch.cat([x.t(), x.flip(1).t()]).reshape(2, -1).unsqueeze(0),
+    "indexed": lambda x: (x[1:, ::2], x[:, 1], x.select(0, -1)),
+    "reduced": lambda x: (x.sum(1), x.mean(), x.var(1), x.std(0), x.prod(1)),
+    "matrices": lambda x: (x @ x.mH, torch.vdot(x[0], x[1])),
+    "made": lambda x: torch.complex(x.real, x.real) + torch.zeros(3, 4, dtype=torch.complex64),
+    "to_real": lambda x: x.to(torch.complex128).to(torch.complex64) * 1j,
+}
+
+
+def pairs(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_complex(name: str) -> None:
+    function = ELEMENTWISE[name]
+
+    def call(x: torch.Tensor) -> Any:
+        results = function(x)
+        return tuple(map(pairs, results)) if isinstance(results, tuple) else pairs(results)
+
+    other = torch.tensor([[0, 1, -1, 1j], [-1j, 3 + 4j, -2 - 2j, 1e-4], [20 + 1j, -3, 2j, 1e3]], dtype=torch.complex64)
+    others = (
+        [(X * 3,)]
+        if name in ("inverse", "pow", "reciprocal", "div", "hyperbolic", "reduced", "exp_log", "sgn")
+        else [(other,)]
+    )
+    check(call, X, others=others, rtol=1e-5, atol=1e-5)
+
+
+def test_complex_inputs_and_outputs_are_pairs() -> None:
+    program = onnxplug.to_onnx(lambda x: x * 1j, (X,), verify=True)
+    assert [list(v.shape) for v in program.model.graph.inputs] == [[3, 4, 2]]
+    assert program.model.graph.inputs[0].dtype.name == "FLOAT"
+    (result,) = program(X)
+    torch.testing.assert_close(torch.view_as_complex(result), X * 1j)
+
+
+def test_complex_parameters_and_buffers() -> None:
+    class Rotation(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(X[:, :3].clone())
+            self.register_buffer("phase", torch.tensor([1j, -1, 1], dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_real((x @ self.weight) * self.phase)
+
+    check(Rotation(), X.t().contiguous(), others=[(X.t().contiguous() * 2,)], dynamic=None)
+
+
+def test_rotary_embedding_by_complex_numbers() -> None:
+    """As Llama's original code has it."""
+    frequencies = 1.0 / (10000 ** (torch.arange(0, 8, 2) / 8))
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        angles = torch.outer(torch.arange(x.shape[1]), frequencies)
+        turn = torch.polar(torch.ones_like(angles), angles)
+        z = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(z * turn[None, :, None]).flatten(3).type_as(x)
+
+    check(
+        rotate,
+        torch.randn(2, 5, 3, 8),
+        others=[(torch.randn(1, 9, 3, 8),), (torch.randn(3, 1, 3, 8),)],
+        dynamic=({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},),
+    )
+
+
+FOURIER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "fft": lambda x: torch.view_as_real(torch.fft.fft(x)),
+    "fft_cut": lambda x: torch.view_as_real(torch.fft.fft(x, n=5, norm="ortho")),
+    "fft_filled": lambda x: torch.view_as_real(torch.fft.fft(x, n=20, norm="forward")),
+    "ifft": lambda x: torch.view_as_real(torch.fft.ifft(x, dim=0).resolve_conj()),
+    "rfft": lambda x: torch.view_as_real(torch.fft.rfft(x)),
+    "rfft_n": lambda x: torch.view_as_real(torch.fft.rfft(x, n=7)),
+    "irfft": lambda x: torch.fft.irfft(torch.fft.rfft(x)),
+    "irfft_odd": lambda x: torch.fft.irfft(torch.fft.rfft(x), n=9),
+    "hfft": lambda x: torch.fft.hfft(torch.fft.fft(x)),
+    "ihfft": lambda x: torch.view_as_real(torch.fft.ihfft(x).resolve_conj()),
+    "fft2": lambda x: torch.view_as_real(torch.fft.fft2(x)),
+    "rfftn": lambda x: torch.view_as_real(torch.fft.rfftn(x, s=(4, 6))),
+    "irfft2": lambda x: torch.fft.irfft2(torch.fft.fft2(x)),
+    "fftshift": lambda x: torch.fft.fftshift(x, dim=0),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("name", FOURIER)
+def test_fourier(name: str, opset: int) -> None:
+    check(
+        FOURIER[name],
+        torch.randn(6, 12),
+        others=[(torch.randn(4, 16),), (torch.randn(3, 15),)],
+        dynamic=({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},),
+        opset=opset,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 127, 128, 1000, 1024])
+def test_fourier_is_exact_at_every_size(size: int) -> None:
+    x = torch.randn(2, size, dtype=torch.float64)
+    call = lambda x: torch.view_as_real(torch.fft.fft(x))  # noqa: E731
+    check(call, x, others=[(x * 3,)], rtol=1e-9, atol=1e-9)
+    check(call, x.float(), others=[(x.float() * 3,)], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_spectrogram(center: bool) -> None:
+    """stft of a dynamic length, and back again."""
+    window = torch.hann_window(32)
+
+    def spectrogram(x: torch.Tensor) -> torch.Tensor:
+        return torch.stft(x, 32, hop_length=8, window=window, center=center, return_complex=True).abs()
+
+    check(
+        spectrogram,
+        torch.randn(2, 200),
+        others=[(torch.randn(3, 333),), (torch.randn(1, 64),)],
+        dynamic=({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim(name="samples", min=64, max=4096)},),
+        rtol=1e-4,
+        atol=1e-4,
+    )

@@ -1,0 +1,193 @@
+"""Where others are silently wrong: 64-bit integers, NaN, infinities, ties, empty and 0-dim tensors, each in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.check import check
+
+INF, NAN = float("inf"), float("nan")
+MIN, MAX = -(2**63), 2**63 - 1
+LARGE = torch.tensor([[2**53, 2**53 + 1, MIN, 5], [2**62, 2**62 + 1, MAX, 1]])
+OTHER = torch.tensor([[MAX, -1, -7, 3], [MIN, 2**53 - 1, -(2**61), 10]])
+
+INTEGERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sum": lambda x: (x.sum(1), x.sum(), x.sum(0, keepdim=True), x.sum((0, 1))),
+    "prod": lambda x: (x.prod(1), x.prod()),
+    "cumulative": lambda x: (x.cumsum(1), x.cumprod(0)),
+    "extrema": lambda x: (x.amax(1), x.amin(0), x.max(1), x.argmax(1), x.cummax(1)),
+    "order": lambda x: (x.sort(1)[0], x.topk(2)[0], x.unique(), x.median(1)[0]),
+    "powers": lambda x: (x**3, x ** x.clamp(0, 70), x.square()),
+    "negative_powers": lambda x: x.clamp(-2, 2) ** x.clamp(-5, -1),
+    "floor": lambda x: (torch.div(x, 3, rounding_mode="floor"), torch.div(x, -7, rounding_mode="floor"), x // 5),
+    "trunc": lambda x: (torch.div(x, 3, rounding_mode="trunc"), torch.div(x, -7, rounding_mode="trunc")),
+    "remainder": lambda x: (x % 7, x % -7, torch.fmod(x, 7), torch.fmod(x, -7)),
+    "bits": lambda x: (x & 0x0F0F, x | -2, x ^ x.flip(1), ~x),
+    "shifts": lambda x: (x << 3, x >> 3, x << x.clamp(0, 63), x >> x.clamp(0, 63), x >> 63),
+    "divisors": lambda x: (
+        torch.gcd(x.clamp(-(2**62), 2**62), torch.tensor(12)),
+        torch.lcm(x.clamp(-99, 99), torch.tensor(6)),
+    ),
+    "products": lambda x: (x @ x.t(), torch.dot(x[0], x[1]), torch.einsum("ij,kj->ik", x, x)),
+    "comparisons": lambda x: (x == x.flip(1), x < x.flip(1), x >= 2**53 + 1, x.clamp(-5, 2**53 + 1), x.sign(), x.abs()),
+    "selection": lambda x: (torch.where(x > 2**53, x, 0), torch.maximum(x, x.flip(1)), x.trace(), x.diff()),
+    "scattered": lambda x: x.scatter_add(1, torch.tensor([[0, 0, 1, 1], [3, 3, 3, 3]]), x),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_are_exact(name: str) -> None:
+    check(INTEGERS[name], LARGE, others=[(OTHER,)])
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18])
+def test_bits_at_every_opset(opset: int) -> None:
+    check(lambda x, y: (x & y, x | y, x ^ y), LARGE, OTHER, others=[(OTHER, LARGE)], opset=opset)
+
+
+ROWS = torch.tensor([[1.0, NAN, 2.0, -INF], [INF, 1.0, -0.0, 0.0], [-INF, -INF, -INF, -INF], [INF, INF, NAN, -1.0]])
+FINITE = torch.tensor([[1.0, 1.0, -2.0, 0.5], [3.0, 3.0, 3.0, 3.0], [-1.0, 4.0, 4.0, -1.0], [0.0, -0.0, 1e-40, 7.0]])
+
+FLOATS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "clamp": lambda x: (x.clamp(-1, 1), x.clamp(min=0.5), x.clamp(torch.tensor(NAN), None), x.clamp(2, 1)),
+    "extrema": lambda x: (
+        torch.maximum(x, x.flip(1)),
+        torch.minimum(x, x.flip(1)),
+        x.amax(1),
+        x.amin(0),
+        x.aminmax(dim=1),
+    ),
+    "ignoring": lambda x: (torch.fmax(x, x.flip(1)), torch.fmin(x, x.flip(1)), x.nansum(1), x.nanmean(0)),
+    "argextrema": lambda x: (x.argmax(1), x.argmin(0), x.max(1), x.min(1)),
+    "cumulative": lambda x: (x.cummax(1), x.cummin(0), x.cumsum(1), x.logcumsumexp(1)),
+    "signs": lambda x: (
+        x.sign(),
+        torch.signbit(x),
+        torch.copysign(torch.ones_like(x), x),
+        x.nan_to_num(nan=3).neg().signbit(),
+    ),
+    "angles": lambda x: (torch.atan2(x, x.flip(1)), torch.hypot(x, x.flip(1))),
+    "exponentials": lambda x: (x.expm1(), x.log1p(), torch.logaddexp(x, x.flip(1)), torch.logaddexp2(x, x)),
+    "softmax": lambda x: (x.softmax(1), x.log_softmax(1), x.logsumexp(1)),
+    "floor_division": lambda x: (x // 0.3, torch.div(x, -0.7, rounding_mode="floor"), x // 0.0),
+    "remainder": lambda x: (x % 0.7, x % -0.7, torch.fmod(x, 0.7), x % INF),
+    "rounding": lambda x: (x.round(), x.trunc(), x.ceil(), x.floor(), (x * 2.5).round(), x.frac()),
+    "parts": lambda x: torch.frexp(x),
+    "neighbours": lambda x: torch.nextafter(x, x.flip(1)),
+    "tests": lambda x: (
+        x.isnan(),
+        x.isinf(),
+        x.isposinf(),
+        x.isneginf(),
+        x.isfinite(),
+        x.nan_to_num(),
+        x.nan_to_num(1, 2, 3),
+    ),
+    "median": lambda x: (x.median(1)[0], x.nanmedian(1)[0], x.median(), x.kthvalue(2, 1)[0]),
+    "sorted": lambda x: (
+        x[:3].nan_to_num(nan=9).sort(dim=1, stable=True),
+        x[:1].sort(dim=1, stable=True),
+        x[:1].topk(3, 1)[0],
+    ),
+    "norms": lambda x: (x.norm(INF, 1), torch.linalg.vector_norm(x, 1, 1), torch.linalg.vector_norm(x, 0, 1)),
+    "variance": lambda x: (x[1:].var(1), x[1:2].var(0), x.std(1, correction=0)),
+    "searched": lambda x: torch.searchsorted(torch.tensor([-1.0, 0.0, 2.0]), x, right=True),
+    "powers": lambda x: (x**2, x**0.5, x**-1, x**0, 2.0**x, x ** x.flip(1)),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_nan_and_infinity(name: str) -> None:
+    check(FLOATS[name], ROWS, others=[(FINITE,), (ROWS.flip(0),)])
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_nan_and_infinity_in_double(name: str) -> None:
+    check(FLOATS[name], ROWS.double(), others=[(FINITE.double(),)])
+
+
+SLICES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "negative": lambda x: (x[-2:], x[:-1], x[-100:], x[:-100]),
+    "beyond": lambda x: (x[100:], x[:100], x[2:1], x[5:MAX]),
+    "steps": lambda x: (x[::2], x[1::3], x[::100]),
+    "indices": lambda x: (x[-1], x[torch.tensor([-1, 0, -5])], x.index_select(0, torch.tensor([4, 4, 0]))),
+    "uneven": lambda x: (x.split(2), x.chunk(3), x.tensor_split(3), x.tensor_split((1, 4))),
+    "rolled": lambda x: (x.roll(2, 0), x.roll(-7, 0), x.flip(0)),
+    "by_tensor": lambda x: x[torch.tensor([True, False, True, True, False])],
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices(name: str) -> None:
+    check(SLICES[name], torch.arange(10.0).reshape(5, 2), others=[(torch.randn(5, 2),)])
+
+
+INDEX = torch.tensor([0, 0, 2, -1])
+SCATTERED: dict[str, Callable[..., Any]] = {
+    "index_put": lambda x, v: torch.index_put(x, (INDEX,), v, accumulate=True),
+    "index_put_unique": lambda x, v: torch.index_put(x, (torch.tensor([3, 0, 2, 1]),), v),
+    "index_add": lambda x, v: x.index_add(0, INDEX.abs(), v, alpha=2),
+    "index_copy": lambda x, v: x.index_copy(0, torch.tensor([3, 0, 2, 1]), v),
+    "scatter_add": lambda x, v: x.scatter_add(0, INDEX.abs()[:, None].expand(-1, 3), v),
+    **{
+        f"scatter_reduce_{mode}_{own}": (
+            lambda x, v, mode=mode, own=own: x.scatter_reduce(
+                0, INDEX.abs()[:, None].expand(-1, 3), v, mode, include_self=own
+            )
+        )
+        for mode in ("sum", "prod", "mean", "amax", "amin")
+        for own in (True, False)
+    },
+    **{
+        f"index_reduce_{mode}_{own}": (
+            lambda x, v, mode=mode, own=own: x.index_reduce(0, INDEX.abs(), v, mode, include_self=own)
+        )
+        for mode in ("prod", "mean", "amax", "amin")
+        for own in (True, False)
+    },
+    "masked_scatter": lambda x, v: x.masked_scatter(x > 0, v),
+    "put": lambda x, v: (x.put(INDEX, v[0, :1].expand(4), accumulate=True), x.take(INDEX)),
+    "diagonal_scatter": lambda x, v: (x.diagonal_scatter(v[0, :2], 1), x.select_scatter(v[0], 0, -1)),
+    "as_strided": lambda x, v: (x.as_strided((2, 2), (1, 2), 1), x.as_strided_scatter(v[:2, :2], (2, 2), (1, 3))),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("name", SCATTERED)
+def test_scattered(name: str, dtype: torch.dtype) -> None:
+    x, v = (torch.arange(12).reshape(4, 3) - 5).to(dtype), torch.tensor([[1, -2, 3]] * 4).to(dtype) * 2
+    check(SCATTERED[name], x, v, others=[(-x * 3, v + 7)])
+
+
+EMPTY: dict[str, Callable[[torch.Tensor], Any]] = {
+    "reduced": lambda x: (x.sum(), x.sum(0), x.prod(1), x.any(), x.all(), x.mean(0)),
+    "cumulative": lambda x: (x.cumsum(0), x.cumprod(0), x.cummax(0) if x.numel() else x),
+    "shaped": lambda x: (x.reshape(3, -1) if x.numel() else x.reshape(3, 0), x.t(), x.flatten(), torch.cat([x, x])),
+    "elementwise": lambda x: (x + 1, x.exp(), x > 0, torch.where(x > 0, x, 0)),
+    "products": lambda x: (x @ x.t(), x.t() @ x),
+    "ordered": lambda x: (x.sort(0), x.unique(), x.nonzero(), x[x > 0]),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_tensors(name: str) -> None:
+    check(EMPTY[name], torch.zeros(0, 3), others=[(torch.zeros(0, 3),)])
+
+
+SCALARS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "reduced": lambda x: (x.sum(), x.mean(), x.amax(0), x.argmax(), x.cumsum(0), x.softmax(0), x.norm()),
+    "ordered": lambda x: (x.sort(), x.topk(1), x.kthvalue(1), x.median(), x.unique(), x.cummax(0)),
+    "indexed": lambda x: (x[None], x.index_select(0, torch.tensor([0])), x.gather(0, torch.tensor(0)), x.nonzero()),
+    "scattered": lambda x: (x.index_add(0, torch.tensor([0]), x), x.scatter(0, torch.tensor(0), x * 2)),
+    "moved": lambda x: (x.flip(()), x.permute(()), x.squeeze(), x.expand(2, 3), x.unfold(0, 1, 1)),
+    "pieces": lambda x: (x.flatten(), x.reshape(1, 1), x.repeat(2), x.tile(3)),
+}
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_zero_dimensions(name: str) -> None:
+    check(SCALARS[name], torch.tensor(2.5), others=[(torch.tensor(-3.0),), (torch.tensor(0.0),)])
