@@ -352,15 +352,20 @@ def angle(g: GraphBuilder, node: FxNode) -> Value:
 def addcmul(g: GraphBuilder, node: FxNode) -> Value:
     """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
     x, a, b, value = node.args
-    dtype = node.dtype
-    return compute(g, "Add", dtype, x, _scaled(g, compute(g, "Mul", dtype, a, b), value, dtype))
+    dtype = _step(node.dtype)
+    return g.cast(compute(g, "Add", dtype, x, _scaled(g, compute(g, "Mul", dtype, a, b), value, dtype)), node.dtype)
 
 
 def addcdiv(g: GraphBuilder, node: FxNode) -> Value:
     """addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
     x, a, b, value = node.args
-    dtype = node.dtype
-    return compute(g, "Add", dtype, x, compute(g, "Div", dtype, _scaled(g, a, value, dtype), b))
+    dtype = _step(node.dtype)
+    return g.cast(compute(g, "Add", dtype, x, compute(g, "Div", dtype, _scaled(g, a, value, dtype), b)), node.dtype)
+
+
+def _step(dtype: ir.DataType) -> ir.DataType:
+    """The dtype between the steps of one operator: torch rounds halves once, at the end."""
+    return ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
 
 
 def lerp(g: GraphBuilder, node: FxNode) -> Value:
@@ -368,13 +373,13 @@ def lerp(g: GraphBuilder, node: FxNode) -> Value:
 
     Above a weight of one half torch computes from the end.
     """
-    start, end, weight = node.args
-    start, end, weight = operands(g, start, end, weight, dtype=node.dtype)
+    inner = _step(node.dtype)
+    start, end, weight = operands(g, *node.args, dtype=inner)
     span = g.op.Sub(end, start)
     from_start = g.op.Add(start, g.op.Mul(weight, span))
-    from_end = g.op.Sub(end, g.op.Mul(span, g.op.Sub(g.const(1.0, node.dtype), weight)))
-    result: Value = g.op.Where(g.op.Less(g.op.Abs(weight), g.const(0.5, node.dtype)), from_start, from_end)
-    return result
+    from_end = g.op.Sub(end, g.op.Mul(span, g.op.Sub(g.const(1.0, inner), weight)))
+    result = g.op.Where(g.op.Less(g.op.Abs(weight), g.const(0.5, inner)), from_start, from_end)
+    return g.cast(result, node.dtype)
 
 
 def extremum(op_type: str) -> Converter:

@@ -74,14 +74,17 @@ def outer(g: GraphBuilder, node: FxNode) -> Value:
 
 def _combined(g: GraphBuilder, node: FxNode, bias: Value, multiplied: Value, beta: Any, alpha: Any) -> Value:
     """``beta * bias + alpha * product``; a beta of zero leaves the bias out, NaN and all, as torch does."""
+    # torch rounds halves once, at the end.
+    inner = ir.DataType.FLOAT if node.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else node.dtype
+    multiplied = g.cast(multiplied, inner)
     if alpha != 1:
-        multiplied = g.op.Mul(multiplied, operand(g, alpha, node.dtype))
+        multiplied = g.op.Mul(multiplied, operand(g, alpha, inner))
     if beta == 0:
-        return multiplied
+        return g.cast(multiplied, node.dtype)
+    bias = g.cast(bias, inner)
     if beta != 1:
-        bias = g.op.Mul(bias, operand(g, beta, node.dtype))
-    result: Value = g.op.Add(bias, multiplied)
-    return result
+        bias = g.op.Mul(bias, operand(g, beta, inner))
+    return g.cast(g.op.Add(bias, multiplied), node.dtype)
 
 
 def addmm(g: GraphBuilder, node: FxNode) -> Value:
@@ -100,6 +103,8 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
 def add_product(g: GraphBuilder, node: FxNode) -> Value:
     """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b, beta, alpha = node.args
+    if node.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        a, b = g.cast(a, ir.DataType.FLOAT), g.cast(b, ir.DataType.FLOAT)
     return _combined(g, node, bias, product(g, a, b), beta, alpha)
 
 
@@ -111,7 +116,7 @@ def addbmm(g: GraphBuilder, node: FxNode) -> Value:
     bias, a, b, beta, alpha = node.args
     inner = comparable(node.dtype)
     total = reduce(g, "ReduceSum", product(g, g.cast(a, inner), g.cast(b, inner)), [0], False)
-    return _combined(g, node, bias, g.cast(total, node.dtype), beta, alpha)
+    return _combined(g, node, bias, total, beta, alpha)
 
 
 def einsum(g: GraphBuilder, node: FxNode) -> Value:

@@ -227,7 +227,8 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
     """  # noqa: E501
     x, weight, bias, mean, variance, training, momentum, eps = node.args
     if not training:
-        nothing = g.const(np.zeros(0), mean.dtype)
+        spec = node.outputs[1]
+        nothing = g.const(np.zeros(0), spec.dtype if spec is not None else mean.dtype)
         return [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing, mean, variance]
     result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
     inner = batch_mean.dtype
@@ -244,7 +245,10 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
         for old, fresh in ((mean, batch_mean), (variance, unbiased))
     ]
     inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(batch_variance, g.const(eps, inner))))
-    return [result, batch_mean, inverse, *updated]
+    statistics = [
+        g.cast(v, s.dtype) for v, s in zip((batch_mean, inverse), node.outputs[1:3], strict=True) if s is not None
+    ]
+    return [result, *statistics, *updated]
 
 
 RULES: list[Rule] = [

@@ -199,20 +199,21 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode) -> Value:
         kernel = [s // o for s, o in whole]
         result = g.op.AveragePool(x, kernel_shape=kernel, strides=kernel)
     else:
-        result = x
+        inner = comparable(node.dtype)
+        result = g.cast(x, inner)
         for number, (s, o) in enumerate(zip(sizes, out, strict=True)):
             axis = 2 + number
             last = rank_of(x) - 1
             order = [a for a in range(rank_of(x)) if a != axis] + [axis]
             moved = g.op.Transpose(result, perm=order)
-            inner = comparable(node.dtype)
             if isinstance(s, int) and isinstance(o, int):
                 weights = g.const(_windows(s, o), inner)
             else:
                 weights = _mean_windows(g, s, o, inner)
-            moved = g.cast(g.op.MatMul(g.cast(moved, inner), weights), node.dtype)
+            moved = g.op.MatMul(moved, weights)
             back = [order.index(a) for a in range(last + 1)]
             result = g.op.Transpose(moved, perm=back)
+        result = g.cast(result, node.dtype)
     return squeeze(g, result, 0) if single else result
 
 

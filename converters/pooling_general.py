@@ -12,6 +12,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
+from onnxplug.converters.comparison import comparable
 from onnxplug.converters.convolution import spread
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -164,6 +165,7 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
     spatial = 2 if "2d" in node.op_name else 3
     single = rank_of(x) == spatial + 1
     x = unsqueeze(g, x, 0) if single else x
+    x = g.cast(x, comparable(node.dtype))
     if rank_of(samples) == 2:
         samples = unsqueeze(g, samples, 0)
     kernel, out = spread(kernel, spatial), spread(out, spatial)
@@ -186,7 +188,7 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
     shape = [*batch, math.prod(out), math.prod(kernel)]
     values, chosen = _largest(g, g.reshape(gathered, shape), 3)
     picked = g.op.GatherElements(g.reshape(index, shape), chosen, axis=3)
-    results = [g.reshape(squeeze(g, v, 3), [*batch, *out]) for v in (values, picked)]
+    results = [g.reshape(squeeze(g, v, 3), [*batch, *out]) for v in (g.cast(values, node.dtype), picked)]
     return [squeeze(g, v, 0) if single else v for v in results]
 
 
