@@ -91,7 +91,9 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b, beta, alpha = node.args
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
-    if node.dtype in _GEMM and plain:
+    # Without a single product to add, ONNX Runtime's Gemm forgets beta.
+    nothing = a.shape is not None and a.shape[-1] == 0
+    if node.dtype in _GEMM and plain and not nothing:
         if beta == 0:
             result: Value = g.op.Gemm(a, b, alpha=float(alpha))
         else:

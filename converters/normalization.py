@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -229,7 +230,9 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
     if not training:
         spec = node.outputs[1]
         nothing = g.const(np.zeros(0), spec.dtype if spec is not None else mean.dtype)
-        return [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing, mean, variance]
+        return _as_specified(
+            g, node, [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing, mean, variance]
+        )
     result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
     inner = batch_mean.dtype
     assert inner is not None and mean.dtype is not None
@@ -245,10 +248,12 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
         for old, fresh in ((mean, batch_mean), (variance, unbiased))
     ]
     inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(batch_variance, g.const(eps, inner))))
-    statistics = [
-        g.cast(v, s.dtype) for v, s in zip((batch_mean, inverse), node.outputs[1:3], strict=True) if s is not None
-    ]
-    return [result, *statistics, *updated]
+    return _as_specified(g, node, [result, batch_mean, inverse, *updated])
+
+
+def _as_specified(g: GraphBuilder, node: FxNode, values: Sequence[Value]) -> list[Value | None]:
+    """Each result in the dtype that torch gives it: statistics of halves are floats."""
+    return [g.cast(v, s.dtype) if s is not None else v for v, s in zip(values, node.outputs, strict=True)]
 
 
 RULES: list[Rule] = [
