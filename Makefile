@@ -50,6 +50,7 @@ opdb: $(VENV)/installed
 bench: $(VENV)/installed
 	@echo "==> Benchmarks against torch.onnx, one thread"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/run.py
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/operators.py
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"
