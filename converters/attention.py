@@ -11,6 +11,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import rank_of, reduce, unsqueeze
 from onnxplug.converters.cast import randomly_dropped
+from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -49,6 +50,27 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
     if dropout:
         weights = randomly_dropped(g, weights, dropout)[0]
     result: Value = g.op.MatMul(weights, value)
+    return result
+
+
+def attention(g: GraphBuilder, node: FxNode) -> Value:
+    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
+
+    ONNX's Attention where it can say it: four axes, float or float16, no dropout, a mask that spans the keys. ONNX Runtime
+    gives zeros for a row whose keys are all hidden, as torch.
+    """  # noqa: E501
+    query, key, value, mask, dropout, causal, scale, _ = node.args
+    if any(rank_of(x) != 4 for x in (query, key, value)) or dropout:
+        raise Decline("not four axes, or dropout")
+    if query.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        raise Decline("a dtype that ONNX Runtime's Attention does not compute in")
+    if mask is not None:
+        if rank_of(mask) not in (2, 4) or list(mask.shape or ())[-2:] != [query.shape[-2], key.shape[-2]]:
+            raise Decline("a mask to be broadcast over queries or keys")
+        mask = mask if mask.dtype == ir.DataType.BOOL else g.cast(mask, query.dtype)
+    result: Value = g.op.Attention(
+        query, key, value, mask, is_causal=int(causal), scale=float(scale) if scale is not None else None
+    )
     return result
 
 
@@ -103,5 +125,6 @@ def _repeat_heads(g: GraphBuilder, query: Value, x: Value) -> Value:
 
 
 RULES: list[Rule] = [
+    Rule("aten::scaled_dot_product_attention.default", attention, opset=(23, None)),
     Rule("aten::scaled_dot_product_attention.default", scaled_dot_product_attention),
 ]

@@ -13,6 +13,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import rank_of, reduce, squeeze
 from onnxplug.converters._promote import operand
+from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -87,6 +88,20 @@ def rms_norm(g: GraphBuilder, node: FxNode) -> Value:
     if weight is not None:
         result = g.op.Mul(result, g.cast(weight, inner))
     return g.cast(result, node.dtype)
+
+
+def rms_norm_operator(g: GraphBuilder, node: FxNode) -> Value:
+    """rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor
+
+    By ONNX's RMSNormalization, which needs a weight.
+    """
+    x, shape, weight, eps = node.args
+    if weight is None or node.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16) or weight.dtype != x.dtype:
+        raise Decline("no weight, or another dtype than float or float16")
+    if eps is None:
+        eps = float(ml_dtypes.finfo(_wide(node.dtype).numpy()).eps)
+    result: Value = g.op.RMSNormalization(x, weight, axis=-len(shape), epsilon=eps)
+    return result
 
 
 def group_norm(g: GraphBuilder, node: FxNode) -> Value:
@@ -260,6 +275,7 @@ RULES: list[Rule] = [
     Rule("aten::layer_norm.default", layer_norm, opset=(17, None)),
     Rule("aten::layer_norm.default", layer_norm_plain, opset=(None, 16)),
     Rule("aten::native_layer_norm.default", native_layer_norm),
+    Rule("aten::rms_norm.default", rms_norm_operator, opset=(23, None)),
     Rule("aten::rms_norm.default", rms_norm),
     Rule("aten::group_norm.default", group_norm),
     Rule("aten::native_group_norm.default", native_group_norm),

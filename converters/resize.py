@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of
+from onnxplug.converters._axes import rank_of, squeeze, unsqueeze
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -208,6 +208,28 @@ def pixel_unshuffle(g: GraphBuilder, node: FxNode) -> Value:
     return g.reshape(moved, [batch, many, height, width])
 
 
+def col2im(g: GraphBuilder, node: FxNode) -> Value:
+    """col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
+
+    What overlaps is added.
+    """
+    x, size, kernel, dilation, padding, stride = node.args
+    single = rank_of(x) == 2
+    inner = ir.DataType.DOUBLE if node.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    columns = g.cast(unsqueeze(g, x, 0) if single else x, inner)
+    pads = list(padding)
+    result = g.op.Col2Im(
+        columns,
+        g.vector(size),
+        g.const(list(kernel), ir.DataType.INT64),
+        dilations=list(dilation),
+        pads=[*pads, *pads],
+        strides=list(stride),
+    )
+    result.shape = ir.Shape([None] * 4)
+    return g.cast(squeeze(g, result, 0) if single else result, node.dtype)
+
+
 def _forms(name: str, convert: Converter) -> list[Rule]:
     return [Rule(f"aten::{name}.vec", convert), Rule(f"aten::{name}.default", convert)]
 
@@ -221,6 +243,7 @@ RULES: list[Rule] = [
     *_forms("upsample_bicubic2d", smooth("cubic")),
     *_forms("_upsample_bilinear2d_aa", antialiased("linear")),
     *_forms("_upsample_bicubic2d_aa", antialiased("cubic")),
+    Rule("aten::col2im.default", col2im, opset=(18, None)),
     Rule("aten::pixel_shuffle.default", pixel_shuffle),
     Rule("aten::pixel_unshuffle.default", pixel_unshuffle),
 ]
