@@ -45,9 +45,22 @@ def _arguments(node: FxNode) -> tuple[Any, list[float] | None]:
     return named["output_size"], given if given and all(s is not None for s in given) else None
 
 
+def _by_places(g: GraphBuilder, x: Value, node: FxNode, scales: Any, shift: float) -> Value:
+    """Nearest neighbours gathered an axis at a time, places worked out in double: at floor((i + shift) * step)."""
+    for number, out in enumerate(node.shape[2:]):
+        size = (x.shape or ())[2 + number]
+        assert isinstance(size, int) and isinstance(out, int)
+        step = 1.0 / scales[number] if scales else size / out
+        places = np.minimum(np.floor((np.arange(out) + shift) * step).astype(np.int64), size - 1)
+        x = g.op.Gather(x, g.const(places), axis=2 + number)
+    return x
+
+
 def nearest(g: GraphBuilder, node: FxNode) -> Value:
     """upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"""
     size, scales = _arguments(node)
+    if node.dtype == ir.DataType.DOUBLE and _is_static(node.args[0], node):
+        return _by_places(g, node.args[0], node, scales, 0.0)
     return _resize(
         g,
         node.args[0],
@@ -62,6 +75,8 @@ def nearest(g: GraphBuilder, node: FxNode) -> Value:
 def nearest_exact(g: GraphBuilder, node: FxNode) -> Value:
     """_upsample_nearest_exact2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"""
     size, scales = _arguments(node)
+    if node.dtype == ir.DataType.DOUBLE and _is_static(node.args[0], node):
+        return _by_places(g, node.args[0], node, scales, 0.5)
     return _resize(
         g,
         node.args[0],

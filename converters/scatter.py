@@ -13,22 +13,55 @@ from onnxplug.converters._axes import normalize_axis, rank_of, squeeze, unsqueez
 from onnxplug.converters._promote import operand
 from onnxplug.converters.comparison import comparable, select
 from onnxplug.converters.indexing import index_tensors, join_indices
-from onnxplug.errors import Unsupported
+from onnxplug.converters.reduction import reduced
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
 _REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 
 
-def _check_reduction(g: GraphBuilder, reduction: str) -> None:
-    since = {"none": 13, "add": 16, "mul": 16}.get(reduction, 18)
-    if g.opset < since:
-        raise Unsupported(f"scattering with the reduction {reduction!r} needs opset {since} or later")
+#: Opset from which ScatterElements and ScatterND have a reduction.
+_SINCE = {"none": 13, "add": 16, "mul": 16, "max": 18, "min": 18}
+_COMBINE = {
+    "add": ("ReduceSum", "Add", "sum"),
+    "mul": ("ReduceProd", "Mul", "prod"),
+    "max": ("ReduceMax", "Max", "amax"),
+    "min": ("ReduceMin", "Min", "amin"),
+}
+
+
+def _by_hits(g: GraphBuilder, x: Value, places: Value, source: Value, reduction: str) -> Value:
+    """A scatter with a reduction before ONNX had one: each element of ``x`` against every place that is written.
+
+    Args:
+        g: The builder.
+        x: The tensor, in a dtype that reduces.
+        places: Where each element of the source goes in the flattened tensor.
+        source: The elements.
+        reduction: ``add``, ``mul``, ``max`` or ``min``.
+    """
+    op_type, combine, name = _COMBINE[reduction]
+    dtype = x.dtype
+    assert dtype is not None
+    flat = g.reshape(x, [-1])
+    places, source = (g.op.Unsqueeze(g.reshape(v, [-1]), g.const([0])) for v in (places, source))
+    count = g.op.Squeeze(g.op.Shape(flat), g.const([0]))
+    every = g.op.Unsqueeze(g.op.Range(g.const(0), count, g.const(1)), g.const([1]))
+    shown = g.op.Where(g.op.Equal(every, places), source, g.const(_neutral(name, dtype), dtype))
+    total = reduced(g, op_type, shown, 1, False, dtype)
+    result: Value = g.op.Reshape(getattr(g.op, combine)(flat, total), g.shape(x))
+    return result
+
+
+def _numbered(g: GraphBuilder, x: Value) -> Value:
+    """Each place's number in the flattened tensor, in the shape of the tensor."""
+    count = g.op.Size(x)
+    result: Value = g.op.Reshape(g.op.Range(g.const(0), count, g.const(1)), g.shape(x))
+    return result
 
 
 def _scatter(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, reduction: str = "none") -> Value:
     """ScatterElements; only the part of the source that the index covers is used, as in torch."""
-    _check_reduction(g, reduction)
     if not rank_of(x):
         one = [unsqueeze(g, v, 0) if not rank_of(v) else v for v in (x, index, source)]
         return squeeze(g, _scatter(g, one[0], 0, one[1], one[2], reduction), 0)
@@ -47,6 +80,9 @@ def _scatter(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, 
     assert dtype is not None
     # ONNX Runtime has the reductions neither of halves nor of bools.
     inner = comparable(dtype) if named else dtype
+    if g.opset < _SINCE[reduction]:
+        places = g.op.GatherElements(_numbered(g, x), index, axis=normalize_axis(axis, rank_of(x)))
+        return g.cast(_by_hits(g, g.cast(x, inner), places, g.cast(source, inner), reduction), dtype)
     result = g.op.ScatterElements(
         g.cast(x, inner), index, g.cast(source, inner), axis=normalize_axis(axis, rank_of(x)), **named
     )
@@ -228,9 +264,8 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
     else:
         values = g.op.Expand(values, target)
     if accumulate:
-        _check_reduction(g, "add")
         inner = comparable(node.dtype)
-        done = g.cast(g.op.ScatterND(g.cast(moved, inner), joined, g.cast(values, inner), reduction="add"), node.dtype)
+        done = g.cast(_added(g, g.cast(moved, inner), joined, g.cast(values, inner)), node.dtype)
     else:
         done = g.op.ScatterND(moved, joined, values)
     result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
@@ -248,8 +283,15 @@ def index_add(g: GraphBuilder, node: FxNode) -> Value:
     source = g.cast(source, inner)
     if alpha != 1:
         source = g.op.Mul(source, operand(g, alpha, inner))
-    _check_reduction(g, "add")
-    return g.cast(_by_rows(g, g.cast(x, inner), axis, index, source, reduction="add"), node.dtype)
+    return g.cast(_by_rows(g, g.cast(x, inner), axis, index, source, add=True), node.dtype)
+
+
+def _added(g: GraphBuilder, x: Value, places: Value, source: Value) -> Value:
+    """ScatterND that adds."""
+    if g.opset < _SINCE["add"]:
+        return _by_hits(g, x, g.op.GatherND(_numbered(g, x), places), source, "add")
+    result: Value = g.op.ScatterND(x, places, source, reduction="add")
+    return result
 
 
 def index_copy(g: GraphBuilder, node: FxNode) -> Value:
@@ -272,21 +314,18 @@ def index_fill(g: GraphBuilder, node: FxNode) -> Value:
     return _by_rows(g, x, axis, index, source)
 
 
-def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, **named: Any) -> Value:
+def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, *, add: bool = False) -> Value:
     """ScatterND of whole slices along one axis."""
     if not rank_of(x):
         rows = [g.reshape(v, [-1]) for v in (x, source)]
-        return g.reshape(_by_rows(g, rows[0], 0, index, rows[1], **named), [])
+        return g.reshape(_by_rows(g, rows[0], 0, index, rows[1], add=add), [])
     rank = rank_of(x)
     axis = normalize_axis(axis, rank)
     order = [axis, *(a for a in range(rank) if a != axis)]
     index = index if rank_of(index) else unsqueeze(g, index, 0)
-    done = g.op.ScatterND(
-        g.op.Transpose(x, perm=order),
-        unsqueeze(g, g.cast(index, ir.DataType.INT64), 1),
-        g.op.Transpose(source, perm=order),
-        **named,
-    )
+    moved, rows_of_source = (g.op.Transpose(v, perm=order) for v in (x, source))
+    places = unsqueeze(g, g.cast(index, ir.DataType.INT64), 1)
+    done = _added(g, moved, places, rows_of_source) if add else g.op.ScatterND(moved, places, rows_of_source)
     result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
     return result
 

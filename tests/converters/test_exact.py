@@ -163,6 +163,13 @@ def test_scattered(name: str, dtype: torch.dtype) -> None:
     check(SCATTERED[name], x, v, others=[(-x * 3, v + 7)])
 
 
+@pytest.mark.parametrize("opset", [13, 16])
+@pytest.mark.parametrize("name", [name for name in SCATTERED if "strided" not in name])
+def test_scattered_at_low_opsets(name: str, opset: int) -> None:
+    x, v = torch.arange(12.0).reshape(4, 3) - 5, torch.tensor([[1.0, -2.0, 3.0]] * 4)
+    check(SCATTERED[name], x, v, others=[(-x * 3, v + 7)], opset=opset)
+
+
 EMPTY: dict[str, Callable[[torch.Tensor], Any]] = {
     "reduced": lambda x: (x.sum(), x.sum(0), x.prod(1), x.any(), x.all(), x.mean(0)),
     "cumulative": lambda x: (x.cumsum(0), x.cumprod(0), x.cummax(0) if x.numel() else x),

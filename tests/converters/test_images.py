@@ -1,0 +1,157 @@
+"""Pools, interpolation, grids and windows in every mode, at sizes that they were not exported with; attention at opset 23."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.check import check
+
+D = torch.export.Dim.DYNAMIC
+X = torch.randn(2, 3, 9, 12, generator=torch.Generator().manual_seed(0))
+SIZES = ({0: D, 2: D, 3: D},)
+OTHERS = [(torch.randn(1, 3, 10, 7),), (torch.randn(3, 3, 12, 13),)]
+
+POOLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    **{
+        f"avg_{k}_{s}_{p}_ceil{c}_include{i}": (
+            lambda x, k=k, s=s, p=p, c=c, i=i: F.avg_pool2d(x, k, s, p, ceil_mode=c, count_include_pad=i)
+        )
+        for (k, s, p), c, i in itertools.product(
+            [(2, 2, 0), (3, 2, 1), ((3, 2), (2, 3), (1, 1))], (False, True), (False, True)
+        )
+    },
+    "avg_divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=4),
+    **{
+        f"max_{k}_{s}_{p}_{d}_ceil{c}": (lambda x, k=k, s=s, p=p, d=d, c=c: F.max_pool2d(x, k, s, p, d, ceil_mode=c))
+        for (k, s, p, d), c in itertools.product([(2, 2, 0, 1), (3, 2, 1, 1), (2, 1, 1, 2)], (False, True))
+    },
+    "max_indices": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
+    "max_indices_ceil": lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True, return_indices=True),
+    "adaptive_avg": lambda x: F.adaptive_avg_pool2d(x, (4, 5)),
+    "adaptive_avg_one": lambda x: F.adaptive_avg_pool2d(x, (1, None)),
+    "adaptive_max": lambda x: F.adaptive_max_pool2d(x, (4, 5), return_indices=True),
+    "lp": lambda x: F.lp_pool2d(x.abs(), 2.0, 2),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", POOLS)
+def test_pools(name: str, dynamic: bool) -> None:
+    if dynamic:
+        check(POOLS[name], X, others=OTHERS, dynamic=SIZES)
+    else:
+        check(POOLS[name], X, others=[(X.flip(0) * 3,)])
+
+
+def interpolations() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Every mode, by size and by factor, corners aligned or not, antialiased or not."""
+    found: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    for mode in ("nearest", "nearest-exact", "bilinear", "bicubic", "area"):
+        for how, named in (
+            ("up", {"scale_factor": 2.0}),
+            ("down", {"scale_factor": 0.6}),
+            ("size", {"size": (5, 17)}),
+            ("one", {"size": 1}),
+        ):
+            found[f"{mode}_{how}"] = lambda x, mode=mode, named=named: F.interpolate(x, mode=mode, **named)
+    for mode in ("bilinear", "bicubic"):
+        for named in ({"size": (5, 17)}, {"size": 1}, {"scale_factor": 1.7}):
+            found[f"{mode}_corners_{named}"] = lambda x, mode=mode, named=named: F.interpolate(
+                x, mode=mode, align_corners=True, **named
+            )
+            found[f"{mode}_antialias_{named}"] = lambda x, mode=mode, named=named: F.interpolate(
+                x, mode=mode, antialias=True, **named
+            )
+        found[f"{mode}_recomputed"] = lambda x, mode=mode: F.interpolate(
+            x, mode=mode, scale_factor=1.3, recompute_scale_factor=True
+        )
+    return found
+
+
+INTERPOLATIONS = interpolations()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", INTERPOLATIONS)
+def test_interpolation(name: str, dtype: torch.dtype) -> None:
+    # Cubic weights of float32 are rounded elsewhere than torch's.
+    tolerance = {"rtol": 1e-5, "atol": 2e-5} if dtype == torch.float32 else {}
+    check(INTERPOLATIONS[name], X.to(dtype), others=[(X.flip(0).to(dtype) * 3,)], **tolerance)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_interpolation_of_dynamic_sizes(mode: str) -> None:
+    check(lambda x: F.interpolate(x, size=(6, 8), mode=mode), X, others=OTHERS, dynamic=SIZES, rtol=1e-5, atol=3e-5)
+    check(lambda x: F.interpolate(x, scale_factor=2, mode=mode), X, others=OTHERS, dynamic=SIZES, rtol=1e-5, atol=3e-5)
+
+
+GRIDS = list(itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True)))
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize(("mode", "padding", "corners"), GRIDS)
+def test_grid_sample(mode: str, padding: str, corners: bool, opset: int) -> None:
+    grid = torch.rand(2, 4, 5, 2, generator=torch.Generator().manual_seed(1)) * 2.6 - 1.3
+    other = torch.rand(2, 4, 5, 2, generator=torch.Generator().manual_seed(2)) * 1.8 - 0.9
+    check(
+        lambda x, g: F.grid_sample(x, g, mode=mode, padding_mode=padding, align_corners=corners),
+        X,
+        grid,
+        others=[(X.flip(0), other)],
+        opset=opset,
+        rtol=1e-4,  # where a point lies is rounded: the slope of the image enlarges it
+        atol=1e-4,
+    )
+
+
+SHUFFLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2),
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x[:, :, :8, :6], 2),
+    "channel_shuffle": lambda x: F.channel_shuffle(x.repeat(1, 2, 1, 1), 3),
+    "unfold": lambda x: F.unfold(x, (2, 3), padding=1, stride=2),
+    "fold": lambda x: F.fold(F.unfold(x, 3, padding=1), (9, 12), 3, padding=1),
+    "circular": lambda x: F.pad(x, (2, 1, 3, 0), "circular"),
+    "reflect": lambda x: F.pad(x, (2, 1, 3, 0), "reflect"),
+    "replicate_negative": lambda x: F.pad(x, (-2, 1, 3, -1), "replicate"),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_rearrangements(name: str, opset: int) -> None:
+    check(SHUFFLES[name], X, others=[(X.flip(0),)], opset=opset)
+
+
+@pytest.mark.parametrize("opset", [21, 23, 26])
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "broadcast"])
+def test_attention_at_every_opset(mask: str, opset: int) -> None:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        given: dict[str, Any] = {
+            "none": {},
+            "causal": {"is_causal": True},
+            "bool": {"attn_mask": seen},
+            "float": {"attn_mask": torch.where(seen, 0.0, float("-inf"))},
+            "broadcast": {"attn_mask": seen[:, :, :1]},
+        }[mask]
+        return F.scaled_dot_product_attention(q, k, v, scale=0.3, **given) + seen.sum()
+
+    def inputs(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+        seen = torch.rand(batch, 1, length, length) > 0.4
+        seen[0, 0, 0] = False  # a row that sees nothing
+        return (*(torch.randn(batch, 4, length, 8) for _ in range(3)), seen)
+
+    check(
+        call,
+        *inputs(2, 5),
+        others=[inputs(1, 7), inputs(3, 1)],
+        dynamic=[{0: "batch", 2: "length"}] * 3 + [{0: "batch", 2: "length", 3: "length"}],
+        opset=opset,
+        rtol=1e-4,
+        atol=1e-5,
+    )
