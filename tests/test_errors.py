@@ -292,3 +292,16 @@ def test_training_mode_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         onnxplug.to_onnx(nn.Dropout(0.5).eval(), (X,))
+
+
+def test_a_weight_that_is_a_tensor_subclass_is_not_taken_for_a_plain_one() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model = nn.Linear(3, 2)
+    weight = model.weight.detach()
+    model.weight = nn.Parameter(TwoTensor(weight.clone(), weight.clone()))
+    with pytest.raises(onnxplug.OnnxplugError):
+        onnxplug.to_onnx(model, (X,))
+    program = torch.export.export(model, (X,), strict=False)
+    with pytest.raises(UsageError, match="'weight' is a TwoTensor"):
+        onnxplug.to_onnx(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import logging
@@ -67,6 +68,7 @@ def capture(
         return _captured(program, model, positional, keywords, "script", started)
     _check_signature(module, positional, keywords)
     shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
+    module = _without_subclasses(module)
     if module.training and any(_depends_on_training(m) for m in module.modules()):
         warnings.warn(
             "the model is in training mode: dropout stays random and batch norm uses the batch's statistics in the "
@@ -131,6 +133,21 @@ def _as_module(model: Any) -> torch.nn.Module:
         f"can't export a {type(model).__name__}",
         hint="Give a torch.nn.Module, a function, an ExportedProgram, a GraphModule or a ScriptModule.",
     )
+
+
+def _without_subclasses(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the model whose weights are plain tensors, where some are tensor subclasses (torchao's quantised weights).
+
+    Otherwise torch.export hides what they hold behind operators that no exporter can translate.
+    """
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if not any(is_traceable_wrapper_subclass(p) for p in (*module.parameters(), *module.buffers())):
+        return module
+    from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+
+    unwrapped: torch.nn.Module = unwrap_tensor_subclass_parameters(copy.deepcopy(module))
+    return unwrapped
 
 
 def _has_signature(function: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument
 from torch.export.graph_signature import InputKind as TorchInput
 from torch.export.graph_signature import OutputKind as TorchOutput
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxplug.capture.inplace import hides_mutation, make_functional, mutates
 from onnxplug.capture.naming import assign_names, result_names
@@ -107,6 +108,12 @@ def _input_slot(
         tensor = program.state_dict.get(spec.target)
         if tensor is None:
             tensor = program.constants.get(spec.target)
+        if tensor is not None and is_traceable_wrapper_subclass(tensor):
+            raise UsageError(
+                f"the weight {spec.target!r} is a {type(tensor).__name__}, a tensor subclass, whose inner tensors the exported "
+                "program does not show",
+                hint="Give the module itself, or unwrap its weights before torch.export (torchao: unwrap_tensor_subclass).",
+            )
         return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor)
     if spec.kind is not TorchInput.USER_INPUT:
         raise UsageError(f"the model takes a {spec.kind.name.lower()} ({spec.target}), which ONNX can't hold")
