@@ -390,9 +390,12 @@ def int_product(g: GraphBuilder, node: FxNode) -> Value:
     Of unsigned bytes with a zero point: where a processor has no instruction for it, ONNX Runtime's product with signed
     bytes saturates in between.
     """
-    zero = g.const(128, ir.DataType.UINT8)
-    shifted = [g.cast(g.op.Add(g.cast(x, ir.DataType.INT32), 128), ir.DataType.UINT8) for x in node.args]
-    result: Value = g.op.MatMulInteger(*shifted, zero, zero)
+    values, zeros = [], []
+    for x in node.args:
+        signed = x.dtype == ir.DataType.INT8
+        values.append(g.cast(g.op.Add(g.cast(x, ir.DataType.INT32), 128), ir.DataType.UINT8) if signed else x)
+        zeros.append(g.const(128 if signed else 0, ir.DataType.UINT8))
+    result: Value = g.op.MatMulInteger(*values, *zeros)
     return result
 
 

@@ -284,6 +284,13 @@ def test_integer_product() -> None:
     check(torch._int_mm, *args, others=others, dynamic=({0: AUTO}, None))
 
 
+def test_product_of_unsigned_and_signed_bytes() -> None:
+    """As torchao feeds it on processors without VNNI."""
+    x = torch.randint(0, 256, (20, 16), dtype=torch.uint8)
+    weight = torch.randint(-128, 128, (16, 8), dtype=torch.int8)
+    check(torch._int_mm, x, weight, others=[(x.flip(0), weight)])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_byte_weights(dtype: torch.dtype) -> None:
     args = (tensor(4, 32).to(dtype), ints(8, 32), (torch.rand(8) * 0.05).to(dtype))
