@@ -271,3 +271,18 @@ def test_the_exported_program_is_left_as_it_was() -> None:
     before = str(exported.graph)
     onnxplug.to_onnx(exported, verify=True)
     assert str(exported.graph) == before
+
+
+def test_dynamic_shapes_of_open_keywords() -> None:
+    class Open(nn.Module):
+        def forward(self, x: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+            return x * kwargs["a"] + kwargs["b"]
+
+    model = Open()
+    named = {"a": torch.randn(2, 3), "b": torch.randn(2, 3)}
+    shapes = {name: {0: "batch"} for name in ("x", "a", "b")}
+    program = onnxplug.to_onnx(model, (torch.randn(2, 3),), kwargs=named, dynamic_shapes=shapes, verify=True)
+    assert [v.name for v in program.model.graph.inputs] == ["x", "a", "b"]
+    assert "forward" not in model.__dict__
+    x, a, b = (torch.randn(5, 3) for _ in range(3))
+    torch.testing.assert_close(program(x, a=a, b=b)[0], model(x, a=a, b=b))

@@ -76,6 +76,7 @@ def capture(
             stacklevel=3,
         )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_keywords_spelled_out(module, keywords))
         stack.enter_context(shape_kernels())
         stack.enter_context(packed_sequences())
         for patch in patches:
@@ -133,6 +134,42 @@ def _as_module(model: Any) -> torch.nn.Module:
         f"can't export a {type(model).__name__}",
         hint="Give a torch.nn.Module, a function, an ExportedProgram, a GraphModule or a ScriptModule.",
     )
+
+
+@contextlib.contextmanager
+def _keywords_spelled_out(module: torch.nn.Module, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Gives a ``forward(..., **kwargs)`` the signature of the keywords that it is called with.
+
+    torch.export (2.13) can't say dynamic shapes of inputs that ``**kwargs`` takes in.
+    """
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        yield
+        return
+    parameters = signature.parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    extra = [name for name in kwargs if name not in parameters]
+    if not open_ended or not extra:
+        yield
+        return
+    own = module.__dict__.get("forward")
+    original = module.forward
+
+    def forward(*args: Any, **given: Any) -> Any:
+        return original(*args, **given)
+
+    kept = [p for p in parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    spelled = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra]
+    forward.__signature__ = signature.replace(parameters=[*kept, *spelled])  # type: ignore[attr-defined]
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
 
 
 def _without_subclasses(module: torch.nn.Module) -> torch.nn.Module:
