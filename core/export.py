@@ -130,6 +130,7 @@ def to_onnx(
             operators=dict(Counter(n.op_type for n in converted.graph.all_nodes()).most_common()),
             opset=opsets[""],
         ),
+        host=host,
     )
     if verify:
         stage("verification")

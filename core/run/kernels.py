@@ -1,0 +1,265 @@
+"""What runs a model's custom operators: plugins' ONNX Runtime libraries, and their reference kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxplug.errors import OnnxplugError, PluginError
+from onnxplug.plugin_api import OrtLibrary, ReferenceOp
+from onnxplug.registry.rule import load_object
+
+#: core knows the plugin host by this name alone.
+_HOST = "onnxplug.plugins.manager:host_for"
+CPU = "CPUExecutionProvider"
+_ONNX = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
+#: Domains whose operators come with ONNX Runtime: a plugin that declares one does not mean that its library has them.
+_BUILTIN = re.compile(r"com\.microsoft(\..+)?|com\.ms\.internal\..+")
+
+
+@dataclass(frozen=True)
+class PluginRuntime:
+    """What one plugin's ``onnxplug_runtime`` hook returned.
+
+    Attributes:
+        plugin: The plugin, for messages: its name, distribution and version.
+        domains: ONNX domains that it declares.
+        items: Its libraries and reference kernels.
+    """
+
+    plugin: str
+    domains: tuple[str, ...]
+    items: tuple[OrtLibrary | ReferenceOp, ...]
+
+
+@dataclass(frozen=True)
+class CustomOperators:
+    """Operators of a model that ONNX does not define.
+
+    Attributes:
+        domains: Domains of all of them.
+        bodiless: Domain and type of those that no function of the model computes.
+    """
+
+    domains: tuple[str, ...] = ()
+    bodiless: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library to load, and the plugin that brings it."""
+
+    path: str
+    plugin: str
+
+    def __str__(self) -> str:
+        return f"{self.path} of the plugin {self.plugin}"
+
+
+@dataclass
+class Kernels:
+    """What plugins bring for a model.
+
+    Attributes:
+        libraries: Libraries for ONNX Runtime to load.
+        providers: Execution providers that the session needs.
+        reference: ``OpRun`` classes by domain and operator.
+        passed_over: Libraries that can't be used here, and why.
+    """
+
+    libraries: list[Library] = field(default_factory=list)
+    providers: list[str] = field(default_factory=lambda: [CPU])
+    reference: dict[tuple[str, str], type] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
+
+
+def plugin_host(plugins: Sequence[str] | None = None) -> Any:
+    """The plugins of a process: all that are installed, or those named.
+
+    Raises:
+        PluginError: One that is named is not installed.
+    """
+    return load_object(_HOST, "the plugin manager")(plugins)
+
+
+def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
+    """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read.
+
+    Raises:
+        OnnxplugError: The file is no ONNX model.
+    """
+    import onnx
+
+    if isinstance(model, str):
+        try:
+            proto = onnx.load(model, load_external_data=False)
+        except Exception as error:
+            raise OnnxplugError(f"{model} is no ONNX model: {type(error).__name__}: {error}") from error
+        model = ir.serde.deserialize_model(proto)
+    elif isinstance(model, bytes):
+        model = ir.serde.deserialize_model(onnx.load_from_string(model))
+    nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}
+    for function in model.functions.values():
+        nodes |= {(n.domain, n.op_type) for n in function.all_nodes()}
+    custom = sorted(n for n in nodes if n[0] not in _ONNX)
+    bodies = {(f.domain, f.name) for f in model.functions.values()}
+    return CustomOperators(tuple(sorted({d for d, _ in custom})), tuple(n for n in custom if n not in bodies))
+
+
+def is_builtin(domain: str) -> bool:
+    """Whether ONNX or ONNX Runtime itself defines a domain."""
+    return domain in _ONNX or _BUILTIN.fullmatch(domain) is not None
+
+
+def kernels_for(custom: CustomOperators, host: Any, providers: Sequence[str] | None = None) -> Kernels:
+    """Chooses what the plugins bring for a model's operators.
+
+    Args:
+        custom: The model's operators.
+        host: The plugins.
+        providers: The session's execution providers; ``None``: the CPU's, and what a library can't do without.
+
+    Raises:
+        PluginError: A library is not where its plugin says, or two are there for one domain, or two kernels for one
+            operator.
+    """
+    kernels = Kernels(providers=list(providers) if providers is not None else [CPU])
+    offers: dict[str, list[tuple[OrtLibrary, PluginRuntime]]] = {}
+    for runtime in host.runtimes():
+        for item in runtime.items:
+            if isinstance(item, ReferenceOp):
+                continue
+            own = item.domains or [d for d in runtime.domains if not is_builtin(d)]
+            for domain in own:
+                if domain in custom.domains:
+                    offers.setdefault(domain, []).append((item, runtime))
+    for domain, offered in offers.items():
+        _choose_library(domain, offered, kernels, may_add=providers is None)
+    kernels.reference = _reference_kernels(custom, host.runtimes())
+    return kernels
+
+
+def _choose_library(
+    domain: str, offered: Sequence[tuple[OrtLibrary, PluginRuntime]], kernels: Kernels, may_add: bool
+) -> None:
+    """Adds the library for a domain: one that the session's providers run, else one that an available one runs."""
+    usable = [(i, r) for i, r in offered if not i.providers or set(i.providers) & {CPU, *kernels.providers}]
+    if not usable and may_add:
+        available = set(_available_providers())
+        usable = [(i, r) for i, r in offered if set(i.providers) & available]
+    if not usable:
+        have = ", ".join(kernels.providers if not may_add else _available_providers())
+        whose = "this ONNX Runtime" if may_add else "the session"
+        for item, runtime in offered:
+            needs = " or ".join(item.providers)
+            where = "" if callable(item.path) else f" {os.fspath(item.path)}"
+            kernels.passed_over.append(
+                f"the library{where} of the plugin {runtime.plugin} for the domain {domain} needs {needs}, and {whose} has {have}"
+            )
+        return
+    found: dict[str, tuple[Library, OrtLibrary]] = {}
+    for item, runtime in usable:
+        library = _located(item, runtime)
+        if library is not None:
+            found.setdefault(os.path.realpath(library.path), (library, item))
+    if len(found) > 1:
+        raise PluginError(
+            f"{len(found)} libraries implement the domain {domain}, and ONNX Runtime loads one: "
+            + "; ".join(str(library) for library, _ in found.values()),
+            hint="Leave one plugin out: plugins=[…], or --no-plugin NAME. A library that does not implement the domain "
+            "says so: OrtLibrary(path, domains=[…]).",
+        )
+    for real, (library, item) in found.items():
+        if all(os.path.realpath(other.path) != real for other in kernels.libraries):
+            kernels.libraries.append(library)
+        if item.providers and not set(item.providers) & {CPU, *kernels.providers}:
+            available = _available_providers()
+            kernels.providers.insert(0, next(p for p in item.providers if p in available))
+
+
+def _available_providers() -> list[str]:
+    from onnxplug.run.session import onnxruntime_module
+
+    return list(onnxruntime_module().get_available_providers())
+
+
+def _located(item: OrtLibrary, runtime: PluginRuntime) -> Library | None:
+    path = item.path
+    if callable(path):
+        try:
+            path = path()  # type: ignore[assignment]
+        except Exception as error:
+            raise PluginError(
+                f"the plugin {runtime.plugin} can't say where its library is: {type(error).__name__}: {error}"
+            ) from error
+        if path is None:
+            return None
+    if not isinstance(path, str | os.PathLike):
+        raise PluginError(f"the plugin {runtime.plugin} names {path!r} as its library; a path is needed")
+    text = os.fspath(path)
+    if not Path(text).is_file():
+        what = "is a folder" if Path(text).is_dir() else "is not there"
+        raise PluginError(
+            f"the library {os.path.abspath(text)} of the plugin {runtime.plugin} {what}",
+            hint="Install the plugin's package again; its build may have left the library out.",
+        )
+    return Library(os.path.abspath(text), runtime.plugin)
+
+
+def _reference_kernels(custom: CustomOperators, runtimes: Iterable[PluginRuntime]) -> dict[tuple[str, str], type]:
+    found: dict[tuple[str, str], tuple[type, str]] = {}
+    for runtime in runtimes:
+        for item in runtime.items:
+            if not isinstance(item, ReferenceOp):
+                continue
+            kernel = item.kernel
+            key = (getattr(kernel, "op_domain", ""), kernel.__name__)
+            if key[0] not in custom.domains:
+                continue
+            if key in found and found[key][0] is not kernel:
+                raise PluginError(
+                    f"two reference kernels compute {key[0]}::{key[1]}: of the plugins {found[key][1]} and {runtime.plugin}",
+                    hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
+                )
+            found[key] = (kernel, runtime.plugin)
+    return {key: kernel for key, (kernel, _) in found.items()}
+
+
+def lacks_operator(error: Exception) -> bool:
+    """Whether ONNX Runtime refused a model for an operator that it does not know."""
+    return "is not a registered function/op" in str(error) or "No Op registered for" in str(error)
+
+
+def missing_text(kernels: Kernels, host: Any, lacking: Sequence[tuple[str, str]], *, reference: bool = True) -> str:
+    """Why nothing runs these operators: what each plugin that could supply them lacks."""
+    names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
+    missing = "no library for ONNX Runtime and no reference kernel has" if reference else "no library has"
+    it = "it" if len(lacking) == 1 else "them"
+    lines = [f"nothing runs {names}: {missing} {it}", *(f"{r[0].upper()}{r[1:]}." for r in kernels.passed_over)]
+    lines += [host.explain_domain(domain) for domain in sorted({domain for domain, _ in lacking})]
+    if kernels.libraries:
+        lines.append(f"Libraries that were loaded: {', '.join(map(str, kernels.libraries))}.")
+    return "\n".join(lines)
+
+
+MISSING_HINT = (
+    "A plugin brings an OrtLibrary or a ReferenceOp by its hook onnxplug_runtime; a rule may also give the operator a "
+    "body: g.function(…)."
+)
+
+
+def lacking_kernels(custom: CustomOperators, kernels: Kernels) -> list[tuple[str, str]]:
+    """Operators without a body that no reference kernel computes."""
+    return [op for op in custom.bodiless if op not in kernels.reference]
+
+
+def unknown_operators(error: Exception, custom: CustomOperators) -> list[tuple[str, str]]:
+    """The operators that an error of ONNX Runtime says it does not know; all custom ones if it names none."""
+    named = re.findall(r"([\w.\-]+):(\w+)\(-?\d+\) is not a registered", str(error))
+    return [n for n in named if n in custom.bodiless] or list(custom.bodiless)
