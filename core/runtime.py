@@ -7,7 +7,7 @@ in, and :func:`custom_op_libraries` names them for a program that makes its own 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ def inference_session(
     model: Any,
     *,
     plugins: Sequence[str] | None = None,
+    runtime: Iterable[Any] = (),
     providers: Sequence[Any] | None = None,
     session_options: Any = None,
     **settings: Any,
@@ -33,6 +34,7 @@ def inference_session(
         model: A file's path, the serialised model, an ``onnx.ModelProto``, an ``onnx_ir.Model`` or an ``OnnxProgram``.
         plugins: Names of the plugins whose libraries to load. ``None``: those that an ``OnnxProgram`` was exported with,
             all that are installed for any other model.
+        runtime: ``OrtLibrary`` objects of this call; they go before the plugins'.
         providers: Execution providers as ``InferenceSession`` takes them. ``None``: the CPU's, and those that a library
             can't do without.
         session_options: ``onnxruntime.SessionOptions``; the libraries are registered in them.
@@ -44,7 +46,7 @@ def inference_session(
     Raises:
         PluginError: A library is missing, does not load, needs another provider, or there are two for one domain; or no
             plugin has an operator's kernel.
-        UsageError: ``model`` is no model, or there is no such file.
+        UsageError: ``model`` is no model, there is no such file, or ``runtime`` holds something else.
         OnnxplugError: ONNX Runtime is not installed, or can't load the model.
     """
     from onnxplug.run.kernels import MISSING_HINT, lacks_operator, missing_text, unknown_operators
@@ -52,7 +54,7 @@ def inference_session(
 
     source, folder, ir_model = _source(model)
     names = [p[0] if isinstance(p, tuple) else p for p in providers] if providers is not None else None
-    custom, kernels, host = _kernels(model, ir_model, plugins, names)
+    custom, kernels, host = _kernels(model, ir_model, plugins, runtime, names)
     try:
         return make_session(
             source,
@@ -85,20 +87,27 @@ def custom_op_libraries(model: Any, *, plugins: Sequence[str] | None = None) -> 
         UsageError: ``model`` is no model, or there is no such file.
     """
     ir_model = _structure(model)
-    return [library.path for library in _kernels(model, ir_model, plugins, None)[1].libraries]
+    return [library.path for library in _kernels(model, ir_model, plugins)[1].libraries]
 
 
 def _kernels(
-    model: Any, ir_model: Any, plugins: Sequence[str] | None, providers: Sequence[str] | None
+    model: Any,
+    ir_model: Any,
+    plugins: Sequence[str] | None,
+    runtime: Iterable[Any] = (),
+    providers: Sequence[str] | None = None,
 ) -> tuple[Any, Kernels, Any]:
-    from onnxplug.run.kernels import CPU, Kernels, custom_operators, kernels_for, plugin_host
+    from onnxplug.run.kernels import CPU, CallHost, Kernels, custom_operators, kernels_for, plugin_host
 
+    items = CallHost.checked(runtime)
     custom = custom_operators(ir_model)
     if not custom.domains:
         return custom, Kernels(providers=list(providers) if providers is not None else [CPU]), None
     host = getattr(model, "host", None) if plugins is None else None
     if host is None:
         host = plugin_host(plugins)
+    if items:
+        host = CallHost(host, items)
     return custom, kernels_for(custom, host, providers), host
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxplug.errors import OnnxplugError, PluginError
+from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.plugin_api import OrtLibrary, ReferenceOp
 from onnxplug.registry.rule import load_object
 
@@ -25,17 +25,22 @@ _BUILTIN = re.compile(r"com\.microsoft(\..+)?|com\.ms\.internal\..+")
 
 @dataclass(frozen=True)
 class PluginRuntime:
-    """What one plugin's ``onnxplug_runtime`` hook returned.
+    """What one plugin's ``onnxplug_runtime`` hook returned, or what a call gave.
 
     Attributes:
-        plugin: The plugin, for messages: its name, distribution and version.
+        plugin: The plugin, for messages: its name, distribution and version; ``None`` for what a call gave.
         domains: ONNX domains that it declares.
         items: Its libraries and reference kernels.
     """
 
-    plugin: str
+    plugin: str | None
     domains: tuple[str, ...]
     items: tuple[OrtLibrary | ReferenceOp, ...]
+
+    @property
+    def owner(self) -> str:
+        """Whose they are, for messages."""
+        return f"the plugin {self.plugin}" if self.plugin is not None else "this call (runtime=)"
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,58 @@ class CustomOperators:
 
 @dataclass(frozen=True)
 class Library:
-    """A library to load, and the plugin that brings it."""
+    """A library to load, and who brings it."""
 
     path: str
-    plugin: str
+    owner: str
 
     def __str__(self) -> str:
-        return f"{self.path} of the plugin {self.plugin}"
+        return f"{self.path} of {self.owner}"
+
+
+class CallHost:
+    """The plugins of a call, and the libraries and kernels that it gives itself; these go first.
+
+    Args:
+        host: The plugins; all that are installed when ``None``.
+        items: ``OrtLibrary`` and ``ReferenceOp`` objects.
+
+    Raises:
+        UsageError: One of them is neither.
+    """
+
+    def __init__(self, host: Any, items: Iterable[Any]) -> None:
+        self._host = host
+        self._items = self.checked(items)
+
+    @staticmethod
+    def checked(items: Iterable[Any]) -> tuple[OrtLibrary | ReferenceOp, ...]:
+        """What ``runtime=`` gives, as a tuple.
+
+        Raises:
+            UsageError: It holds something else.
+        """
+        found = tuple([items] if isinstance(items, OrtLibrary | ReferenceOp) else items)
+        for item in found:
+            if not isinstance(item, OrtLibrary | ReferenceOp):
+                raise UsageError(
+                    f"runtime= takes OrtLibrary and ReferenceOp objects, got {item!r}", hint="OrtLibrary('lib.so')"
+                )
+        return found
+
+    def _plugins(self) -> Any:
+        if self._host is None:
+            self._host = plugin_host()
+        return self._host
+
+    def runtimes(self) -> list[PluginRuntime]:
+        """What the call gives, then what each plugin brings."""
+        return [PluginRuntime(None, (), self._items), *self._plugins().runtimes()]
+
+    def explain_domain(self, domain: str) -> str:
+        """Which plugin could run the operators of a domain, and why none does."""
+        text: str = self._plugins().explain_domain(domain)
+        return text
 
 
 @dataclass
@@ -130,18 +180,23 @@ def kernels_for(custom: CustomOperators, host: Any, providers: Sequence[str] | N
             operator.
     """
     kernels = Kernels(providers=list(providers) if providers is not None else [CPU])
+    runtimes = host.runtimes()
     offers: dict[str, list[tuple[OrtLibrary, PluginRuntime]]] = {}
-    for runtime in host.runtimes():
+    taken: set[str] = set()
+    for runtime in runtimes:
         for item in runtime.items:
             if isinstance(item, ReferenceOp):
                 continue
-            own = item.domains or [d for d in runtime.domains if not is_builtin(d)]
-            for domain in own:
-                if domain in custom.domains:
+            if runtime.plugin is None:  # given in the call: loaded in any case, instead of plugins' for its domains
+                _choose_library("", [(item, runtime)], kernels, may_add=providers is None)
+                taken |= set(item.domains)
+                continue
+            for domain in item.domains or [d for d in runtime.domains if not is_builtin(d)]:
+                if domain in custom.domains and domain not in taken:
                     offers.setdefault(domain, []).append((item, runtime))
     for domain, offered in offers.items():
         _choose_library(domain, offered, kernels, may_add=providers is None)
-    kernels.reference = _reference_kernels(custom, host.runtimes())
+    kernels.reference = _reference_kernels(custom, runtimes)
     return kernels
 
 
@@ -151,16 +206,17 @@ def _choose_library(
     """Adds the library for a domain: one that the session's providers run, else one that an available one runs."""
     usable = [(i, r) for i, r in offered if not i.providers or set(i.providers) & {CPU, *kernels.providers}]
     if not usable and may_add:
-        available = set(_available_providers())
-        usable = [(i, r) for i, r in offered if set(i.providers) & available]
+        names = set(_available_providers())
+        usable = [(i, r) for i, r in offered if set(i.providers) & names]
     if not usable:
         have = ", ".join(kernels.providers if not may_add else _available_providers())
         whose = "this ONNX Runtime" if may_add else "the session"
         for item, runtime in offered:
             needs = " or ".join(item.providers)
             where = "" if callable(item.path) else f" {os.fspath(item.path)}"
+            what = f" for the domain {domain}" if domain else ""
             kernels.passed_over.append(
-                f"the library{where} of the plugin {runtime.plugin} for the domain {domain} needs {needs}, and {whose} has {have}"
+                f"the library{where} of {runtime.owner}{what} needs {needs}, and {whose} has {have}"
             )
         return
     found: dict[str, tuple[Library, OrtLibrary]] = {}
@@ -196,24 +252,26 @@ def _located(item: OrtLibrary, runtime: PluginRuntime) -> Library | None:
             path = path()  # type: ignore[assignment]
         except Exception as error:
             raise PluginError(
-                f"the plugin {runtime.plugin} can't say where its library is: {type(error).__name__}: {error}"
+                f"{runtime.owner} can't say where its library is: {type(error).__name__}: {error}"
             ) from error
         if path is None:
             return None
     if not isinstance(path, str | os.PathLike):
-        raise PluginError(f"the plugin {runtime.plugin} names {path!r} as its library; a path is needed")
+        raise PluginError(f"{runtime.owner} names {path!r} as its library; a path is needed")
     text = os.fspath(path)
     if not Path(text).is_file():
         what = "is a folder" if Path(text).is_dir() else "is not there"
         raise PluginError(
-            f"the library {os.path.abspath(text)} of the plugin {runtime.plugin} {what}",
-            hint="Install the plugin's package again; its build may have left the library out.",
+            f"the library {os.path.abspath(text)} of {runtime.owner} {what}",
+            hint="Install the plugin's package again; its build may have left the library out."
+            if runtime.plugin is not None
+            else None,
         )
-    return Library(os.path.abspath(text), runtime.plugin)
+    return Library(os.path.abspath(text), runtime.owner)
 
 
 def _reference_kernels(custom: CustomOperators, runtimes: Iterable[PluginRuntime]) -> dict[tuple[str, str], type]:
-    found: dict[tuple[str, str], tuple[type, str]] = {}
+    found: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
     for runtime in runtimes:
         for item in runtime.items:
             if not isinstance(item, ReferenceOp):
@@ -222,12 +280,13 @@ def _reference_kernels(custom: CustomOperators, runtimes: Iterable[PluginRuntime
             key = (getattr(kernel, "op_domain", ""), kernel.__name__)
             if key[0] not in custom.domains:
                 continue
-            if key in found and found[key][0] is not kernel:
+            if key not in found:
+                found[key] = (kernel, runtime)
+            elif found[key][0] is not kernel and found[key][1].plugin is not None:
                 raise PluginError(
-                    f"two reference kernels compute {key[0]}::{key[1]}: of the plugins {found[key][1]} and {runtime.plugin}",
+                    f"two reference kernels compute {key[0]}::{key[1]}: of {found[key][1].owner} and {runtime.owner}",
                     hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
                 )
-            found[key] = (kernel, runtime.plugin)
     return {key: kernel for key, (kernel, _) in found.items()}
 
 
@@ -249,8 +308,8 @@ def missing_text(kernels: Kernels, host: Any, lacking: Sequence[tuple[str, str]]
 
 
 MISSING_HINT = (
-    "A plugin brings an OrtLibrary or a ReferenceOp by its hook onnxplug_runtime; a rule may also give the operator a "
-    "body: g.function(…)."
+    "A plugin brings an OrtLibrary or a ReferenceOp by its hook onnxplug_runtime, a call by runtime=[…]; a rule may also "
+    "give the operator a body: g.function(…)."
 )
 
 

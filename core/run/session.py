@@ -78,7 +78,7 @@ def make_session(
     runtime = onnxruntime_module()
     if options is None:
         options = runtime.SessionOptions()
-        options.log_severity_level = 3 if not libraries else 4
+        options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads = threads
     for library in libraries:
@@ -96,8 +96,9 @@ def make_session(
             raise
         raise PluginError(
             f"two libraries implement one domain, and ONNX Runtime loads one: {'; '.join(map(str, libraries))}",
-            hint="Leave one plugin out: plugins=[…], or --no-plugin NAME. A library that was registered in the session "
-            "options by hand counts too.",
+            hint="Leave one plugin out: plugins=[…], or --no-plugin NAME. One given by runtime=[…] replaces a plugin's "
+            "where it says what it implements: OrtLibrary(path, domains=[…]). What was registered in the session options by "
+            "hand counts too.",
         ) from error
 
 

@@ -436,6 +436,44 @@ def test_what_the_hook_returns_is_checked(shop: Shop, runtime: str, message: str
         onnxplug.to_onnx(model, (X,))
 
 
+# -- given in the call -------------------------------------------------------------------------------------------------
+
+
+def own_rules() -> list[onnxplug.Rule]:
+    return [onnxplug.Rule("kernels::leaky", lambda g, n: g.domain("kernels.test").Leaky(n.args[0], leak=n.args[1]))]
+
+
+def test_libraries_and_kernels_of_a_call(shop: Shop, library: Any, tmp_path: Path) -> None:
+    item = onnxplug.OrtLibrary(library())
+    program = onnxplug.to_onnx(model, (X,), tmp_path / "m.onnx", rules=own_rules(), runtime=[item], verify=True)
+    torch.testing.assert_close(program(X)[0], model(X))
+    assert onnxplug.runtime.custom_op_libraries(program) == [str(library())]
+    with pytest.raises(PluginError, match=r"No installed plugin declares the domain kernels\.test"):
+        onnxplug.runtime.inference_session(tmp_path / "m.onnx")
+    assert onnxplug.runtime.inference_session(tmp_path / "m.onnx", runtime=[item])
+    namespace: dict[str, Any] = {}
+    exec(REFERENCE, namespace)
+    kernel = onnxplug.ReferenceOp(namespace["Leaky"])
+    program = onnxplug.to_onnx(model, (X,), rules=own_rules(), runtime=[kernel])
+    assert program.verify().cases[0].runtime == "onnx.reference"
+    with pytest.raises(UsageError, match=r"runtime= takes OrtLibrary and ReferenceOp objects, got 'lib\.so'"):
+        onnxplug.to_onnx(model, (X,), rules=own_rules(), runtime=["lib.so"])  # type: ignore[list-item]
+    with pytest.raises(PluginError, match=r"the library /nowhere/lib\.so of this call .* is not there"):
+        onnxplug.to_onnx(model, (X,), rules=own_rules(), runtime=[onnxplug.OrtLibrary("/nowhere/lib.so")], verify=True)
+
+
+def test_what_a_call_gives_goes_before_a_plugins(shop: Shop, library: Any) -> None:
+    wrong = REFERENCE.replace("y[..., t - 1]", "y[..., t]")
+    shop.install("shop-a", RULES, DOMAINS, wrong, runtime="[OrtLibrary('/nowhere/lib.so'), ReferenceOp(Leaky)]")
+    item = onnxplug.OrtLibrary(library(), domains=["kernels.test"])
+    program = onnxplug.to_onnx(model, (X,), runtime=[item], verify=True)
+    assert onnxplug.runtime.custom_op_libraries(program) == [str(library())]
+    namespace: dict[str, Any] = {}
+    exec(REFERENCE, namespace)
+    program = onnxplug.to_onnx(model, (X,), runtime=[item, onnxplug.ReferenceOp(namespace["Leaky"])])
+    torch.testing.assert_close(program.call_reference(X)[0], model(X))
+
+
 # -- sessions and the command line -------------------------------------------------------------------------------------
 
 
