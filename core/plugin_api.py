@@ -55,10 +55,11 @@ class ReferenceOp:
     """A Python kernel of a custom operator.
 
     Attributes:
-        kernel: An ``onnx.reference.op_run.OpRun`` subclass.
+        kernel: An ``onnx.reference.op_run.OpRun`` subclass, named as the operator, or ``"package.module:Class"``, which is
+            imported when a model uses a domain of the plugin.
     """
 
-    kernel: type
+    kernel: type | str
 
 
 @dataclass(frozen=True)

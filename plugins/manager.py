@@ -385,13 +385,14 @@ def _check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
 
 
 def _check_runtime(items: Sequence[Any]) -> None:
+    from onnxplug.run.kernels import is_kernel
+
     for item in items:
         if not isinstance(item, OrtLibrary | ReferenceOp):
             raise PluginError(f"onnxplug_runtime returned {item!r}, which is no OrtLibrary and no ReferenceOp")
         if isinstance(item, ReferenceOp):
-            # Without importing onnx: every OpRun class has these.
-            fits = isinstance(item.kernel, type) and hasattr(item.kernel, "eval") and hasattr(item.kernel, "op_domain")
-            if not fits:
+            named = isinstance(item.kernel, str) and item.kernel.count(":") == 1
+            if not named and not is_kernel(item.kernel):
                 raise PluginError(
                     f"onnxplug_runtime returned a ReferenceOp of {item.kernel!r}, which is no OpRun class with an op_domain"
                 )

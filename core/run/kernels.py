@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.plugin_api import OrtLibrary, ReferenceOp
 from onnxplug.registry.rule import load_object
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 #: core knows the plugin host by this name alone.
 _HOST = "onnxplug.plugins.manager:host_for"
@@ -145,8 +146,11 @@ def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
         OnnxplugError: The file is no ONNX model.
     """
     import onnx
+    import onnx_ir as ir
 
     if isinstance(model, str):
+        if model.endswith(".ort"):  # ONNX Runtime's own format: what it holds can't be told
+            return CustomOperators()
         try:
             proto = onnx.load(model, load_external_data=False)
         except Exception as error:
@@ -276,7 +280,9 @@ def _reference_kernels(custom: CustomOperators, runtimes: Iterable[PluginRuntime
         for item in runtime.items:
             if not isinstance(item, ReferenceOp):
                 continue
-            kernel = item.kernel
+            if runtime.domains and not set(runtime.domains) & set(custom.domains):
+                continue
+            kernel = _kernel_class(item, runtime)
             key = (getattr(kernel, "op_domain", ""), kernel.__name__)
             if key[0] not in custom.domains:
                 continue
@@ -288,6 +294,21 @@ def _reference_kernels(custom: CustomOperators, runtimes: Iterable[PluginRuntime
                     hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
                 )
     return {key: kernel for key, (kernel, _) in found.items()}
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether it is an ``OpRun`` class of a domain; onnx is not imported to tell."""
+    return isinstance(value, type) and hasattr(value, "eval") and hasattr(value, "op_domain")
+
+
+def _kernel_class(item: ReferenceOp, runtime: PluginRuntime) -> type:
+    kernel = item.kernel
+    if isinstance(kernel, str):
+        kernel = load_object(kernel, "a reference kernel", runtime.owner)
+    if not is_kernel(kernel):
+        raise PluginError(f"the ReferenceOp {item.kernel!r} of {runtime.owner} is no OpRun class with an op_domain")
+    found: type = kernel
+    return found
 
 
 def lacks_operator(error: Exception) -> bool:

@@ -168,6 +168,34 @@ def test_a_reference_kernel_where_there_is_no_library(shop: Shop) -> None:
         onnxplug.runtime.inference_session(program)
 
 
+def test_a_reference_kernel_by_name(shop: Shop) -> None:
+    import sys
+
+    (shop.folder / "shop_kernels.py").write_text(REFERENCE, encoding="utf-8")
+    shop.install("shop-a", RULES, DOMAINS, runtime="[ReferenceOp('shop_kernels:Leaky')]")
+    onnxplug.to_onnx(lambda x: x + 1, (X,), verify=True)
+    program = onnxplug.to_onnx(model, (X,))
+    assert "shop_kernels" not in sys.modules
+    assert program.verify().cases[0].runtime == "onnx.reference"
+    assert "shop_kernels" in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (
+            "shop_kernels:Leaky",
+            r"cannot import 'shop_kernels:Leaky', a reference kernel \(from the plugin a .*shop_kernels",
+        ),
+        ("builtins:int", "'builtins:int' of the plugin a .* is no OpRun class"),
+    ],
+)
+def test_a_reference_kernel_by_a_wrong_name(shop: Shop, kernel: str, message: str) -> None:
+    shop.install("shop-a", RULES, DOMAINS, runtime=f"[ReferenceOp({kernel!r})]")
+    with pytest.raises(PluginError, match=message):
+        onnxplug.to_onnx(model, (X,), verify=True)
+
+
 def test_a_wrong_reference_kernel_is_found(shop: Shop) -> None:
     wrong = REFERENCE.replace("y[..., t - 1]", "y[..., t]")
     shop.install("shop-a", RULES, DOMAINS, wrong, runtime="[ReferenceOp(Leaky)]")
@@ -506,6 +534,26 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     graph = onnx.helper.make_graph([bad], "g", value[:1], value[1:])
     with pytest.raises(onnxplug.OnnxplugError, match="can't load the model"):
         onnxplug.runtime.inference_session(onnx.helper.make_model(graph, ir_version=10))
+
+
+def test_a_file_in_onnxruntimes_own_format(tmp_path: Path) -> None:
+    import onnxruntime
+
+    program = onnxplug.to_onnx(lambda x: x + 1, (X,), input_names=["x"])
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "model.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxplug.runtime.inference_session(program, session_options=options)
+    session = onnxplug.runtime.inference_session(tmp_path / "model.ort")
+    torch.testing.assert_close(torch.from_numpy(session.run(None, {"x": X.numpy()})[0]), X + 1)
+
+
+def test_a_plugins_kernels_load_nothing_heavy() -> None:
+    import sys
+
+    code = "import sys, onnxplug.run.kernels; print([m for m in ('onnx', 'onnx_ir', 'torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_plugins_are_not_loaded_for_a_model_without_custom_operators(monkeypatch: pytest.MonkeyPatch) -> None:
