@@ -26,6 +26,7 @@ from onnxplug.opsets import resolve_opsets
 from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.registry.registry import Target
 from onnxplug.registry.rule import Rule, load_object
+from onnxplug.run.kernels import CallHost
 
 if TYPE_CHECKING:
     from onnxplug.plugin_api import Domain
@@ -47,6 +48,7 @@ def to_onnx(
     output_names: Sequence[str] | None = None,
     opset_version: int | Mapping[str, int] | None = None,
     rules: Iterable[Rule] = (),
+    runtime: Iterable[Any] = (),
     plugins: Sequence[str] | None = None,
     prefer: Mapping[str, str] | None = None,
     custom_translation_table: Mapping[Any, Any] | None = None,
@@ -71,6 +73,8 @@ def to_onnx(
         opset_version: Version of ai.onnx, or of several domains (``{"": 21, "com.microsoft": 1}``). The opset asked for
             is the opset emitted.
         rules: Rules of this export alone; they go before every plugin's and the builtin ones.
+        runtime: ``OrtLibrary`` and ``ReferenceOp`` objects that run this export's custom operators; they go before the
+            plugins'.
         plugins: Names of the plugins to use; ``None`` means all that are installed, ``[]`` the builtin rules alone.
         prefer: Qualified operator name to the distribution whose rule wins where two claim it.
         custom_translation_table: Operator to converter, as ``torch.onnx.export`` takes it. Each becomes a rule.
@@ -96,6 +100,7 @@ def to_onnx(
     """
     stage = progress if progress is not None else lambda _: None
     opsets = resolve_opsets(opset_version)
+    items = tuple(CallHost.checked(runtime))
     call_rules = [*_checked_rules(rules), *_table_rules(custom_translation_table)]
     if registry is None:
         registry = load_object(_PLUGIN_HOST, "the plugin manager")(
@@ -130,6 +135,7 @@ def to_onnx(
             operators=dict(Counter(n.op_type for n in converted.graph.all_nodes()).most_common()),
             opset=opsets[""],
         ),
+        host=CallHost(host, items) if items else host,
     )
     if verify:
         stage("verification")

@@ -5,6 +5,7 @@ Nothing here imports torch, onnx or onnx_ir, so that importing a plugin stays ch
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,12 +40,14 @@ class OrtLibrary:
     """An ONNX Runtime custom-operator library.
 
     Attributes:
-        path: Path of the shared library, or a function that returns it.
-        providers: Execution providers that the library's kernels need; empty means any.
+        path: Path of the shared library, or a function that returns it (``None``: there is no library on this machine).
+        providers: Execution providers, one of which the library's kernels need; empty means any.
+        domains: ONNX domains whose operators it implements; those that the plugin declares when empty.
     """
 
-    path: str | Callable[[], str]
+    path: str | os.PathLike[str] | Callable[[], str | os.PathLike[str] | None]
     providers: Sequence[str] = ()
+    domains: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,11 @@ class ReferenceOp:
     """A Python kernel of a custom operator.
 
     Attributes:
-        kernel: An ``onnx.reference.op_run.OpRun`` subclass.
+        kernel: An ``onnx.reference.op_run.OpRun`` subclass, named as the operator, or ``"package.module:Class"``, which is
+            imported when a model uses a domain of the plugin.
     """
 
-    kernel: type
+    kernel: type | str
 
 
 @dataclass(frozen=True)

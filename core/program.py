@@ -48,6 +48,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         inputs, outputs: What the graph's inputs, state and outputs stand for.
         captured: The capture, with the example inputs; ``None`` for a program made by hand.
         statistics: What was done and how long it took.
+        host: The plugins of the export, whose libraries and kernels run custom operators; all that are installed when
+            ``None``.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         outputs: Sequence[OutputSlot] = (),
         captured: Captured | None = None,
         statistics: ExportStatistics | None = None,
+        host: Any = None,
     ) -> None:
         super().__init__(model, exported_program)
         self.inputs = list(inputs)
@@ -66,29 +69,37 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self._slots = list(outputs)
         self.captured = captured
         self.statistics = statistics if statistics is not None else ExportStatistics()
+        self.host = host
         self._runner: Runner | None = None
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
-        """Runs the model by ONNX Runtime on what the PyTorch model takes.
+        """Runs the model by ONNX Runtime on what the PyTorch model takes; plugins' libraries run custom operators.
 
         Returns:
             The graph's outputs in order: the flattened user outputs without ``None``, then mutated state.
 
         Raises:
             UsageError: The inputs are not those of the model.
+            PluginError: A plugin's library is missing or does not load.
+            VerificationError: The model does not run.
         """
         if self._inference_session is not None:  # one that the user set up
             return super().__call__(*self.feed(args, kwargs).values())
         feed = self.feed(args, kwargs)
         if self._runner is None:
-            self._runner = Runner(self.model)
+            self._runner = Runner(self.model, self.host)
         return tuple(self._runner(feed))
 
     def call_reference(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
-        """Runs the model by ``onnx.reference``."""
-        return super().call_reference(*self.feed(args, kwargs).values())
+        """Runs the model by ``onnx.reference``, custom operators by the plugins' reference kernels.
+
+        Raises:
+            UsageError: The inputs are not those of the model.
+            VerificationError: It has no kernel for an operator.
+        """
+        return tuple(Runner(self.model, self.host, reference=True)(self.feed(args, kwargs)))
 
     def release(self) -> None:
         """Lets go of the inference session."""
@@ -233,6 +244,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             seeds: One set of generated inputs a seed, of other sizes where dimensions are dynamic, 1 among them.
 
         Raises:
+            PluginError: A plugin's library is missing or does not load.
             VerificationError: An output differs (the message names it, the index and both values), or the model does not
                 run.
         """

@@ -17,7 +17,7 @@ import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import PluginError
-from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, PluginInfo
+from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, OrtLibrary, PluginInfo, ReferenceOp
 from onnxplug.plugins import hookspecs
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
@@ -232,6 +232,8 @@ class PluginManager:
                 value = list(value)
             if hook == "onnxplug_rules":
                 _check_rules(value, record)
+            elif hook == "onnxplug_runtime":
+                _check_runtime(value)
             self._results.setdefault(hook, []).append((record, value))
 
     # -- what plugins supply -------------------------------------------------------------------------------------------
@@ -268,6 +270,36 @@ class PluginManager:
     def runtime(self) -> list[Any]:
         """ONNX Runtime libraries and reference kernels."""
         return self._all("onnxplug_runtime")
+
+    def runtimes(self) -> list[Any]:
+        """What each plugin brings to run its operators: :class:`~onnxplug.run.kernels.PluginRuntime` records."""
+        from onnxplug.run.kernels import PluginRuntime
+
+        self.load()
+        return [
+            PluginRuntime(_label(record), self._domains_of(record), tuple(items))
+            for record, items in self._results.get("onnxplug_runtime", ())
+        ]
+
+    def _domains_of(self, record: PluginRecord) -> tuple[str, ...]:
+        return tuple(d.name for r, ds in self._results.get("onnxplug_domains", ()) if r is record for d in ds)
+
+    def explain_domain(self, domain: str) -> str:
+        """Which plugin could run the operators of a domain, and why none does."""
+        self.load()
+        reasons = []
+        brings = {id(record): items for record, items in self._results.get("onnxplug_runtime", ())}
+        for record in self._records:
+            if domain in self._domains_of(record):
+                what = "none of its kernels is for this operator" if brings.get(id(record)) else "it brings no kernels"
+                reasons.append(f"The plugin {_label(record)} declares the domain {domain}, but {what}.")
+        broken = [r for r in self._records if r.status == "failed"]
+        blocked = [r for r in self._records if r.status == "blocked" and r.error is None]
+        if not reasons:
+            reasons += [f"The plugin {_label(r)} is broken: {(r.error or '').splitlines()[-1]}" for r in broken]
+            if blocked:
+                reasons.append(f"Left out, and not asked: {', '.join(map(_label, blocked))}.")
+        return "\n".join(reasons) or f"No installed plugin declares the domain {domain}."
 
     def samples(self) -> list[Any]:
         """Operator samples."""
@@ -314,6 +346,10 @@ def _distribution(point: EntryPoint) -> tuple[str, str]:
     return (dist.name, dist.version) if dist is not None else ("?", "0")
 
 
+def _label(record: PluginRecord) -> str:
+    return f"{record.name} ({record.distribution} {record.version})"
+
+
 def _call(plugin: Any, hook: str) -> Any:
     return getattr(plugin, hook)()
 
@@ -348,6 +384,22 @@ def _check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
     record.rules = len(rules)
 
 
+def _check_runtime(items: Sequence[Any]) -> None:
+    from onnxplug.run.kernels import is_kernel
+
+    for item in items:
+        if not isinstance(item, OrtLibrary | ReferenceOp):
+            raise PluginError(f"onnxplug_runtime returned {item!r}, which is no OrtLibrary and no ReferenceOp")
+        if isinstance(item, ReferenceOp):
+            named = isinstance(item.kernel, str) and item.kernel.count(":") == 1
+            if not named and not is_kernel(item.kernel):
+                raise PluginError(
+                    f"onnxplug_runtime returned a ReferenceOp of {item.kernel!r}, which is no OpRun class with an op_domain"
+                )
+        elif isinstance(item.providers, str) or isinstance(item.domains, str):
+            raise PluginError(f"onnxplug_runtime returned {item!r}; its providers and domains are lists of names")
+
+
 _managers: dict[Any, PluginManager] = {}
 _registries: dict[Any, OnnxRegistry] = {}
 _lock = threading.Lock()
@@ -360,6 +412,15 @@ def manager_for(selection: Selection) -> PluginManager:
         if manager is None:
             manager = _managers[selection] = PluginManager(selection)
         return manager
+
+
+def host_for(plugins: Sequence[str] | None = None) -> PluginManager:
+    """The plugins of a process: all that are installed, or those named.
+
+    Raises:
+        PluginError: One that is named is not installed.
+    """
+    return manager_for(Selection.from_environment(plugins))
 
 
 def registry_for(

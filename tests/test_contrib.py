@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import venv
@@ -68,3 +69,45 @@ def test_softcap_installs_translates_and_uninstalls(python: Path) -> None:
     assert "onnxplug_softcap.plugin:softcap" in reason
     run(python, "-m", "pip", "uninstall", "--yes", "--quiet", "onnxplug-softcap")
     assert "missing ['softcap::softcap.default']" in run(python, "-c", MISSING)
+
+
+CPP = """
+import warnings; warnings.filterwarnings("ignore")
+import pathlib, sys, torch, onnxplug, onnxplug.runtime
+from onnxplug_example_cpp import leaky_sum
+x = torch.randn(3, 5)
+program = onnxplug.to_onnx(lambda x: leaky_sum(x, 0.5) + 1, (x,), sys.argv[1], dynamic_shapes=({0: "batch"},), input_names=["x"])
+print([n.op_type for n in program.model.graph], {case.runtime for case in program.verify().cases})
+got = onnxplug.runtime.inference_session(sys.argv[1]).run(None, {"x": x.numpy()})[0]
+torch.testing.assert_close(torch.from_numpy(got), leaky_sum(x, 0.5) + 1)
+print(*onnxplug.runtime.custom_op_libraries(sys.argv[1]))
+"""
+LOST = """
+import sys, onnxplug, onnxplug.runtime
+try: onnxplug.runtime.inference_session(sys.argv[1])
+except onnxplug.PluginError as error: print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the package is built by g++")
+def test_example_cpp_builds_exports_runs_and_uninstalls(python: Path, tmp_path: Path) -> None:
+    """Built from a copy: pip leaves a build folder in the sources."""
+    package = Path(shutil.copytree(ROOT / "contrib" / "onnxplug-example-cpp", tmp_path / "source"))
+    shutil.rmtree(package / "build", ignore_errors=True)
+    model = str(tmp_path / "model.onnx")
+    run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", str(package))
+    printed = run(python, "-c", CPP, model)
+    assert "['LeakySum', 'Add'] {'onnxruntime'}" in printed
+    library = Path(printed.splitlines()[-1])
+    assert library.name == "libexample_ort.so"
+    assert library.is_relative_to(python.parents[1].resolve())
+    own = run(python, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(package / "tests"))
+    assert " passed" in own
+    library.unlink()
+    assert f"the library {library} of the plugin example_cpp (onnxplug-example-cpp 0.1.0) is not there" in run(
+        python, "-c", LOST, model
+    )
+    run(python, "-m", "pip", "uninstall", "--yes", "--quiet", "onnxplug-example-cpp")
+    printed = run(python, "-c", LOST, model)
+    assert "nothing runs onnxplug.example::LeakySum: no library has it" in printed
+    assert "No installed plugin declares the domain onnxplug.example." in printed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -273,6 +274,13 @@ def test_a_model_that_cannot_run_fails_verification() -> None:
         return g.domain("com.nowhere").Mystery(node.args[0])
 
     program = export(use_mystery, rules=[Rule("onnxplug_tests::mystery", convert)])
+    with pytest.raises(VerificationError, match=r"nothing runs com\.nowhere::Mystery"):
+        program.verify()
+
+
+def test_a_model_that_is_wrong_fails_verification() -> None:
+    program = export(lambda x: x + 1)
+    program.model.graph.outputs[0].dtype = ir.DataType.INT64
     with pytest.raises(VerificationError, match="can't load the model"):
         program.verify()
 

@@ -169,8 +169,11 @@ def verify_(
     target: TargetArgument,
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
+    no_plugin: NoPlugin = None,
+    only_plugin: OnlyPlugin = None,
+    require_plugin: RequirePlugin = None,
 ) -> None:
-    """Compare an ONNX file with the PyTorch model, at several sizes."""
+    """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
     from onnxplug.cli.inputs import parse_dynamic, parse_input
     from onnxplug.cli.report import progress, verification
     from onnxplug.cli.targets import load_target
@@ -178,13 +181,14 @@ def verify_(
 
     if not model.is_file():
         raise UsageError(f"there is no file {model}")
+    _remember(no_plugin, only_plugin, require_plugin)
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
     with progress() as shown:
         shown("loading")
         loaded = load_target(target, specs)
         shown("verification")
-        report = verify_file(str(model), loaded.model, loaded.args, loaded.kwargs, shapes)
+        report = verify_file(str(model), loaded.model, loaded.args, loaded.kwargs, shapes, host=_registry()[1])
     verification(report)
 
 

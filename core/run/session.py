@@ -12,7 +12,20 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array
-from onnxplug.errors import OnnxplugError, VerificationError
+from onnxplug.errors import OnnxplugError, PluginError, VerificationError
+from onnxplug.run.kernels import (
+    CPU,
+    MISSING_HINT,
+    Kernels,
+    Library,
+    custom_operators,
+    kernels_for,
+    lacking_kernels,
+    lacks_operator,
+    missing_text,
+    plugin_host,
+    unknown_operators,
+)
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 
 #: Element types that numpy has no dtype for: they travel as integers of the same width.
@@ -40,51 +53,134 @@ def onnxruntime_module() -> Any:
     return onnxruntime
 
 
-def make_session(model: str | bytes, threads: int | None = None) -> Any:
-    """An ``InferenceSession`` on the CPU, quiet.
+def make_session(
+    model: str | bytes,
+    threads: int | None = None,
+    *,
+    libraries: Sequence[Library] = (),
+    providers: Sequence[Any] = (CPU,),
+    options: Any = None,
+    **settings: Any,
+) -> Any:
+    """An ``InferenceSession``, quiet.
 
     Args:
         model: A file's path, or the model itself.
         threads: Threads within an operator; ONNX Runtime's own choice when ``None``.
+        libraries: Libraries of custom operators to load.
+        providers: Execution providers, the CPU alone unless told.
+        options: ``SessionOptions`` to use instead of quiet ones.
+        settings: Further arguments of ``InferenceSession``.
+
+    Raises:
+        PluginError: A library can't be loaded.
     """
     runtime = onnxruntime_module()
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
+    if options is None:
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads = threads
-    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    for library in libraries:
+        try:
+            options.register_custom_ops_library(library.path)
+        except Exception as error:
+            raise PluginError(
+                f"ONNX Runtime can't load the library {library}: {error}",
+                hint="It must be built for this machine and export RegisterCustomOps; build the package again.",
+            ) from error
+    try:
+        return runtime.InferenceSession(model, options, providers=list(providers), **settings)
+    except Exception as error:
+        if "Domain already set" not in str(error):
+            raise
+        raise PluginError(
+            f"two libraries implement one domain, and ONNX Runtime loads one: {'; '.join(map(str, libraries))}",
+            hint="Leave one plugin out: plugins=[…], or --no-plugin NAME. One given by runtime=[…] replaces a plugin's "
+            "where it says what it implements: OrtLibrary(path, domains=[…]). What was registered in the session options by "
+            "hand counts too.",
+        ) from error
+
+
+def model_source(model: ir.Model) -> tuple[str | bytes, tempfile.TemporaryDirectory[str] | None]:
+    """What a session is made of: the model's bytes, or a file in a folder that lives as long as it is held."""
+    if weight_bytes(model) <= LARGE_MODEL_BYTES:
+        return to_bytes(model), None
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    source = str(Path(folder.name) / "model.onnx")
+    save_model(model, source, external_data=True)
+    return source, folder
 
 
 class Runner:
     """Runs a model: by ONNX Runtime, or by ``onnx.reference`` where ONNX Runtime has no kernel.
 
+    Args:
+        model: The model, or a file's path.
+        host: The plugins whose libraries and reference kernels run its custom operators; all that are installed when
+            ``None``.
+        reference: Run it by ``onnx.reference`` in any case.
+
     Attributes:
         runtime: ``"onnxruntime"`` or ``"onnx.reference"``: what ran it.
+        libraries: The libraries of custom operators that were loaded.
+
+    Raises:
+        PluginError: A library is missing, does not load, or there are two for one domain.
+        VerificationError: ONNX Runtime can't load the model, or nothing runs one of its operators.
     """
 
-    def __init__(self, model: ir.Model | str) -> None:
-        self._tempdir: tempfile.TemporaryDirectory[str] | None = None
+    def __init__(self, model: ir.Model | str, host: Any = None, *, reference: bool = False) -> None:
         self._model = model
-        self.runtime = "onnxruntime"
+        self.runtime = "onnx.reference" if reference else "onnxruntime"
         self._session: Any = None
+        self._tempdir: tempfile.TemporaryDirectory[str] | None = None
+        self._custom = custom_operators(model)
+        self._host = host
+        self._kernels = Kernels()
+        if self._custom.domains:
+            self._host = host if host is not None else plugin_host()
+            self._kernels = kernels_for(self._custom, self._host)
+        self.libraries = list(self._kernels.libraries)
         source: str | bytes
         if isinstance(model, str):
             source = model
-        elif weight_bytes(model) > LARGE_MODEL_BYTES:
-            self._tempdir = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-            source = str(Path(self._tempdir.name) / "model.onnx")
-            save_model(model, source, external_data=True)
         else:
-            source = to_bytes(model)
+            source, self._tempdir = model_source(model)
+        if reference:
+            self._use_reference(source, None)
+        else:
+            self._use_session(source)
+
+    def _use_session(self, source: str | bytes) -> None:
         try:
-            self._session = make_session(source)
+            self._session = make_session(source, libraries=self.libraries, providers=self._kernels.providers)
         except OnnxplugError:
             raise
         except Exception as error:
-            if not lacks_kernel(error):
+            if not lacks_kernel(error) and not lacks_operator(error):
                 raise VerificationError(f"ONNX Runtime can't load the model: {error}") from error
             self.runtime = "onnx.reference"
-            self._reference = _evaluator(source)
+            self._use_reference(source, error)
+
+    def _use_reference(self, source: str | bytes, reason: Exception | None) -> None:
+        """Goes on with ``onnx.reference``; ``reason`` is why ONNX Runtime does not run the model."""
+        lacking = lacking_kernels(self._custom, self._kernels)
+        if lacking:
+            unknown = unknown_operators(reason, self._custom) if reason is not None and lacks_operator(reason) else []
+            wanted = [op for op in lacking if op in unknown]
+            if wanted:
+                raise VerificationError(missing_text(self._kernels, self._host, wanted), hint=MISSING_HINT) from reason
+            names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
+            why = f"ONNX Runtime does not run the model ({reason}), and " if reason is not None else ""
+            raise VerificationError(
+                f"{why}onnx.reference has no kernel for {names}",
+                hint="A plugin brings one as a ReferenceOp, by its hook onnxplug_runtime.",
+            ) from reason
+        try:
+            self._reference = _evaluator(source, list(self._kernels.reference.values()))
+        except Exception as error:
+            raise VerificationError(f"onnx.reference can't run the model: {error}") from error
 
     @property
     def input_names(self) -> list[str]:
@@ -122,12 +218,21 @@ def lacks_kernel(error: Exception) -> bool:
     return "NOT_IMPLEMENTED" in str(error) or type(error).__name__ == "NotImplemented"
 
 
-def _evaluator(source: str | bytes) -> Any:
+def _evaluator(source: str | bytes, kernels: Sequence[type] = ()) -> Any:
+    """``onnx.reference`` over a model; the kernels also hold in its subgraphs and functions."""
     import onnx
     import onnx.reference
 
+    class Evaluator(onnx.reference.ReferenceEvaluator):
+        """Makes evaluators of its own class for functions and subgraphs: these get the kernels too."""
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            given = settings.get("new_ops") or ()
+            settings["new_ops"] = [*given.values(), *kernels] if isinstance(given, dict) else [*given, *kernels]
+            super().__init__(*args, **settings)
+
     model = onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source)
-    return onnx.reference.ReferenceEvaluator(model)
+    return Evaluator(model)
 
 
 def _to_tensor(array: Any) -> torch.Tensor:

@@ -88,7 +88,7 @@ def verify_program(
     leaves = program._flatten(args or (), kwargs or {})
     values = [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
     reference = captured.reference if captured.reference is not None else exported.module()
-    runner = Runner(program.model)
+    runner = Runner(program.model, program.host)
     names = captured.dim_names
     report = VerificationReport()
     sets: list[tuple[int | None, list[Any], dict[str, int]]] = [(None, leaves, _sizes(leaves, values))]
@@ -185,6 +185,7 @@ def verify_file(
     kwargs: Mapping[str, Any],
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     seeds: Sequence[int] = (0, 1, 2),
+    host: Any = None,
 ) -> VerificationReport:
     """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
 
@@ -194,8 +195,10 @@ def verify_file(
         args, kwargs: Example inputs; an ExportedProgram's own when there are none.
         dynamic: Input name to axis to the name of its dimension; other sizes are tried along these.
         seeds: One set of generated inputs a seed.
+        host: The plugins whose libraries and kernels run custom operators; all that are installed when ``None``.
 
     Raises:
+        PluginError: A plugin's library is missing or does not load.
         VerificationError: An output differs, the number of inputs or outputs does, or the file does not run.
     """
     if isinstance(model, torch.export.ExportedProgram):
@@ -204,7 +207,7 @@ def verify_file(
         model = model.module()
     elif isinstance(model, torch.nn.Module):
         model.eval()
-    runner = Runner(path)
+    runner = Runner(path, host)
     leaves, spec = _pytree.tree_flatten((tuple(args), dict(kwargs)))
     fed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if len(fed) != len(runner.input_names):

@@ -1,0 +1,345 @@
+"""What runs a model's custom operators: plugins' ONNX Runtime libraries, and their reference kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxplug.errors import OnnxplugError, PluginError, UsageError
+from onnxplug.plugin_api import OrtLibrary, ReferenceOp
+from onnxplug.registry.rule import load_object
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+#: core knows the plugin host by this name alone.
+_HOST = "onnxplug.plugins.manager:host_for"
+CPU = "CPUExecutionProvider"
+_ONNX = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
+#: Domains whose operators come with ONNX Runtime: a plugin that declares one does not mean that its library has them.
+_BUILTIN = re.compile(r"com\.microsoft(\..+)?|com\.ms\.internal\..+")
+
+
+@dataclass(frozen=True)
+class PluginRuntime:
+    """What one plugin's ``onnxplug_runtime`` hook returned, or what a call gave.
+
+    Attributes:
+        plugin: The plugin, for messages: its name, distribution and version; ``None`` for what a call gave.
+        domains: ONNX domains that it declares.
+        items: Its libraries and reference kernels.
+    """
+
+    plugin: str | None
+    domains: tuple[str, ...]
+    items: tuple[OrtLibrary | ReferenceOp, ...]
+
+    @property
+    def owner(self) -> str:
+        """Whose they are, for messages."""
+        return f"the plugin {self.plugin}" if self.plugin is not None else "this call (runtime=)"
+
+
+@dataclass(frozen=True)
+class CustomOperators:
+    """Operators of a model that ONNX does not define.
+
+    Attributes:
+        domains: Domains of all of them.
+        bodiless: Domain and type of those that no function of the model computes.
+    """
+
+    domains: tuple[str, ...] = ()
+    bodiless: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library to load, and who brings it."""
+
+    path: str
+    owner: str
+
+    def __str__(self) -> str:
+        return f"{self.path} of {self.owner}"
+
+
+class CallHost:
+    """The plugins of a call, and the libraries and kernels that it gives itself; these go first.
+
+    Args:
+        host: The plugins; all that are installed when ``None``.
+        items: ``OrtLibrary`` and ``ReferenceOp`` objects.
+
+    Raises:
+        UsageError: One of them is neither.
+    """
+
+    def __init__(self, host: Any, items: Iterable[Any]) -> None:
+        self._host = host
+        self._items = self.checked(items)
+
+    @staticmethod
+    def checked(items: Iterable[Any]) -> tuple[OrtLibrary | ReferenceOp, ...]:
+        """What ``runtime=`` gives, as a tuple.
+
+        Raises:
+            UsageError: It holds something else.
+        """
+        found = tuple([items] if isinstance(items, OrtLibrary | ReferenceOp) else items)
+        for item in found:
+            if not isinstance(item, OrtLibrary | ReferenceOp):
+                raise UsageError(
+                    f"runtime= takes OrtLibrary and ReferenceOp objects, got {item!r}", hint="OrtLibrary('lib.so')"
+                )
+        return found
+
+    def _plugins(self) -> Any:
+        if self._host is None:
+            self._host = plugin_host()
+        return self._host
+
+    def runtimes(self) -> list[PluginRuntime]:
+        """What the call gives, then what each plugin brings."""
+        return [PluginRuntime(None, (), self._items), *self._plugins().runtimes()]
+
+    def explain_domain(self, domain: str) -> str:
+        """Which plugin could run the operators of a domain, and why none does."""
+        text: str = self._plugins().explain_domain(domain)
+        return text
+
+
+@dataclass
+class Kernels:
+    """What plugins bring for a model.
+
+    Attributes:
+        libraries: Libraries for ONNX Runtime to load.
+        providers: Execution providers that the session needs.
+        reference: ``OpRun`` classes by domain and operator.
+        passed_over: Libraries that can't be used here, and why.
+    """
+
+    libraries: list[Library] = field(default_factory=list)
+    providers: list[str] = field(default_factory=lambda: [CPU])
+    reference: dict[tuple[str, str], type] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
+
+
+def plugin_host(plugins: Sequence[str] | None = None) -> Any:
+    """The plugins of a process: all that are installed, or those named.
+
+    Raises:
+        PluginError: One that is named is not installed.
+    """
+    return load_object(_HOST, "the plugin manager")(plugins)
+
+
+def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
+    """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read.
+
+    Raises:
+        OnnxplugError: The file is no ONNX model.
+    """
+    import onnx
+    import onnx_ir as ir
+
+    if isinstance(model, str):
+        if model.endswith(".ort"):  # ONNX Runtime's own format: what it holds can't be told
+            return CustomOperators()
+        try:
+            proto = onnx.load(model, load_external_data=False)
+        except Exception as error:
+            raise OnnxplugError(f"{model} is no ONNX model: {type(error).__name__}: {error}") from error
+        model = ir.serde.deserialize_model(proto)
+    elif isinstance(model, bytes):
+        model = ir.serde.deserialize_model(onnx.load_from_string(model))
+    nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}
+    for function in model.functions.values():
+        nodes |= {(n.domain, n.op_type) for n in function.all_nodes()}
+    custom = sorted(n for n in nodes if n[0] not in _ONNX)
+    bodies = {(f.domain, f.name) for f in model.functions.values()}
+    return CustomOperators(tuple(sorted({d for d, _ in custom})), tuple(n for n in custom if n not in bodies))
+
+
+def is_builtin(domain: str) -> bool:
+    """Whether ONNX or ONNX Runtime itself defines a domain."""
+    return domain in _ONNX or _BUILTIN.fullmatch(domain) is not None
+
+
+def kernels_for(custom: CustomOperators, host: Any, providers: Sequence[str] | None = None) -> Kernels:
+    """Chooses what the plugins bring for a model's operators.
+
+    Args:
+        custom: The model's operators.
+        host: The plugins.
+        providers: The session's execution providers; ``None``: the CPU's, and what a library can't do without.
+
+    Raises:
+        PluginError: A library is not where its plugin says, or two are there for one domain, or two kernels for one
+            operator.
+    """
+    kernels = Kernels(providers=list(providers) if providers is not None else [CPU])
+    runtimes = host.runtimes()
+    offers: dict[str, list[tuple[OrtLibrary, PluginRuntime]]] = {}
+    taken: set[str] = set()
+    for runtime in runtimes:
+        for item in runtime.items:
+            if isinstance(item, ReferenceOp):
+                continue
+            if runtime.plugin is None:  # given in the call: loaded in any case, instead of plugins' for its domains
+                _choose_library("", [(item, runtime)], kernels, may_add=providers is None)
+                taken |= set(item.domains)
+                continue
+            for domain in item.domains or [d for d in runtime.domains if not is_builtin(d)]:
+                if domain in custom.domains and domain not in taken:
+                    offers.setdefault(domain, []).append((item, runtime))
+    for domain, offered in offers.items():
+        _choose_library(domain, offered, kernels, may_add=providers is None)
+    kernels.reference = _reference_kernels(custom, runtimes)
+    return kernels
+
+
+def _choose_library(
+    domain: str, offered: Sequence[tuple[OrtLibrary, PluginRuntime]], kernels: Kernels, may_add: bool
+) -> None:
+    """Adds the library for a domain: one that the session's providers run, else one that an available one runs."""
+    usable = [(i, r) for i, r in offered if not i.providers or set(i.providers) & {CPU, *kernels.providers}]
+    if not usable and may_add:
+        names = set(_available_providers())
+        usable = [(i, r) for i, r in offered if set(i.providers) & names]
+    if not usable:
+        have = ", ".join(kernels.providers if not may_add else _available_providers())
+        whose = "this ONNX Runtime" if may_add else "the session"
+        for item, runtime in offered:
+            needs = " or ".join(item.providers)
+            where = "" if callable(item.path) else f" {os.fspath(item.path)}"
+            what = f" for the domain {domain}" if domain else ""
+            kernels.passed_over.append(
+                f"the library{where} of {runtime.owner}{what} needs {needs}, and {whose} has {have}"
+            )
+        return
+    found: dict[str, tuple[Library, OrtLibrary]] = {}
+    for item, runtime in usable:
+        library = _located(item, runtime)
+        if library is not None:
+            found.setdefault(os.path.realpath(library.path), (library, item))
+    if len(found) > 1:
+        raise PluginError(
+            f"{len(found)} libraries implement the domain {domain}, and ONNX Runtime loads one: "
+            + "; ".join(str(library) for library, _ in found.values()),
+            hint="Leave one plugin out: plugins=[…], or --no-plugin NAME. A library that does not implement the domain "
+            "says so: OrtLibrary(path, domains=[…]).",
+        )
+    for real, (library, item) in found.items():
+        if all(os.path.realpath(other.path) != real for other in kernels.libraries):
+            kernels.libraries.append(library)
+        if item.providers and not set(item.providers) & {CPU, *kernels.providers}:
+            available = _available_providers()
+            kernels.providers.insert(0, next(p for p in item.providers if p in available))
+
+
+def _available_providers() -> list[str]:
+    from onnxplug.run.session import onnxruntime_module
+
+    return list(onnxruntime_module().get_available_providers())
+
+
+def _located(item: OrtLibrary, runtime: PluginRuntime) -> Library | None:
+    path = item.path
+    if callable(path):
+        try:
+            path = path()  # type: ignore[assignment]
+        except Exception as error:
+            raise PluginError(
+                f"{runtime.owner} can't say where its library is: {type(error).__name__}: {error}"
+            ) from error
+        if path is None:
+            return None
+    if not isinstance(path, str | os.PathLike):
+        raise PluginError(f"{runtime.owner} names {path!r} as its library; a path is needed")
+    text = os.fspath(path)
+    if not Path(text).is_file():
+        what = "is a folder" if Path(text).is_dir() else "is not there"
+        raise PluginError(
+            f"the library {os.path.abspath(text)} of {runtime.owner} {what}",
+            hint="Install the plugin's package again; its build may have left the library out."
+            if runtime.plugin is not None
+            else None,
+        )
+    return Library(os.path.abspath(text), runtime.owner)
+
+
+def _reference_kernels(custom: CustomOperators, runtimes: Iterable[PluginRuntime]) -> dict[tuple[str, str], type]:
+    found: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
+    for runtime in runtimes:
+        for item in runtime.items:
+            if not isinstance(item, ReferenceOp):
+                continue
+            if runtime.domains and not set(runtime.domains) & set(custom.domains):
+                continue
+            kernel = _kernel_class(item, runtime)
+            key = (getattr(kernel, "op_domain", ""), kernel.__name__)
+            if key[0] not in custom.domains:
+                continue
+            if key not in found:
+                found[key] = (kernel, runtime)
+            elif found[key][0] is not kernel and found[key][1].plugin is not None:
+                raise PluginError(
+                    f"two reference kernels compute {key[0]}::{key[1]}: of {found[key][1].owner} and {runtime.owner}",
+                    hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
+                )
+    return {key: kernel for key, (kernel, _) in found.items()}
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether it is an ``OpRun`` class of a domain; onnx is not imported to tell."""
+    return isinstance(value, type) and hasattr(value, "eval") and hasattr(value, "op_domain")
+
+
+def _kernel_class(item: ReferenceOp, runtime: PluginRuntime) -> type:
+    kernel = item.kernel
+    if isinstance(kernel, str):
+        kernel = load_object(kernel, "a reference kernel", runtime.owner)
+    if not is_kernel(kernel):
+        raise PluginError(f"the ReferenceOp {item.kernel!r} of {runtime.owner} is no OpRun class with an op_domain")
+    found: type = kernel
+    return found
+
+
+def lacks_operator(error: Exception) -> bool:
+    """Whether ONNX Runtime refused a model for an operator that it does not know."""
+    return "is not a registered function/op" in str(error) or "No Op registered for" in str(error)
+
+
+def missing_text(kernels: Kernels, host: Any, lacking: Sequence[tuple[str, str]], *, reference: bool = True) -> str:
+    """Why nothing runs these operators: what each plugin that could supply them lacks."""
+    names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
+    missing = "no library for ONNX Runtime and no reference kernel has" if reference else "no library has"
+    it = "it" if len(lacking) == 1 else "them"
+    lines = [f"nothing runs {names}: {missing} {it}", *(f"{r[0].upper()}{r[1:]}." for r in kernels.passed_over)]
+    lines += [host.explain_domain(domain) for domain in sorted({domain for domain, _ in lacking})]
+    if kernels.libraries:
+        lines.append(f"Libraries that were loaded: {', '.join(map(str, kernels.libraries))}.")
+    return "\n".join(lines)
+
+
+MISSING_HINT = (
+    "A plugin brings an OrtLibrary or a ReferenceOp by its hook onnxplug_runtime, a call by runtime=[…]; a rule may also "
+    "give the operator a body: g.function(…)."
+)
+
+
+def lacking_kernels(custom: CustomOperators, kernels: Kernels) -> list[tuple[str, str]]:
+    """Operators without a body that no reference kernel computes."""
+    return [op for op in custom.bodiless if op not in kernels.reference]
+
+
+def unknown_operators(error: Exception, custom: CustomOperators) -> list[tuple[str, str]]:
+    """The operators that an error of ONNX Runtime says it does not know; all custom ones if it names none."""
+    named = re.findall(r"([\w.\-]+):(\w+)\(-?\d+\) is not a registered", str(error))
+    return [n for n in named if n in custom.bodiless] or list(custom.bodiless)
