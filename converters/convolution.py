@@ -51,13 +51,36 @@ def _convolve(
         "dilations": spread(dilation, spatial),
         "group": groups,
     }
+    result: Value
     if transposed:
         extra = spread(output_padding, spatial)
-        result: Value = g.op.ConvTranspose(x, weight, bias, output_padding=extra if any(extra) else None, **attributes)
+        if any(e >= s for e, s in zip(extra, attributes["strides"], strict=True)):
+            result = _wide_output(g, x, weight, bias, extra, attributes)
+        else:
+            result = g.op.ConvTranspose(x, weight, bias, output_padding=extra if any(extra) else None, **attributes)
     else:
         result = g.op.Conv(x, weight, bias, **attributes)
     result = g.cast(result, dtype)
     return squeeze(g, result, 0) if single else result
+
+
+def _wide_output(
+    g: GraphBuilder, x: Value, weight: Value, bias: Value | None, extra: Sequence[int], attributes: dict[str, Any]
+) -> Value:
+    """ConvTranspose with an output padding of a stride or more, which ONNX Runtime refuses: less is cut off at the end, and
+    beyond the end there is the bias alone.
+    """
+    spatial = len(extra)
+    ends = attributes["pads"][spatial:]
+    cut = [max(p - e, 0) for p, e in zip(ends, extra, strict=True)]
+    named = {**attributes, "pads": [*attributes["pads"][:spatial], *cut]}
+    result: Value = g.op.ConvTranspose(x, weight, None, **named)
+    beyond = [max(e - p, 0) for p, e in zip(ends, extra, strict=True)]
+    if any(beyond):
+        result = g.op.Pad(result, g.const([0] * (4 + spatial) + beyond), g.const(0.0, x.dtype))
+    if bias is not None:
+        result = g.op.Add(result, g.op.Reshape(bias, g.const([-1] + [1] * spatial)))
+    return result
 
 
 def conv(g: GraphBuilder, node: FxNode) -> Value:

@@ -69,4 +69,5 @@ def pdist(g: GraphBuilder, node: FxNode) -> Value:
 RULES: list[Rule] = [
     Rule("aten::_cdist_forward.default", cdist),
     Rule("aten::_pdist_forward.default", pdist),
+    Rule("aten::pdist.default", pdist),
 ]

@@ -73,8 +73,11 @@ def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int, in_double: bool
 def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value) -> Complex:
     """A product with the matrix exp(-2 pi i j k / n); j k is reduced modulo n first, so that the angle is exact."""
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
-    dtype = parts[0].dtype
-    assert dtype is not None
+    given = parts[0].dtype
+    assert given is not None
+    # In double: sums of float products lose what a fast transform keeps.
+    dtype = _DOUBLE
+    parts = [g.cast(part, dtype) for part in parts]
     if isinstance(size, int):
         steps = np.arange(size, dtype=np.int64)
         angle = (np.outer(steps, steps) % size) * (2 * math.pi / size)
@@ -93,10 +96,10 @@ def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value
         return g.op.Transpose(g.op.MatMul(g.op.Transpose(part, perm=order), matrix), perm=[int(a) for a in back])
 
     real, imag = product(parts[0], cosine), g.op.Neg(product(parts[0], sine))
-    if isinstance(x, Complex):
-        real = g.op.Add(real, product(x.imag, sine))
-        imag = g.op.Add(imag, product(x.imag, cosine))
-    return Complex(real, imag)
+    if len(parts) > 1:
+        real = g.op.Add(real, product(parts[1], sine))
+        imag = g.op.Add(imag, product(parts[1], cosine))
+    return Complex(g.cast(real, given), g.cast(imag, given))
 
 
 def _scaled(g: GraphBuilder, x: Any, sizes: Sequence[Any], normalization: int) -> Any:

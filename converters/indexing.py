@@ -46,6 +46,25 @@ def embedding(g: GraphBuilder, node: FxNode) -> Value:
     return result
 
 
+def embedding_renorm(g: GraphBuilder, node: FxNode) -> Value:
+    """embedding_renorm(Tensor self, Tensor indices, float max_norm, float norm_type) -> Tensor
+
+    Rows that an index names and whose norm is too large are scaled to it; torch adds 1e-7 to the norm that it divides by.
+    """
+    table, indices, largest, order = node.args
+    from onnxplug.converters.distance import norm_of_difference
+
+    dtype = node.dtype
+    norms = norm_of_difference(g, table, float(order), 1)
+    factor = g.op.Div(g.const(float(largest), dtype), g.op.Add(norms, g.const(1e-7, dtype)))
+    rows = g.op.Range(g.const(0), g.as_scalar(g.dim(table, 0)), g.const(1))
+    named = g.op.Equal(unsqueeze(g, rows, 1), unsqueeze(g, g.reshape(g.cast(indices, _INT64), [-1]), 0))
+    some = g.op.Greater(g.op.ReduceSum(g.cast(named, _INT64), g.const([1]), keepdims=0), g.const(0))
+    scaled = g.op.And(some, g.op.Greater(norms, g.const(float(largest), dtype)))
+    result: Value = g.op.Mul(table, unsqueeze(g, g.op.Where(scaled, factor, g.const(1.0, dtype)), 1))
+    return result
+
+
 def take(g: GraphBuilder, node: FxNode) -> Value:
     """take(Tensor self, Tensor index) -> Tensor"""
     x, index = node.args
@@ -178,6 +197,7 @@ RULES: list[Rule] = [
     Rule("aten::gather.default", gather),
     Rule("aten::index_select.default", index_select),
     Rule("aten::embedding.default", embedding),
+    Rule("aten::embedding_renorm.default", embedding_renorm),
     Rule("aten::take.default", take),
     Rule("aten::nonzero.default", nonzero),
     Rule("aten::argwhere.default", nonzero),

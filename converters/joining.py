@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -76,6 +77,20 @@ def repeat_interleave(g: GraphBuilder, node: FxNode) -> Value:
     return g.reshape(wide, shape)
 
 
+def repeats_as_indices(g: GraphBuilder, node: FxNode) -> Value:
+    """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor
+
+    Each index as often as its element says: place i takes the first index whose running total is beyond i.
+    """
+    from onnxplug.converters.searching import count_below
+
+    repeats = g.cast(node.args[0], ir.DataType.INT64)
+    ends = g.op.CumSum(repeats, g.const(0))
+    total = g.op.ReduceSum(repeats, keepdims=0)
+    places = g.op.Range(g.const(0), total, g.const(1))
+    return g.cast(count_below(g, ends, places, True, ir.DataType.INT64), node.dtype)
+
+
 def meshgrid(g: GraphBuilder, node: FxNode) -> list[Value]:
     """meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]"""
     tensors = node.args[0]
@@ -97,6 +112,7 @@ def meshgrid(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 RULES: list[Rule] = [
+    Rule("aten::repeat_interleave.Tensor", repeats_as_indices),
     Rule("aten::cat.default", cat),
     Rule("aten::concat.default", cat),
     Rule("aten::concatenate.default", cat),

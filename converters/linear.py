@@ -9,11 +9,12 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
+from onnxplug.converters._axes import normalize_axis, rank_of, reduce, squeeze, unsqueeze
 from onnxplug.converters._promote import operand
 from onnxplug.converters.arithmetic import compute
 from onnxplug.converters.comparison import comparable
-from onnxplug.errors import Unsupported
+from onnxplug.converters.reduction import reduced
+from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -125,6 +126,9 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"""
     equation, tensors = node.args[:2]
     plain = equation.replace(" ", "")
+    if "..." in plain and len({rank_of(x) for x in tensors}) > 1:
+        # ONNX wants the same axes behind every ellipsis; torch broadcasts them.
+        raise Decline("an ellipsis over different numbers of axes")
     tensors = [g.cast(x, node.dtype) for x in tensors]
     if node.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, *_WIDE):
         lowered = [g.cast(x, ir.DataType.FLOAT) for x in tensors]
@@ -134,6 +138,45 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
         raise Unsupported(f"the einsum equation {equation!r}")
     result: Value = g.op.Einsum(*tensors, equation=plain)
     return result
+
+
+def tensordot(g: GraphBuilder, node: FxNode) -> Value:
+    """tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor
+
+    One product of matrices: the summed axes last on the left, first on the right.
+    """
+    a, b, left, right = node.args
+    inner = comparable(node.dtype)
+    a, b = g.cast(a, inner), g.cast(b, inner)
+    over = [normalize_axis(x, rank_of(a)) for x in left], [normalize_axis(x, rank_of(b)) for x in right]
+    kept = [x for x in range(rank_of(a)) if x not in over[0]], [x for x in range(rank_of(b)) if x not in over[1]]
+    for x, y in zip(*over, strict=True):
+        sizes = g.dim(a, x), g.dim(b, y)
+        if 1 in sizes and sizes[0] != sizes[1]:
+            # A size of 1 is broadcast: the other tensor's axis is summed alone.
+            if sizes[0] == 1:
+                b = reduced(g, "ReduceSum", b, [y], True, inner)
+            else:
+                a = reduced(g, "ReduceSum", a, [x], True, inner)
+    shape = [*(g.dim(a, x) for x in kept[0]), *(g.dim(b, y) for y in kept[1])]
+    rows, columns = _joined(g, a, kept[0]), _joined(g, b, kept[1])
+    first = g.op.Reshape(_ordered(g, a, [*kept[0], *over[0]]), g.vector([rows, -1]))
+    second = g.op.Reshape(_ordered(g, b, [*over[1], *kept[1]]), g.vector([-1, columns]))
+    return g.cast(g.op.Reshape(g.op.MatMul(first, second), g.vector(shape)), node.dtype)
+
+
+def _ordered(g: GraphBuilder, x: Value, order: list[int]) -> Value:
+    result: Value = g.op.Transpose(x, perm=order) if order else x
+    return result
+
+
+def _joined(g: GraphBuilder, x: Value, axes: list[int]) -> Any:
+    """How many elements these axes have together."""
+    total: Any = 1
+    for axis in axes:
+        size = g.dim(x, axis)
+        total = total * size if isinstance(total, int) and isinstance(size, int) else g.op.Mul(total, size)
+    return total
 
 
 def bilinear(g: GraphBuilder, node: FxNode) -> Value:
@@ -161,5 +204,6 @@ RULES: list[Rule] = [
     Rule("aten::baddbmm.default", add_product),
     Rule("aten::addbmm.default", addbmm),
     Rule("aten::einsum.default", einsum),
+    Rule("aten::tensordot.default", tensordot),
     Rule("aten::bilinear.default", bilinear),
 ]

@@ -71,10 +71,13 @@ def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
         low, high = pads[2 * number], pads[2 * number + 1]
         if not isinstance(low, int) or not isinstance(high, int):
             raise Unsupported("circular padding by widths that are only known at run time")
+        # torch crops first, and continues what is left.
+        if low < 0 or high < 0:
+            x = slice_axis(g, x, axis, max(-low, 0), high if high < 0 else None)
         parts = []
         if low > 0:
             parts.append(slice_axis(g, x, axis, -low, None))
-        parts.append(slice_axis(g, x, axis, max(-low, 0), high if high < 0 else None))
+        parts.append(x)
         if high > 0:
             parts.append(slice_axis(g, x, axis, 0, high))
         x = g.op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]

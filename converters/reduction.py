@@ -191,7 +191,7 @@ def variance_of(
     inner = _inner(dtype)
     x = g.cast(x, inner)
     over = normalize_axes(axes, rank)
-    mean = reduce(g, "ReduceMean", x, over if rank else None, True)
+    mean = reduced(g, "ReduceMean", x, over, True, inner) if rank else x
     deviation = g.op.Sub(x, mean)
     squares = reduce(g, "ReduceSum", g.op.Mul(deviation, deviation), over if rank else None, keepdim)
     left = g.op.Sub(_count(g, x, over if rank else [], inner), g.const(float(correction), inner))

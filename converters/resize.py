@@ -223,6 +223,17 @@ def pixel_unshuffle(g: GraphBuilder, node: FxNode) -> Value:
     return g.reshape(moved, [batch, many, height, width])
 
 
+def channel_shuffle(g: GraphBuilder, node: FxNode) -> Value:
+    """channel_shuffle(Tensor self, SymInt groups) -> Tensor"""
+    x, groups = node.args
+    batch, channels, *rest = g.dims(x)
+    each = channels // groups if isinstance(channels, int) else g.op.Div(channels, g.as_scalar(groups))
+    rows = g.op.Reshape(x, g.vector([batch, groups, each, *rest]))
+    order = [0, 2, 1, *range(3, 3 + len(rest))]
+    result: Value = g.op.Reshape(g.op.Transpose(rows, perm=order), g.vector([batch, channels, *rest]))
+    return result
+
+
 def col2im(g: GraphBuilder, node: FxNode) -> Value:
     """col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
 
@@ -258,6 +269,7 @@ RULES: list[Rule] = [
     *_forms("upsample_bicubic2d", smooth("cubic")),
     *_forms("_upsample_bilinear2d_aa", antialiased("linear")),
     *_forms("_upsample_bicubic2d_aa", antialiased("cubic")),
+    Rule("aten::channel_shuffle.default", channel_shuffle),
     Rule("aten::col2im.default", col2im, opset=(18, None)),
     Rule("aten::pixel_shuffle.default", pixel_shuffle),
     Rule("aten::pixel_unshuffle.default", pixel_unshuffle),

@@ -88,10 +88,15 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
     return module, list(dynamic)
 
 
+#: Parts of the names of torch's functions that ask for sizes to settle strides, which ONNX doesn't have.
+_LAYOUT = ("contiguous", "channels_last", "strides", "dense", "memory_format")
+
+
 def _refuse_guards(shape_env: Any, known: int) -> None:
     """Refuses a trace that holds for some sizes alone: torch added conditions on dynamic sizes while it traced.
 
-    That a size is not 1 is no such condition: what follows of it (no broadcasting) ONNX's operators settle at run time.
+    Conditions on the memory's layout don't matter, and neither does that sizes differ: the general way was taken then,
+    which ONNX's operators, broadcasting at run time, follow where they are equal too.
 
     Raises:
         ValueError: Names the first of the conditions.
@@ -99,14 +104,10 @@ def _refuse_guards(shape_env: Any, known: int) -> None:
     import sympy
 
     for guard in shape_env.guards[known:]:
-        expr = guard.expr
-        if isinstance(expr, sympy.Ne) and expr.args[1] in (0, 1):
+        frame = getattr(guard.sloc, "framework_loc", None)
+        if isinstance(guard.expr, sympy.Ne) or any(part in getattr(frame, "name", "") for part in _LAYOUT):
             continue
-        if isinstance(expr, sympy.Ge | sympy.Gt) and expr.args[1].is_number and expr.args[1] <= 2:
-            continue
-        if isinstance(expr, sympy.Le | sympy.Lt) and expr.args[0].is_number and expr.args[0] <= 2:
-            continue
-        raise ValueError(f"it holds only where {expr}")
+        raise ValueError(f"it holds only where {guard.expr}")
 
 
 def _plain(argument: Any) -> Any:

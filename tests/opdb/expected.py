@@ -7,6 +7,12 @@ _SPARSE = "ONNX has no sparse tensors that ONNX Runtime computes with"
 _PRIVATE = "torch's own memory-saving kernel, without a decomposition"
 _EIG = "eigenvalues of a general matrix: nobody deploys them"
 _LDL = "an indefinite factorisation: nobody deploys it"
+_EMPTY = "a dynamic axis of size 0: ONNX Runtime's own MatMul and Reshape refuse it"
+_SQUEEZE = "torch.export keeps a dynamic axis, also where it is 1; eager squeezes it"
+_STATIC = "needs this size static; the error says so"
+_BYTES = "torch interpolates bytes by integer weights of 16 bits: off by one where the true value is halfway"
+_KERNEL = "ONNX Runtime has no kernel of this version, and onnx.reference fails at it"
+_TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
 _INTEGER_MEAN = "torch's mean of integers, cut off: nobody pools integers"
 
 #: Entry name, or ``name|dtype``, ``name||dynamic``, ``name||opset``, to (status, reason); the closest row counts.
@@ -31,6 +37,28 @@ EXPECTED: dict[str, tuple[str, str]] = {
         "run",
         "numpy's bfloat16 in onnx.reference; ONNX Runtime has no kernel",
     ),
+    "_segment_reduce.lengths|float32": ("unsupported", "segments along another axis than the first"),
+    "_segment_reduce.offsets|float32": ("unsupported", "segments along another axis than the first"),
+    "grid_sampler_3d|float64": ("missing", "ONNX Runtime samples grids in float, and torch has no decomposition"),
+    "nn.functional.interpolate.bilinear|uint8": ("value", _BYTES),
+    "nn.functional.interpolate.bicubic|uint8": ("value", _BYTES),
+    "nn.functional.upsample_bilinear|uint8": ("value", _BYTES),
+    "_upsample_bilinear2d_aa|uint8": ("value", _BYTES),
+    "nn.functional.adaptive_avg_pool3d||dynamic": ("run", _EMPTY),
+    "nn.functional.bilinear||dynamic": ("run", _EMPTY),
+    "nn.functional.conv3d||dynamic": ("unsupported", _STATIC),
+    "nn.functional.pad.replicate_negative||dynamic": ("unsupported", _STATIC),
+    "nn.functional.fractional_max_pool2d||dynamic": ("unsupported", _STATIC),
+    "max_pool2d_with_indices_backward||dynamic": ("missing", _TRACE),
+    "_chunk_cat||dynamic": ("missing", _TRACE),
+    "linalg.matrix_power||dynamic": ("missing", _TRACE),
+    "linalg.tensorinv||dynamic": ("missing", _TRACE),
+    "linalg.tensorsolve||dynamic": ("missing", _TRACE),
+    "squeeze||dynamic": ("shape", _SQUEEZE),
+    "squeeze.multiple||dynamic": ("shape", _SQUEEZE),
+    "squeeze_copy||dynamic": ("unsupported", _SQUEEZE),
+    **{f"randn_like||{opset}": ("run", _KERNEL) for opset in (23, 26)},
+    **{f"nn.functional.fractional_max_pool3d||{opset}": ("run", _KERNEL) for opset in (23, 26)},
     "nn.functional.avg_pool1d|int64": ("unsupported", _INTEGER_MEAN),
     "nn.functional.avg_pool2d|int64": ("unsupported", _INTEGER_MEAN),
     "nn.functional.avg_pool3d|int64": ("unsupported", _INTEGER_MEAN),
