@@ -333,16 +333,30 @@ def of_real(name: str) -> Converter:
 
 def nonzero_places(g: GraphBuilder, node: FxNode) -> Value:
     """nonzero(Tensor self) -> Tensor"""
-    found = g.op.NonZero(nonzero(g, node.args[0]))
-    result: Value = g.op.Transpose(found, perm=[1, 0])
+    real = node.part("real")
+    real.args = [nonzero(g, node.args[0])]
+    result: Value = node.interpreter.convert_part(real)
     return result
 
 
-def expand_as(g: GraphBuilder, node: FxNode) -> Complex:
+def expand_as(g: GraphBuilder, node: FxNode) -> Any:
     """expand_as(Tensor(a) self, Tensor other) -> Tensor(a)"""
-    x, other = as_complex(g, node.args[0], part_dtype(node)), node.args[1]
+    x, other = node.args
     shape = g.shape(other.real if isinstance(other, Complex) else other)
+    if not isinstance(x, Complex):
+        return g.op.Expand(x, shape)
     return Complex(g.op.Expand(x.real, shape), g.op.Expand(x.imag, shape))
+
+
+def addbmm(g: GraphBuilder, node: FxNode) -> Complex:
+    """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    from onnxplug.converters._axes import reduce
+
+    bias, a, b = both(g, node, 0, 1, 2)
+    beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
+    product = bilinear(g, g.op.MatMul, a, b)
+    total = Complex(*(reduce(g, "ReduceSum", part, [0], False) for part in (product.real, product.imag)))
+    return c_add(g, c_mul(g, bias, beta), c_mul(g, total, alpha))
 
 
 def variance(root: bool, with_mean: bool) -> Converter:
@@ -491,6 +505,7 @@ RULES: list[Rule] = [
     _rules("prod", prod_dim),
     _rules("nonzero", nonzero_places),
     _rules("expand_as", expand_as),
+    _rules("addbmm", addbmm),
     _rules("var", variance(root=False, with_mean=False)),
     _rules("std", variance(root=True, with_mean=False)),
     _rules("var_mean", variance(root=False, with_mean=True)),

@@ -189,7 +189,7 @@ class DynamoInterpreter:
         node = FxNode(fx, name, args, self)
         builder.current = node
         builder.metadata = {"namespace": f"{module_path(fx)}/{fx.name}: {name}", "pkg.onnxplug.source": node.location}
-        if self.has_empty and not node.op_name.startswith(COMPLEX_PREFIX):
+        if self.has_empty:
             nothing = self._nothing(node, val)
             if nothing is not None:
                 return nothing
@@ -219,7 +219,9 @@ class DynamoInterpreter:
             sizes = [size for size in found if size is not None]
             if len(sizes) < len(found):
                 return None
-            results.append(self.builder.op.Expand(self.builder.const(0, spec.dtype), self.builder.vector(sizes)))
+            zero = self.builder.const(0, PART_DTYPE.get(spec.dtype, spec.dtype))
+            part = self.builder.op.Expand(zero, self.builder.vector(sizes))
+            results.append(Complex(part, part) if spec.dtype in PART_DTYPE else part)
         return self._check(
             node, Rule(node.op_name, DynamoInterpreter._nothing), results if items is val else results[0]
         )

@@ -15,6 +15,16 @@ _KERNEL = "ONNX Runtime has no kernel of this version, and onnx.reference fails 
 _TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
 _INTEGER_MEAN = "torch's mean of integers, cut off: nobody pools integers"
 
+#: Entries that factor a matrix, which complex ones are not yet.
+_FACTOR = """
+cholesky_inverse cholesky_solve cholesky geqrf linalg.cholesky_ex linalg.cholesky linalg.cond linalg.det
+linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv linalg.lu_factor_ex
+linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank
+linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.qr linalg.slogdet linalg.solve_ex
+linalg.solve_triangular linalg.solve linalg.svdvals linalg.svd linalg.tensorinv linalg.tensorsolve logdet
+lu_solve lu_unpack lu matrix_exp norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank svd triangular_solve
+""".split()
+
 #: Entry name, or ``name|dtype``, ``name||dynamic``, ``name||opset``, to (status, reason); the closest row counts.
 EXPECTED: dict[str, tuple[str, str]] = {
     "chalf": ("unsupported", _C32),
@@ -37,6 +47,22 @@ EXPECTED: dict[str, tuple[str, str]] = {
         "run",
         "numpy's bfloat16 in onnx.reference; ONNX Runtime has no kernel",
     ),
+    **{f"{name}|complex64": ("missing", "factorisations of complex matrices") for name in _FACTOR},
+    **{
+        f"{name}|complex64": ("missing", "not of complex numbers yet")
+        for name in (
+            "cumprod",
+            "logcumsumexp",
+            "masked.cumprod",
+            "nonzero_static",
+            "normal.in_place",
+            "resize_as_",
+            "resize_",
+            "uniform",
+            "linalg.vander",
+        )
+    },
+    "atanh|complex64": ("value", "near the branch point 1 a rounding of the argument is a large change of the result"),
     "_segment_reduce.lengths|float32": ("unsupported", "segments along another axis than the first"),
     "_segment_reduce.offsets|float32": ("unsupported", "segments along another axis than the first"),
     "grid_sampler_3d|float64": ("missing", "ONNX Runtime samples grids in float, and torch has no decomposition"),
