@@ -67,7 +67,10 @@ def _held(kind: ir.AttributeType, value: Any) -> Any:
     if one is not None:
         if not isinstance(value, list | tuple | np.ndarray | torch.Size):
             raise TypeError("a list is wanted")
-        return [_held(one, item) for item in value]
+        held = [_held(one, item) for item in value]
+        if any(isinstance(item, bytes) for item in held):
+            raise ValueError("in a list each string must be UTF-8")
+        return held
     if kind == _KINDS.INT:
         return int(to_onnx_dtype(value)) if isinstance(value, torch.dtype) else _exact_int(value)
     if kind == _KINDS.FLOAT:

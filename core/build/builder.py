@@ -148,9 +148,10 @@ class GraphBuilder(ShapeMixin):
         for name in spec.required_attributes:
             if name not in attrs:
                 raise ConversionError(f"{spec.op_type} needs the attribute {name!r}")
-        raw = {k: a.value for k, a in attrs.items()}
+        raw = {k: a.value for k, a in attrs.items() if not a.is_ref()}
         key = None
-        known = not any(a.is_ref() for a in attrs.values())
+        references = [a for a in attrs.values() if a.is_ref()]
+        known = not references
         if self.optimize and spec.pure:
             if outputs == 1 and known:
                 found = self._without_node(spec, values, raw)
@@ -160,7 +161,9 @@ class GraphBuilder(ShapeMixin):
             seen = self._scope.lookup(key)
             if seen is not None:
                 return seen[0] if outputs == 1 else seen
-        return self._append(spec, values, attrs, raw if known else None, outputs, key)
+        # A float that is known at a function's call alone tells nothing of shapes; anything else may.
+        typed = all(a.type == ir.AttributeType.FLOAT for a in references) and spec.op_type != "Constant"
+        return self._append(spec, values, attrs, raw if typed else None, outputs, key)
 
     def _in_float(
         self, spec: OpSpec, values: Sequence[Value | None], attributes: Mapping[str, Any], outputs: int

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "symbolic": "symbolic",
-    "registered_symbolics": "symbolic",
+    "symbolic": "torchscript",
+    "registered_symbolics": "torchscript",
     "onnxscript_function": "torchlib",
     "table_rules": "table",
-    "function_body": "function_body",
+    "function_body": "functions",
     "autograd_function": "autograd",
     "keep_autograd_functions": "autograd",
 }
@@ -23,11 +23,11 @@ __all__ = sorted(_HOME)
 if TYPE_CHECKING:
     from onnxplug.compat.autograd import autograd_function as autograd_function
     from onnxplug.compat.autograd import keep_autograd_functions as keep_autograd_functions
-    from onnxplug.compat.function_body import function_body as function_body
-    from onnxplug.compat.symbolic import registered_symbolics as registered_symbolics
-    from onnxplug.compat.symbolic import symbolic as symbolic
+    from onnxplug.compat.functions import function_body as function_body
     from onnxplug.compat.table import table_rules as table_rules
     from onnxplug.compat.torchlib import onnxscript_function as onnxscript_function
+    from onnxplug.compat.torchscript import registered_symbolics as registered_symbolics
+    from onnxplug.compat.torchscript import symbolic as symbolic
 
 
 def __getattr__(name: str) -> Any:

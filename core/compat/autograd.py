@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from onnxplug.compat.symbolic import run_symbolic
+from onnxplug.compat.torchscript import run_symbolic
 from onnxplug.errors import UsageError
 from onnxplug.registry.rule import Rule
 

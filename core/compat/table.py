@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onnxplug.compat.function_body import function_body, is_function
+from onnxplug.compat.functions import function_body, is_function
 from onnxplug.compat.torchlib import onnxscript_function
 from onnxplug.errors import UsageError
 from onnxplug.registry.names import qualified_name

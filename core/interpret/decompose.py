@@ -29,6 +29,10 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
     from torch import _decomp, _refs  # noqa: F401  (_refs registers more of them)
 
     found = []
+    if target.namespace == "onnx":
+        from torch.onnx.ops import aten_decompositions
+
+        return [own] if (own := aten_decompositions().get(target)) is not None else []
     if target in _decomp.decomposition_table:
         found.append(_decomp.decomposition_table[target])
     if target._can_decompose():

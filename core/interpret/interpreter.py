@@ -114,9 +114,11 @@ class DynamoInterpreter:
             kind = fx.op
             if kind == "call_function":
                 target = fx.target
+                if fx not in live:
+                    continue
                 if target is operator.getitem and type(env.get(fx.args[0])) in (list, tuple):
                     env[fx] = env[fx.args[0]][fx.args[1]]
-                elif fx in live:
+                else:
                     env[fx] = self._call(fx)
             elif kind == "get_attr":
                 env[fx] = self._attribute(fx, owner if owner is not None else graph.owning_module)
