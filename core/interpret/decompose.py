@@ -28,7 +28,7 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
         return []
     from torch import _decomp, _refs  # noqa: F401  (_refs registers more of them)
 
-    found = []
+    found: list[Callable[..., Any]] = []
     if target.namespace == "onnx":
         from torch.onnx.ops import aten_decompositions
 
@@ -90,6 +90,25 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
     if shape_env is not None:
         _refuse_guards(shape_env, known_guards)
     return module, list(dynamic)
+
+
+def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.GraphModule:
+    """Traces a function of tensors on fake ones.
+
+    Raises:
+        Exception: Whatever the function raises, and ``ValueError`` where the trace holds for some sizes alone.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    modes = [v.fake_mode for v in inputs if isinstance(v, torch._subclasses.FakeTensor)]
+    mode: Any = modes[0] if modes else FakeTensorMode()
+    known = len(mode.shape_env.guards) if mode.shape_env is not None else 0
+    with mode, torch.no_grad():
+        module = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+    if mode.shape_env is not None:
+        _refuse_guards(mode.shape_env, known)
+    return module
 
 
 def _refuse_guards(shape_env: Any, known: int) -> None:
