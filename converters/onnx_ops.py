@@ -16,13 +16,13 @@ from onnxplug.registry.rule import Rule
 
 
 def symbolic(g: GraphBuilder, node: FxNode) -> Value:
-    """_symbolic(Tensor?[] inputs, str op_type, int onnx_dtype, *, SymInt[] shape, str[] attr_keys, str[] attr_types, int[][] attr_pos, int[] attr_ints, float[] attr_floats, str[] attr_strs, str[] metadata_props_keys, str[] metadata_props_values, str domain="", int? version=None) -> Tensor"""
+    """_symbolic(Tensor?[] inputs, str op_type, int onnx_dtype, *, SymInt[] shape, str[] attr_keys, str[] attr_types, int[][] attr_pos, int[] attr_ints, float[] attr_floats, str[] attr_strs, str[] metadata_props_keys, str[] metadata_props_values, str domain="", int? version=None) -> Tensor"""  # noqa: E501
     (result,) = _emit(g, node, [node.arg("onnx_dtype")])
     return result
 
 
 def symbolic_multi_out(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """_symbolic_multi_out(Tensor?[] inputs, str op_type, int[] onnx_dtypes, *, SymInt[][] shapes, str[] attr_keys, str[] attr_types, int[][] attr_pos, int[] attr_ints, float[] attr_floats, str[] attr_strs, str[] metadata_props_keys, str[] metadata_props_values, str domain="", int? version=None) -> Tensor[]"""
+    """_symbolic_multi_out(Tensor?[] inputs, str op_type, int[] onnx_dtypes, *, SymInt[][] shapes, str[] attr_keys, str[] attr_types, int[][] attr_pos, int[] attr_ints, float[] attr_floats, str[] attr_strs, str[] metadata_props_keys, str[] metadata_props_values, str domain="", int? version=None) -> Tensor[]"""  # noqa: E501
     return _emit(g, node, node.arg("onnx_dtypes"))
 
 
@@ -75,7 +75,7 @@ def _attributes(node: FxNode) -> dict[str, Any]:
 
 
 def rotary_embedding(g: GraphBuilder, node: FxNode) -> Value:
-    """RotaryEmbedding.opset23(Tensor x, Tensor cos_cache, Tensor sin_cache, Tensor? position_ids=None, *, bool interleaved=False, SymInt num_heads=0, SymInt rotary_embedding_dim=0) -> Tensor"""
+    """RotaryEmbedding.opset23(Tensor x, Tensor cos_cache, Tensor sin_cache, Tensor? position_ids=None, *, bool interleaved=False, SymInt num_heads=0, SymInt rotary_embedding_dim=0) -> Tensor"""  # noqa: E501
     x, cos, sin, positions, interleaved, heads, size = node.args
     result: Value = g.op.RotaryEmbedding(
         x, cos, sin, positions, interleaved=int(interleaved), num_heads=heads, rotary_embedding_dim=size
@@ -84,7 +84,7 @@ def rotary_embedding(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def attention(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """Attention.opset23(Tensor Q, Tensor K, Tensor V, Tensor? attn_mask=None, Tensor? past_key=None, Tensor? past_value=None, *, bool is_causal=False, SymInt kv_num_heads=0, SymInt q_num_heads=0, SymInt qk_matmul_output_mode=0, float? scale=None, float softcap=0., SymInt? softmax_precision=None) -> (Tensor, Tensor, Tensor, Tensor)"""
+    """Attention.opset23(Tensor Q, Tensor K, Tensor V, Tensor? attn_mask=None, Tensor? past_key=None, Tensor? past_value=None, *, bool is_causal=False, SymInt kv_num_heads=0, SymInt q_num_heads=0, SymInt qk_matmul_output_mode=0, float? scale=None, float softcap=0., SymInt? softmax_precision=None) -> (Tensor, Tensor, Tensor, Tensor)"""  # noqa: E501
     inputs = node.args[:6]
     names = "is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision".split()
     given = dict(zip(names, node.args[6:], strict=True))

@@ -88,7 +88,7 @@ class OpSpec:
         self.variadic_input = self.variadic_output = schema is None
         self.min_inputs, self.max_inputs = 0, 1 << 30
         self.min_outputs, self.max_outputs = 1, 1 << 30
-        self.pure = schema is not None and op_type not in IMPURE and not schema.non_deterministic
+        self.pure = schema is not None and op_type not in IMPURE and not getattr(schema, "non_deterministic", False)
         self.infer: Callable[..., Any] | None = None
         self.simplify: Callable[..., Any] | None = None
         self.fold: Callable[..., Any] | None = None

@@ -96,11 +96,11 @@ def keep_autograd_functions(*functions: type) -> Iterator[None]:
 def _install(change: int) -> None:
     """Puts our ``apply`` between ``Function.apply`` and C's: ``Function.apply`` that somebody holds comes here too."""
     global _HOLDERS
-    single = torch.autograd.function._SingleLevelFunction
+    single: Any = torch.autograd.function._SingleLevelFunction
     with _LOCK:
         _HOLDERS += change
         if _HOLDERS == 1 and change > 0:
-            single.apply = classmethod(_apply)  # type: ignore[assignment, method-assign]
+            single.apply = classmethod(_apply)
         elif _HOLDERS == 0:
             del single.apply
 
@@ -185,7 +185,7 @@ class _Operator:
         self._known: dict[Any, int] = {}
         stem = re.sub(r"\W+", "_", f"{function.__module__}_{function.__qualname__}").strip("_")
         taken = {operator.name for operator in _OPERATORS.values()}
-        self.name = next(n for i in range(len(taken) + 1) if (n := f"{stem}_{i}" if i else stem) not in taken)
+        self.name: str = next(n for i in range(len(taken) + 1) if (n := f"{stem}_{i}" if i else stem) not in taken)
         if not _LIBRARY:
             _LIBRARY.append(torch.library.Library(NAMESPACE, "FRAGMENT"))
         _LIBRARY[0].define(self.name + _SCHEMA)
@@ -234,9 +234,14 @@ class _Operator:
         found = self.calls[call].keep(results)
         # An operator without alias annotations returns memory of its own.
         return [
-            t.clone() if any(t is x or torch._C._is_alias_of(t, x) for x in [*tensors, *found[:i]]) else t
+            t.clone() if any(t is x or _shares_memory(t, x) for x in [*tensors, *found[:i]]) else t
             for i, t in enumerate(found)
         ]
+
+
+def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alias: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not among torch's declared names)
+    return bool(alias(one, other))
 
 
 def _is_plain(item: Any) -> bool:

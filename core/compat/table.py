@@ -57,7 +57,7 @@ def as_converter(function: Any, name: str, target: Any = None) -> Callable[..., 
             f"opset; got {function!r}"
         )
     if getattr(function, "onnxplug_converter", False):
-        return function  # type: ignore[no-any-return]
+        return function
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -68,7 +68,7 @@ def as_converter(function: Any, name: str, target: Any = None) -> Callable[..., 
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
     if names[:2] == ["g", "node"] and len(required) == 2:
-        return function  # type: ignore[no-any-return]
+        return function
     if uses_onnxscript(function):
         return onnxscript_function(function)
     if names[:1] == ["g"]:

@@ -180,7 +180,7 @@ class _Scratch:
             result = self._constant(torch.from_numpy(known.copy()))
         else:
             result = self.graph.addInput()
-            kind = torch._C.TensorType.get()
+            kind: Any = torch._C.TensorType.get()
             if value.dtype is not None:
                 kind = kind.with_dtype(ONNX_TO_TORCH[value.dtype])
             if value.shape is not None:

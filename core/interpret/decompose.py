@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,8 +38,31 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
     if target in _decomp.decomposition_table:
         found.append(_decomp.decomposition_table[target])
     if target._can_decompose():
-        found.append(target.decompose)
+        found.append(target.decompose if target.namespace in ("aten", "prims") else _kernel(target))
+    triton_body = _triton_body(target)
+    if triton_body is not None:
+        found.append(triton_body)
     return found
+
+
+def _kernel(target: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The composite kernel of a library's operator, run so that composite operators within it stay whole."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if key in target.py_kernels:
+        return target.decompose
+    return functools.partial(target.redispatch, torch._C.DispatchKeySet(key))
+
+
+def _triton_body(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The body of a ``triton_op`` that launches no kernel: that decorator promises that it can be traced."""
+    library = sys.modules.get("torch._library.triton")
+    name = target._schema.name
+    if library is None or name not in library.triton_ops_to_kernels or library.get_triton_kernels_for_op(name):
+        return None
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(name)
+    return definition._init_fn if definition is not None else None
 
 
 def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tuple[torch.fx.GraphModule, list[Any]]:

@@ -137,6 +137,4 @@ class _Scratch:
         call.meta = {**self._fx.meta, "val": tuple(val)}
         call.name = self._fx.name
         # Every result is read: by whatever reads the wrapper's.
-        return FxNode(
-            call, qualified_name(operator), [self._interpreter.resolve(a) for a in args], self._interpreter
-        )
+        return FxNode(call, qualified_name(operator), [self._interpreter.resolve(a) for a in args], self._interpreter)

@@ -69,7 +69,13 @@ def test_every_kind_of_argument() -> None:
         return one, two
 
     check(
-        model, X, others=OTHERS, dynamic=DYNAMIC, rules=[Rule("shapes::everything", convert_everything)], rtol=1e-6, atol=1e-6
+        model,
+        X,
+        others=OTHERS,
+        dynamic=DYNAMIC,
+        rules=[Rule("shapes::everything", convert_everything)],
+        rtol=1e-6,
+        atol=1e-6,
     )
 
 
@@ -121,7 +127,7 @@ def _(xs, factor):
 
 
 def convert_fill_with(g: Any, node: Any) -> Any:
-    x, out = node.args
+    x, _ = node.args
     return [g.op.Mul(x, 2.0)]
 
 
@@ -332,21 +338,30 @@ def test_an_operator_reached_through_a_plugins_decomposition() -> None:
     library.define("opaque(Tensor x) -> Tensor")
     library.impl("opaque", lambda x: x * 3 + 1, "CompositeExplicitAutograd")
 
-    class Plugin:
-        @onnxplug.hookimpl
-        def onnxplug_decompositions(self) -> Any:
+    class Host:
+        """What the plugin manager gives an export, with one plugin's decomposition."""
+
+        def __getattr__(self, name: str) -> Any:
+            return list
+
+        def decompositions(self) -> Any:
             return {"shapes_within::opaque.default": lambda x: torch.ops.shapes_composite.leaf(x) + 1}
 
-        @onnxplug.hookimpl
-        def onnxplug_rules(self) -> Any:
-            return [Rule("shapes_composite::leaf", _leaf)]
+        def missing(self, node: Any) -> None:
+            return None
 
-    from onnxplug.plugins.manager import PluginManager
+        def explain_missing(self, namespace: str) -> None:
+            return None
 
-    host = PluginManager(plugins=[])
-    host._host.register(Plugin(), name="within")
-    seen = host.decompositions()
-    assert "shapes_within::opaque.default" in seen
+    from onnxplug.plugins.index import indexed_rules
+    from onnxplug.registry.registry import OnnxRegistry
+
+    leaf = Rule("shapes_composite::leaf", _leaf)
+    table = OnnxRegistry(indexed_rules(), [leaf])
+    program = check(
+        lambda x: torch.ops.shapes_within.opaque(x), X, others=OTHERS, dynamic=DYNAMIC, registry=(table, Host())
+    )
+    assert _types(program) == ["Mul", "Add"]
 
 
 # -- triton ------------------------------------------------------------------------------------------------------------

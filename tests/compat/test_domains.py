@@ -52,7 +52,7 @@ def test_versions_that_disagree() -> None:
         y = torch.ops.cd.one(x)
         return torch.ops.cd.two(y)
 
-    with pytest.raises(onnxplug.OpsetError, match="two versions of domain 'com.acme': 1") as caught:
+    with pytest.raises(onnxplug.OpsetError, match=r"two versions of domain 'com\.acme': 1") as caught:
         onnxplug.to_onnx(model, (X,), rules=rules)
     text = str(caught.value)
     assert "cd::one" in text
