@@ -174,7 +174,11 @@ def _loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import onnxplug", "from onnxplug import Rule, hookimpl, Domain, OpSample, OnnxplugError, Unsupported"],
+    [
+        "import onnxplug",
+        "from onnxplug import Rule, hookimpl, Domain, OpSample, OnnxplugError, Unsupported",
+        "import onnxplug; onnxplug.compat",
+    ],
 )
 def test_import_is_cheap(statement: str) -> None:
     """What a plugin module writes at its top loads no heavy library and no converter."""

@@ -7,10 +7,12 @@ whose converter returns the operator's results, then the new value of each writt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree
 
 from onnxplug.interpret.decompose import trace_function
 from onnxplug.interpret.node import FxNode, meta_of
@@ -69,6 +71,14 @@ def _regrouped(results: Any, wanted: Sequence[Any]) -> list[Any]:
     return [[next(rest) for _ in item] if isinstance(item, list | tuple) else next(rest) for item in wanted]
 
 
+def _with_sizes(info: Any, number: Callable[[torch.fx.Node], Any]) -> Any:
+    """A view whose sizes are numbers where they were nodes of the graph."""
+    known = copy.copy(info)
+    for name, value in vars(info).items():
+        setattr(known, name, torch.fx.map_arg(value, number))
+    return known
+
+
 class _Scratch:
     """A graph beside the graph, which holds the node of the operator as it would stand without functionalization."""
 
@@ -100,7 +110,7 @@ class _Scratch:
         base = stands[info.base_index]
         if isinstance(info, NotView):
             return base
-        fake, value = self._traced(lambda tensor: info.regenerate_view({info.base_index: tensor}), [base])
+        fake, value = self._traced(lambda view, tensor: view.regenerate_view({info.base_index: tensor}), info, [base])
         return self._new(fake, value, "view")
 
     def scatter(self, info: Any, bases: Sequence[torch.fx.Node], values: Sequence[Any], new: Any) -> Any:
@@ -112,19 +122,27 @@ class _Scratch:
         meta = bases[info.base_index].meta["val"]
         base = self._new(meta, values[info.base_index], "base")
         with torch.no_grad(), meta.fake_mode:
-            part = self._new(info.regenerate_view({info.base_index: meta}), new, "part")
+            known: Any = _with_sizes(info, meta_of)
+            part = self._new(known.regenerate_view({info.base_index: meta}), new, "part")
 
-        def write(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        def write(view: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             if isinstance(info, SliceViewInfo):
-                return torch.slice_scatter(tensor, value, info.dim, info.start, info.end)
-            return torch.as_strided_scatter(tensor, value, info.size, info.stride, info.storage_offset)
+                return torch.slice_scatter(tensor, value, view.dim, view.start, view.end)
+            return torch.as_strided_scatter(tensor, value, view.size, view.stride, view.storage_offset)
 
-        return self._traced(write, [base, part])[1]
+        return self._traced(write, info, [base, part])[1]
 
-    def _traced(self, function: Any, inputs: list[torch.fx.Node]) -> tuple[Any, Any]:
-        module = trace_function(function, [node.meta["val"] for node in inputs])
-        values = [self._interpreter.value_of(node) for node in inputs]
-        (result,) = self._interpreter.inline(module.graph, values, module)
+    def _traced(self, function: Any, info: Any, tensors: list[torch.fx.Node]) -> tuple[Any, Any]:
+        """What a function of a view and of tensors computes; dynamic sizes of the view are inputs of its graph."""
+        sizes = list(dict.fromkeys(x for x in _pytree.tree_leaves(vars(info)) if isinstance(x, torch.fx.Node)))
+
+        def call(*inputs: Any) -> Any:
+            numbers = dict(zip(sizes, inputs[len(tensors) :], strict=True))
+            return function(_with_sizes(info, numbers.__getitem__), *inputs[: len(tensors)])
+
+        nodes = [*tensors, *sizes]
+        module = trace_function(call, [node.meta["val"] for node in nodes])
+        (result,) = self._interpreter.inline(module.graph, [self._interpreter.value_of(node) for node in nodes], module)
         output: Any = module.graph.output_node().args[0]
         return meta_of(output[0] if isinstance(output, list | tuple) else output), result
 

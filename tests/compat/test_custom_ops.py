@@ -186,7 +186,15 @@ def _writes_a_view(x: torch.Tensor) -> Any:
     return base
 
 
-@pytest.mark.parametrize("model", [_fills, _accumulates, _swaps, _scales, _writes_a_view])
+def _writes_a_dynamic_view(x: torch.Tensor) -> Any:
+    base = torch.zeros(x.shape[0] + 2, 4)
+    fill_with(x, base[1 : x.shape[0] + 1])
+    column = torch.zeros(4, x.shape[0])
+    fill_with(x, column.t())
+    return base, column
+
+
+@pytest.mark.parametrize("model", [_fills, _accumulates, _swaps, _scales, _writes_a_view, _writes_a_dynamic_view])
 def test_mutating(model: Any) -> None:
     check(model, X, others=OTHERS, dynamic=DYNAMIC, rules=MUTATING)
 
