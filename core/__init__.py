@@ -113,7 +113,13 @@ if TYPE_CHECKING:
     from onnxplug.registry.rule import Rule as Rule
 
 
+#: Subpackages that are public by themselves.
+_MODULES = ("compat",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"onnxplug.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'onnxplug' has no attribute {name!r}")
@@ -123,4 +129,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_MODULES})

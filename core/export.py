@@ -77,7 +77,8 @@ def to_onnx(
             plugins'.
         plugins: Names of the plugins to use; ``None`` means all that are installed, ``[]`` the builtin rules alone.
         prefer: Qualified operator name to the distribution whose rule wins where two claim it.
-        custom_translation_table: Operator to converter, as ``torch.onnx.export`` takes it. Each becomes a rule.
+        custom_translation_table: Operator to function (or several, tried in order), as ``torch.onnx.export`` takes it:
+            onnxscript functions, plain ones over an onnxscript opset, or converters ``(g, node)``. Each becomes a rule.
         optimize: Fold, share and rewrite; ``False`` gives the plain translation.
         verify: Compare the result with eager PyTorch, on these inputs and on others.
         report: Print what was exported and how long it took.
@@ -107,14 +108,17 @@ def to_onnx(
             plugins=plugins, call_rules=call_rules, prefer=prefer
         )
     table, host = registry
+    held = [rule.patch for rule in call_rules if hasattr(rule, "patch")]
+    if held and strict:
+        raise UsageError("autograd functions are kept whole in torch.export's non-strict mode alone, and strict=True")
     stage("capture")
     captured = capture(
         model,
         args,
         dict(kwargs) if kwargs else None,
         dynamic_shapes=dynamic_shapes,
-        strict=strict,
-        patches=host.patches() if not isinstance(model, torch.export.ExportedProgram) else (),
+        strict=False if held else strict,
+        patches=[*host.patches(), *held] if not isinstance(model, torch.export.ExportedProgram) else (),
     )
     stage("conversion")
     started = time.perf_counter()
@@ -285,13 +289,9 @@ def _checked_rules(rules: Iterable[Any]) -> list[Rule]:
 
 
 def _table_rules(table: Mapping[Any, Any] | None) -> list[Rule]:
-    """Rules for a ``custom_translation_table`` whose values are converters ``(g, node)``."""
-    from onnxplug.registry.names import qualified_name
+    """Rules for a ``custom_translation_table``."""
+    if not table:
+        return []
+    from onnxplug.compat.table import table_rules
 
-    rules = []
-    for target, converter in (table or {}).items():
-        name = target if isinstance(target, str) else qualified_name(target)
-        if not callable(converter):
-            raise UsageError(f"custom_translation_table[{name!r}] must be a converter (g, node), got {converter!r}")
-        rules.append(Rule(name, converter))
-    return rules
+    return table_rules(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from onnxplug.plugin_api import PluginInfo, hookimpl
@@ -23,6 +23,16 @@ def onnxplug_rewrites() -> Iterable[Any]:
     from onnxplug.rewrite.patterns import REWRITES
 
     return REWRITES
+
+
+@hookimpl
+def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
+    """Operators that users have registered in torch's namespace ``onnx`` are operators of ONNX."""
+    if not str(node.op_name).startswith("onnx::"):
+        return None
+    from onnxplug.converters.onnx_ops import operator_of_onnx
+
+    return operator_of_onnx
 
 
 @hookimpl

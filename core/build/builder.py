@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build import fold as folding
+from onnxplug.build.attributes import attribute_key, check_node, make_attribute
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.scope import Mark, Scope
 from onnxplug.build.shapes import ShapeMixin
@@ -22,7 +23,6 @@ Input = Any
 """What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
 
 _BFLOAT16 = ir.DataType.BFLOAT16
-_GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 
 
 class Opset:
@@ -92,6 +92,7 @@ class GraphBuilder(ShapeMixin):
         self._declared = dict(domains or {})
         self._domains: dict[tuple[str, int], Opset] = {}
         self._domain_users: dict[str, str] = {}
+        self._asked = frozenset(self.opsets)
         self._constants: dict[Any, Value] = {}
         self._scope = Scope(None)
         super().__init__()
@@ -123,6 +124,10 @@ class GraphBuilder(ShapeMixin):
             self._domain_users[name] = self._who()
         return opset
 
+    def declared_version(self, name: str, default: int = 1) -> int:
+        """The version that a plugin gives a domain."""
+        return self._declared.get(name, default)
+
     def _who(self) -> str:
         return str(self.current) if self.current is not None else "the graph"
 
@@ -133,10 +138,8 @@ class GraphBuilder(ShapeMixin):
         ]
         while values and values[-1] is None:
             values.pop()
-        if not spec.min_inputs <= len(values) <= spec.max_inputs and not spec.variadic_input:
-            raise ConversionError(
-                f"{spec.op_type} takes {spec.min_inputs} to {spec.max_inputs} inputs, got {len(values)}"
-            )
+        if spec.has_schema:
+            check_node(spec, values, outputs)
         if spec.no_bfloat16 and any(v is not None and v.dtype == _BFLOAT16 for v in values):
             widened = self._in_float(spec, values, attributes, outputs)
             if widened is not None:
@@ -145,18 +148,22 @@ class GraphBuilder(ShapeMixin):
         for name in spec.required_attributes:
             if name not in attrs:
                 raise ConversionError(f"{spec.op_type} needs the attribute {name!r}")
-        raw = {k: a.value for k, a in attrs.items()}
+        raw = {k: a.value for k, a in attrs.items() if not a.is_ref()}
         key = None
+        references = [a for a in attrs.values() if a.is_ref()]
+        known = not references
         if self.optimize and spec.pure:
-            if outputs == 1:
+            if outputs == 1 and known:
                 found = self._without_node(spec, values, raw)
                 if found is not None:
                     return found
-            key = (spec, outputs, *map(id, values), *_attribute_key(attrs))
+            key = (spec, outputs, *map(id, values), *attribute_key(attrs))
             seen = self._scope.lookup(key)
             if seen is not None:
                 return seen[0] if outputs == 1 else seen
-        return self._append(spec, values, attrs, raw, outputs, key)
+        # A float that is known at a function's call alone tells nothing of shapes; anything else may.
+        typed = all(a.type == ir.AttributeType.FLOAT for a in references) and spec.op_type != "Constant"
+        return self._append(spec, values, attrs, raw if typed else None, outputs, key)
 
     def _in_float(
         self, spec: OpSpec, values: Sequence[Value | None], attributes: Mapping[str, Any], outputs: int
@@ -201,11 +208,12 @@ class GraphBuilder(ShapeMixin):
         spec: OpSpec,
         values: Sequence[Value | None],
         attrs: Mapping[str, ir.Attr],
-        raw: Mapping[str, Any],
+        raw: Mapping[str, Any] | None,
         outputs: int,
         key: Any,
     ) -> Any:
-        inferred = spec.infer(values, raw, spec) if spec.infer is not None else []
+        # Nothing is inferred from an attribute that is known at a function's call alone.
+        inferred = spec.infer(values, raw, spec) if spec.infer is not None and raw is not None else []
         results = []
         for index in range(outputs):
             dtype, dims = inferred[index] if index < len(inferred) else (None, None)
@@ -249,29 +257,13 @@ class GraphBuilder(ShapeMixin):
         return self.const(item, dtype)
 
     def _as_attribute(self, spec: OpSpec, name: str, value: Any) -> ir.Attr:
-        if isinstance(value, ir.Attr):
-            return value
-        kind = spec.attributes.get(name)
-        if kind is None:
-            if spec.has_schema:
-                known = ", ".join(sorted(spec.attributes)) or "none"
-                raise ConversionError(
-                    f"{spec.op_type} has no attribute {name!r} at version {spec.version}; it has {known}"
-                )
-            kind = _guess_type(name, value)
         if isinstance(value, Value) or (isinstance(value, list | tuple) and any(isinstance(v, Value) for v in value)):
             raise ConversionError(
                 f"attribute {name!r} of {spec.op_type} must be a constant, but it is the dynamic size "
                 f"{self.symbol_name(value)}",
                 hint="Make that dimension static, or use an operator that takes it as an input.",
             )
-        if kind == ir.AttributeType.INT and isinstance(value, torch.dtype):
-            value = int(to_onnx_dtype(value))
-        elif kind == ir.AttributeType.TENSOR and not isinstance(value, ir.TensorProtocol):
-            value = ir.tensor(as_array(value))
-        elif kind == ir.AttributeType.STRING and isinstance(value, bytes):
-            value = value.decode("utf-8", "surrogateescape")
-        return ir.Attr(name, kind, value)
+        return make_attribute(spec, name, value)
 
     # -- constants -----------------------------------------------------------------------------------------------------
 
@@ -322,13 +314,19 @@ class GraphBuilder(ShapeMixin):
 
     # -- undoing, subgraphs and functions ------------------------------------------------------------------------------
 
-    def mark(self) -> Mark:
+    def mark(self) -> tuple[Mark, int]:
         """Where emission stands, for :meth:`rollback`."""
-        return self._scope.mark()
+        return self._scope.mark(), len(self._domain_users)
 
-    def rollback(self, mark: Mark) -> None:
-        """Removes every node emitted since ``mark``, and what was remembered of them."""
-        self._forget_symbols(self._scope.rollback(mark))
+    def rollback(self, mark: tuple[Mark, int]) -> None:
+        """Removes every node emitted since ``mark``, and what was remembered of them: the domains' versions too."""
+        nodes, domains = mark
+        self._forget_symbols(self._scope.rollback(nodes))
+        while len(self._domain_users) > domains:
+            name, _ = self._domain_users.popitem()
+            del self._domains[name, self.opsets[name]]
+            if name not in self._asked:
+                del self.opsets[name]
 
     def subgraph(
         self,
@@ -381,78 +379,26 @@ class GraphBuilder(ShapeMixin):
         build: Callable[..., Value | Sequence[Value]],
         inputs: Sequence[Input],
         *,
-        version: int = 1,
+        version: int | None = None,
         outputs: int = 1,
+        attributes: Mapping[str, Any] | None = None,
     ) -> Any:
         """Calls a model-local function, defining it at first use.
 
         Args:
             domain: The function's domain; the model imports it at ``version``.
             name: The function's name.
-            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not); emits the
-                body through this builder and returns its outputs.
+            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not; ``None`` for
+                an absent input) and with a reference an attribute, to be given to the nodes of the body as theirs; emits
+                the body through this builder and returns its outputs.
             inputs: The call's inputs.
-            version: Version of the domain.
+            version: Version of the domain; the one that the plugin or the target gives it when ``None``, else 1.
             outputs: Number of outputs.
+            attributes: The call's attributes. The function declares them; calls with other values share the body.
 
         Returns:
             The call's output, or a tuple of them when ``outputs`` is not 1.
         """
-        from onnxplug.build.functions import define_function
+        from onnxplug.build.functions import call_function
 
-        actual = [v if isinstance(v, Value) else self.const(v) for v in inputs]
-        # Bodies are typed by their first call: another signature is another function.
-        signature = tuple((v.dtype, len(v.shape) if v.shape is not None else None) for v in actual)
-        opset = self.domain(domain, version)
-        key = (domain, name, signature)
-        if key not in self.functions:
-            taken = sum(1 for d, n, _ in self.functions if (d, n) == (domain, name))
-            self.functions[key] = define_function(self, domain, f"{name}_{taken + 1}" if taken else name, build, actual)
-        function = self.functions[key]
-        results = getattr(opset, function.name)(*actual, _outputs=outputs)
-        for result, formal in zip((results,) if outputs == 1 else results, function.outputs, strict=True):
-            if result.dtype is None and formal.dtype is not None:
-                result.type = ir.TensorType(formal.dtype)
-            if result.shape is None and formal.shape is not None:
-                result.shape = ir.Shape([None] * len(formal.shape))
-        return results
-
-
-def _guess_type(name: str, value: Any) -> ir.AttributeType:
-    """The type of an attribute of an operator without schema."""
-    single = value[0] if isinstance(value, list | tuple) and value else value
-    many = isinstance(value, list | tuple)
-    kinds = ir.AttributeType
-    if isinstance(single, bool | int | np.integer | ir.DataType | torch.dtype):
-        return kinds.INTS if many else kinds.INT
-    if isinstance(single, float | np.floating):
-        return kinds.FLOATS if many else kinds.FLOAT
-    if isinstance(single, str | bytes):
-        return kinds.STRINGS if many else kinds.STRING
-    if isinstance(single, ir.Graph):
-        return kinds.GRAPHS if many else kinds.GRAPH
-    if isinstance(single, torch.Tensor | np.ndarray | ir.TensorProtocol):
-        return kinds.TENSORS if many else kinds.TENSOR
-    if isinstance(single, Value):
-        return kinds.INT
-    if many and not value:
-        raise ConversionError(
-            f"attribute {name!r} is an empty list: its type can't be told",
-            hint=f"Give it as onnx_ir.AttrInt64s({name!r}, []) or another typed attribute.",
-        )
-    raise ConversionError(f"attribute {name!r} has a value that ONNX can't hold: {value!r}")
-
-
-def _attribute_key(attrs: Mapping[str, ir.Attr]) -> tuple[Any, ...]:
-    key: list[Any] = []
-    for name, attr in attrs.items():
-        value = attr.value
-        if attr.type == ir.AttributeType.TENSOR:
-            value = (value.dtype, tuple(value.shape), value.tobytes()) if value.nbytes <= 4096 else id(value)
-        elif attr.type in _GRAPH_TYPES:
-            value = id(value)
-        elif attr.type == ir.AttributeType.FLOAT:
-            value = (value, math.copysign(1.0, value))
-        key.append((name, value))
-    key.sort(key=lambda pair: pair[0])
-    return tuple(key)
+        return call_function(self, domain, name, build, inputs, version, outputs, attributes or {})

@@ -53,7 +53,7 @@ def finish(
         run_rewrites(g, graph, rewrites)
     _register_initializers(graph, tensors)
     used = {(node.domain, node.op_type) for node in graph.all_nodes()}
-    functions = [f for f in g.functions.values() if (f.domain, f.name) in used]
+    functions = _called(g.functions.values(), used)
     _prune_imports(graph, used, functions)
     return ir.Model(
         graph,
@@ -160,11 +160,25 @@ def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, torch.Ten
                 graph.register_initializer(value)
 
 
+def _called(known: Iterable[ir.Function], used: set[tuple[str, str]]) -> list[ir.Function]:
+    """The functions that the graph calls, and those that they call in turn."""
+    by_name = {(f.domain, f.name): f for f in known}
+    found: dict[tuple[str, str], ir.Function] = {}
+    pending = [name for name in by_name if name in used]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found[name] = by_name[name]
+        pending.extend(n for node in by_name[name].all_nodes() if (n := (node.domain, node.op_type)) in by_name)
+    return [f for name, f in by_name.items() if name in found]
+
+
 def _prune_imports(graph: ir.Graph, used: set[tuple[str, str]], functions: Sequence[ir.Function]) -> None:
     """Imports only what the model uses; ai.onnx always."""
     domains = {domain for domain, _ in used} | {""}
     for function in functions:
-        domains |= {node.domain for node in function}
+        domains |= {node.domain for node in function.all_nodes()}
     for domain in list(graph.opset_imports):
         if domain not in domains:
             del graph.opset_imports[domain]

@@ -46,6 +46,7 @@ class OpSpec:
     """
 
     __slots__ = (
+        "_optional",
         "attributes",
         "domain",
         "fold",
@@ -53,6 +54,7 @@ class OpSpec:
         "infer",
         "input_dtypes",
         "input_groups",
+        "input_types",
         "max_inputs",
         "max_outputs",
         "min_inputs",
@@ -80,10 +82,13 @@ class OpSpec:
         self.no_bfloat16: frozenset[str] = frozenset()
         self.input_dtypes: list[ir.DataType | None] = []
         self.output_groups: list[str | ir.DataType | None] = []
+        #: For each formal input the dtypes that the schema allows; only for other domains than ai.onnx.
+        self.input_types: list[frozenset[ir.DataType]] = []
+        self._optional: frozenset[int] = frozenset()
         self.variadic_input = self.variadic_output = schema is None
         self.min_inputs, self.max_inputs = 0, 1 << 30
         self.min_outputs, self.max_outputs = 1, 1 << 30
-        self.pure = schema is not None and op_type not in IMPURE
+        self.pure = schema is not None and op_type not in IMPURE and not getattr(schema, "non_deterministic", False)
         self.infer: Callable[..., Any] | None = None
         self.simplify: Callable[..., Any] | None = None
         self.fold: Callable[..., Any] | None = None
@@ -104,6 +109,11 @@ class OpSpec:
             self.input_groups.append("" if formal.option == variadic and not formal.is_homogeneous else group)
             allowed = constraints.get(group, [group])
             self.input_dtypes.append(_TENSOR_TYPES.get(allowed[0]) if len(allowed) == 1 else None)
+            if self.domain:
+                types = [_TENSOR_TYPES.get(text) for text in allowed]
+                self.input_types.append(frozenset(t for t in types if t is not None) if all(types) else frozenset())
+        optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+        self._optional = frozenset(i for i, formal in enumerate(schema.inputs) if formal.option == optional)
         self.variadic_input = bool(schema.inputs) and schema.inputs[-1].option == variadic
         for formal in schema.outputs:
             allowed = constraints.get(formal.type_str, [formal.type_str])
@@ -117,6 +127,10 @@ class OpSpec:
         if index < len(groups):
             return groups[index]
         return groups[-1] if groups and self.variadic_input else ""
+
+    def is_required(self, index: int) -> bool:
+        """Whether the schema says that the input at ``index`` must be there."""
+        return self.has_schema and index not in self._optional
 
     def only_dtype(self, index: int) -> ir.DataType | None:
         """The one dtype that the input at ``index`` takes, if there is but one."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,12 +30,39 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
         return []
     from torch import _decomp, _refs  # noqa: F401  (_refs registers more of them)
 
-    found = []
+    found: list[Callable[..., Any]] = []
+    if target.namespace == "onnx":
+        from torch.onnx.ops import aten_decompositions
+
+        return [own] if (own := aten_decompositions().get(target)) is not None else []
     if target in _decomp.decomposition_table:
         found.append(_decomp.decomposition_table[target])
     if target._can_decompose():
-        found.append(target.decompose)
+        found.append(target.decompose if target.namespace in ("aten", "prims") else _kernel(target))
+    triton_body = _triton_body(target)
+    if triton_body is not None:
+        found.append(triton_body)
     return found
+
+
+def _kernel(target: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The composite kernel of a library's operator, run so that composite operators within it stay whole."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if key in target.py_kernels:
+        return target.decompose
+    return functools.partial(target.redispatch, torch._C.DispatchKeySet(key))
+
+
+def _triton_body(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The body of a ``triton_op`` that launches no kernel: that decorator promises that it can be traced."""
+    library = sys.modules.get("torch._library.triton")
+    name = target._schema.name
+    if library is None or name not in library.triton_ops_to_kernels or library.get_triton_kernels_for_op(name):
+        return None
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(name)
+    return definition._init_fn if definition is not None else None
 
 
 def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tuple[torch.fx.GraphModule, list[Any]]:
@@ -90,6 +119,25 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
 
 #: Parts of the names of torch's functions that ask for sizes to settle strides, which ONNX doesn't have.
 _LAYOUT = ("contiguous", "channels_last", "strides", "dense", "memory_format")
+
+
+def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.GraphModule:
+    """Traces a function of tensors on fake ones.
+
+    Raises:
+        Exception: Whatever the function raises, and ``ValueError`` where the trace holds for some sizes alone.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    modes = [v.fake_mode for v in inputs if isinstance(v, torch._subclasses.FakeTensor)]
+    mode: Any = modes[0] if modes else FakeTensorMode()
+    known = len(mode.shape_env.guards) if mode.shape_env is not None else 0
+    with mode, torch.no_grad():
+        module = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+    if mode.shape_env is not None:
+        _refuse_guards(mode.shape_env, known)
+    return module
 
 
 def _refuse_guards(shape_env: Any, known: int) -> None:

@@ -29,6 +29,7 @@ from onnxplug.errors import (
 )
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
 from onnxplug.interpret.locations import module_path
+from onnxplug.interpret.mutating import convert_functionalized, is_functionalized
 from onnxplug.interpret.node import FxNode, OutputSpec, schema_parameters
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.registry.names import qualified_name
@@ -114,9 +115,13 @@ class DynamoInterpreter:
             kind = fx.op
             if kind == "call_function":
                 target = fx.target
+                if fx not in live:
+                    continue
                 if target is operator.getitem and type(env.get(fx.args[0])) in (list, tuple):
                     env[fx] = env[fx.args[0]][fx.args[1]]
-                elif fx in live:
+                elif is_functionalized(target):
+                    env[fx] = convert_functionalized(self, fx)
+                else:
                     env[fx] = self._call(fx)
             elif kind == "get_attr":
                 env[fx] = self._attribute(fx, owner if owner is not None else graph.owning_module)
@@ -147,6 +152,27 @@ class DynamoInterpreter:
         if isinstance(argument, slice):
             return slice(*(self._resolve(a) for a in (argument.start, argument.stop, argument.step)))
         return argument
+
+    def value_of(self, node: torch.fx.Node) -> Any:
+        """What a node of the graph under conversion became."""
+        return self._env[node]
+
+    def set_value(self, node: torch.fx.Node, value: Any) -> None:
+        """Says what a node that stands in no graph is."""
+        self._env[node] = value
+
+    def resolve(self, argument: Any) -> Any:
+        """An FX argument with its nodes replaced by what they became."""
+        return self._resolve(argument)
+
+    def convert_node(self, node: FxNode) -> Any:
+        """Converts a node that was made for another one."""
+        self.builder.current = node
+        self.builder.metadata = {
+            "namespace": f"{module_path(node.fx)}/{node.fx.name}: {node.op_name}",
+            "pkg.onnxplug.source": node.location,
+        }
+        return self._apply(node, self._candidates(node))
 
     # -- one node ------------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,12 @@ import re
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
+import torch.onnx.ops  # registers onnx and onnx_symbolic
 
 from onnxplug.plugins.index import families, render, rows
 from onnxplug.registry.rule import Rule
 
+SPACES = ("aten::", "prims::", "quantized_decomposed::", "onnx::", "onnx_symbolic::")
 SCHEMA = re.compile(r"^(\w+(?:\.\w+)?)\((.*)\) -> ")
 RULES: list[tuple[str, Rule]] = [
     (family, rule) for family in families() for rule in importlib.import_module(f"onnxplug.converters.{family}").RULES
@@ -25,9 +27,7 @@ def overload(name: str) -> torch._ops.OpOverload | None:
     return getattr(found, which or "default", None) if found is not None else None
 
 
-@pytest.mark.parametrize(
-    "op", sorted({rule.op for _, rule in RULES if rule.op.startswith(("aten::", "prims::", "quantized_decomposed::"))})
-)
+@pytest.mark.parametrize("op", sorted({rule.op for _, rule in RULES if rule.op.startswith(SPACES)}))
 def test_rule_is_for_an_operator_of_torch(op: str) -> None:
     assert overload(op) is not None, f"torch has no {op}: the rule can never be used"
 
@@ -41,7 +41,7 @@ def test_docstring_is_the_schema(name: str) -> None:
         return
     match = SCHEMA.match(first[0])
     assert match is not None
-    found = [overload(f"{space}::{match[1]}") for space in ("aten", "prims", "quantized_decomposed")]
+    found = [overload(f"{space}{match[1]}") for space in SPACES]
     schemas = [str(op._schema).partition("::")[2] for op in found if op is not None]
     assert first[0] in schemas
 

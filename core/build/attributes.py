@@ -1,0 +1,201 @@
+"""Attributes as converters give them, and as ONNX holds them; what a schema says of a node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.dtypes import as_array, to_onnx_dtype
+from onnxplug.build.spec import OpSpec
+from onnxplug.errors import ConversionError
+
+_KINDS = ir.AttributeType
+_GRAPHS = frozenset({_KINDS.GRAPH, _KINDS.GRAPHS})
+_MANY = {
+    _KINDS.INTS: _KINDS.INT,
+    _KINDS.FLOATS: _KINDS.FLOAT,
+    _KINDS.STRINGS: _KINDS.STRING,
+    _KINDS.TENSORS: _KINDS.TENSOR,
+    _KINDS.GRAPHS: _KINDS.GRAPH,
+    _KINDS.TYPE_PROTOS: _KINDS.TYPE_PROTO,
+    _KINDS.SPARSE_TENSORS: _KINDS.SPARSE_TENSOR,
+}
+
+
+def make_attribute(spec: OpSpec, name: str, value: Any) -> ir.Attr:
+    """An attribute of an operator, of the type that its schema wants, or that the value has.
+
+    Args:
+        spec: The operator.
+        name: The attribute's name.
+        value: A Python object, or an ``onnx_ir.Attr`` (of any name) for a type that Python can't tell, and for a
+            reference to an attribute of the function around.
+
+    Raises:
+        ConversionError: The operator has no such attribute, or it holds no such value.
+    """
+    kind = spec.attributes.get(name)
+    if kind is None and spec.has_schema:
+        known = ", ".join(sorted(spec.attributes)) or "none"
+        raise ConversionError(f"{spec.op_type} has no attribute {name!r} at version {spec.version}; it has {known}")
+    if isinstance(value, ir.Attr):
+        if kind is not None and value.type != kind:
+            raise ConversionError(f"attribute {name!r} of {spec.op_type} is {kind.name}, got {value.type.name}")
+        if value.name == name:
+            return value
+        if value.is_ref():
+            return ir.RefAttr(name, str(value.ref_attr_name), value.type)
+        return ir.Attr(name, value.type, value.value)
+    if kind is None:
+        kind = guess_type(name, value)
+    try:
+        return ir.Attr(name, kind, _held(kind, value))
+    except (TypeError, ValueError) as error:
+        raise ConversionError(
+            f"attribute {name!r} of {spec.op_type} is {kind.name}, which can't hold {value!r}: {error}"
+        ) from error
+
+
+def _held(kind: ir.AttributeType, value: Any) -> Any:
+    """The value as ``onnx_ir`` keeps it for an attribute type."""
+    one = _MANY.get(kind)
+    if one is not None:
+        if not isinstance(value, list | tuple | np.ndarray | torch.Size):
+            raise TypeError("a list is wanted")
+        held = [_held(one, item) for item in value]
+        if any(isinstance(item, bytes) for item in held):
+            raise ValueError("in a list each string must be UTF-8")
+        return held
+    if kind == _KINDS.INT:
+        return int(to_onnx_dtype(value)) if isinstance(value, torch.dtype) else _exact_int(value)
+    if kind == _KINDS.FLOAT:
+        return float(value)
+    if kind == _KINDS.TENSOR:
+        return value if isinstance(value, ir.TensorProtocol) else ir.tensor(as_array(value))
+    if kind == _KINDS.STRING:
+        return _text(value)
+    if kind == _KINDS.GRAPH and not isinstance(value, ir.Graph):
+        raise TypeError("a graph is wanted: g.subgraph(...) makes one")
+    return value
+
+
+def _exact_int(value: Any) -> int:
+    if isinstance(value, float | np.floating) and not float(value).is_integer():
+        raise ValueError("it is not an integer")
+    return int(value)
+
+
+def _text(value: Any) -> str | bytes:
+    """Text; bytes that are no UTF-8 stay bytes, as a protobuf field holds either."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return value
+    if not isinstance(value, str):
+        raise TypeError("text is wanted")
+    return value
+
+
+def guess_type(name: str, value: Any) -> ir.AttributeType:
+    """The type of an attribute of an operator without schema.
+
+    Raises:
+        ConversionError: An empty list, whose type can't be told, or nothing that ONNX holds.
+    """
+    many = isinstance(value, list | tuple | torch.Size)
+    if many and not value:
+        raise ConversionError(
+            f"attribute {name!r} is an empty list: its type can't be told",
+            hint=f"Give it as onnx_ir.AttrInt64s({name!r}, []) or another typed attribute.",
+        )
+    found = {_guess_one(item) for item in value} if many else {_guess_one(value)}
+    if found == {_KINDS.INT, _KINDS.FLOAT}:
+        found = {_KINDS.FLOAT}
+    kind = found.pop()
+    if kind is None or found:
+        raise ConversionError(f"attribute {name!r} has a value that ONNX can't hold: {value!r}")
+    if not many:
+        return kind
+    return next(list_kind for list_kind, single in _MANY.items() if single == kind)
+
+
+def _guess_one(value: Any) -> ir.AttributeType | None:
+    if isinstance(value, bool | int | np.bool_ | np.integer | ir.DataType | torch.dtype):
+        return _KINDS.INT
+    if isinstance(value, float | np.floating):
+        return _KINDS.FLOAT
+    if isinstance(value, str | bytes):
+        return _KINDS.STRING
+    if isinstance(value, ir.Graph):
+        return _KINDS.GRAPH
+    if isinstance(value, torch.Tensor | np.ndarray | ir.TensorProtocol):
+        return _KINDS.TENSOR
+    return _KINDS.TYPE_PROTO if isinstance(value, ir.TypeAndShape) else None
+
+
+def attribute_key(attrs: Mapping[str, ir.Attr]) -> tuple[Any, ...]:
+    """Equal for equal attributes; large tensors and graphs are told apart by identity."""
+    key: list[Any] = []
+    for name, attr in attrs.items():
+        value = attr.value
+        if attr.is_ref():
+            value = ("reference", attr.ref_attr_name)
+        elif attr.type == _KINDS.TENSOR:
+            value = (value.dtype, tuple(value.shape), value.tobytes()) if value.nbytes <= 4096 else id(value)
+        elif attr.type in _GRAPHS or attr.type == _KINDS.TENSORS:
+            value = id(value)
+        elif attr.type == _KINDS.FLOAT:
+            value = (value, math.copysign(1.0, value))
+        key.append((name, value))
+    key.sort(key=lambda pair: pair[0])
+    return tuple(key)
+
+
+def check_node(spec: OpSpec, values: Sequence[ir.Value | None], outputs: int) -> None:
+    """Holds a node against its schema: number of inputs and outputs, required inputs, and in other domains dtypes.
+
+    Raises:
+        ConversionError: It doesn't fit.
+    """
+    where = f"{spec.domain}::{spec.op_type}" if spec.domain else spec.op_type
+    if not spec.min_inputs <= len(values) <= spec.max_inputs:
+        most = spec.max_inputs if spec.max_inputs < 1 << 30 else "any number of"
+        raise ConversionError(f"{where} takes {spec.min_inputs} to {most} inputs, got {len(values)}")
+    if not spec.min_outputs <= outputs <= spec.max_outputs:
+        raise ConversionError(f"{where} has {spec.min_outputs} to {spec.max_outputs} outputs, {outputs} are asked for")
+    if not spec.input_types and None not in values:
+        return
+    for position, value in enumerate(values):
+        if value is None:
+            if spec.is_required(position):
+                raise ConversionError(f"{where} needs its input {position}, which is None")
+        elif spec.input_types:
+            allowed = spec.input_types[min(position, len(spec.input_types) - 1)]
+            if value.dtype is not None and allowed and value.dtype not in allowed:
+                names = ", ".join(sorted(d.name.lower() for d in allowed))
+                raise ConversionError(
+                    f"{where} takes {names} as input {position}, got {value.dtype.name.lower()}: its schema says so"
+                )
+    _check_groups(spec, values, where)
+
+
+def _check_groups(spec: OpSpec, values: Sequence[ir.Value | None], where: str) -> None:
+    if not spec.input_types:
+        return
+    seen: dict[str, tuple[int, ir.DataType]] = {}
+    for position, value in enumerate(values):
+        group = spec.group_of(position)
+        if value is None or value.dtype is None or not group:
+            continue
+        first, dtype = seen.setdefault(group, (position, value.dtype))
+        if dtype != value.dtype:
+            raise ConversionError(
+                f"{where} takes one dtype as inputs {first} and {position} ({group}), got {dtype.name.lower()} and "
+                f"{value.dtype.name.lower()}: its schema says so"
+            )

@@ -1,0 +1,278 @@
+"""``torch.autograd.Function`` with a ``symbolic`` static method: kept whole during capture, translated by ``symbolic``.
+
+torch.export traces into ``forward``. While a class is kept, its ``apply`` calls an operator of its own instead, whose
+kernel and fake kernel run ``forward``; the rule for that operator runs ``symbolic``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from onnxplug.compat.torchscript import run_symbolic
+from onnxplug.errors import UsageError
+from onnxplug.registry.rule import Rule
+
+NAMESPACE = "onnxplug_autograd"
+_SCHEMA = "(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]"
+_LOCK = threading.RLock()
+_OPERATORS: dict[type, _Operator] = {}
+_LIBRARY: list[torch.library.Library] = []
+_KEPT = threading.local()
+_HOLDERS = 0
+
+
+class AutogradRule(Rule):
+    """A rule that also needs its ``autograd.Function`` kept whole during capture.
+
+    Attributes:
+        patch: The context manager that keeps it; ``to_onnx(rules=...)`` holds it.
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: type, op: str, convert: Any) -> None:
+        super().__init__(op, convert)
+        self.function = function
+
+    def patch(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps the function whole while the context holds."""
+        return keep_autograd_functions(self.function)
+
+
+def autograd_function(function: type, *, domains: Mapping[str, int] | None = None) -> Rule:
+    """A rule that translates an ``autograd.Function`` by its ``symbolic(g, *args)``.
+
+    Given to ``to_onnx(rules=[...])`` it also keeps the function from being inlined. A plugin returns it from
+    ``onnxplug_rules``, and :func:`keep_autograd_functions` of the function from ``onnxplug_patches``.
+
+    Args:
+        function: The class.
+        domains: Versions of the custom domains that its ``symbolic`` emits.
+
+    Raises:
+        UsageError: It is no ``autograd.Function``, or has no ``symbolic``.
+    """
+    operator = _operator(function)
+    versions = dict(domains or {})
+
+    def convert(g: Any, node: Any) -> Any:
+        tensors, sizes, call = node.args
+        arguments = operator.calls[call].arguments(tensors, sizes)
+        results = run_symbolic(g, function.symbolic, arguments, versions, python_scalars=True)  # type: ignore[attr-defined]
+        several = results if isinstance(results, list | tuple) else [results]
+        return [r for r in several if r is not None]
+
+    convert.__module__ = function.__module__
+    convert.__qualname__ = f"{function.__qualname__}.symbolic"
+    return AutogradRule(function, f"{NAMESPACE}::{operator.name}", convert)
+
+
+@contextlib.contextmanager
+def keep_autograd_functions(*functions: type) -> Iterator[None]:
+    """While it holds, ``apply`` of these functions is one operator, in this thread.
+
+    Raises:
+        UsageError: One is no ``autograd.Function``, or has no ``symbolic``.
+    """
+    operators = {function: _operator(function) for function in functions}
+    before: dict[type, _Operator] = getattr(_KEPT, "operators", {})
+    _install(+1)
+    _KEPT.operators = {**before, **operators}
+    try:
+        yield
+    finally:
+        _KEPT.operators = before
+        _install(-1)
+
+
+def _install(change: int) -> None:
+    """Puts our ``apply`` between ``Function.apply`` and C's: ``Function.apply`` that somebody holds comes here too."""
+    global _HOLDERS
+    single: Any = torch.autograd.function._SingleLevelFunction
+    with _LOCK:
+        _HOLDERS += change
+        if _HOLDERS == 1 and change > 0:
+            single.apply = classmethod(_apply)
+        elif _HOLDERS == 0:
+            del single.apply
+
+
+def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    kept: dict[type, _Operator] = getattr(_KEPT, "operators", {})
+    operator = kept.get(cls)
+    if operator is None:
+        return super(torch.autograd.function._SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
+    if kwargs:
+        bound = inspect.signature(cls.forward).bind(*args, **kwargs)  # type: ignore[attr-defined]
+        args = bound.args
+    return operator(args)
+
+
+def _operator(function: Any) -> _Operator:
+    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
+        raise UsageError(f"compat.autograd_function takes a subclass of torch.autograd.Function, got {function!r}")
+    if not callable(getattr(function, "symbolic", None)):
+        raise UsageError(f"{function.__qualname__} has no static method symbolic(g, *args)")
+    with _LOCK:
+        found = _OPERATORS.get(function)
+        if found is None:
+            found = _OPERATORS[function] = _Operator(function)
+        return found
+
+
+class _Tensor:
+    """The place of a tensor or a dynamic number among a call's arguments."""
+
+    __slots__ = ("kind", "position")
+
+    def __init__(self, kind: str, position: int) -> None:
+        self.kind = kind
+        self.position = position
+
+
+class _Call:
+    """One way in which a function is called: everything but its tensors and dynamic sizes.
+
+    Attributes:
+        results: What ``forward`` returned, the tensors by position; known after it ran.
+    """
+
+    def __init__(self, leaves: Sequence[Any], spec: Any) -> None:
+        self._leaves = list(leaves)
+        self._spec = spec
+        self.results: tuple[list[Any], Any] | None = None
+
+    def arguments(self, tensors: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments of the call, with these for its tensors and dynamic sizes."""
+        places = {"tensor": tensors, "size": sizes}
+        leaves = [places[x.kind][x.position] if isinstance(x, _Tensor) else x for x in self._leaves]
+        return _pytree.tree_unflatten(leaves, self._spec)
+
+    def keep(self, results: Any) -> list[torch.Tensor]:
+        """Remembers the structure of what ``forward`` returned; returns its tensors."""
+        leaves, spec = _pytree.tree_flatten(results)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        order = iter(range(len(tensors)))
+        self.results = ([_Tensor("result", next(order)) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+        return tensors
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What ``forward`` returned, with these tensors."""
+        assert self.results is not None
+        leaves, spec = self.results
+        return _pytree.tree_unflatten([tensors[x.position] if isinstance(x, _Tensor) else x for x in leaves], spec)
+
+
+class _Operator:
+    """The operator that stands for a function.
+
+    Attributes:
+        name: Its name in the namespace ``onnxplug_autograd``.
+        calls: The ways in which it was called; the operator's last argument is an index into them.
+    """
+
+    def __init__(self, function: type) -> None:
+        self.function = function
+        self.calls: list[_Call] = []
+        self._known: dict[Any, int] = {}
+        stem = re.sub(r"\W+", "_", f"{function.__module__}_{function.__qualname__}").strip("_")
+        taken = {operator.name for operator in _OPERATORS.values()}
+        self.name: str = next(n for i in range(len(taken) + 1) if (n := f"{stem}_{i}" if i else stem) not in taken)
+        if not _LIBRARY:
+            _LIBRARY.append(torch.library.Library(NAMESPACE, "FRAGMENT"))
+        _LIBRARY[0].define(self.name + _SCHEMA)
+        _LIBRARY[0].impl(self.name, self._run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{self.name}", self._run, lib=_LIBRARY[0])
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """The call of the operator for a call of the function."""
+        leaves, spec = _pytree.tree_flatten(tuple(args))
+        tensors: list[torch.Tensor] = []
+        sizes: list[Any] = []
+        places = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                places.append(_Tensor("tensor", len(tensors)))
+                tensors.append(leaf)
+            elif isinstance(leaf, torch.SymInt):
+                places.append(_Tensor("size", len(sizes)))
+                sizes.append(leaf)
+            else:
+                places.append(leaf)
+        call = self._index(places, spec)
+        results = getattr(getattr(torch.ops, NAMESPACE), self.name)(tensors, sizes, call)
+        return self.calls[call].rebuild(results)
+
+    def _index(self, places: Sequence[Any], spec: Any) -> int:
+        """The number of this way of calling; one that was met before keeps its own."""
+        key: Any = (
+            str(spec),
+            *(x.kind if isinstance(x, _Tensor) else (type(x), repr(x) if _is_plain(x) else id(x)) for x in places),
+        )
+        with _LOCK:
+            found = self._known.get(key)
+            if found is None:
+                # The call holds its arguments, so that their ids stay theirs.
+                found = self._known[key] = len(self.calls)
+                self.calls.append(_Call(places, spec))
+            return found
+
+    def _run(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any], call: int) -> list[torch.Tensor]:
+        arguments = self.calls[call].arguments(tensors, sizes)
+        forward = self.function.forward  # type: ignore[attr-defined]
+        separate = self.function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context  # type: ignore[attr-defined]
+        with torch.no_grad():
+            results = forward(*arguments) if separate else forward(_Context(self.function), *arguments)
+        found = self.calls[call].keep(results)
+        # An operator without alias annotations returns memory of its own.
+        return [
+            t.clone() if any(t is x or _shares_memory(t, x) for x in [*tensors, *found[:i]]) else t
+            for i, t in enumerate(found)
+        ]
+
+
+def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alias: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not among torch's declared names)
+    return bool(alias(one, other))
+
+
+def _is_plain(item: Any) -> bool:
+    return item is None or isinstance(item, bool | int | float | str | torch.dtype | torch.device)
+
+
+class _Context:
+    """The ``ctx`` of a forward whose backward never runs."""
+
+    saved_tensors: tuple[torch.Tensor, ...] = ()
+
+    def __init__(self, function: type) -> None:
+        self._function = function
+        self.needs_input_grad = (False,) * 64
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        """Nothing is ever read back."""
+
+    save_for_forward = save_for_backward
+    mark_non_differentiable = save_for_backward
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """There are no gradients."""
+
+    def mark_dirty(self, *tensors: torch.Tensor) -> None:
+        """A function that writes its inputs can't be one functional operator.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            f"{self._function.__qualname__} writes its inputs (mark_dirty), so that it can't be translated as a whole",
+            hint="Leave it out of rules=: it is then traced into.",
+        )

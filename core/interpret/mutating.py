@@ -1,0 +1,158 @@
+"""Custom operators that write their arguments: torch's ``auto_functionalized_v2``, undone into a call of the operator.
+
+torch's functionalization makes ``out = empty(...); fill(x, out)`` a call of that higher-order operator, which returns the
+operator's own results and the new value of every tensor that it wrote. Here it becomes a node of the operator itself,
+whose converter returns the operator's results, then the new value of each written argument in schema order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree
+
+from onnxplug.interpret.decompose import trace_function
+from onnxplug.interpret.node import FxNode, meta_of
+from onnxplug.registry.names import qualified_name
+
+if TYPE_CHECKING:
+    from onnxplug.interpret.interpreter import DynamoInterpreter
+
+
+def is_functionalized(target: Any) -> bool:
+    """Whether an FX target is torch's wrapper of a mutating operator."""
+    return getattr(target, "__name__", "") == "auto_functionalized_v2"
+
+
+def convert_functionalized(interpreter: DynamoInterpreter, fx: torch.fx.Node) -> list[Any]:
+    """Converts a wrapped call; returns the operator's results (``None`` for none), then the new value of each base."""
+    from torch._higher_order_ops.auto_functionalize import get_mutable_args, read_view_information_from_args
+
+    operator: Any = fx.args[0]
+    kwargs: dict[str, Any] = dict(fx.kwargs)
+    bases: list[torch.fx.Node] = list(kwargs.pop("_all_bases"))
+    names, types = get_mutable_args(operator)
+    views = read_view_information_from_args(names, types, kwargs, bases)  # type: ignore[arg-type]
+    scratch = _Scratch(interpreter, fx)
+    stands = [scratch.place(base) for base in bases]
+    given: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
+    for name in names:
+        view = views[name]
+        given[name] = [scratch.view(v, stands) for v in view] if isinstance(view, list) else scratch.view(view, stands)
+    written = [meta_of(given[name]) for name in names if given[name] is not None]
+    count = len(operator._schema.returns)
+    returned = list(fx.meta["val"][:count])
+    arguments = [given[a.name] for a in operator._schema.arguments if a.name in given]
+    node = scratch.node(operator, arguments, given, [*returned, *written])
+    results = interpreter.convert_node(node)
+    results = _regrouped(results, [*returned, *written])
+    values = [interpreter.value_of(base) for base in bases]
+    news = iter(results[count:])
+    for name in names:
+        if given[name] is None:
+            continue
+        new, view = next(news), views[name]
+        several = isinstance(view, list)
+        for one, info in zip(new if several else [new], view if several else [view], strict=True):
+            if info is not None:
+                values[info.base_index] = scratch.scatter(info, bases, values, one)
+    return [*(results[:count] or [None]), *values]
+
+
+def _regrouped(results: Any, wanted: Sequence[Any]) -> list[Any]:
+    """Results list by list, as the operator has them: a converter may return them flat."""
+    results = list(results) if isinstance(results, list | tuple) else [results]
+    if len(results) == len(wanted):
+        return results
+    rest = iter(results)
+    return [[next(rest) for _ in item] if isinstance(item, list | tuple) else next(rest) for item in wanted]
+
+
+def _with_sizes(info: Any, number: Callable[[torch.fx.Node], Any]) -> Any:
+    """A view whose sizes are numbers where they were nodes of the graph."""
+    known = copy.copy(info)
+    for name, value in vars(info).items():
+        setattr(known, name, torch.fx.map_arg(value, number))
+    return known
+
+
+class _Scratch:
+    """A graph beside the graph, which holds the node of the operator as it would stand without functionalization."""
+
+    def __init__(self, interpreter: DynamoInterpreter, fx: torch.fx.Node) -> None:
+        self._interpreter = interpreter
+        self._fx = fx
+        self._graph = torch.fx.Graph()
+        self._placed: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def place(self, node: torch.fx.Node) -> torch.fx.Node:
+        """A placeholder that stands for a node of the graph."""
+        found = self._placed.get(node)
+        if found is None:
+            found = self._placed[node] = self._new(node.meta.get("val"), self._interpreter.value_of(node), node.name)
+        return found
+
+    def _new(self, meta: Any, value: Any, name: str) -> torch.fx.Node:
+        placed = self._graph.placeholder(name)
+        placed.meta["val"] = meta
+        self._interpreter.set_value(placed, value)
+        return placed
+
+    def view(self, info: Any, stands: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
+        """What stands for a written argument: a base, or a part of one."""
+        from torch._higher_order_ops.auto_functionalize import NotView
+
+        if info is None:
+            return None
+        base = stands[info.base_index]
+        if isinstance(info, NotView):
+            return base
+        fake, value = self._traced(lambda view, tensor: view.regenerate_view({info.base_index: tensor}), info, [base])
+        return self._new(fake, value, "view")
+
+    def scatter(self, info: Any, bases: Sequence[torch.fx.Node], values: Sequence[Any], new: Any) -> Any:
+        """The new value of a base of which a part was written."""
+        from torch._higher_order_ops.auto_functionalize import AsStridedViewInfo, SliceViewInfo
+
+        if not isinstance(info, AsStridedViewInfo | SliceViewInfo):
+            return new
+        meta = bases[info.base_index].meta["val"]
+        base = self._new(meta, values[info.base_index], "base")
+        with torch.no_grad(), meta.fake_mode:
+            known: Any = _with_sizes(info, meta_of)
+            part = self._new(known.regenerate_view({info.base_index: meta}), new, "part")
+
+        def write(view: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            if isinstance(info, SliceViewInfo):
+                return torch.slice_scatter(tensor, value, view.dim, view.start, view.end)
+            return torch.as_strided_scatter(tensor, value, view.size, view.stride, view.storage_offset)
+
+        return self._traced(write, info, [base, part])[1]
+
+    def _traced(self, function: Any, info: Any, tensors: list[torch.fx.Node]) -> tuple[Any, Any]:
+        """What a function of a view and of tensors computes; dynamic sizes of the view are inputs of its graph."""
+        sizes = list(dict.fromkeys(x for x in _pytree.tree_leaves(vars(info)) if isinstance(x, torch.fx.Node)))
+
+        def call(*inputs: Any) -> Any:
+            numbers = dict(zip(sizes, inputs[len(tensors) :], strict=True))
+            return function(_with_sizes(info, numbers.__getitem__), *inputs[: len(tensors)])
+
+        nodes = [*tensors, *sizes]
+        module = trace_function(call, [node.meta["val"] for node in nodes])
+        (result,) = self._interpreter.inline(module.graph, [self._interpreter.value_of(node) for node in nodes], module)
+        output: Any = module.graph.output_node().args[0]
+        return meta_of(output[0] if isinstance(output, list | tuple) else output), result
+
+    def node(self, operator: Any, args: Sequence[Any], given: dict[str, Any], val: list[Any]) -> FxNode:
+        """The call of the operator itself, at the user's line."""
+        formals = operator._schema.arguments
+        positional = [given[a.name] for a in formals if a.name in given and not a.kwarg_only]
+        keywords = {a.name: given[a.name] for a in formals if a.name in given and a.kwarg_only}
+        call = self._graph.call_function(operator, tuple(positional), keywords)
+        call.meta = {**self._fx.meta, "val": tuple(val)}
+        call.name = self._fx.name
+        # Every result is read: by whatever reads the wrapper's.
+        return FxNode(call, qualified_name(operator), [self._interpreter.resolve(a) for a in args], self._interpreter)
