@@ -258,3 +258,26 @@ def test_without_transformers_nothing_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_decoding_by_fused_operators() -> None:
+    """The cache and ONNX Runtime's own operators in one model."""
+    from onnxplug_transformers import cache_shapes
+
+    model = decoder("llama")
+    with torch.no_grad():
+        past = model(input_ids=ids(2, 4), use_cache=True).past_key_values
+    program = onnxplug.to_onnx(
+        model,
+        kwargs={"input_ids": ids(2, 3), "attention_mask": mask(2, 7), "past_key_values": past},
+        dynamic_shapes={**TEXT, "past_key_values": cache_shapes(past)},
+        registry=plugged("onnxplug-transformers", "onnxplug-ort"),
+        opset_version={"": 21, "com.microsoft": 1},
+    )
+    operators = program.statistics.operators
+    assert {operators.get(n) for n in ("MultiHeadAttention", "RotaryEmbedding")} == {2, 4}
+    for batch, length, step in ((2, 4, 3), (1, 1, 1), (3, 7, 2)):
+        with torch.no_grad():
+            past = model(input_ids=ids(batch, length)).past_key_values
+        total = mask(batch, length + step)
+        compare(program, model, input_ids=ids(batch, step), attention_mask=total, past_key_values=past)
