@@ -67,7 +67,6 @@ def capture(
         program = _from_script(module, positional, keywords)
         return _captured(program, model, positional, keywords, "script", started)
     _check_signature(module, positional, keywords)
-    shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
     module = _without_subclasses(module)
     if module.training and any(_depends_on_training(m) for m in module.modules()):
         warnings.warn(
@@ -81,6 +80,8 @@ def capture(
         stack.enter_context(packed_sequences())
         for patch in patches:
             stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
+        # Under the patches: a plugin's pytree nodes say what an input is made of.
+        shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
         program, strategy = _export(module, positional, keywords, shapes, strict)
     result = _captured(program, model, positional, keywords, strategy, started)
     result.dim_names = dimension_names(program, shapes)

@@ -1,0 +1,294 @@
+"""Rewrites of what models put together themselves. All are for float: ONNX Runtime's CPU has no other kernels.
+
+A rewrite takes a node and returns what stands in its place, or ``None``. The two of normalisation begin at the sum that
+both the norm and the residual path read, and take the norm out of the graph themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_DOMAIN = "com.microsoft"
+_FLOAT = 1  # onnx_ir.DataType.FLOAT, without importing it
+
+
+def _float(*values: Any) -> bool:
+    return all(v is not None and v.dtype is not None and int(v.dtype) == _FLOAT for v in values)
+
+
+def _made_by(value: Any, op_type: str, domain: str = "") -> Any:
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type and node.domain == domain else None
+
+
+def _rank(value: Any) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def _alone(value: Any) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _scalar(g: Any, value: Any) -> float | None:
+    """The number that a value is known to be."""
+    array = g.constant(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 and array.ndim == 0 else None
+
+
+def _int_attribute(node: Any, name: str, default: int) -> int:
+    return int(node.attributes[name].value) if name in node.attributes else default
+
+
+def _swaps_last(node: Any) -> bool:
+    """Whether a Transpose swaps the last two axes alone."""
+    if node is None or "perm" not in node.attributes:
+        return False
+    perm = list(node.attributes["perm"].value)
+    rank = len(perm)
+    return rank >= 2 and perm == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def fused_matmul(g: Any, node: Any) -> Any:
+    """``MatMul(a, Transpose(b))``, either side: ``FusedMatMul(a, b, transB=1)``."""
+    inputs, flags = list(node.inputs), [0, 0]
+    if not _float(*inputs) or any((_rank(v) or 0) < 2 for v in inputs):
+        return None
+    for side, value in enumerate(inputs):
+        made = _made_by(value, "Transpose")
+        if _swaps_last(made) and _alone(value):
+            inputs[side], flags[side] = made.inputs[0], 1
+    if not any(flags):
+        return None
+    return g.domain(_DOMAIN).FusedMatMul(*inputs, transA=flags[0], transB=flags[1])
+
+
+def scaled_matmul(g: Any, node: Any) -> Any:
+    """``MatMul(a, b) * c`` or ``/ c`` with a constant: the factor of a FusedMatMul."""
+    pairs = [node.inputs] if node.op_type == "Div" else [node.inputs, node.inputs[::-1]]
+    for product, factor in pairs:
+        number = _scalar(g, factor)
+        made = _made_by(product, "MatMul") or _made_by(product, "FusedMatMul", _DOMAIN)
+        if number is None or not number or made is None or not _alone(product) or not _float(product):
+            continue
+        if any((_rank(v) or 0) < 2 for v in made.inputs):
+            continue
+        alpha = float(made.attributes["alpha"].value) if "alpha" in made.attributes else 1.0
+        return g.domain(_DOMAIN).FusedMatMul(
+            *made.inputs,
+            transA=_int_attribute(made, "transA", 0),
+            transB=_int_attribute(made, "transB", 0),
+            alpha=alpha / number if node.op_type == "Div" else alpha * number,
+        )
+    return None
+
+
+def _sum_with_bias(node: Any) -> tuple[Any, Any] | None:
+    """The two parts of the sum that a node reads, if one is a vector along the last axis."""
+    total = node.inputs[0]
+    made = _made_by(total, "Add")
+    if made is None or not _alone(total) or not _float(*made.inputs) or total.shape is None:
+        return None
+    for x, bias in (made.inputs, made.inputs[::-1]):
+        fits = _rank(bias) == 1 and isinstance(bias.shape[0], int) and bias.shape[0] == total.shape[-1]
+        if fits and _rank(x) == len(total.shape) and x.shape[-1] == total.shape[-1]:
+            return x, bias
+    return None
+
+
+def bias_gelu(g: Any, node: Any) -> Any:
+    """``Gelu(x + bias)``."""
+    found = _sum_with_bias(node)
+    approximate = node.attributes.get("approximate")
+    if found is None or (approximate is not None and approximate.value != "none"):
+        return None
+    return g.domain(_DOMAIN).BiasGelu(*found)
+
+
+def bias_fast_gelu(g: Any, node: Any) -> Any:
+    """``FastGelu(x + bias)``."""
+    found = _sum_with_bias(node) if len(node.inputs) == 1 else None
+    return None if found is None else g.domain(_DOMAIN).FastGelu(*found)
+
+
+def _skippable(node: Any) -> bool:
+    """Whether a sum is of two tensors of one known shape, batch by row by feature."""
+    a, b = node.inputs
+    if not _float(a, b) or _rank(a) != 3 or _rank(b) != 3 or a is b:
+        return False
+    return all(
+        x == y if isinstance(x, int) or isinstance(y, int) else x.value is not None and x.value == y.value
+        for x, y in zip(a.shape, b.shape, strict=True)
+    )
+
+
+def _parameter(value: Any) -> bool:
+    """Whether a value is there from the start, so that a node may be moved up before what reads it."""
+    return value is not None and value.producer() is None
+
+
+def _replace(g: Any, last: Any, value: Any, chain: list[Any]) -> None:
+    """Puts ``value`` in the place of the last of a chain of nodes, and takes the chain out of the graph."""
+    old = last.outputs[0]
+    value.type, value.shape = old.type, old.shape
+    name, old.name = old.name, None
+    value.name = name
+    old.replace_all_uses_with(value, replace_graph_outputs=True)
+    for node in chain:
+        graph = node.graph
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+        graph.remove(node)
+
+
+def skip_layer_normalization(g: Any, node: Any) -> Any:
+    """``LayerNormalization(x + skip)``, the sum kept for who else reads it."""
+    if not _skippable(node):
+        return None
+    total = node.outputs[0]
+    for norm in total.consumers():
+        if norm.op_type != "LayerNormalization" or norm.domain or norm.inputs[0] is not total:
+            continue
+        scale, bias = norm.inputs[1], norm.inputs[2] if len(norm.inputs) > 2 else None
+        if _int_attribute(norm, "axis", -1) not in (-1, 2) or len(norm.outputs) > 1:
+            continue
+        if not _parameter(scale) or (bias is not None and not _parameter(bias)) or _rank(scale) != 1:
+            continue
+        epsilon = float(norm.attributes["epsilon"].value) if "epsilon" in norm.attributes else 1e-5
+        normal, _, _, kept = g.domain(_DOMAIN).SkipLayerNormalization(
+            *node.inputs, scale, bias, epsilon=epsilon, _outputs=4
+        )
+        _replace(g, norm, normal, [norm])
+        return kept
+    return None
+
+
+def _only_consumer(value: Any, op_type: str) -> Any:
+    if value is None or not _alone(value):
+        return None
+    (node,) = value.consumers()
+    return node if node.op_type == op_type and not node.domain else None
+
+
+def _other(node: Any, value: Any) -> Any:
+    """The other input of a node of two."""
+    return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+
+
+def _root_mean_square(g: Any, x: Any) -> tuple[list[Any], Any, float] | None:
+    """The nodes that norm ``x`` by its root mean square (last one first), the weight and epsilon."""
+    for square in x.consumers():
+        if square.op_type != "Mul" or square.domain or square.inputs[0] is not x or square.inputs[1] is not x:
+            continue
+        mean = _only_consumer(square.outputs[0], "ReduceMean")
+        axes = g.constant(mean.inputs[1]) if mean is not None and len(mean.inputs) > 1 else None
+        if axes is None and mean is not None and "axes" in mean.attributes:
+            axes = mean.attributes["axes"].value
+        if mean is None or axes is None or list(axes) not in ([-1], [2]) or not _int_attribute(mean, "keepdims", 1):
+            continue
+        add = _only_consumer(mean.outputs[0], "Add")
+        epsilon = _scalar(g, _other(add, mean.outputs[0])) if add is not None else None
+        root = _only_consumer(add.outputs[0], "Sqrt") if epsilon is not None else None
+        inverse = _only_consumer(root.outputs[0], "Reciprocal") if root is not None else None
+        normal = _only_consumer(inverse.outputs[0], "Mul") if inverse is not None else None
+        if normal is None or _other(normal, inverse.outputs[0]) is not x:
+            continue
+        scaled = _only_consumer(normal.outputs[0], "Mul")
+        weight = _other(scaled, normal.outputs[0]) if scaled is not None else None
+        if weight is None or not _parameter(weight) or _rank(weight) != 1 or weight.shape[0] != x.shape[-1]:
+            continue
+        assert epsilon is not None
+        return [scaled, normal, inverse, root, add, mean, square], weight, epsilon
+    return None
+
+
+def skip_simplified_layer_normalization(g: Any, node: Any) -> Any:
+    """``x + skip`` normed by its root mean square, as Llama writes it, the sum kept for who else reads it."""
+    if not _skippable(node):
+        return None
+    found = _root_mean_square(g, node.outputs[0])
+    if found is None:
+        return None
+    chain, weight, epsilon = found
+    normal, _, _, kept = g.domain(_DOMAIN).SkipSimplifiedLayerNormalization(
+        *node.inputs, weight, epsilon=epsilon, _outputs=4
+    )
+    _replace(g, chain[0], normal, chain)
+    return kept
+
+
+def _half(g: Any, value: Any) -> tuple[Any, int, int] | None:
+    """The tensor that a Slice along the last axis cuts, and where from and to."""
+    made = _made_by(value, "Slice")
+    if made is None or len(made.inputs) < 4 or made.inputs[0].shape is None:
+        return None
+    source = made.inputs[0]
+    start, end, axes = (g.constant(v) for v in made.inputs[1:4])
+    step = g.constant(made.inputs[4]) if len(made.inputs) > 4 else None
+    size = source.shape[-1]
+    if any(v is None or v.size != 1 for v in (start, end, axes)) or (step is not None and step.tolist() != [1]):
+        return None
+    if int(axes[0]) not in (-1, len(source.shape) - 1) or not isinstance(size, int):
+        return None
+    return source, int(start[0]), min(int(end[0]), size)
+
+
+def _rotated(g: Any, value: Any) -> Any:
+    """``x``, of which ``value`` is ``Concat(-x[..., half:], x[..., :half])``."""
+    made = _made_by(value, "Concat")
+    if made is None or len(made.inputs) != 2 or _int_attribute(made, "axis", 0) not in (-1, (_rank(value) or 0) - 1):
+        return None
+    negated = _made_by(made.inputs[0], "Neg")
+    high = _half(g, negated.inputs[0]) if negated is not None else None
+    low = _half(g, made.inputs[1])
+    if high is None or low is None or high[0] is not low[0]:
+        return None
+    size = high[0].shape[-1]
+    return high[0] if high[1:] == (size // 2, size) and low[1:] == (0, size // 2) and size % 2 == 0 else None
+
+
+def _table(g: Any, value: Any, operation: str) -> Any:
+    """[S, E / 2]: what is in ``Unsqueeze(Cos(f, f))`` of [1, 1, S, E], once."""
+    shape = value.shape
+    # One table for the whole batch and every head.
+    if shape is None or len(shape) != 4 or shape[0] != 1 or shape[1] != 1:
+        return None
+    if g.constant(value) is not None:
+        found = _first_half(g, value)
+        return None if found is None else g.op.Reshape(found, g.const([-1, found.shape[-1]]))
+    made = _made_by(value, "Unsqueeze")
+    wave = _made_by(made.inputs[0] if made is not None else value, operation)
+    angles = _first_half(g, wave.inputs[0]) if wave is not None else None
+    if angles is None or not isinstance(angles.shape[-1], int):
+        return None
+    return getattr(g.op, operation)(g.op.Reshape(angles, g.const([-1, angles.shape[-1]])))
+
+
+def _first_half(g: Any, value: Any) -> Any:
+    """The first half of a tensor whose last axis holds the same twice."""
+    known = g.constant(value)
+    if known is not None:
+        half = known.shape[-1] // 2 if known.ndim else 0
+        same = half > 0 and known.shape[-1] == 2 * half and (known[..., :half] == known[..., half:]).all()
+        return g.const(known[..., :half].copy()) if same else None
+    made = _made_by(value, "Concat")
+    if made is None or len(made.inputs) != 2 or made.inputs[0] is not made.inputs[1]:
+        return None
+    return made.inputs[0] if _int_attribute(made, "axis", 0) in (-1, (_rank(value) or 0) - 1) else None
+
+
+def rotary_embedding(g: Any, node: Any) -> Any:
+    """``x * cos + rotated(x) * sin`` on [B, H, S, E], as Llama writes it."""
+    products = [_made_by(v, "Mul") for v in node.inputs]
+    if any(p is None for p in products) or not _float(node.outputs[0]) or _rank(node.outputs[0]) != 4:
+        return None
+    for plain, turned in (products, products[::-1]):
+        for rotated, sine in (turned.inputs, turned.inputs[::-1]):
+            x = _rotated(g, rotated)
+            if x is None or not any(v is x for v in plain.inputs):
+                continue
+            cosine = _other(plain, x)
+            tables = [_table(g, cosine, "Cos"), _table(g, sine, "Sin")]
+            if _rank(x) != 4 or any(t is None for t in tables):
+                continue
+            return g.domain(_DOMAIN).RotaryEmbedding(x, g.const([0]), *tables)
+    return None

@@ -1,0 +1,138 @@
+"""Rules for whole operators. ONNX Runtime's CPU has these kernels for float alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxplug import Decline
+
+_DOMAIN = "com.microsoft"
+_FLOAT = ir.DataType.FLOAT
+
+
+def gelu(g: Any, node: Any) -> Any:
+    """gelu(Tensor self, *, str approximate="none") -> Tensor
+
+    The exact form is in ai.onnx from opset 20 on.
+    """
+    x, approximate = node.args
+    if x.dtype != _FLOAT:
+        raise Decline(f"{x.dtype}: the kernels are for float")
+    if approximate == "tanh":
+        return g.domain(_DOMAIN).FastGelu(x)
+    if g.opset >= 20:
+        raise Decline("ai.onnx has Gelu")
+    return g.domain(_DOMAIN).Gelu(x)
+
+
+def multi_head_attention(g: Any, node: Any) -> Any:
+    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
+
+    MultiHeadAttention takes queries as [B, L, H E], keys and values as [B, H, S, E]. Its causal form ends with the last
+    key where torch's begins with the first: alike where L is S. A row whose keys are all hidden is zero in torch.
+    """  # noqa: E501
+    query, key, value, mask, dropout, causal, scale, gqa = node.args
+    heads, size = _checked(g, query, key, value, dropout)
+    if gqa and g.dim(key, 1) != heads:
+        raise Decline("heads that share keys")
+    if g.dim(value, 3) != size:
+        raise Decline("values of another width than keys")
+    if causal and not _same(query, 2, key, 2):
+        raise Decline("causal attention where queries and keys differ in number")
+    if mask is not None and (mask.shape is None or len(mask.shape) != 4 or mask.shape[1] not in (1, heads)):
+        raise Decline("a mask that isn't [batch, heads or 1, queries, keys]")
+    if mask is not None and not (_same(mask, 2, query, 2) and _same(mask, 3, key, 2)):
+        raise Decline("a mask that is broadcast over queries or keys")
+    if mask is not None and not (mask.shape[0] == 1 or _same(mask, 0, query, 0)):
+        raise Decline("a mask of another batch")
+    bias, seen = mask, None
+    if mask is not None and mask.dtype == ir.DataType.BOOL:
+        bias = g.op.Where(mask, g.const(0.0, _FLOAT), g.const(float("-inf"), _FLOAT))
+        seen = _any_over_last(g, g.cast(mask, ir.DataType.INT32))
+    elif mask is not None:
+        seen = _any_over_last(g, g.cast(g.op.Greater(mask, g.const(float("-inf"), _FLOAT)), ir.DataType.INT32))
+    packed = _packed(g, query, heads * size)
+    result = g.domain(_DOMAIN).MultiHeadAttention(
+        packed, key, value, None, None, bias, num_heads=heads, unidirectional=int(causal), scale=scale
+    )
+    result = _unpacked(g, result, query, heads, size)
+    return result if seen is None else g.op.Where(seen, result, g.const(0.0, _FLOAT))
+
+
+def group_query_attention(g: Any, node: Any) -> Any:
+    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
+
+    GroupQueryAttention is causal, without a mask, and counts each row's keys itself.
+    """  # noqa: E501
+    query, key, value, mask, dropout, causal, scale, gqa = node.args
+    heads, size = _checked(g, query, key, value, dropout)
+    groups = g.dim(key, 1)
+    if not gqa or not isinstance(groups, int) or groups == heads:
+        raise Decline("every head has keys of its own")
+    if mask is not None or not causal or not _same(query, 2, key, 2):
+        raise Decline("only causal attention over as many keys as queries, without a mask")
+    if g.dim(value, 3) != size:
+        raise Decline("values of another width than keys")
+    count = g.cast(g.as_scalar(g.dim(query, 2)), ir.DataType.INT32)
+    batch = g.vector([g.dim(query, 0)])
+    last = g.op.Expand(g.op.Sub(count, g.const(1, ir.DataType.INT32)), batch)
+    result, _, _ = g.domain(_DOMAIN).GroupQueryAttention(
+        _packed(g, query, heads * size),
+        _packed(g, key, groups * size),
+        _packed(g, value, groups * size),
+        None,
+        None,
+        last,
+        count,
+        num_heads=heads,
+        kv_num_heads=groups,
+        scale=scale,
+        _outputs=3,
+    )
+    return _unpacked(g, result, query, heads, size)
+
+
+def _checked(g: Any, query: Any, key: Any, value: Any, dropout: float) -> tuple[int, int]:
+    """The number of heads and their size, which must be known."""
+    if any(v.dtype != _FLOAT for v in (query, key, value)):
+        raise Decline("the kernels are for float")
+    if any(v.shape is None or len(v.shape) != 4 for v in (query, key, value)):
+        raise Decline("only tensors of rank 4")
+    if dropout:
+        raise Decline("dropout")
+    heads, size = g.dim(query, 1), g.dim(query, 3)
+    if not isinstance(heads, int) or not isinstance(size, int) or not isinstance(g.dim(value, 3), int):
+        raise Decline("the number of heads or their size is dynamic")
+    if not _same(query, 0, key, 0) or not _same(query, 0, value, 0) or not _same(key, 1, value, 1):
+        raise Decline("keys and values are broadcast")
+    return heads, size
+
+
+def _same(a: Any, i: int, b: Any, j: int) -> bool:
+    """Whether two dimensions are known to be of one size."""
+    left, right = a.shape[i], b.shape[j]
+    if isinstance(left, int) or isinstance(right, int):
+        return bool(left == right)
+    return left.value is not None and left.value == right.value
+
+
+def _any_over_last(g: Any, x: Any) -> Any:
+    """Whether any is positive along the last axis, which stays."""
+    axes = {"keepdims": 1} if g.opset >= 18 else {"keepdims": 1, "axes": [-1]}
+    top = g.op.ReduceMax(x, [-1], **axes) if g.opset >= 18 else g.op.ReduceMax(x, **axes)
+    return g.op.Greater(top, g.const(0, ir.DataType.INT32))
+
+
+def _packed(g: Any, x: Any, width: int) -> Any:
+    """[B, H, L, E] as [B, L, H E]."""
+    return g.op.Reshape(g.op.Transpose(x, perm=[0, 2, 1, 3]), g.const([0, 0, width]))
+
+
+def _unpacked(g: Any, x: Any, query: Any, heads: int, width: int) -> Any:
+    """[B, L, H E] as [B, H, L, E]."""
+    x.type = ir.TensorType(_FLOAT)
+    x.shape = ir.Shape([query.shape[0], query.shape[2], heads * width])
+    rows = g.op.Reshape(x, g.const([0, 0, heads, width]))
+    return g.op.Transpose(rows, perm=[0, 2, 1, 3])

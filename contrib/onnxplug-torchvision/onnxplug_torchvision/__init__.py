@@ -1,0 +1,98 @@
+"""torchvision's operators in ONNX: the plugin. Converters are imported when one of the operators occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxplug import OpSample, PluginInfo, Rule, hookimpl
+
+_RULES = (
+    ("nms", "nms:nms", (None, None)),
+    ("roi_align", "roi:roi_align", (16, None)),
+    ("roi_align", "roi:roi_align_unaligned", (None, 15)),
+    ("roi_pool", "roi:roi_pool", (None, None)),
+    ("ps_roi_align", "roi:ps_roi_align", (16, None)),
+    ("ps_roi_pool", "roi:ps_roi_pool", (None, None)),
+    ("deform_conv2d", "deform:deform_conv2d", (19, None)),
+    ("deform_conv2d", "deform:deform_conv2d_by_gathers", (None, 18)),
+)
+
+
+@hookimpl
+def onnxplug_rules() -> list[Rule]:
+    """The translations."""
+    return [Rule(f"torchvision::{op}", f"onnxplug_torchvision.{where}", opset=opset) for op, where, opset in _RULES]
+
+
+@hookimpl
+def onnxplug_patches() -> list[Callable[[], Any]]:
+    """What detection models need while torch.export runs them."""
+    return [_detection]
+
+
+def _detection() -> Any:
+    """Nothing to patch, and nothing to import, where torchvision isn't in use."""
+    import sys
+    from contextlib import nullcontext
+
+    if "torchvision.ops" not in sys.modules:
+        return nullcontext()
+    from onnxplug_torchvision.patches import detection
+
+    return detection()
+
+
+@hookimpl
+def onnxplug_samples() -> list[OpSample]:
+    """Inputs to test the operators with."""
+    return [
+        OpSample("torchvision::nms", lambda: (_boxes(), _scores(), 0.5)),
+        OpSample("torchvision::roi_align", lambda: (_image(4), _rois(), 0.5, 2, 3, -1, False)),
+        OpSample("torchvision::roi_align", lambda: (_image(4), _rois(), 0.5, 2, 3, 2, True), opsets=(16, 21)),
+        OpSample("torchvision::roi_pool", lambda: (_image(4), _rois(), 0.5, 2, 3)),
+        OpSample("torchvision::ps_roi_align", lambda: (_image(12), _rois(), 0.5, 2, 3, 2), opsets=(16, 21)),
+        OpSample("torchvision::ps_roi_pool", lambda: (_image(12), _rois(), 0.5, 2, 3)),
+        OpSample("torchvision::deform_conv2d", _deformed),
+    ]
+
+
+@hookimpl
+def onnxplug_info() -> PluginInfo:
+    """What it translates."""
+    return PluginInfo(api=1, requires=["torchvision"], namespaces=("torchvision",))
+
+
+def _image(channels: int) -> Any:
+    import torch
+
+    return torch.arange(2.0 * channels * 8 * 9).reshape(2, channels, 8, 9).mul(0.37).sin()
+
+
+def _boxes() -> Any:
+    import torch
+
+    corners = torch.arange(24.0).reshape(12, 2).mul(1.7).remainder(20)
+    return torch.cat([corners, corners + 8 + torch.arange(24.0).reshape(12, 2).mul(0.9).remainder(5)], 1)
+
+
+def _scores() -> Any:
+    import torch
+
+    return torch.arange(12.0).mul(2.3).sin()
+
+
+def _rois() -> Any:
+    import torch
+
+    return torch.tensor([[0, 1, 2, 11, 12.5], [1, 0, 0, 4.3, 9], [0, 6, 3, 15, 8]])
+
+
+def _deformed() -> tuple[Any, ...]:
+    import torch
+
+    def wave(*shape: int) -> Any:
+        return torch.arange(float(torch.Size(shape).numel())).mul(0.71).sin().reshape(shape)
+
+    offset, mask = wave(2, 2 * 2 * 9, 6, 7) * 2, wave(2, 2 * 9, 6, 7)
+    return _image(4), wave(6, 2, 3, 3), offset, mask, wave(6), 1, 1, 0, 0, 1, 1, 2, 2, True

@@ -1,0 +1,52 @@
+"""What torchvision's detection models need while torch.export runs them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torchvision
+
+_ABSENT = object()
+
+
+def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """torchvision's ``batched_nms`` without a look at the number of boxes.
+
+    Every class is moved to a place of its own, as torchvision does it up to 1000 boxes, and always while tracing;
+    above that number it suppresses class by class, which differs by rounding.
+    """
+    # The largest coordinate is that of no box at all, too.
+    flat = torch.cat([boxes.flatten(), boxes.new_full((1,), float("-inf"))])
+    offsets = idxs.to(boxes) * (flat.max() + 1)
+    return torchvision.ops.boxes.nms(boxes + offsets[:, None], scores, iou_threshold)
+
+
+def length(x: Any) -> Any:
+    """``len`` that leaves a tensor's size symbolic, where the builtin asks for its value."""
+    return x.shape[0] if isinstance(x, torch.Tensor) else len(x)
+
+
+@contextlib.contextmanager
+def detection() -> Iterator[None]:
+    """Holds during capture: the number of boxes is only known at run time, and torchvision asks for it."""
+    from torchvision.ops import boxes, poolers
+
+    changes: list[tuple[Any, str, Any]] = [
+        (boxes, "batched_nms", batched_nms),
+        (torchvision.ops, "batched_nms", batched_nms),
+        (poolers, "len", length),  # a global of that module goes before the builtin
+    ]
+    before = [vars(home).get(name, _ABSENT) for home, name, _ in changes]
+    for home, name, new in changes:
+        setattr(home, name, new)
+    try:
+        yield
+    finally:
+        for (home, name, _), old in zip(changes, before, strict=True):
+            if old is _ABSENT:
+                delattr(home, name)
+            else:
+                setattr(home, name, old)

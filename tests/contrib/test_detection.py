@@ -1,0 +1,132 @@
+"""Detection models of torchvision: two of small backbones in the default run, three as torchvision builds them in the long one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+from tests.support.contrib import plugged
+from tests.support.vision_kernels import define_vision_kernels
+
+REGISTRY = plugged("onnxplug-torchvision")
+
+
+@pytest.fixture(autouse=True)
+def _kernels(seeded: None) -> None:
+    define_vision_kernels()
+
+
+class Pyramid(nn.Module):
+    """Three feature maps of 8 channels, at strides 4, 8 and 16."""
+
+    out_channels = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.steps = nn.ModuleList(nn.Conv2d(8, 8, 3, 2, 1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> OrderedDict[str, torch.Tensor]:
+        x = self.stem(x).relu()
+        found = OrderedDict()
+        for index, step in enumerate(self.steps):
+            x = step(x).relu()
+            found[str(index)] = x
+        return found
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Weights of a size at which scores are well apart; heads are initialised to almost nothing."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 1.2 / parameter[0].numel() ** 0.5)
+    return model.eval()
+
+
+def anchors() -> Any:
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+    return AnchorGenerator(sizes=((8,), (16,), (32,)), aspect_ratios=((0.5, 1.0, 2.0),) * 3)
+
+
+def retinanet() -> nn.Module:
+    from torchvision.models.detection import RetinaNet
+
+    sizes = {"min_size": 48, "max_size": 64}
+    return RetinaNet(Pyramid(), 4, anchor_generator=anchors(), topk_candidates=40, detections_per_img=20, **sizes)
+
+
+def fasterrcnn() -> nn.Module:
+    from torchvision.models.detection import FasterRCNN
+    from torchvision.ops import MultiScaleRoIAlign
+
+    return FasterRCNN(
+        Pyramid(),
+        4,
+        min_size=48,
+        max_size=64,
+        rpn_anchor_generator=anchors(),
+        box_roi_pool=MultiScaleRoIAlign(["0", "1", "2"], 3, 2),
+        rpn_pre_nms_top_n_test=30,
+        rpn_post_nms_top_n_test=12,
+        box_score_thresh=0.7,
+        box_detections_per_img=15,
+    )
+
+
+def agrees(program: Any, model: nn.Module, images: list[torch.Tensor]) -> int:
+    """Compares with torch, detections in their order; returns how many there were."""
+    with torch.no_grad():
+        expected = [v for found in model(images) for v in found.values()]
+    for got, wanted in zip(program(images), expected, strict=True):
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+    return sum(v.shape[0] for v in expected if v.dim() == 2)
+
+
+@pytest.mark.parametrize("build", [retinanet, fasterrcnn])
+def test_small_detector(build: Any) -> None:
+    model = lively(build())
+    images = [torch.rand(3, 40, 52), torch.rand(3, 48, 44)]
+    program = onnxplug.to_onnx(model, (images,), registry=REGISTRY)
+    counts = [agrees(program, model, images)]
+    counts += [agrees(program, model, [torch.rand(3, 40, 52) * 2, torch.randn(3, 48, 44)]) for _ in range(3)]
+    print(counts)
+    assert max(counts) > 3
+    assert len(set(counts)) > 1, "the number of detections is not found at run time"
+
+
+def test_capture_leaves_torchvision_as_it_was() -> None:
+    import torchvision
+    from torchvision.ops import boxes, poolers
+
+    before = boxes.batched_nms
+    test_small_detector(fasterrcnn)
+    assert boxes.batched_nms is before
+    assert torchvision.ops.batched_nms is before
+    assert "len" not in vars(poolers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", ["ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "retinanet_resnet50_fpn"]
+)
+def test_detector_of_torchvision(name: str) -> None:
+    """Random weights put scores at odds with their rounding: what is compared in full is what comes before NMS."""
+    import torchvision
+
+    options: dict[str, Any] = {} if name.startswith("ssd") else {"min_size": 96, "max_size": 128}
+    model = getattr(torchvision.models.detection, name)(weights=None, weights_backbone=None, **options).eval()
+    image = torch.rand(3, 96, 112)
+    program = onnxplug.to_onnx(model, ([image],), registry=REGISTRY)
+    with torch.no_grad():
+        expected = list(model([image])[0].values())
+    got = program([image])
+    assert [(v.shape[1:], v.dtype) for v in got] == [(v.shape[1:], v.dtype) for v in expected]
+    assert "NonMaxSuppression" in program.statistics.operators
