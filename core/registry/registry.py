@@ -224,8 +224,8 @@ class OnnxRegistry:
                 yield Explanation(
                     rule, layer, rule.source, False, "depends on the node: taken where its condition holds"
                 )
-            elif rule.when is not None and not rule.when(node):
-                yield Explanation(rule, layer, rule.source, False, "its condition does not hold for the node")
+            elif (unmet := _unmet(rule, node)) is not None:
+                yield Explanation(rule, layer, rule.source, False, unmet)
             else:
                 winner = rule
                 yield Explanation(rule, layer, rule.source, True, _why_first(layer, rule))
@@ -307,6 +307,16 @@ def _why_not(rule: Rule, target: Target) -> str | None:
         if have is None or have < version:
             return f"needs the domain {name} at version {version} or later among the target opsets"
     return None
+
+
+def _unmet(rule: Rule, node: Any) -> str | None:
+    """Why a rule's predicate fails for a node; ``None`` when it holds."""
+    try:
+        if rule.when is None or rule.when(node):
+            return None
+    except Exception as error:
+        return f"its condition raised {type(error).__name__}: {error}"
+    return "its condition does not hold for the node"
 
 
 def _why_first(layer: Layer, rule: Rule) -> str:
