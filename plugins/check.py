@@ -238,6 +238,7 @@ def _samples(
     limit = newest_loadable_opset() if cases else 0
     for op, done in passed.items():
         ran = [o for o in done if o <= limit]
-        text = f"{op} agrees with PyTorch at opsets {min(ran)} to {max(ran)}" if ran else f"{op} converts"
+        where = f"opset {ran[0]}" if len(ran) == 1 else f"opsets {min(ran, default=0)} to {max(ran, default=0)}"
+        text = f"{op} agrees with PyTorch at {where}" if ran else f"{op} converts"
         unrun = sorted(set(done) - set(ran))
         yield "ok", "sample", text + (f"; converted but not run, ONNX Runtime is too old: {unrun}" if unrun else "")

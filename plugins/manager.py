@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import threading
 import time
 import traceback
@@ -25,6 +26,10 @@ from onnxplug.registry.rule import Rule
 
 BUILTIN = "builtin"
 ENVIRONMENT = "ONNXPLUG_PLUGINS"
+_NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
+#: Hooks that are called while something runs, by pluggy; the others are called once, at load.
+_LATE_HOOKS = {"onnxplug_missing", "onnxplug_commands"}
 _LIST_HOOKS = (
     "onnxplug_rules",
     "onnxplug_domains",
@@ -120,10 +125,10 @@ class PluginManager:
 
     def __init__(self, selection: Selection, points: Iterable[EntryPoint] | None = None) -> None:
         self.selection = selection
-        found = list(points if points is not None else _discover())
-        found.sort(key=lambda p: (_distribution(p)[0] != PROJECT_NAME, _distribution(p)[0], p.name))
-        self._points = found
-        self._records = [PluginRecord(p.name, *_distribution(p), p.value) for p in found]
+        found = [(p, *_distribution(p)) for p in (points if points is not None else _discover())]
+        found.sort(key=lambda row: (row[1] != PROJECT_NAME, row[1], row[0].name))
+        self._points = [point for point, _, _ in found]
+        self._records = [PluginRecord(p.name, name, version, p.value) for p, name, version in found]
         self._host = pluggy.PluginManager(PROJECT_NAME)
         self._host.add_hookspecs(hookspecs)
         self._sources: dict[int, PluginRecord] = {}
@@ -211,8 +216,9 @@ class PluginManager:
                 record.status, record.error = "blocked", f"the same module as {seen[id(plugin)]}"
                 return
             record.hooks = _check_hooks(plugin)
-            self._host.register(plugin, name=f"{record.distribution}:{record.name}")
-            self._host.check_pending()
+            if not _LATE_HOOKS.isdisjoint(record.hooks):
+                self._host.register(plugin, name=f"{record.distribution}:{record.name}")
+                self._host.check_pending()
             self._collect(plugin, record)
         except KeyboardInterrupt:
             raise
@@ -339,8 +345,15 @@ class PluginManager:
 
 
 def _distribution(point: EntryPoint) -> tuple[str, str]:
+    """Name and version of what installed an entry point; read by hand, as ``dist.name`` parses the whole metadata."""
     dist = point.dist
-    return (dist.name, dist.version) if dist is not None else ("?", "0")
+    if dist is None:
+        return "?", "0"
+    read_text = getattr(dist, "read_text", None)
+    header = (read_text("METADATA") if read_text is not None else None) or ""
+    name = _NAME.search(header)
+    version = _VERSION.search(header)
+    return (name[1], version[1]) if name is not None and version is not None else (dist.name, dist.version)
 
 
 def _call(plugin: Any, hook: str) -> Any:

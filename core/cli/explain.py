@@ -102,7 +102,8 @@ def ops(
     for row in rows:
         grid.add_row(row["op"], row["package"], row["rule"], escape(row["conditions"]))
     out.print(grid)
-    out.print(f"{len({row['op'] for row in rows})} operators, {len(rows)} rules")
+    count = len({row["op"] for row in rows})
+    out.print(f"{count} operator{'s' if count > 1 else ''}, {len(rows)} rule{'s' if len(rows) > 1 else ''}")
 
 
 def _rows(pattern: str, plugin: str | None, opset: str | None) -> list[dict[str, Any]]:

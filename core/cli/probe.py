@@ -108,7 +108,8 @@ def _listen(
         message = json.loads(line)
         if "records" in message:
             return message["records"], None, None
-        loading, wait = message["starting"], patience
+        # The builtin plugin brings torch along.
+        loading, wait = message["starting"], START if message["builtin"] else patience
 
 
 def _read(pipe: IO[bytes], lines: queue.Queue[bytes]) -> None:
@@ -145,7 +146,7 @@ def child(request: dict[str, Any]) -> None:
 
         def starting(record: Any) -> None:
             faulthandler.dump_traceback_later(0.9 * request["patience"], file=dump)
-            report.write(json.dumps({"starting": positions[id(record)]}) + "\n")
+            report.write(json.dumps({"starting": positions[id(record)], "builtin": record.is_builtin}) + "\n")
             report.flush()
 
         manager.load(skip=frozenset(map(tuple, request["skip"])), starting=starting)

@@ -86,8 +86,12 @@ class OnnxRegistry:
         table: dict[str, list[tuple[Layer, Rule]]] = {}
         for rule in builtin:
             table.setdefault(rule.op, []).append((Layer.BUILTIN, rule))
-        for rule in plugin:
-            if not rule.override and self._shadowed(rule, table):
+        given = list(plugin)
+        overloads: dict[str, list[str]] = {}
+        for op in table if given else ():
+            overloads.setdefault(packet_of(op), []).append(op)
+        for rule in given:
+            if not rule.override and self._shadowed(rule, table, overloads):
                 self._refuse(rule)
                 continue
             table.setdefault(rule.op, []).append((Layer.PLUGIN, rule))
@@ -101,11 +105,14 @@ class OnnxRegistry:
 
     # -- building ------------------------------------------------------------------------------------------------------
 
-    def _shadowed(self, rule: Rule, table: Mapping[str, Sequence[tuple[Layer, Rule]]]) -> Rule | None:
+    def _shadowed(
+        self, rule: Rule, table: Mapping[str, Sequence[tuple[Layer, Rule]]], overloads: Mapping[str, Sequence[str]]
+    ) -> Rule | None:
         """A builtin rule for an operator and opset that the plugin's rule claims too."""
-        names = [rule.op, packet_of(rule.op)]
-        if "." not in rule.op.partition("::")[2]:
-            names = [op for op in table if packet_of(op) == rule.op] + [rule.op]
+        packet = packet_of(rule.op)
+        if packet not in overloads:
+            return None
+        names = [*overloads.get(packet, ()), packet] if packet == rule.op else [rule.op, packet]
         for name in dict.fromkeys(names):
             for layer, other in table.get(name, ()):
                 if layer is Layer.BUILTIN and _overlap(rule.opset, other.opset):
