@@ -113,7 +113,9 @@ def _check_one(
     found += _conflicts(rules, record, table)
     found += _samples(supplied.get("onnxplug_samples", []), rules, record, table, manager, opsets)
     if not any(severity == "error" for severity, _, _ in found):
-        found.append(("ok", "rules", f"{len(rules)} rules, no conflict, none dead, none shadowed"))
+        found.append(
+            ("ok", "rules", f"{len(rules)} rule{'s' if len(rules) != 1 else ''}: no conflict, none dead, none shadowed")
+        )
     return [Finding(record.name, *row) for row in found]
 
 
@@ -238,7 +240,22 @@ def _samples(
     limit = newest_loadable_opset() if cases else 0
     for op, done in passed.items():
         ran = [o for o in done if o <= limit]
-        where = f"opset {ran[0]}" if len(ran) == 1 else f"opsets {min(ran, default=0)} to {max(ran, default=0)}"
+        where = f"opset{'s' if len(ran) > 1 else ''} {_ranges(ran)}"
         text = f"{op} agrees with PyTorch at {where}" if ran else f"{op} converts"
         unrun = sorted(set(done) - set(ran))
-        yield "ok", "sample", text + (f"; converted but not run, ONNX Runtime is too old: {unrun}" if unrun else "")
+        yield (
+            "ok",
+            "sample",
+            text + (f"; converted but not run, ONNX Runtime is too old: {_ranges(unrun)}" if unrun else ""),
+        )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Runs of numbers as ``13 to 20, 23``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
