@@ -51,6 +51,8 @@ bench: $(VENV)/installed
 	@echo "==> Benchmarks against torch.onnx, one thread"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/run.py
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/operators.py
+	@echo "==> What 200 installed plugins cost"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/plugins.py
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"

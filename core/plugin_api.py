@@ -71,12 +71,15 @@ class OpSample:
         args: A function without arguments that makes the positional arguments, or the arguments themselves.
         kwargs: Keyword arguments.
         opsets: ai.onnx opsets at which the sample holds; empty means all that the rule claims.
+        dynamic_shapes: One entry a positional argument, as ``torch.export`` takes them: the sample is then exported with
+            these dimensions dynamic and compared at several sizes.
     """
 
     op: str
     args: Callable[[], Sequence[Any]] | Sequence[Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     opsets: Sequence[int] = ()
+    dynamic_shapes: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True)

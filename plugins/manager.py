@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -24,6 +26,10 @@ from onnxplug.registry.rule import Rule
 
 BUILTIN = "builtin"
 ENVIRONMENT = "ONNXPLUG_PLUGINS"
+_NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
+#: Hooks that are called while something runs, by pluggy; the others are called once, at load.
+_LATE_HOOKS = {"onnxplug_missing", "onnxplug_commands"}
 _LIST_HOOKS = (
     "onnxplug_rules",
     "onnxplug_domains",
@@ -53,6 +59,7 @@ class PluginRecord:
         hooks: The hooks it implements.
         rules: Number of rules that it supplies.
         namespaces: torch namespaces that it says it translates.
+        requires: Requirements of packages that it says it needs.
     """
 
     name: str
@@ -65,6 +72,7 @@ class PluginRecord:
     hooks: list[str] = field(default_factory=list)
     rules: int = 0
     namespaces: Sequence[str] = ()
+    requires: Sequence[str] = ()
 
     @property
     def is_builtin(self) -> bool:
@@ -80,11 +88,13 @@ class Selection:
         only: Entry-point or distribution names; ``None`` means all.
         without: Names never imported.
         require: Requirements (``"onnxplug-acme>=1.2"``) that must be installed and loaded.
+        strict: A plugin that is broken, or whose rule is refused, is an error instead of a warning.
     """
 
     only: tuple[str, ...] | None = None
     without: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
+    strict: bool = False
 
     @classmethod
     def from_environment(cls, plugins: Sequence[str] | None = None) -> Selection:
@@ -115,10 +125,10 @@ class PluginManager:
 
     def __init__(self, selection: Selection, points: Iterable[EntryPoint] | None = None) -> None:
         self.selection = selection
-        found = list(points) if points is not None else list(entry_points(group=ENTRY_POINT_GROUP))
-        found.sort(key=lambda p: (_distribution(p)[0] != PROJECT_NAME, _distribution(p)[0], p.name))
-        self._points = found
-        self._records = [PluginRecord(p.name, *_distribution(p), p.value) for p in found]
+        found = [(p, *_distribution(p)) for p in (points if points is not None else _discover())]
+        found.sort(key=lambda row: (row[1] != PROJECT_NAME, row[1], row[0].name))
+        self._points = [point for point, _, _ in found]
+        self._records = [PluginRecord(p.name, name, version, p.value) for p, name, version in found]
         self._host = pluggy.PluginManager(PROJECT_NAME)
         self._host.add_hookspecs(hookspecs)
         self._sources: dict[int, PluginRecord] = {}
@@ -156,27 +166,46 @@ class PluginManager:
             return False
         return record.is_builtin or self.selection.only is None or bool(names & set(self.selection.only))
 
-    def load(self) -> None:
+    def load(
+        self,
+        *,
+        skip: Collection[tuple[str, str]] = frozenset(),
+        starting: Callable[[PluginRecord], None] | None = None,
+    ) -> None:
         """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
 
+        Args:
+            skip: Distribution and name of entry points to leave alone.
+            starting: Called before each plugin is imported.
+
         Raises:
-            PluginError: A required plugin is broken.
+            PluginError: A required plugin is broken; with ``strict``, any.
         """
         with self._lock:
-            if self._loaded:
-                return
-            self._loaded = True
-            seen: dict[int, str] = {}
-            for point, record in zip(self._points, self._records, strict=True):
-                if not self._wanted(record):
-                    record.status = "blocked"
-                    continue
-                self._load_one(point, record, seen)
-            failed = {name for r in self._records if r.status == "failed" for name in (r.name, r.distribution)}
+            if not self._loaded:
+                self._loaded = True
+                seen: dict[int, str] = {}
+                for point, record in zip(self._points, self._records, strict=True):
+                    if not self._wanted(record) or (record.distribution, record.name) in skip:
+                        record.status = "blocked"
+                        continue
+                    if starting is not None:
+                        starting(record)
+                    self._load_one(point, record, seen)
+            self._check_broken()
+
+    def _check_broken(self) -> None:
+        for broken in self._records:
+            if broken.status != "failed":
+                continue
             for text in self.selection.require:
-                if Requirement(text).name in failed:
-                    broken = next(r for r in self._records if Requirement(text).name in (r.name, r.distribution))
+                if Requirement(text).name in (broken.name, broken.distribution):
                     raise PluginError(f"the required plugin {text} is broken:\n{broken.error}")
+            if self.selection.strict:
+                raise PluginError(
+                    f"the plugin {broken.name} of {broken.distribution} {broken.version} is broken:\n{broken.error}",
+                    hint="Without --strict-plugins it is left out with a warning; --no-plugin leaves it out silently.",
+                )
 
     def _load_one(self, point: EntryPoint, record: PluginRecord, seen: dict[int, str]) -> None:
         started = time.perf_counter()
@@ -187,8 +216,9 @@ class PluginManager:
                 record.status, record.error = "blocked", f"the same module as {seen[id(plugin)]}"
                 return
             record.hooks = _check_hooks(plugin)
-            self._host.register(plugin, name=f"{record.distribution}:{record.name}")
-            self._host.check_pending()
+            if not _LATE_HOOKS.isdisjoint(record.hooks):
+                self._host.register(plugin, name=f"{record.distribution}:{record.name}")
+                self._host.check_pending()
             self._collect(plugin, record)
         except KeyboardInterrupt:
             raise
@@ -216,7 +246,7 @@ class PluginManager:
         info = _call(plugin, "onnxplug_info") if "onnxplug_info" in record.hooks else PluginInfo()
         if not isinstance(info, PluginInfo):
             raise PluginError(f"onnxplug_info returned {info!r}, not a PluginInfo")
-        record.namespaces = tuple(info.namespaces)
+        record.namespaces, record.requires = tuple(info.namespaces), tuple(info.requires)
         if info.api != API_VERSION:
             raise PluginError(f"it is written for plugin API {info.api}; this onnxplug has {API_VERSION}")
         for hook in _LIST_HOOKS:
@@ -241,6 +271,11 @@ class PluginManager:
     def records(self) -> list[PluginRecord]:
         """Every entry point of the group, loaded or not."""
         return list(self._records)
+
+    def supplied(self, record: PluginRecord) -> dict[str, Any]:
+        """What each hook of one plugin returned, by the hook's name."""
+        self.load()
+        return {hook: value for hook, found in self._results.items() for r, value in found if r is record}
 
     def _all(self, hook: str) -> list[Any]:
         self.load()
@@ -342,8 +377,15 @@ class PluginManager:
 
 
 def _distribution(point: EntryPoint) -> tuple[str, str]:
+    """Name and version of what installed an entry point; read by hand, as ``dist.name`` parses the whole metadata."""
     dist = point.dist
-    return (dist.name, dist.version) if dist is not None else ("?", "0")
+    if dist is None:
+        return "?", "0"
+    read_text = getattr(dist, "read_text", None)
+    header = (read_text("METADATA") if read_text is not None else None) or ""
+    name = _NAME.search(header)
+    version = _VERSION.search(header)
+    return (name[1], version[1]) if name is not None and version is not None else (dist.name, dist.version)
 
 
 def _label(record: PluginRecord) -> str:
@@ -403,6 +445,34 @@ def _check_runtime(items: Sequence[Any]) -> None:
 _managers: dict[Any, PluginManager] = {}
 _registries: dict[Any, OnnxRegistry] = {}
 _lock = threading.Lock()
+_given: list[Callable[[], Iterable[Any]]] = []
+
+
+def _discover() -> Iterable[EntryPoint]:
+    """The entry points of installed distributions, or those that a test put in their place."""
+    return _given[-1]() if _given else entry_points(group=ENTRY_POINT_GROUP)
+
+
+def forget() -> None:
+    """Drops what was loaded, so that the next export discovers plugins anew."""
+    with _lock:
+        _managers.clear()
+        _registries.clear()
+
+
+@contextmanager
+def discovering(points: Callable[[], Iterable[Any]]) -> Iterator[None]:
+    """While it holds, plugins are found by ``points`` and not among installed distributions; for tests."""
+    saved = dict(_managers), dict(_registries)
+    forget()
+    _given.append(points)
+    try:
+        yield
+    finally:
+        _given.pop()
+        forget()
+        _managers.update(saved[0])
+        _registries.update(saved[1])
 
 
 def manager_for(selection: Selection) -> PluginManager:
@@ -438,10 +508,16 @@ def registry_for(
     chosen = selection if selection is not None else Selection.from_environment(plugins)
     manager = manager_for(chosen)
     builtin, plugin = manager.rules()
-    if call_rules:
-        return OnnxRegistry(builtin, plugin, call_rules, prefer=prefer), manager
     key = (chosen, tuple(sorted((prefer or {}).items())))
-    registry = _registries.get(key)
+    registry = None if call_rules else _registries.get(key)
     if registry is None:
-        registry = _registries[key] = OnnxRegistry(builtin, plugin, prefer=prefer)
+        registry = OnnxRegistry(builtin, plugin, call_rules, prefer=prefer)
+        if not call_rules:
+            _registries[key] = registry
+    if chosen.strict and registry.refused:
+        rule = registry.refused[0]
+        raise PluginError(
+            f"the rule {rule.name} of {rule.source} for {rule.op} shadows a builtin rule without override=True",
+            hint="Without --strict-plugins it is ignored with a warning.",
+        )
     return registry, manager

@@ -15,6 +15,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from onnxplug.testing import plugin as onnxplug_fixtures
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The fixtures of `onnxplug.testing`, also where this checkout was installed before it had its entry point."""
+    if not config.pluginmanager.is_registered(onnxplug_fixtures):
+        config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
+
 
 @pytest.fixture
 def vision() -> None:

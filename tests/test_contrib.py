@@ -67,6 +67,8 @@ def test_softcap_installs_translates_and_uninstalls(python: Path) -> None:
     assert '"loaded"' in listed
     reason = run(python, "-m", "onnxplug", "why", "softcap::softcap")
     assert "onnxplug_softcap.plugin:softcap" in reason
+    checked = run(python, "-m", "onnxplug", "plugins", "check", "softcap", "--opset", "18", "--opset", "21")
+    assert "softcap::softcap agrees with PyTorch at opsets 18, 21" in checked
     run(python, "-m", "pip", "uninstall", "--yes", "--quiet", "onnxplug-softcap")
     assert "missing ['softcap::softcap.default']" in run(python, "-c", MISSING)
 

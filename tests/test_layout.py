@@ -105,7 +105,12 @@ def test_wheel_holds_every_source(tmp_path: Path) -> None:
         for folder, package in LAYERS.items()
         for path in _sources(folder)
     }
-    assert packed == expected | {"onnxplug/py.typed"}
+    templates = {
+        f"onnxplug/{path.relative_to(ROOT / 'core').as_posix()}"
+        for path in (ROOT / "core").rglob("templates/**/*.jinja")
+    }
+    assert len(templates) >= 5
+    assert packed == expected | templates | {"onnxplug/py.typed"}
 
 
 @pytest.mark.parametrize("folder", LAYERS)

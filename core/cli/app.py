@@ -1,44 +1,58 @@
-"""The command line: ``onnxplug export | verify | inspect | plugins | why``."""
+"""The command line: ``onnxplug export | verify | inspect | plugins | why | ops``."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 from rich.markup import escape
 from rich.table import Table
 
+from onnxplug.cli.explain import ops, why
+from onnxplug.cli.options import choice, plugin_options, registry
+from onnxplug.cli.plugins import plugins_app
 from onnxplug.errors import OnnxplugError, OpsetError, UsageError
+
+
+class PluginGroup(typer.core.TyperGroup):
+    """The commands, and those that plugins add; plugins are imported only for a command that isn't onnxplug's own."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            return found
+        flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
+        choice.remember(**{flag: ctx.params.get(flag) for flag in flags})
+        host = registry()[1]
+        choice.reset(choice.debug)
+        added = typer.Typer(pretty_exceptions_enable=False)
+        host.commands(added)
+        return typer.main.get_group(added).get_command(ctx, cmd_name)
+
 
 app = typer.Typer(
     name="onnxplug",
+    cls=PluginGroup,
     help="Export PyTorch models to ONNX; every translation is a rule, and installed plugins add more.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-plugins_app = typer.Typer(help="Installed plugins.", no_args_is_help=True)
 app.add_typer(plugins_app, name="plugins")
-
-_HOST = "onnxplug.plugins.manager"
-_state: dict[str, Any] = {"only": [], "without": [], "require": [], "prefer": [], "debug": False}
-
+app.command()(plugin_options(why))
+app.command()(plugin_options(ops))
 TargetArgument = Annotated[str, typer.Argument(help="package.module:callable, file.py:callable, FILE.pt2 or timm:NAME")]
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", help="'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; once an input"),
 ]
 DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
-NoPlugin = Annotated[list[str] | None, typer.Option("--no-plugin", help="Leave a plugin out; it is not imported")]
-OnlyPlugin = Annotated[
-    list[str] | None, typer.Option("--only-plugin", help="Use only this plugin and the builtin rules")
-]
-RequirePlugin = Annotated[list[str] | None, typer.Option("--require-plugin", help="'NAME>=1.2': fail without it")]
-Prefer = Annotated[list[str] | None, typer.Option("--prefer", help="'mylib::nms=DISTRIBUTION': whose rule wins")]
 
 
 def _version(asked: bool) -> None:
@@ -50,57 +64,18 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
+@plugin_options
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
-    no_plugin: NoPlugin = None,
-    only_plugin: OnlyPlugin = None,
-    require_plugin: RequirePlugin = None,
-    prefer: Prefer = None,
 ) -> None:
-    _state.update(only=[], without=[], require=[], prefer=[], debug=debug)
-    _remember(no_plugin, only_plugin, require_plugin, prefer)
-
-
-def _remember(
-    no_plugin: list[str] | None,
-    only_plugin: list[str] | None,
-    require_plugin: list[str] | None = None,
-    prefer: list[str] | None = None,
-) -> None:
-    """Plugin flags mean the same before and after the subcommand."""
-    _state["without"] += no_plugin or []
-    _state["only"] += only_plugin or []
-    _state["require"] += require_plugin or []
-    _state["prefer"] += prefer or []
-
-
-def _registry() -> tuple[Any, Any]:
-    """The rules and plugins that the flags select."""
-    from onnxplug.registry.rule import load_object
-
-    selection_class = load_object(f"{_HOST}:Selection", "the plugin manager")
-    chosen = selection_class.from_environment(_state["only"] or None)
-    selection = selection_class(chosen.only, (*chosen.without, *_state["without"]), tuple(_state["require"]))
-    found: tuple[Any, Any] = load_object(f"{_HOST}:registry_for", "the plugin manager")(
-        prefer=_preferences(), selection=selection
-    )
-    return found
-
-
-def _preferences() -> dict[str, str]:
-    preferences = {}
-    for text in _state["prefer"]:
-        op, separator, distribution = text.rpartition("=")
-        if not separator or not op or not distribution:
-            raise UsageError(f"--prefer {text!r} can't be read", hint="Write it as 'mylib::nms=DISTRIBUTION'.")
-        preferences[op] = distribution
-    return preferences
+    choice.debug = debug
 
 
 @app.command()
+@plugin_options
 def export(
     target: TargetArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write")],
@@ -116,17 +91,12 @@ def export(
     strict: Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")] = None,
     input_names: Annotated[str | None, typer.Option("--input-names", help="Names of the inputs, by commas")] = None,
     output_names: Annotated[str | None, typer.Option("--output-names", help="Names of the outputs, by commas")] = None,
-    no_plugin: NoPlugin = None,
-    only_plugin: OnlyPlugin = None,
-    require_plugin: RequirePlugin = None,
-    prefer: Prefer = None,
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
     from onnxplug.cli.report import progress, summary, verification
     from onnxplug.cli.targets import load_target
 
-    _remember(no_plugin, only_plugin, require_plugin, prefer)
     opsets = parse_opset(opset)
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
@@ -149,7 +119,7 @@ def export(
             strict=strict,
             input_names=input_names.split(",") if input_names else None,
             output_names=output_names.split(",") if output_names else None,
-            registry=_registry(),
+            registry=registry(),
             progress=shown,
         )
         report = None
@@ -224,72 +194,6 @@ def inspect(model: Annotated[Path, typer.Argument(help="The ONNX file")]) -> Non
     out.print(table)
 
 
-@plugins_app.command("list")
-def plugins_list(
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable")] = False,
-    no_plugin: NoPlugin = None,
-    only_plugin: OnlyPlugin = None,
-) -> None:
-    """List installed plugins, loaded or not, and why."""
-    from onnxplug.cli.report import out
-
-    _remember(no_plugin, only_plugin)
-    records = _registry()[1].records()
-    if as_json:
-        fields = ("name", "distribution", "version", "value", "status", "error", "seconds", "hooks", "rules")
-        sys.stdout.write(json.dumps([{f: getattr(r, f) for f in fields} for r in records], indent=2) + "\n")
-        return
-    table = Table("plugin", "distribution", "version", "status", "rules", "import", "hooks")
-    for record in records:
-        status = record.status if record.error is None else f"{record.status}: {record.error.splitlines()[-1]}"
-        hooks = ", ".join(h.removeprefix("onnxplug_") for h in record.hooks)
-        table.add_row(
-            record.name,
-            record.distribution,
-            record.version,
-            escape(status),
-            str(record.rules),
-            f"{1e3 * record.seconds:.0f} ms",
-            hooks,
-        )
-    out.print(table)
-
-
-@app.command()
-def why(
-    op: Annotated[str, typer.Argument(help="An operator: aten::add.Tensor, or mylib::nms for all its overloads")],
-    opset: Annotated[str | None, typer.Option("--opset", help="Target opset")] = None,
-    no_plugin: NoPlugin = None,
-    only_plugin: OnlyPlugin = None,
-    prefer: Prefer = None,
-) -> None:
-    """Show which rule translates an operator, and why the others don't."""
-    import difflib
-
-    from onnxplug.cli.inputs import parse_opset
-    from onnxplug.cli.report import out
-    from onnxplug.opsets import resolve_opsets
-    from onnxplug.registry.registry import Target
-
-    _remember(no_plugin, only_plugin, None, prefer)
-    opsets = resolve_opsets(parse_opset(opset))
-    registry = _registry()[0]
-    found = registry.explain(op, Target(opset=opsets[""], opsets=opsets))
-    if not found:
-        near = difflib.get_close_matches(op, registry.operators(), 3)
-        raise OnnxplugError(
-            f"no rule translates {op}; it is decomposed where torch can",
-            hint=f"Did you mean {', '.join(near)}?" if near else None,
-        )
-    table = Table(title=f"{op} at opset {opsets['']}")
-    for column in ("operator", "rule", "package", "", "why"):
-        table.add_column(column, overflow="fold")
-    for row in found:
-        mark = "[green]taken[/]" if row.taken else "passed over"
-        table.add_row(row.rule.op, row.rule.name, row.source, mark, escape(row.reason))
-    out.print(table)
-
-
 def main() -> None:
     """Entry point: exit status 0, 1 for a failed job, 2 for wrong usage; a traceback only with ``--debug``."""
     sys.exit(run(sys.argv[1:]))
@@ -297,6 +201,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns its exit status."""
+    choice.reset()
     try:
         result = app(args=arguments, prog_name="onnxplug", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -309,7 +214,7 @@ def run(arguments: list[str]) -> int:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's and typer's own: wrong usage
             error.show()
             return int(error.exit_code)
-        if _state["debug"]:
+        if choice.debug:
             raise
         from onnxplug.cli.report import failure
 

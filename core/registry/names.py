@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 _names: dict[Any, str] = {}
 
 
@@ -22,6 +20,8 @@ def qualified_name(target: Any) -> str:
 
 
 def _work_out(target: Any) -> str:
+    import torch
+
     if isinstance(target, torch._ops.OpOverload):
         return f"{target._schema.name}.{target._schema.overload_name or 'default'}"
     if isinstance(target, torch._ops.OpOverloadPacket):
@@ -35,3 +35,18 @@ def packet_of(name: str) -> str:
     """The name without its overload: ``"aten::add"`` of ``"aten::add.Tensor"``."""
     namespace, separator, rest = name.partition("::")
     return f"{namespace}::{rest.partition('.')[0]}" if separator else name
+
+
+def find_overload(op: str) -> Any:
+    """The torch operator of a qualified name; a packet's default overload, or its first one. ``None`` if unknown."""
+    import torch
+
+    namespace, separator, rest = op.partition("::")
+    if not separator:
+        return None
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops, namespace), packet, None)
+    if not isinstance(found, torch._ops.OpOverloadPacket):
+        return None
+    names = found.overloads()
+    return getattr(found, overload or ("default" if "default" in names else names[0]), None)

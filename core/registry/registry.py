@@ -86,8 +86,12 @@ class OnnxRegistry:
         table: dict[str, list[tuple[Layer, Rule]]] = {}
         for rule in builtin:
             table.setdefault(rule.op, []).append((Layer.BUILTIN, rule))
-        for rule in plugin:
-            if not rule.override and self._shadowed(rule, table):
+        given = list(plugin)
+        overloads: dict[str, list[str]] = {}
+        for op in table if given else ():
+            overloads.setdefault(packet_of(op), []).append(op)
+        for rule in given:
+            if not rule.override and self._shadowed(rule, table, overloads):
                 self._refuse(rule)
                 continue
             table.setdefault(rule.op, []).append((Layer.PLUGIN, rule))
@@ -101,11 +105,14 @@ class OnnxRegistry:
 
     # -- building ------------------------------------------------------------------------------------------------------
 
-    def _shadowed(self, rule: Rule, table: Mapping[str, Sequence[tuple[Layer, Rule]]]) -> Rule | None:
+    def _shadowed(
+        self, rule: Rule, table: Mapping[str, Sequence[tuple[Layer, Rule]]], overloads: Mapping[str, Sequence[str]]
+    ) -> Rule | None:
         """A builtin rule for an operator and opset that the plugin's rule claims too."""
-        names = [rule.op, packet_of(rule.op)]
-        if "." not in rule.op.partition("::")[2]:
-            names = [op for op in table if packet_of(op) == rule.op] + [rule.op]
+        packet = packet_of(rule.op)
+        if packet not in overloads:
+            return None
+        names = [*overloads.get(packet, ()), packet] if packet == rule.op else [rule.op, packet]
         for name in dict.fromkeys(names):
             for layer, other in table.get(name, ()):
                 if layer is Layer.BUILTIN and _overlap(rule.opset, other.opset):
@@ -224,8 +231,8 @@ class OnnxRegistry:
                 yield Explanation(
                     rule, layer, rule.source, False, "depends on the node: taken where its condition holds"
                 )
-            elif rule.when is not None and not rule.when(node):
-                yield Explanation(rule, layer, rule.source, False, "its condition does not hold for the node")
+            elif (unmet := _unmet(rule, node)) is not None:
+                yield Explanation(rule, layer, rule.source, False, unmet)
             else:
                 winner = rule
                 yield Explanation(rule, layer, rule.source, True, _why_first(layer, rule))
@@ -307,6 +314,16 @@ def _why_not(rule: Rule, target: Target) -> str | None:
         if have is None or have < version:
             return f"needs the domain {name} at version {version} or later among the target opsets"
     return None
+
+
+def _unmet(rule: Rule, node: Any) -> str | None:
+    """Why a rule's predicate fails for a node; ``None`` when it holds."""
+    try:
+        if rule.when is None or rule.when(node):
+            return None
+    except Exception as error:
+        return f"its condition raised {type(error).__name__}: {error}"
+    return "its condition does not hold for the node"
 
 
 def _why_first(layer: Layer, rule: Rule) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onnxplug.errors import PluginError, RuleConflictError, UsageError
-from onnxplug.registry.registry import Layer, OnnxRegistry, Target
+from onnxplug.registry.registry import Layer, OnnxRegistry, RuleWarning, Target
 from onnxplug.registry.rule import Rule
 
 
@@ -108,3 +108,19 @@ def test_converters_by_name_are_imported_late() -> None:
     assert lazy.resolve() is json.dumps
     with pytest.raises(PluginError, match="cannot import 'nowhere:f'"):
         Rule("a::f", "nowhere:f").resolve()
+
+
+def test_many_plugins_cost_time_in_proportion() -> None:
+    """200 plugins of 50 rules: a scan of the table for each of them took 15 seconds (see benchmarks/plugins.py)."""
+    import time
+
+    builtin = [rule(f"aten::f{i}.{o}", "builtin") for i in range(250) for o in "abcd"]
+    plugin = [rule(f"p{p}::f{i}", "plugin", f"dist-{p}") for p in range(200) for i in range(50)]
+    started = time.process_time()
+    registry = OnnxRegistry(builtin, plugin)
+    assert time.process_time() - started < 1.5
+    assert len(registry) == 11_000
+    assert registry.refused == []
+    shadowing = [rule("aten::f7", "all overloads", "d"), rule("aten::f8.c", "one", "d"), rule("aten::f9.z", "new", "d")]
+    with pytest.warns(RuleWarning):
+        assert OnnxRegistry(builtin, shadowing).refused == shadowing[:2]

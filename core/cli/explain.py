@@ -1,0 +1,165 @@
+"""``onnxplug why`` and ``onnxplug ops``: which rule translates an operator, and what is translated at all."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from onnxplug.cli.options import registry
+from onnxplug.errors import MissingRuleError, OnnxplugError, UsageError
+
+
+def why(
+    op: Annotated[str, typer.Argument(help="An operator: aten::add.Tensor, or mylib::nms for all its overloads")],
+    opset: Annotated[str | None, typer.Option("--opset", help="Target opset: 21, or 21,com.microsoft=1")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Settle the rules' conditions for inputs of this dtype: float16 …")
+    ] = None,
+) -> None:
+    """Show which rule translates an operator, and why the others don't."""
+    from onnxplug.cli.inputs import parse_opset
+    from onnxplug.cli.report import out
+    from onnxplug.opsets import resolve_opsets
+    from onnxplug.registry.registry import Target
+
+    opsets = resolve_opsets(parse_opset(opset))
+    table, host = registry()
+    target = Target(opset=opsets[""], opsets=opsets)
+    found, notes = _explain(table, host, op, target, dtype)
+    if not found:
+        near = difflib.get_close_matches(op, table.operators(), 3)
+        told = host.explain_missing(op.partition("::")[0])
+        hint = told or (f"Did you mean {', '.join(near)}?" if near else None)
+        raise OnnxplugError(f"no rule translates {op}; it is decomposed where torch can", hint=hint)
+    title = f"{op} at opset {opsets['']}" + (f", {dtype}" if dtype else "")
+    grid = Table(title=title)
+    for column in ("operator", "rule", "package", "", "why"):
+        grid.add_column(column, overflow="fold")
+    for row in found:
+        mark = "[green]taken[/]" if row.taken else "passed over"
+        grid.add_row(row.rule.op, row.rule.name, row.source or "onnxplug", mark, escape(row.reason))
+    out.print(grid)
+    for note in notes:
+        out.print(escape(note))
+
+
+def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> tuple[list[Any], list[str]]:
+    if dtype is None:
+        return table.explain(op, target), []
+    from onnxplug.cli.nodes import find_dtype, make_node
+    from onnxplug.registry.names import find_overload
+
+    wanted = find_dtype(dtype)
+    samples = host.samples()
+    overload = find_overload(op)
+    names = [op]
+    if "." not in op.partition("::")[2]:
+        keyed = [name for name in table.operators() if name.startswith(f"{op}.")]
+        names = keyed or ([f"{op}.{overload._overloadname}"] if overload is not None else [op])
+    found: list[Any] = []
+    notes: list[str] = []
+    for name in names:
+        node, made_from = make_node(name, wanted, samples)
+        rows = table.explain(name, target, node)
+        if any(row.rule.when is not None for row in rows):
+            settled = "are settled for" if node is not None else "are not settled:"
+            notes.append(f"Conditions on {name} {settled} {made_from}.")
+        found.extend(rows)
+    return list({(id(e.rule), e.reason): e for e in found}.values()), notes
+
+
+def ops(
+    pattern: Annotated[str, typer.Argument(help="Which operators: 'aten::*pool*'")] = "*",
+    plugin: Annotated[str | None, typer.Option("--plugin", help="Only this distribution's rules")] = None,
+    missing: Annotated[
+        str | None, typer.Option("--missing", help="TARGET: list the operators of a model that nothing translates")
+    ] = None,
+    inputs: Annotated[list[str] | None, typer.Option("--input", help="As for export, with --missing")] = None,
+    opset: Annotated[str | None, typer.Option("--opset", help="Only what holds at this opset")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable")] = False,
+) -> None:
+    """List the operators that are translated, and by whom; or what a model lacks."""
+    if missing is not None:
+        _missing(missing, inputs or [], opset, as_json)
+        return
+    from onnxplug.cli.report import out
+
+    rows = _rows(pattern, plugin, opset)
+    if not rows:
+        about = f" of {plugin}" if plugin else ""
+        raise OnnxplugError(f"no rule{about} translates an operator like {pattern!r}")
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+    grid = Table("operator", "package", "rule", "conditions")
+    for row in rows:
+        grid.add_row(row["op"], row["package"], row["rule"], escape(row["conditions"]))
+    out.print(grid)
+    count = len({row["op"] for row in rows})
+    out.print(f"{count} operator{'s' if count > 1 else ''}, {len(rows)} rule{'s' if len(rows) > 1 else ''}")
+
+
+def _rows(pattern: str, plugin: str | None, opset: str | None) -> list[dict[str, Any]]:
+    from onnxplug.cli.inputs import parse_opset
+    from onnxplug.cli.probe import rule_text
+    from onnxplug.opsets import resolve_opsets
+
+    table, host = registry()
+    opsets = resolve_opsets(parse_opset(opset)) if opset else None
+    if plugin is not None:
+        names = {name: r.distribution for r in host.records() for name in (r.name, r.distribution)}
+        if plugin not in names:
+            raise UsageError(f"no plugin {plugin!r} is installed", hint=f"Installed: {', '.join(sorted(names))}.")
+        plugin = names[plugin]
+    rows = []
+    for layer, rule in table.rules():
+        since, until = rule.opset
+        outside = opsets is not None and not (since or 0) <= opsets[""] <= (until or 1 << 30)
+        if not fnmatch.fnmatchcase(rule.op, pattern) or outside or plugin not in (None, rule.source):
+            continue
+        _, _, conditions = rule_text(rule).partition(" (")
+        rows.append(
+            {
+                "op": rule.op,
+                "package": rule.source,
+                "layer": layer.name.lower(),
+                "rule": rule.name,
+                "conditions": conditions.removesuffix(")"),
+            }
+        )
+    return sorted(rows, key=lambda row: (row["op"], row["layer"] != "plugin"))
+
+
+def _missing(target: str, inputs: list[str], opset: str | None, as_json: bool) -> None:
+    import torch
+
+    import onnxplug
+    from onnxplug.cli.inputs import parse_input, parse_opset
+    from onnxplug.cli.report import out
+    from onnxplug.cli.targets import load_target
+
+    loaded = load_target(target, [parse_input(text) for text in inputs])
+    if isinstance(loaded.model, torch.nn.Module) and not isinstance(loaded.model, torch.jit.ScriptModule):
+        loaded.model.eval()
+    lacking: dict[str, list[str]] = {}
+    try:
+        onnxplug.to_onnx(
+            loaded.model, loaded.args, kwargs=loaded.kwargs, opset_version=parse_opset(opset), registry=registry()
+        )
+    except MissingRuleError as error:
+        lacking = error.missing
+        if not as_json:
+            raise
+    if as_json:
+        sys.stdout.write(json.dumps(lacking, indent=2) + "\n")
+    else:
+        out.print(f"{target} lacks nothing: every operator is translated or decomposed")
+    if lacking:
+        raise typer.Exit(1)

@@ -1,0 +1,187 @@
+"""Options that every command shares: which plugins to use, from the command line and the user's ``pyproject.toml``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from onnxplug.errors import UsageError
+from onnxplug.registry.rule import load_object
+
+#: core knows the plugin host by this name alone.
+HOST = "onnxplug.plugins.manager"
+
+NoPlugin = Annotated[list[str] | None, typer.Option("--no-plugin", help="Leave a plugin out; it is not imported")]
+OnlyPlugin = Annotated[
+    list[str] | None, typer.Option("--only-plugin", help="Use only this plugin and the builtin rules")
+]
+RequirePlugin = Annotated[list[str] | None, typer.Option("--require-plugin", help="'NAME>=1.2': fail without it")]
+Prefer = Annotated[list[str] | None, typer.Option("--prefer", help="'mylib::nms=DISTRIBUTION': whose rule wins")]
+StrictPlugins = Annotated[
+    bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
+]
+
+
+@dataclass
+class Choice:
+    """What the flags of one command line say."""
+
+    only: list[str] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
+    require: list[str] = field(default_factory=list)
+    prefer: list[str] = field(default_factory=list)
+    strict: bool = False
+    debug: bool = False
+
+    def reset(self, debug: bool = False) -> None:
+        """Forgets the last command line."""
+        self.only, self.without, self.require, self.prefer = [], [], [], []
+        self.strict, self.debug = False, debug
+
+    def remember(
+        self,
+        no_plugin: list[str] | None,
+        only_plugin: list[str] | None,
+        require_plugin: list[str] | None,
+        prefer: list[str] | None,
+        strict_plugins: bool,
+    ) -> None:
+        """Plugin flags mean the same before and after the subcommand."""
+        self.without += no_plugin or []
+        self.only += only_plugin or []
+        self.require += require_plugin or []
+        self.prefer += prefer or []
+        self.strict = self.strict or strict_plugins
+
+
+choice = Choice()
+
+
+def _flags(
+    no_plugin: NoPlugin = None,
+    only_plugin: OnlyPlugin = None,
+    require_plugin: RequirePlugin = None,
+    prefer: Prefer = None,
+    strict_plugins: StrictPlugins = False,
+) -> None:
+    """The parameters that :func:`plugin_options` adds."""
+
+
+def plugin_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the plugin flags; the function itself does not see them."""
+    hints = get_type_hints(_flags, include_extras=True)
+    flags = [
+        p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in inspect.signature(_flags).parameters.values()
+    ]
+    own_hints = get_type_hints(function, include_extras=True)
+    own = [
+        p.replace(annotation=own_hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in inspect.signature(function).parameters.values()
+    ]
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        choice.remember(**{p.name: values.pop(p.name) for p in flags})
+        function(**values)
+
+    del command.__wrapped__
+    command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
+    return command
+
+
+# -- pyproject.toml ----------------------------------------------------------------------------------------------------
+
+_LISTS = ("no-plugin", "only-plugin", "require-plugin")
+KEYS = (*_LISTS, "prefer", "strict-plugins")
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """``[tool.onnxplug]`` of the nearest ``pyproject.toml`` upwards that has it; keys are the flags' names.
+
+    Raises:
+        UsageError: The file is no TOML, or a key is unknown or of the wrong type; the message names the file.
+    """
+    for place in (folder, *folder.parents):
+        path = place / "pyproject.toml"
+        if not path.is_file():
+            continue
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("onnxplug")
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} can't be read: {error}") from None
+        if table is not None:
+            return _checked_settings(table, path)
+    return {}
+
+
+def _checked_settings(table: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{path}: tool.onnxplug must be a table")
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        where = f"{path}: [tool.onnxplug] {key}"
+        if key not in KEYS:
+            raise UsageError(f"{where} is unknown", hint=f"The keys are {', '.join(KEYS)}.")
+        if key == "strict-plugins":
+            if not isinstance(value, bool):
+                raise UsageError(f"{where} must be true or false, got {value!r}")
+        elif key == "prefer" and isinstance(value, Mapping):
+            value = [f"{op}={distribution}" for op, distribution in value.items()]
+        else:
+            value = [value] if isinstance(value, str) else value
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise UsageError(f"{where} must be a list of strings, got {value!r}")
+        settings[key] = value
+    return settings
+
+
+# -- what they select --------------------------------------------------------------------------------------------------
+
+
+def selection() -> Any:
+    """The plugins that the flags, ``ONNXPLUG_PLUGINS`` and ``pyproject.toml`` select, in this order of weight."""
+    selection_class = load_object(f"{HOST}:Selection", "the plugin manager")
+    settings = read_settings(Path.cwd())
+    chosen = selection_class.from_environment(choice.only or None)
+    only = chosen.only
+    if only is None and "only-plugin" in settings:
+        only = tuple(settings["only-plugin"])
+    configured = [name for name in settings.get("no-plugin", ()) if name not in choice.only]
+    return selection_class(
+        only,
+        tuple(dict.fromkeys((*chosen.without, *configured, *choice.without))),
+        tuple(dict.fromkeys((*settings.get("require-plugin", ()), *choice.require))),
+        choice.strict or settings.get("strict-plugins", False),
+    )
+
+
+def preferences() -> dict[str, str]:
+    """``--prefer``, over those of ``pyproject.toml``.
+
+    Raises:
+        UsageError: One isn't written as ``operator=distribution``.
+    """
+    found = {}
+    for text in (*read_settings(Path.cwd()).get("prefer", ()), *choice.prefer):
+        op, separator, distribution = text.rpartition("=")
+        if not separator or not op or not distribution:
+            raise UsageError(f"--prefer {text!r} can't be read", hint="Write it as 'mylib::nms=DISTRIBUTION'.")
+        found[op] = distribution
+    return found
+
+
+def registry() -> tuple[Any, Any]:
+    """The rules and the plugins that are selected, loaded."""
+    found: tuple[Any, Any] = load_object(f"{HOST}:registry_for", "the plugin manager")(
+        prefer=preferences(), selection=selection()
+    )
+    return found

@@ -1,0 +1,1 @@
+"""The template of a plugin package, and what fills it in."""

@@ -1,0 +1,92 @@
+"""``onnxplug plugins new``: a complete plugin package from the templates beside this file."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxplug.errors import OnnxplugError, SaveError, UsageError
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+)*")
+_OP = re.compile(r"(?P<namespace>[A-Za-z_]\w*)::(?P<name>[A-Za-z_]\w*)")
+#: Namespaces that torch itself owns.
+_TAKEN = ("aten", "prim", "prims", "torch", "onnx", "quantized", "quantized_decomposed", "inductor", "higher_order")
+
+
+@dataclass(frozen=True)
+class Package:
+    """What was written.
+
+    Attributes:
+        folder: The package's folder.
+        op: Qualified name of its operator.
+    """
+
+    folder: Path
+    op: str
+
+
+def write_package(name: str, folder: Path, op: str | None = None) -> Package:
+    """Writes a package with a custom operator, its rule, samples, tests and README.
+
+    Args:
+        name: The distribution's name, e.g. ``"onnxplug-acme"``.
+        folder: Where the package's own folder, of that name, is made.
+        op: The operator's qualified name; ``"acme::soft_clip"`` after the distribution's name unless given.
+
+    Raises:
+        UsageError: The name or the operator is none.
+        SaveError: The folder is already there, or can't be written.
+        OnnxplugError: jinja2 is not installed.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for a distribution", hint="For example: onnxplug-acme")
+    module = re.sub(r"[.-]", "_", name).lower()
+    short = module.removeprefix("onnxplug_")
+    if keyword.iskeyword(module) or module == "onnxplug":
+        raise UsageError(f"{name!r} is no name for a module", hint="For example: onnxplug-acme")
+    match = _OP.fullmatch(op if op is not None else f"{short}::soft_clip")
+    if match is None or any(keyword.iskeyword(part) for part in match.groups()):
+        raise UsageError(f"--op {op!r} is no operator's name", hint="Write it as acme::soft_clip.")
+    if match["namespace"] in _TAKEN:
+        raise UsageError(
+            f"the namespace {match['namespace']} is torch's own", hint="Choose another: --op acme::soft_clip"
+        )
+    values = {"name": name, "module": module, "short": short, "namespace": match["namespace"], "op": match["name"]}
+    target = folder / name
+    if target.exists():
+        raise SaveError(f"{target} is already there", hint="Choose another name, or another folder with --output.")
+    files = _render(values)
+    try:
+        for path, text in files.items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SaveError(f"can't write {target}: {error}") from error
+    return Package(target, match[0])
+
+
+def _render(values: dict[str, str]) -> dict[str, str]:
+    """The package's files by their paths; names of files are templates too."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise OnnxplugError(
+            "`onnxplug plugins new` needs jinja2, which is not installed", hint="pip install jinja2"
+        ) from error
+    environment: Any = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["title"] = lambda text: text.replace("_", " ").title()
+    files = {}
+    for template in environment.list_templates(extensions=["jinja"]):
+        path = environment.from_string(template.removesuffix(".jinja")).render(values)
+        files[path] = environment.get_template(template).render(values)
+    return files

@@ -1,0 +1,35 @@
+"""What tests of a plugin use: see :mod:`onnxplug.testing.plugin` for the pytest fixtures. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "GraphExpectation": "graph",
+    "expect_graph": "graph",
+    "SampleCase": "samples",
+    "cases_of": "samples",
+    "check_model": "check",
+    "sample_cases": "registry",
+    "IsolatedRegistry": "registry",
+}
+__all__ = sorted(_HOME)
+
+if TYPE_CHECKING:
+    from onnxplug.testing.check import check_model as check_model
+    from onnxplug.testing.graph import GraphExpectation as GraphExpectation
+    from onnxplug.testing.graph import expect_graph as expect_graph
+    from onnxplug.testing.registry import IsolatedRegistry as IsolatedRegistry
+    from onnxplug.testing.registry import sample_cases as sample_cases
+    from onnxplug.testing.samples import SampleCase as SampleCase
+    from onnxplug.testing.samples import cases_of as cases_of
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'onnxplug.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"onnxplug.testing.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,65 @@
+"""onnxplug's pytest plugin, found by its entry point ``pytest11``.
+
+Fixtures: ``onnx_check``, ``expect_graph``, ``isolated_registry``, and ``onnx_sample``: a test that takes it runs once for
+every sample (``onnxplug_samples``) of the plugin named by ``@pytest.mark.onnxplug("NAME")`` and every opset promised.
+
+Importing this loads neither torch nor onnx: pytest imports it at every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from onnxplug.testing.registry import IsolatedRegistry
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the marker known."""
+    config.addinivalue_line("markers", "onnxplug(name): the plugin whose samples the fixture onnx_sample goes through")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each sample and opset."""
+    if "onnx_sample" not in metafunc.fixturenames:
+        return
+    from onnxplug.errors import OnnxplugError
+    from onnxplug.testing.registry import sample_cases
+
+    marker = metafunc.definition.get_closest_marker("onnxplug")
+    name = marker.args[0] if marker is not None and marker.args else None
+    try:
+        cases = sample_cases(name)
+    except OnnxplugError as error:
+        pytest.fail(f"onnx_sample: {error}", pytrace=False)
+    if name is not None and not cases:
+        pytest.fail(f"onnx_sample: the plugin {name} has no onnxplug_samples", pytrace=False)
+    metafunc.parametrize("onnx_sample", cases, ids=str)
+
+
+@pytest.fixture
+def onnx_check() -> Callable[..., Any]:
+    """``onnx_check(model, args, …)``: exports, runs and compares with PyTorch; see ``onnxplug.testing.check_model``."""
+    from onnxplug.testing.check import check_model
+
+    return check_model
+
+
+@pytest.fixture
+def expect_graph() -> Callable[..., None]:
+    """``expect_graph(program, "Gemm ... Relu")``; see ``onnxplug.testing.expect_graph``."""
+    from onnxplug.testing.graph import expect_graph
+
+    return expect_graph
+
+
+@pytest.fixture
+def isolated_registry() -> Iterator[IsolatedRegistry]:
+    """The builtin rules and what the test adds; no installed plugin. Put back afterwards."""
+    from onnxplug.testing.registry import IsolatedRegistry
+
+    with IsolatedRegistry().active() as registry:
+        yield registry

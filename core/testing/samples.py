@@ -1,0 +1,166 @@
+"""What ``onnxplug_samples`` promises, checked: each sample exported and compared with eager PyTorch at every opset."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onnxplug.errors import OnnxplugError, PluginError
+from onnxplug.opsets import MIN_OPSET, max_opset
+from onnxplug.plugin_api import OpSample
+from onnxplug.registry.names import packet_of
+from onnxplug.registry.rule import Rule
+
+if TYPE_CHECKING:
+    import torch
+
+    from onnxplug.program import OnnxProgram
+
+
+@dataclass(frozen=True)
+class SampleCase:
+    """One sample at one opset.
+
+    Attributes:
+        plugin: The distribution that promises it.
+        sample: Operator and inputs.
+        opset: Version of ai.onnx.
+        domains: Versions of other domains that the rule asks for.
+    """
+
+    plugin: str
+    sample: OpSample
+    opset: int
+    domains: Mapping[str, int]
+
+    def __str__(self) -> str:
+        domains = "".join(f"-{name}{version}" for name, version in self.domains.items())
+        return f"{self.sample.op}-opset{self.opset}{domains}"
+
+    def check(self, registry: tuple[Any, Any] | None = None) -> OnnxProgram:
+        """Exports the sample and compares it with eager PyTorch, on its own inputs and on others.
+
+        Args:
+            registry: A registry and its plugin manager; all installed plugins when ``None``.
+
+        Returns:
+            The program. At an opset that the installed ONNX Runtime does not load it is converted and not run.
+
+        Raises:
+            OnnxplugError: The export or the comparison failed; the message names the sample and the opset.
+        """
+        import onnxplug
+
+        model, inputs, shapes = sample_model(self.sample)
+        try:
+            program = onnxplug.to_onnx(
+                model,
+                inputs,
+                dynamic_shapes=shapes,
+                opset_version={"": self.opset, **self.domains},
+                registry=registry,
+            )
+            if self.opset <= newest_loadable_opset():
+                program.verify()
+        except OnnxplugError as error:
+            named = type(error).__new__(type(error))
+            named.__dict__.update(error.__dict__)
+            named.message = f"the sample of {self.sample.op} of {self.plugin} at opset {self.opset}: {error.message}"
+            named.args = (named.message,)
+            raise named from error
+        return program
+
+
+def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], Any]:
+    """A module that calls the sample's operator, its example inputs, and their dynamic shapes.
+
+    Raises:
+        PluginError: torch does not know the operator, or the sample's function raised.
+    """
+    import torch
+
+    namespace, _, rest = sample.op.partition("::")
+    packet, _, overload = rest.partition(".")
+    operator = getattr(getattr(torch.ops, namespace), packet, None)
+    operator = getattr(operator, overload, None) if overload else operator
+    try:
+        args = tuple(sample.args() if callable(sample.args) else sample.args)
+    except Exception as error:
+        raise PluginError(f"the inputs of the sample of {sample.op} raised {type(error).__name__}: {error}") from error
+    # Looked for again: the function that makes the inputs may import what defines the operator.
+    operator = operator or getattr(getattr(torch.ops, namespace), packet, None)
+    if operator is None:
+        raise PluginError(
+            f"the sample's operator {sample.op} is unknown to torch",
+            hint="The plugin's module must import what defines it.",
+        )
+    kwargs = dict(sample.kwargs)
+    shapes = None
+    if sample.dynamic_shapes is not None:
+        shapes = (tuple(sample.dynamic_shapes), dict.fromkeys(kwargs))
+    return _module(operator), (args, kwargs), shapes
+
+
+def _module(operator: Any) -> torch.nn.Module:
+    import torch
+
+    class Sample(torch.nn.Module):
+        """Calls one operator."""
+
+        def forward(self, args: Any, kwargs: Any) -> Any:
+            return operator(*args, **kwargs)
+
+    return Sample().eval()
+
+
+def cases_of(plugin: str, samples: Iterable[OpSample], rules: Sequence[Rule]) -> list[SampleCase]:
+    """Every sample at every opset that it, or else its operator's rules, claim.
+
+    Args:
+        plugin: The distribution.
+        samples: Its samples.
+        rules: Its rules.
+    """
+    newest = max_opset()
+    cases = []
+    for sample in samples:
+        own = [r for r in rules if sample.op in (r.op, packet_of(r.op)) or r.op == packet_of(sample.op)]
+        seen = set()
+        for opset in range(MIN_OPSET, newest + 1):
+            if sample.opsets and opset not in sample.opsets:
+                continue
+            holding = [r for r in own if (r.opset[0] or 0) <= opset <= (r.opset[1] or newest)]
+            # A sample without a rule is one of the hook onnxplug_missing or of a decomposition: it claims every opset.
+            for domains in [r.domains for r in holding] if own else [{}]:
+                key = (opset, tuple(sorted(domains.items())))
+                if key not in seen:
+                    seen.add(key)
+                    cases.append(SampleCase(plugin, sample, opset, domains))
+    return cases
+
+
+@functools.cache
+def newest_loadable_opset() -> int:
+    """The newest opset of which the installed ONNX Runtime loads a model; the newest at all where there is none."""
+    import onnx
+    import onnx.helper
+
+    from onnxplug.run.session import make_session
+
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return max_opset()
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "probe", [value], [out])
+    for opset in range(max_opset(), MIN_OPSET, -1):
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
+        try:
+            make_session(model.SerializeToString())
+        except Exception:
+            continue
+        return opset
+    return MIN_OPSET

@@ -1,0 +1,261 @@
+"""``onnxplug plugins check``: what is wrong with installed plugins, found before a user finds it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError
+from onnxplug.opsets import MIN_OPSET, max_opset
+from onnxplug.plugins.manager import PluginManager, PluginRecord, Selection
+from onnxplug.registry.names import find_overload, packet_of
+from onnxplug.registry.registry import OnnxRegistry, Target
+from onnxplug.registry.rule import Rule
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        plugin: The entry point's name.
+        severity: ``"error"``, ``"note"`` or ``"ok"``.
+        kind: What was looked at: ``"import"``, ``"rule"``, ``"conflict"``, ``"sample"`` …
+        message: What was found.
+    """
+
+    plugin: str
+    severity: str
+    kind: str
+    message: str
+
+
+def check_plugins(
+    selection: Selection,
+    *,
+    name: str | None = None,
+    opsets: Sequence[int] | None = None,
+    patience: float = 10.0,
+    probe: Callable[[Selection, float], list[dict[str, Any]]],
+) -> list[Finding]:
+    """Checks the plugins of a selection.
+
+    Args:
+        selection: Which plugins to load.
+        name: The one to check; all but the builtin one when ``None``.
+        opsets: Run samples at these opsets only.
+        patience: Seconds that importing a plugin may take.
+        probe: Loads the plugins in another process first, so that one that hangs is only reported.
+
+    Raises:
+        PluginError: There is no plugin of that name.
+    """
+    selection = replace(selection, strict=False, require=())
+    rows = probe(selection, patience)
+    if name is not None and not any(name in (row["name"], row["distribution"]) for row in rows):
+        raise PluginError(f"no plugin {name!r} is installed", hint="`onnxplug plugins list` shows those that are.")
+    bad = [row for row in rows if row["status"] in ("failed", "hangs")]
+    manager = PluginManager(selection)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        manager.load(skip={(row["distribution"], row["name"]) for row in bad})
+        findings, table = _registry(manager)
+    problems = {(row["distribution"], row["name"]): row for row in bad}
+    for record in manager.records():
+        if (record.is_builtin and name is None) or name not in (None, record.name, record.distribution):
+            continue
+        row = problems.get((record.distribution, record.name))
+        if row is not None:
+            findings.append(Finding(record.name, "error", "import", f"{row['status']}: {row['error']}"))
+        elif record.status == "loaded":
+            findings.extend(_check_one(record, manager, table, opsets))
+        else:
+            findings.append(Finding(record.name, "note", "import", record.error or "left out"))
+    return [f for f in findings if name is None or _is_about(f, manager, name)]
+
+
+def _is_about(finding: Finding, manager: PluginManager, name: str) -> bool:
+    return any(r.name == finding.plugin for r in manager.records() if name in (r.name, r.distribution))
+
+
+def _registry(manager: PluginManager) -> tuple[list[Finding], OnnxRegistry]:
+    """The registry of all rules, without those of plugins that state a rule twice."""
+    findings = []
+    builtin, _ = manager.rules()
+    rules: list[Rule] = []
+    for record in manager.records():
+        own = manager.supplied(record).get("onnxplug_rules", []) if not record.is_builtin else []
+        try:
+            OnnxRegistry((), own)
+        except PluginError as error:
+            findings.append(Finding(record.name, "error", "rule", error.message))
+        else:
+            rules.extend(own)
+    return findings, OnnxRegistry(builtin, rules)
+
+
+def _check_one(
+    record: PluginRecord, manager: PluginManager, table: OnnxRegistry, opsets: Sequence[int] | None
+) -> list[Finding]:
+    supplied = manager.supplied(record)
+    rules: list[Rule] = supplied.get("onnxplug_rules", [])
+    found = [*_requirements(record.requires), *_converters(rules)]
+    found += _dead(rules, record)
+    found += _shadowed(rules, table)
+    found += _conflicts(rules, record, table)
+    found += _samples(supplied.get("onnxplug_samples", []), rules, record, table, manager, opsets)
+    if not any(severity == "error" for severity, _, _ in found):
+        found.append(
+            ("ok", "rules", f"{len(rules)} rule{'s' if len(rules) != 1 else ''}: no conflict, none dead, none shadowed")
+        )
+    return [Finding(record.name, *row) for row in found]
+
+
+_Row = tuple[str, str, str]
+
+
+def _requirements(requires: Sequence[str]) -> Iterator[_Row]:
+    for text in requires:
+        try:
+            requirement = Requirement(text)
+            have = version(requirement.name)
+        except InvalidRequirement as error:
+            yield "error", "requires", f"{text!r} is no requirement: {error}"
+        except PackageNotFoundError:
+            yield "error", "requires", f"{text} is not installed"
+        else:
+            if not requirement.specifier.contains(have, prereleases=True):
+                yield "error", "requires", f"{text}, but version {have} is installed"
+
+
+def _converters(rules: Sequence[Rule]) -> Iterator[_Row]:
+    for rule in rules:
+        try:
+            rule.resolve()
+        except OnnxplugError as error:
+            yield "error", "rule", error.message
+
+
+def _dead(rules: Sequence[Rule], record: PluginRecord) -> Iterator[_Row]:
+    """Rules that no export can ever use."""
+    newest = max_opset()
+    for rule in rules:
+        since, until = rule.opset
+        if (since or 0) > newest or (until is not None and until < MIN_OPSET):
+            yield "error", "dead rule", f"{rule!r} holds at no opset that is supported ({MIN_OPSET} to {newest})"
+        if not _known(rule.op):
+            yield (
+                "error",
+                "dead rule",
+                f"{rule!r}: torch does not know {rule.op}, after importing {record.value} and "
+                f"{rule.op.partition('::')[0]}",
+            )
+
+
+def _known(op: str) -> bool:
+    op = op.removeprefix("complex:")
+    namespace, separator, rest = op.partition("::")
+    if not separator:
+        import torch
+
+        return op in torch._ops._higher_order_ops
+    if find_overload(op) is not None:
+        return True
+    # A Python function (`_operator::mul`), or a library that defines its operators when it is imported.
+    try:
+        if namespace not in sys.modules and importlib.util.find_spec(namespace) is None:
+            return False
+        module = importlib.import_module(namespace)
+    except Exception:
+        return False
+    return find_overload(op) is not None or callable(getattr(module, rest, None))
+
+
+def _shadowed(rules: Sequence[Rule], table: OnnxRegistry) -> Iterator[_Row]:
+    own = {id(rule) for rule in rules}
+    for rule in table.refused:
+        if id(rule) in own:
+            yield (
+                "error",
+                "shadowed rule",
+                f"{rule!r} is never used: onnxplug translates {rule.op} itself, and the rule has no override=True",
+            )
+
+
+def _conflicts(rules: Sequence[Rule], record: PluginRecord, table: OnnxRegistry) -> Iterator[_Row]:
+    domains = {name: v for _, rule in table.rules() for name, v in rule.domains.items()}
+    for op in dict.fromkeys(rule.op for rule in rules):
+        for opset in range(MIN_OPSET, max_opset() + 1):
+            try:
+                for opsets in ({"": opset}, {"": opset, **domains}):
+                    for name in _overloads(op, table):
+                        table.ranked(name, Target(opset=opset, opsets=opsets))
+            except RuleConflictError as error:
+                if repr(record.distribution) in error.message:
+                    yield "error", "conflict", f"{error.message} (opset {opset}). {error.hint}"
+                    break
+
+
+def _overloads(op: str, table: OnnxRegistry) -> list[str]:
+    if packet_of(op) != op:
+        return [op]
+    return [op, *(name for name in table.operators() if packet_of(name) == op and name != op)]
+
+
+def _samples(
+    samples: Sequence[Any],
+    rules: Sequence[Rule],
+    record: PluginRecord,
+    table: OnnxRegistry,
+    manager: PluginManager,
+    opsets: Sequence[int] | None,
+) -> Iterator[_Row]:
+    from onnxplug.testing.samples import cases_of, newest_loadable_opset
+
+    sampled = {packet_of(sample.op) for sample in samples}
+    without = sorted({rule.op for rule in rules if packet_of(rule.op) not in sampled})
+    if without and not record.is_builtin:
+        yield "note", "sample", f"no sample of {', '.join(without[:8])}" + (" …" if len(without) > 8 else "")
+    passed: dict[str, list[int]] = {}
+    cases = [c for c in cases_of(record.distribution, samples, rules) if opsets is None or c.opset in opsets]
+    for case in cases:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                case.check((table, manager))
+        except OnnxplugError as error:
+            yield "error", "sample", str(error)
+        except Exception as error:
+            yield "error", "sample", f"{case}: {type(error).__name__}: {error}"
+        else:
+            passed.setdefault(case.sample.op, []).append(case.opset)
+    limit = newest_loadable_opset() if cases else 0
+    for op, done in passed.items():
+        ran = [o for o in done if o <= limit]
+        where = f"opset{'s' if len(ran) > 1 else ''} {_ranges(ran)}"
+        text = f"{op} agrees with PyTorch at {where}" if ran else f"{op} converts"
+        unrun = sorted(set(done) - set(ran))
+        yield (
+            "ok",
+            "sample",
+            text + (f"; converted but not run, ONNX Runtime is too old: {_ranges(unrun)}" if unrun else ""),
+        )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Runs of numbers as ``13 to 20, 23``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

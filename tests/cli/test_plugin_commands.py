@@ -1,0 +1,303 @@
+"""`onnxplug plugins list | show | check | new`, `why`, `ops` and the plugin flags, on distributions installed by pip."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxplug.cli.app import run
+from onnxplug.cli.options import read_settings
+from onnxplug.errors import UsageError
+from onnxplug.scaffold.write import write_package
+from tests.support.distributions import Dist, pip_install, run_python
+
+OPERATORS = """
+import torch
+for name in ("double", "half"):
+    op = torch.library.custom_op(f"shop::{name}", lambda x, f={"double": 2.0, "half": 0.5}[name]: x * f, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(lambda x: torch.empty_like(x))
+"""
+GOOD = """
+import shop_operators
+from onnxplug import Domain, OpSample, PluginInfo, Rule, hookimpl
+import onnx_ir as ir
+def double(g, node): return g.op.Mul(node.args[0], 2.0)
+def double_half(g, node): return g.op.Add(node.args[0], node.args[0])
+def inputs():
+    import torch
+    return (torch.randn(2, 3),)
+@hookimpl
+def onnxplug_rules():
+    return [
+        Rule("shop::double", double_half, when=lambda n: n.dtype == ir.DataType.FLOAT16, priority=1),
+        Rule("shop::double", double, opset=(18, 19)),
+        Rule("shop::double", double, opset=(20, 20)),
+    ]
+@hookimpl
+def onnxplug_samples():
+    return [OpSample("shop::double", inputs, opsets=(18, 19), dynamic_shapes=({0: "n", 1: "m"},))]
+@hookimpl
+def onnxplug_domains(): return [Domain("com.shop", 3)]
+@hookimpl
+def onnxplug_info(): return PluginInfo(namespaces=("shop",))
+@hookimpl
+def onnxplug_commands(app):
+    @app.command("stock")
+    def stock(count: int = 3) -> None:
+        "What is in stock."
+        print(f"{count} in stock")
+"""
+BAD = """
+from onnxplug import OpSample, PluginInfo, Rule, hookimpl
+def wrong(g, node): return g.op.Mul(node.args[0], 3.0)
+def inputs():
+    import torch
+    return (torch.ones(2),)
+@hookimpl
+def onnxplug_rules():
+    return [
+        Rule("shop::double", wrong, opset=(20, 20)),
+        Rule("aten::relu.default", wrong),
+        Rule("shop::nosuch", wrong),
+        Rule("shop::half", wrong),
+        Rule("shop::half", "nowhere:f", opset=(99, None)),
+    ]
+@hookimpl
+def onnxplug_samples():
+    return [OpSample("shop::half", inputs, opsets=(18,)), OpSample("shop::ghost", inputs, opsets=(18,))]
+@hookimpl
+def onnxplug_info(): return PluginInfo(requires=["torch>=99", "surely-not-installed"])
+"""
+HANGING = "import time\ndef wait():\n    time.sleep(600)\nwait()"
+SLOW = "import time; time.sleep(1.2)\nfrom onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return []"
+CRASHING = "import os; print('noise on stdout', flush=True); os._exit(7)"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One plugin that keeps what it promises, one that breaks all of it."""
+    folder = tmp_path_factory.mktemp("shop")
+    (folder / "shop_operators.py").write_text(OPERATORS, encoding="utf-8")
+    pip_install(folder, Dist("shop-good", GOOD, entry="good"), Dist("shop-bad", BAD, entry="bad"))
+    return folder
+
+
+def onnxplug(folder: Path, *arguments: str, status: int = 0, **environment: str) -> str:
+    printed = run_python(folder, "-W", "ignore", "-m", "onnxplug", *arguments, status=status, **environment)
+    assert "Traceback" not in printed
+    return printed
+
+
+def test_a_hanging_a_slow_and_a_crashing_plugin_are_listed(tmp_path: Path) -> None:
+    pip_install(
+        tmp_path,
+        Dist("shop-hangs", HANGING, entry="hangs"),
+        Dist("shop-slow", SLOW, entry="slow"),
+        Dist("shop-dies", CRASHING, entry="dies"),
+    )
+    printed = onnxplug(tmp_path, "plugins", "list", "--json", "--timeout", "3")
+    found = {record["name"]: record for record in json.loads(printed)}
+    assert found["hangs"]["status"] == "hangs"
+    assert "did not end within 3 s; it was at" in found["hangs"]["error"]
+    assert "shop_hangs.py:3, in wait" in found["hangs"]["error"]
+    assert found["slow"]["status"] == "loaded"
+    assert 1.2 <= found["slow"]["seconds"] < 3
+    assert found["dies"]["status"] == "failed"
+    assert "ended with status 7" in found["dies"]["error"]
+    assert found["builtin"]["status"] == "loaded"
+    text = onnxplug(tmp_path, "plugins", "list", "--timeout", "2", "--strict-plugins", "--no-plugin", "dies", status=1)
+    assert "slow" in text
+    assert "> 2.0 s" in text
+    assert "the plugin hangs of shop-hangs is broken" in text
+
+
+def test_show(shop: Path) -> None:
+    printed = " ".join(onnxplug(shop, "plugins", "show", "shop-good").split())
+    for text in ("good = shop_good", "shop-good 1.0", "shop::double: shop_good:double (opset 18 to 19)", "com.shop 3",
+                 "shop_good:double_half (conditional, priority 1)", "shop::double at opsets 18, 19"):  # fmt: skip
+        assert text in printed
+    assert "no plugin 'ghost' is installed" in onnxplug(shop, "plugins", "show", "ghost", status=1)
+
+
+def test_check(shop: Path) -> None:
+    printed = onnxplug(shop, "plugins", "check", "--json", "--only-plugin", "good")
+    report = [f for f in json.loads(printed) if f["plugin"] == "good"]
+    assert {f["severity"] for f in report} == {"ok"}
+    assert "shop::double agrees with PyTorch at opsets 18 to 19" in report[0]["message"]
+    printed = onnxplug(shop, "plugins", "check", status=1)
+    lines = " ".join(printed.split())
+    for text in (
+        "requires: torch>=99, but version",
+        "requires: surely-not-installed is not installed",
+        "dead rule: Rule('shop::nosuch', 'shop_bad:wrong'): torch does not know shop::nosuch",
+        "holds at no opset that is supported",
+        "cannot import 'nowhere:f'",
+        "shadowed rule: Rule('aten::relu.default'",
+        "conflict: 'shop-bad' and 'shop-good' both translate shop::double, by shop_bad:wrong and shop_good:double (opset 20)",
+        "sample: the sample of shop::half of shop-bad at opset 18: output",
+        "shop::ghost is unknown to torch",
+        "problems found",
+    ):  # fmt: skip
+        assert text in lines.replace("'shop-good' and 'shop-bad'", "'shop-bad' and 'shop-good'").replace(
+            "by shop_good:double and shop_bad:wrong", "by shop_bad:wrong and shop_good:double"
+        ), text
+
+
+def test_why_for_a_dtype(shop: Path) -> None:
+    def taken(*arguments: str) -> str:
+        printed = onnxplug(shop, "why", "shop::double", "--opset", "18", *arguments)
+        return next(line for line in printed.splitlines() if "│ taken" in line)
+
+    assert "shop_good:double_half" in taken("--dtype", "float16")
+    assert "double_half" not in taken("--dtype", "float32")
+    assert "shop_good:double " in taken("--dtype", "float32")
+    text = onnxplug(shop, "why", "shop::double", "--opset", "18")
+    assert "depends on the node" in text
+    text = onnxplug(shop, "why", "shop::double", "--opset", "18", "--dtype", "float32")
+    assert "its condition does not hold" in text
+    assert "needs opset 20 or later" in text
+    assert "the plugin's sample in float32" in text
+    assert "torch has no such dtype" in onnxplug(shop, "why", "shop::double", "--dtype", "flot", status=2)
+    text = onnxplug(shop, "why", "shop::half", "--no-plugin", "bad", status=1)
+    assert "no rule translates shop::half" in text
+    # Two distributions at opset 20: --prefer decides, before and after the subcommand.
+    assert "conflict" in onnxplug(shop, "why", "shop::double", "--opset", "20")
+    prefer = ["--prefer", "shop::double=shop-bad"]
+    for arguments in (
+        ["why", "shop::double", "--opset", "20", *prefer],
+        [*prefer, "why", "shop::double", "--opset", "20"],
+    ):
+        text = onnxplug(shop, *arguments)
+        assert "shop_bad:wrong" in next(line for line in text.splitlines() if "│ taken" in line)
+
+
+def test_ops(shop: Path, tmp_path: Path) -> None:
+    rows = json.loads(onnxplug(shop, "ops", "shop::*", "--json"))
+    assert ("shop::double", "shop-good", "opset 18 to 19") in {(r["op"], r["package"], r["conditions"]) for r in rows}
+    assert {r["package"] for r in rows} == {"shop-good", "shop-bad"}
+    text = onnxplug(shop, "ops", "--plugin", "good")
+    assert "1 operator, 3 rules" in text
+    assert "no rule of good translates" in onnxplug(shop, "ops", "aten::*", "--plugin", "good", status=1)
+    model = "import torch, shop_operators\ndef make():\n    return torch.nn.Sequential(M()), (torch.randn(2),)\nclass M(torch.nn.Module):\n    def forward(self, x): return torch.ops.shop.half(torch.ops.shop.double(x)) + 1\n"
+    (tmp_path / "model.py").write_text(model, encoding="utf-8")
+    target = f"{tmp_path}/model.py:make"
+    printed = onnxplug(shop, "ops", "--missing", target, "--json", "--no-plugin", "bad", "--opset", "18", status=1)
+    assert list(json.loads(printed)) == ["shop::half.default"]
+    assert "model.py:5" in printed
+    printed = onnxplug(shop, "ops", "--missing", target, "--only-plugin", "ghost", status=1)
+    assert "no plugin 'ghost'" in printed
+    assert "lacks nothing" in onnxplug(shop, "ops", "--missing", target, "--opset", "18")
+
+
+def test_a_plugins_own_command(shop: Path) -> None:
+    assert "5 in stock" in onnxplug(shop, "stock", "--count", "5")
+    assert "No such command" in onnxplug(shop, "--no-plugin", "good", "stock", status=2)
+
+
+def test_strict_plugins_and_requirements(shop: Path) -> None:
+    text = onnxplug(shop, "--strict-plugins", "ops", "shop::*", status=1)
+    assert "shadows a builtin rule without override=True" in text
+    assert onnxplug(shop, "ops", "shop::*", "--strict-plugins", "--no-plugin", "bad")
+    assert onnxplug(shop, "ops", "shop::*", "--require-plugin", "shop-good>=1.0")
+    text = onnxplug(shop, "plugins", "list", "--require-plugin", "shop-good>=1.2", status=1)
+    assert "plugin good is version 1.0, but shop-good>=1.2 is required" in text
+
+
+def test_pyproject_settings(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    project = tmp_path / "project"
+    (project / "deep").mkdir(parents=True)
+
+    def settings(text: str) -> None:
+        (project / "pyproject.toml").write_text(f"[tool.onnxplug]\n{text}\n", encoding="utf-8")
+
+    monkeypatch.syspath_prepend(str(shop))
+    monkeypatch.chdir(project / "deep")
+    settings('no-plugin = ["bad"]\nrequire-plugin = "shop-good>=1.0"\nprefer = {"aten::add.Tensor" = "onnxplug"}')
+    assert read_settings(project / "deep")["prefer"] == ["aten::add.Tensor=onnxplug"]
+
+    def statuses(*arguments: str) -> dict[str, str]:
+        assert run(["plugins", "list", "--json", *arguments]) == 0
+        return {r["name"]: r["status"] for r in json.loads(capsys.readouterr().out)}
+
+    assert statuses() == {"builtin": "loaded", "good": "loaded", "bad": "blocked"}
+    settings('only-plugin = ["bad"]')
+    assert statuses() == {"builtin": "loaded", "good": "blocked", "bad": "loaded"}
+    assert statuses("--only-plugin", "good") == {"builtin": "loaded", "good": "loaded", "bad": "blocked"}
+    monkeypatch.setenv("ONNXPLUG_PLUGINS", "good")
+    assert statuses() == {"builtin": "loaded", "good": "loaded", "bad": "blocked"}
+    for text, message in (
+        ('no-plugins = ["bad"]', "no-plugins is unknown"),
+        ("no-plugin = 3", "must be a list of strings"),
+        ("strict-plugins = 1", "must be true or false"),
+        ("no-plugin = [", "can't be read"),
+    ):
+        settings(text)
+        with pytest.raises(UsageError, match=message):
+            read_settings(project / "deep")
+        assert run(["plugins", "list"]) == 2
+        assert "pyproject.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("not a name", {}, "no name for a distribution"),
+        ("onnxplug-acme", {"op": "soft_clip"}, "no operator's name"),
+        ("onnxplug-acme", {"op": "aten::soft_clip"}, "torch's own"),
+        ("onnxplug-acme", {"op": "acme::class"}, "no operator's name"),
+        ("onnxplug", {}, "no name for a module"),
+    ],
+)
+def test_new_refuses(tmp_path: Path, name: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        write_package(name, tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plugins", "new", "onnxplug-acme", "-o", str(tmp_path)]
+    assert run(arguments) == 0
+    before = sorted(tmp_path.rglob("*"))
+    assert run(arguments) == 1
+    assert "already there" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_new_writes_a_package_that_installs_and_whose_tests_pass(tmp_path: Path) -> None:
+    """As a user does it: pip in a fresh environment; its tests, its README and `plugins check` as they were written."""
+    made = write_package("onnxplug-my-lib", tmp_path, "my_lib::squeeze_in")
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], capture_output=True, text=True, check=True
+    ).stdout.strip()  # fmt: skip
+    here = next(p for p in sys.path if p.endswith("site-packages"))
+    # This environment's packages (torch takes long to install); the old setuptools of venv would hide the pinned one.
+    subprocess.run([python, "-m", "pip", "uninstall", "--yes", "-q", "setuptools"], check=True, capture_output=True)
+    Path(site, "parent.pth").write_text(f"import site; site.addsitedir({here!r})\n", encoding="utf-8")
+
+    def succeed(*arguments: str) -> str:
+        done = subprocess.run([python, *arguments], capture_output=True, text=True, cwd=made.folder, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    succeed("-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps", ".")
+    # Before this checkout was installed with its entry point pytest11, the fixtures have to be named.
+    from importlib.metadata import entry_points
+
+    known = any(p.value == "onnxplug.testing.plugin" for p in entry_points(group="pytest11"))
+    printed = succeed("-m", "pytest", "-q", *([] if known else ["-p", "onnxplug.testing.plugin"]))
+    assert " passed" in printed
+    assert "failed" not in printed
+    assert "skipped" not in printed
+    assert "agrees with PyTorch" in succeed("-m", "onnxplug", "plugins", "check", "my_lib")
+    readme = (made.folder / "README.md").read_text(encoding="utf-8")
+    code = textwrap.dedent(readme.split("```python\n")[1].split("```")[0])
+    assert "['Div', 'Tanh', 'Mul']" in succeed("-c", code)
