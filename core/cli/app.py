@@ -134,14 +134,12 @@ def export(
 
 
 @app.command("verify")
+@plugin_options
 def verify_(
     model: Annotated[Path, typer.Argument(help="The ONNX file")],
     target: TargetArgument,
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
-    no_plugin: NoPlugin = None,
-    only_plugin: OnlyPlugin = None,
-    require_plugin: RequirePlugin = None,
 ) -> None:
     """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
     from onnxplug.cli.inputs import parse_dynamic, parse_input
@@ -151,14 +149,13 @@ def verify_(
 
     if not model.is_file():
         raise UsageError(f"there is no file {model}")
-    _remember(no_plugin, only_plugin, require_plugin)
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
     with progress() as shown:
         shown("loading")
         loaded = load_target(target, specs)
         shown("verification")
-        report = verify_file(str(model), loaded.model, loaded.args, loaded.kwargs, shapes, host=_registry()[1])
+        report = verify_file(str(model), loaded.model, loaded.args, loaded.kwargs, shapes, host=registry()[1])
     verification(report)
 
 
