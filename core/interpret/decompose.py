@@ -143,8 +143,8 @@ def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.
 def _refuse_guards(shape_env: Any, known: int) -> None:
     """Refuses a trace that holds for some sizes alone: torch added conditions on dynamic sizes while it traced.
 
-    Conditions on the memory's layout don't matter, and neither does that sizes differ: the general way was taken then,
-    which ONNX's operators, broadcasting at run time, follow where they are equal too.
+    Conditions on the memory's layout don't matter, and neither does that sizes differ or are more than 1: the general way
+    was taken then, which ONNX's operators, broadcasting at run time, follow where they are equal or 1 too.
 
     Raises:
         ValueError: Names the first of the conditions.
@@ -153,7 +153,12 @@ def _refuse_guards(shape_env: Any, known: int) -> None:
 
     for guard in shape_env.guards[known:]:
         frame = getattr(guard.sloc, "framework_loc", None)
-        if isinstance(guard.expr, sympy.Ne) or any(part in getattr(frame, "name", "") for part in _LAYOUT):
+        expr = guard.expr
+        if isinstance(expr, sympy.Ne) or any(part in getattr(frame, "name", "") for part in _LAYOUT):
+            continue
+        if isinstance(expr, sympy.Gt | sympy.Ge) and expr.args[1].is_number and expr.args[1] <= 2:
+            continue
+        if isinstance(expr, sympy.Lt | sympy.Le) and expr.args[0].is_number and expr.args[0] <= 2:
             continue
         raise ValueError(f"it holds only where {guard.expr}")
 
