@@ -22,7 +22,7 @@ from onnxplug.converters._promote import operand
 from onnxplug.converters.arithmetic import compute
 from onnxplug.converters.cast import convert_dtype
 from onnxplug.converters.linear import product
-from onnxplug.errors import Unsupported
+from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -434,7 +434,32 @@ def scaled_product(g: GraphBuilder, node: FxNode) -> Value:
     return convert_dtype(g, result if bias is None else g.op.Add(result, g.cast(bias, _FLOAT)), node.dtype)
 
 
+def dequantize_affine(g: GraphBuilder, node: FxNode) -> Value:
+    """torchao's dequantize_affine: rows, or groups of a row, of a weight of bytes, each with its scale and zero point.
+
+    By DequantizeLinear, by blocks since opset 21. Weights of four bits come in bytes.
+    """
+    x, block, scale, zero = node.args[:4]
+    fits = len(block) == 2 and block[0] == 1 and x.dtype in (ir.DataType.INT8, ir.DataType.UINT8)
+    if not fits or scale.dtype != node.dtype or rank_of(x) != 2 or node.dtype != _FLOAT:
+        raise Decline("another layout than rows or groups of bytes, or another dtype than float")
+    rows, columns = g.dims(x)
+    if not isinstance(columns, int) or not isinstance(block[1], int):
+        raise Decline("rows of dynamic length")
+    zero = g.cast(zero, x.dtype) if zero is not None else None
+    if block[1] == columns:
+        flat = [g.reshape(v, [-1]) if v is not None else None for v in (scale, zero)]
+        result: Value = g.op.DequantizeLinear(x, *flat, axis=0)
+        return result
+    if g.opset < 21:
+        raise Decline("blocks need opset 21 or later")
+    scale, zero = (g.reshape(v, [rows, columns // block[1]]) if v is not None else None for v in (scale, zero))
+    result = g.op.DequantizeLinear(x, scale, zero, axis=1, block_size=block[1])
+    return result
+
+
 RULES: list[Rule] = [
+    Rule("torchao::dequantize_affine.default", dequantize_affine),
     *[
         Rule(f"quantized_decomposed::{name}.{overload}", convert)
         for name, convert in (

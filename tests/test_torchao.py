@@ -20,6 +20,9 @@ CONFIGS: dict[str, Any] = {
     "int8_dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
     "float8_weight_only": quantization.Float8WeightOnlyConfig,
     "int4_in_int8": lambda: quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4),
+    "int4_groups": lambda: quantization.IntxWeightOnlyConfig(
+        weight_dtype=torch.int4, granularity=quantization.PerGroup(32)
+    ),
     "int8_activation_int4_weight": lambda: quantization.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4),
 }
 
@@ -30,7 +33,7 @@ def test_quantised_linears(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).eval()
     quantization.quantize_(model, CONFIGS[name]())
-    check(
+    program = check(
         model,
         torch.randn(4, 64),
         others=[(torch.randn(9, 64) * 3,), (torch.randn(1, 64),)],
@@ -38,3 +41,5 @@ def test_quantised_linears(name: str) -> None:
         rtol=1e-4,
         atol=1e-4,
     )
+    if name in ("int4_in_int8", "int4_groups"):
+        assert [node.op_type for node in program.model.graph].count("DequantizeLinear") == 2
