@@ -85,7 +85,9 @@ FORMS: dict[str, tuple[torch.dtype | None, Callable[[Sequence[Tensor]], list[Ten
 def comparable(name: str, dtype: torch.dtype, outputs: Sequence[Tensor]) -> list[Tensor]:
     """What of an entry's results is compared: they themselves where no row says otherwise."""
     row = FORMS.get(name)
-    return list(outputs) if row is None or row[0] not in (None, dtype) else row[1](outputs)
+    if row is None or row[0] not in (None, dtype) or dtype.is_complex:
+        return list(outputs)
+    return row[1](outputs)
 
 
 def _dominant(position: int) -> Callable[[list[Tensor]], list[Tensor]]:

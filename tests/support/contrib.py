@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import tomllib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,13 +18,25 @@ CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
 
 
 @cache
+def _modules_alone(folder: Path) -> Path:
+    """A folder with the package's modules and nothing else.
+
+    What a build leaves beside them (egg-info) would make every later test of the process see an installed plugin.
+    """
+    alone = Path(tempfile.mkdtemp(prefix="onnxplug-contrib-"))
+    for module in folder.iterdir():
+        if (module / "__init__.py").is_file():
+            (alone / module.name).symlink_to(module)
+    return alone
+
+
+@cache
 def plugged(*packages: str) -> tuple[OnnxRegistry, PluginManager]:
     """The builtin rules and those of the packages, as ``to_onnx`` takes them (``registry=``)."""
     points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == BUILTIN]
     for package in packages:
         folder = CONTRIB / package
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+        sys.path.insert(0, str(_modules_alone(folder)))
         project: Any = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         points.extend(
             EntryPoint(name, value, ENTRY_POINT_GROUP)
