@@ -22,7 +22,7 @@ linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv 
 linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank
 linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.qr linalg.slogdet linalg.solve_ex
 linalg.solve_triangular linalg.solve linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet
-lu_solve lu_unpack lu matrix_exp norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank svd triangular_solve
+lu_solve lu_unpack lu matrix_exp norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank triangular_solve
 """.split()
 
 #: Entry name, or ``name|dtype``, ``name||dynamic``, ``name||opset``, to (status, reason); the closest row counts.
