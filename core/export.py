@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.collection import collection_held
 from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.finish import finish
@@ -122,8 +123,9 @@ def to_onnx(
     )
     stage("conversion")
     started = time.perf_counter()
-    functional = prepare(captured, input_names=input_names, output_names=output_names)
-    converted = convert(captured, functional, table, host, opsets, optimize=optimize)
+    with collection_held():
+        functional = prepare(captured, input_names=input_names, output_names=output_names)
+        converted = convert(captured, functional, table, host, opsets, optimize=optimize)
     seconds = time.perf_counter() - started
     program = OnnxProgram(
         converted,

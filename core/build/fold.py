@@ -69,7 +69,8 @@ def _axes(arrays: Arrays, attributes: Attributes) -> tuple[int, ...] | None:
 
 
 def _squeeze(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:
-    return np.asarray(np.squeeze(arrays[0], _axes(arrays, attributes)))
+    axes = _axes(arrays, attributes)
+    return None if axes == () else np.asarray(np.squeeze(arrays[0], axes))
 
 
 def _unsqueeze(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:

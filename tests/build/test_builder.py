@@ -1,0 +1,272 @@
+"""What the builder simplifies and folds changes no value: held against the plain graph, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.finish import finish
+from onnxplug.build.fold import FOLD
+
+RELAXED = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+INT64_MAX = np.iinfo(np.int64).max
+
+
+def run(g: GraphBuilder, inputs: list[ir.Value], output: ir.Value, feeds: list[np.ndarray]) -> np.ndarray:
+    model = finish(g, inputs, [("result", output)], {})
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {v.name: x for v, x in zip(inputs, feeds, strict=True)})[0]
+
+
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    # -0.0 is not 0.0 here; every NaN is the same.
+    np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+    np.testing.assert_array_equal(actual, expected)
+
+
+# -- simplification at emission ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[tuple[str, Any]]:
+    """Operators, most of which do nothing or undo each other, that fit an input of shape [2, 1, 3] one after the other."""
+    shape, found = [2, 1, 3], []
+    for _ in range(draw(st.integers(1, 7))):
+        rank = len(shape)
+        kind = draw(
+            st.sampled_from(
+                ["transpose", "reshape", "unsqueeze", "squeeze", "slice", "number", "expand", "undo", "cast"]
+            )
+        )
+        detail: Any = None
+        if kind == "transpose":
+            detail = draw(st.permutations(range(rank)))
+            shape = [shape[a] for a in detail]
+        elif kind == "reshape":
+            others = [shape, [*shape, 1], [int(np.prod(shape))], [1, *shape], shape[::-1]]
+            target = list(draw(st.sampled_from(others)))
+            shape = list(target)
+            if draw(st.booleans()):
+                target[draw(st.integers(0, len(target) - 1))] = -1
+            detail = target
+        elif kind == "unsqueeze":
+            axis = draw(st.integers(-rank - 1, rank))
+            shape.insert(axis % (rank + 1), 1)
+            detail = [axis]
+        elif kind == "squeeze":
+            ones = [a - draw(st.sampled_from([0, rank])) for a, size in enumerate(shape) if size == 1]
+            detail = draw(st.lists(st.sampled_from(ones), max_size=len(ones), unique=True)) if ones else []
+            detail = list({a % rank: a for a in detail}.values())
+            gone = {d % rank for d in detail} if detail else {a for a, size in enumerate(shape) if size == 1}
+            shape = [s for a, s in enumerate(shape) if a not in gone]
+        elif kind == "slice" and rank:
+            axis = draw(st.integers(0, rank - 1))
+            start = draw(st.sampled_from([0, 0, 0, 1, -1]))
+            end = draw(st.sampled_from([INT64_MAX, shape[axis], 7]))
+            detail = (start, end, axis)
+            shape[axis] = len(range(shape[axis])[slice(start, end)])
+            if shape[axis] == 0:
+                break
+        elif kind == "number":
+            detail = (draw(st.sampled_from(["Mul", "Div", "Add", "Sub"])), draw(st.sampled_from([0.0, -0.0, 1.0, 2.0])))
+            if detail[0] == "Div" and detail[1] == 0:
+                continue
+        elif kind == "expand":
+            detail = draw(st.sampled_from([shape, [1] * rank, [1, *shape]]))
+            shape = list(np.broadcast_shapes(tuple(shape), tuple(detail)))
+        elif kind == "undo":
+            detail = draw(st.integers(1, 3))
+        elif kind == "cast":
+            detail = draw(st.sampled_from([[ir.DataType.FLOAT], [ir.DataType.DOUBLE, ir.DataType.FLOAT]]))
+        found.append((kind, detail))
+    return found
+
+
+def apply(g: GraphBuilder, x: ir.Value, kind: str, detail: Any) -> ir.Value:
+    match kind:
+        case "transpose":
+            return g.op.Transpose(x, perm=list(detail))
+        case "reshape":
+            return g.op.Reshape(x, g.const(np.array(detail, dtype=np.int64)))
+        case "unsqueeze":
+            return g.op.Unsqueeze(x, detail)
+        case "squeeze":
+            return g.op.Squeeze(x, g.const(np.array(detail, dtype=np.int64)))
+        case "slice":
+            start, end, axis = detail
+            return g.op.Slice(x, [start], [end], [axis])
+        case "number":
+            return getattr(g.op, detail[0])(x, g.const(detail[1]))
+        case "expand":
+            return g.op.Expand(x, g.const(np.array(detail, dtype=np.int64)))
+        case "undo":
+            for _ in range(detail):
+                x = g.op.Neg(x)
+            return x
+        case _:
+            for dtype in detail:
+                x = g.op.Cast(x, to=int(dtype))
+            return x
+
+
+@RELAXED
+@given(chain=steps(), dynamic=st.booleans())
+def test_simplification_changes_no_bit(chain: list[tuple[str, Any]], dynamic: bool) -> None:
+    data = np.array([[[0.0, -0.0, np.nan]], [[np.inf, -1.5, 3.0]]], dtype=np.float32)
+    results, counts = [], []
+    for optimize in (True, False):
+        g = GraphBuilder({"": 21}, optimize=optimize)
+        dims = [ir.SymbolicDim("n"), 1, 3] if dynamic else [2, 1, 3]
+        x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(dims))
+        value = x
+        for kind, detail in chain:
+            value = apply(g, value, kind, detail)
+        results.append(run(g, [x], value, [data]))
+        counts.append(len(g._scope.nodes))
+        if optimize and value.shape is not None:
+            for size, actual in zip(value.shape, results[0].shape, strict=True):
+                assert not isinstance(size, int) or size == actual
+    assert_same_bits(*results)
+    assert counts[0] <= counts[1]
+
+
+# -- constant folding --------------------------------------------------------------------------------------------------
+
+SPECIAL = {
+    "f": [0.0, -0.0, 1.0, -1.5, 2.5, np.nan, np.inf, -np.inf, 3e38, 1e-40],
+    "i": [0, 1, -1, 2, -7, 7, 100],
+    "b": [True, False],
+}
+DTYPES = {"f": [np.float32, np.float64], "i": [np.int32, np.int64], "b": [np.bool_]}
+#: Operator to the kinds that it is tried on and the number of its inputs.
+ELEMENTWISE = {
+    **dict.fromkeys(["Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Greater", "Less"], ("fi", 2)),
+    **dict.fromkeys(["GreaterOrEqual", "LessOrEqual"], ("fi", 2)),
+    **dict.fromkeys(["And", "Or", "Xor"], ("b", 2)),
+    **dict.fromkeys(["Abs", "Neg"], ("fi", 1)),
+    **dict.fromkeys(["Ceil", "Floor", "Sqrt"], ("f", 1)),
+    "Not": ("b", 1),
+    "Mod": ("i", 2),
+}
+SHAPING = {
+    "Reshape": lambda g, x: g.op.Reshape(x, g.const([2, -1])),
+    "Squeeze": lambda g, x: g.op.Squeeze(g.op.Reshape(x, g.const([1, -1, 1])), [0, -1]),
+    "Unsqueeze": lambda g, x: g.op.Unsqueeze(x, [0, -1]),
+    "Slice": lambda g, x: g.op.Slice(x, [-5], [INT64_MAX], [0], [2]),
+    "Gather": lambda g, x: g.op.Gather(x, [[0, -1], [2, 2]], axis=0),
+    "Concat": lambda g, x: g.op.Concat(x, x, axis=0),
+    "Transpose": lambda g, x: g.op.Transpose(g.op.Reshape(x, g.const([2, -1])), perm=[1, 0]),
+    "Expand": lambda g, x: g.op.Expand(x, g.const([2, 1])),
+    "Where": lambda g, x: g.op.Where(g.op.Equal(x, x), x, g.op.Gather(x, [0], axis=0)),
+    "ReduceMax": lambda g, x: g.op.ReduceMax(x, [0], keepdims=0),
+    "ReduceMin": lambda g, x: g.op.ReduceMin(x),
+    "ReduceSum": lambda g, x: g.op.ReduceSum(x, [0]),
+    "ReduceProd": lambda g, x: g.op.ReduceProd(x, keepdims=0),
+    "Range": lambda g, x: g.op.Range(g.const(-3), g.const(9), g.op.Reshape(g.op.Slice(x, [3], [4]), [])),
+    "ConstantOfShape": lambda g, x: g.op.ConstantOfShape(g.op.Slice(x, [3], [5])),
+    "Cast": lambda g, x: g.op.Cast(x, to=int(ir.DataType.FLOAT16)),
+}
+
+
+def compare_folded(build: Any, arrays: list[np.ndarray]) -> None:
+    """The graph of constants, folded, against the plain one on inputs."""
+    folded = GraphBuilder({"": 21})
+    constant = build(folded, *[folded.const(a) for a in arrays])
+    plain = GraphBuilder({"": 21}, optimize=False)
+    inputs = [
+        ir.Value(name=f"x{i}", type=ir.TensorType(ir.DataType.from_numpy(a.dtype)), shape=ir.Shape(a.shape))
+        for i, a in enumerate(arrays)
+    ]
+    expected = run(plain, inputs, build(plain, *inputs), arrays)
+    known = folded.constant(constant)
+    assert_same_bits(known if known is not None else run(folded, [], constant, []), expected)
+
+
+@RELAXED
+@given(data=st.data(), op=st.sampled_from(sorted(ELEMENTWISE)))
+def test_folded_elementwise_operators_are_what_onnx_runtime_computes(data: st.DataObject, op: str) -> None:
+    kinds, count = ELEMENTWISE[op]
+    kind = data.draw(st.sampled_from(kinds))
+    dtype = data.draw(st.sampled_from(DTYPES[kind]))
+    size = data.draw(st.sampled_from([0, 1, 4]))
+    numbers = st.sampled_from(SPECIAL[kind])
+    arrays = [np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), dtype=dtype) for _ in range(count)]
+    if kind == "i" and op in ("Div", "Mod"):
+        arrays[1] = np.where(arrays[1] == 0, dtype(3), arrays[1])
+    if op in ("Max", "Min") and kind == "f":
+        # Which zero comes out is no part of ONNX.
+        arrays = [np.where(a == 0, dtype(1), a) for a in arrays]
+    compare_folded(lambda g, *xs: getattr(g.op, op)(*xs), arrays)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float32])
+@pytest.mark.parametrize("op", SHAPING)
+def test_folded_shape_operators_are_what_onnx_runtime_computes(op: str, dtype: type) -> None:
+    if dtype is not np.int64 and op in ("Range", "ConstantOfShape"):
+        pytest.skip("takes int64")
+    compare_folded(lambda g, x: SHAPING[op](g, x), [np.array([5, -1, 0, 2, 3, 7], dtype=dtype)])
+
+
+def test_every_folded_operator_is_held_against_onnx_runtime() -> None:
+    assert set(FOLD) == {*ELEMENTWISE, *SHAPING}
+
+
+# -- sharing and undoing -----------------------------------------------------------------------------------------------
+
+
+def _input(dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+    return ir.Value(name="x", type=ir.TensorType(dtype), shape=ir.Shape([2]))
+
+
+def test_equal_pure_nodes_are_shared_and_random_ones_are_not() -> None:
+    g = GraphBuilder({"": 21})
+    x = _input()
+    assert g.op.Exp(x) is g.op.Exp(x)
+    assert g.op.LeakyRelu(x, alpha=0.1) is not g.op.LeakyRelu(x, alpha=0.2)
+    assert g.op.RandomNormalLike(x) is not g.op.RandomNormalLike(x)
+    assert g.const(0.0) is g.const(0.0)
+    assert g.const(0.0) is not g.const(-0.0)
+    assert g.const(1) is not g.const(True)
+
+
+def test_rollback_forgets_nodes_and_what_was_shared() -> None:
+    g = GraphBuilder({"": 21})
+    x = _input()
+    kept = g.op.Exp(x)
+    mark = g.mark()
+    undone = g.op.Sin(kept)
+    g.rollback(mark)
+    again = g.op.Sin(kept)
+    assert again is not undone
+    assert [n.op_type for n in finish(g, [x], [("y", again)], {}).graph] == ["Exp", "Sin"]
+
+
+def test_what_a_subgraph_computes_is_not_shared_outside_it() -> None:
+    g = GraphBuilder({"": 21})
+    x = _input()
+    inner: list[ir.Value] = []
+
+    def branch() -> ir.Value:
+        inner.append(g.op.Exp(x))
+        return inner[0]
+
+    graph = g.subgraph(branch)
+    outside = g.op.Exp(x)
+    assert outside is not inner[0]
+    assert [n.op_type for n in graph] == ["Exp"]
+    # The other way round, a branch uses what stands outside it.
+    assert [n.op_type for n in g.subgraph(lambda: g.op.Neg(g.op.Exp(x)))] == ["Neg"]
