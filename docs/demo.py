@@ -16,6 +16,9 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore")
+# transformers imports torchao where the tests' dependencies are installed, which tells of the GPU libraries it can't load.
+for name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(name).setLevel(logging.ERROR)
 
 import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
