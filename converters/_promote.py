@@ -24,6 +24,15 @@ def operands(g: GraphBuilder, *args: Any, dtype: torch.dtype | ir.DataType) -> t
     return tuple([operand(g, x, wanted) for x in args])
 
 
+def through(g: GraphBuilder, *args: Any, dtype: ir.DataType, inner: ir.DataType) -> tuple[Value, ...]:
+    """Several operands in ``inner``, in which a runtime computes, having been rounded or wrapped to ``dtype`` as torch's.
+
+    What a Python number or a wider tensor loses shows: -1 is 255 in uint8, 0.1 is more than 0.1 in float16.
+    """
+    given = operands(g, *args, dtype=dtype)
+    return given if dtype == inner else operands(g, *given, dtype=inner)
+
+
 def common_dtype(node: FxNode, *positions: int) -> ir.DataType:
     """The dtype to which torch promotes the arguments at these positions, scalars and 0-dim tensors by their category.
 
@@ -59,4 +68,4 @@ def _number(value: Any) -> Any:
     return value
 
 
-__all__ = ["common_dtype", "operand", "operands", "to_onnx_dtype", "to_torch_dtype"]
+__all__ = ["common_dtype", "operand", "operands", "through", "to_onnx_dtype", "to_torch_dtype"]

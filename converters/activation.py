@@ -12,6 +12,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters._axes import normalize_axis, rank_of
 from onnxplug.converters._promote import operand
 from onnxplug.converters._real import Real
+from onnxplug.converters.comparison import comparable
 from onnxplug.converters.exponential import expm1_of
 from onnxplug.converters.reduction import reduced
 from onnxplug.converters.special import erf
@@ -180,7 +181,8 @@ def softshrink(g: GraphBuilder, node: FxNode) -> Value:
 def threshold(g: GraphBuilder, node: FxNode) -> Value:
     """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
     x, bound, value = node.args
-    below = g.op.LessOrEqual(x, g.const(bound, node.dtype))
+    inner = comparable(node.dtype)
+    below = g.op.LessOrEqual(g.cast(x, inner), g.const(bound, inner))
     result: Value = g.op.Where(below, g.const(value, node.dtype), x)
     return result
 

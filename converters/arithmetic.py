@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._promote import common_dtype, operand, operands
+from onnxplug.converters._promote import common_dtype, operand, operands, through
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -26,11 +26,20 @@ def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Va
         logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
         truth: Value = getattr(g.op, logical)(*operands(g, *args, dtype=_BOOL))
         return truth
-    inner = dtype
     if dtype.is_integer() and dtype not in _WIDE:
         inner = ir.DataType.INT64 if dtype.bitwidth > 16 else ir.DataType.INT32
-    result: Value = getattr(g.op, op_type)(*operands(g, *args, dtype=inner))
-    return g.cast(result, dtype)
+        return g.cast(getattr(g.op, op_type)(*through(g, *args, dtype=dtype, inner=inner)), dtype)
+    scales = op_type in ("Mul", "Div") and dtype == ir.DataType.FLOAT16
+    if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):
+        # torch scales by the number itself, in float.
+        return g.cast(getattr(g.op, op_type)(*operands(g, *args, dtype=ir.DataType.FLOAT)), dtype)
+    result: Value = getattr(g.op, op_type)(*operands(g, *args, dtype=dtype))
+    return result
+
+
+def _in_half(number: float) -> bool:
+    """Whether float16 holds a number to its full precision."""
+    return number == 0 or not 0 < abs(number) < math.inf or 2.0**-14 <= abs(number) <= 65504
 
 
 def _scaled(g: GraphBuilder, x: Any, alpha: Any, dtype: ir.DataType) -> Any:
@@ -96,8 +105,10 @@ def floor_divide(g: GraphBuilder, node: FxNode) -> Value:
 
 def _truncated_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Value:
     """The quotient rounded towards zero; ONNX divides integers so."""
-    quotient = compute(g, "Div", dtype, x, y)
-    return quotient if dtype.is_integer() else truncated(g, quotient)
+    if dtype.is_integer():
+        return compute(g, "Div", dtype, x, y)
+    # Halves in float, lest a quotient just below an integer is rounded up to it first.
+    return g.cast(truncated(g, compute(g, "Div", _step(dtype), x, y)), dtype)
 
 
 def truncated(g: GraphBuilder, x: Value) -> Value:
@@ -114,7 +125,7 @@ def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Valu
     """
     if dtype.is_integer():
         inner = dtype if dtype in _WIDE else ir.DataType.INT64
-        a, b = operands(g, x, y, dtype=inner)
+        a, b = through(g, x, y, dtype=dtype, inner=inner)
         quotient = g.op.Div(a, b)
         remainder = g.op.Sub(a, g.op.Mul(quotient, b))
         zero = g.const(0, inner)
@@ -122,6 +133,8 @@ def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Valu
             g.op.Not(g.op.Equal(remainder, zero)), g.op.Xor(g.op.Less(remainder, zero), g.op.Less(b, zero))
         )
         return g.cast(g.op.Sub(quotient, g.cast(lower, inner)), dtype)
+    if dtype != _step(dtype):
+        return g.cast(_floor_quotient(g, x, y, _step(dtype)), dtype)
     a, b = operands(g, x, y, dtype=dtype)
     zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
     remainder = g.op.Mod(a, b, fmod=1)
@@ -148,7 +161,7 @@ def remainder(g: GraphBuilder, node: FxNode) -> Value:
     dtype = node.dtype
     if dtype.is_integer():
         inner = dtype if dtype in _WIDE else ir.DataType.INT64
-        return g.cast(g.op.Mod(*operands(g, x, y, dtype=inner)), dtype)
+        return g.cast(g.op.Mod(*through(g, x, y, dtype=dtype, inner=inner)), dtype)
     a, b = operands(g, x, y, dtype=dtype)
     zero = g.const(0.0, dtype)
     rest = g.op.Mod(a, b, fmod=1)
@@ -166,7 +179,7 @@ def fmod(g: GraphBuilder, node: FxNode) -> Value:
     dtype = node.dtype
     if dtype.is_integer():
         # ONNX Runtime's fmod of integers goes through double; its division of integers is exact.
-        a, b = operands(g, x, y, dtype=dtype if dtype in _WIDE else ir.DataType.INT64)
+        a, b = through(g, x, y, dtype=dtype, inner=dtype if dtype in _WIDE else ir.DataType.INT64)
         return g.cast(g.op.Sub(a, g.op.Mul(g.op.Div(a, b), b)), dtype)
     return g.cast(g.op.Mod(*operands(g, x, y, dtype=dtype), fmod=1), dtype)
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._promote import common_dtype, operands
+from onnxplug.converters._promote import common_dtype, through
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -31,8 +31,8 @@ def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Con
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
-        dtype = comparable(common_dtype(node, 0, 1), op_type == "Equal")
-        a, b = operands(g, x, y, dtype=dtype)
+        dtype = common_dtype(node, 0, 1)
+        a, b = through(g, x, y, dtype=dtype, inner=comparable(dtype, op_type == "Equal"))
         result: Value = getattr(g.op, op_type)(*((b, a) if swap else (a, b)))
         return g.op.Not(result) if negate else result
 
@@ -117,7 +117,7 @@ def select(g: GraphBuilder, condition: Value, x: Any, y: Any, dtype: ir.DataType
         inner = ir.DataType.INT32
     elif dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         inner = ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else dtype
-    a, b = operands(g, x, y, dtype=inner)
+    a, b = through(g, x, y, dtype=dtype, inner=inner)
     return g.cast(g.op.Where(condition, a, b), dtype)
 
 

@@ -121,6 +121,8 @@ def _truth(g: GraphBuilder, node: FxNode, op_type: str) -> Value:
     x = node.args[0]
     axes, keepdim = (node.args[1], node.args[2]) if len(node.args) > 2 else (None, False)
     rank = rank_of(x)
+    if axes == []:  # Unlike sums, over no axes at all.
+        return g.cast(g.cast(x, _BOOL), node.dtype)
     wanted = g.cast(x, _BOOL) if op_type == "ReduceMax" else g.op.Not(g.cast(x, _BOOL))
     count = reduce(g, "ReduceSum", g.cast(wanted, _INT64), normalize_axes(axes, rank) if rank else None, keepdim)
     found = g.op.Greater(count, g.const(0))

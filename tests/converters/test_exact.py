@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.support.check import check
 
@@ -198,3 +199,33 @@ SCALARS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", SCALARS)
 def test_zero_dimensions(name: str) -> None:
     check(SCALARS[name], torch.tensor(2.5), others=[(torch.tensor(-3.0),), (torch.tensor(0.0),)])
+
+
+#: Numbers that the tensor's dtype can't hold: torch rounds or wraps them before it compares, divides or limits.
+NUMBERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "quotients": lambda x: (x // 3, torch.div(x, 0.1, rounding_mode="floor"), torch.div(x, 0.1, rounding_mode="trunc")),
+    "comparisons": lambda x: (x == 0.1, x < 0.1, x <= 0.1, x > 3.3, x >= 3.3, x != 3.3),
+    "selection": lambda x: (torch.where(x > 3.3, x, 0.3), F.threshold(x, 0.1, 0.3), x.clamp(0.1, 3.3)),
+    "scales": lambda x: (x * 1e-6, x / 1e5, x * 0.1, x / 3),
+    "any_of_no_axes": lambda x: (x.any([]), x.all([]), (x > 1).any([], keepdim=True)),
+}
+WRAPPED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "quotients": lambda x: (x // -2, torch.div(x, -3, rounding_mode="trunc"), x % -5, torch.fmod(x, -7), x % 300),
+    "comparisons": lambda x: (x < -1, x == -1, x >= -250, x > 300),
+    "limits": lambda x: (x.clamp(max=-2), x.clamp(min=-255), x.clamp(-250, -3)),
+    "sums": lambda x: (x + 300, x - 7, x * -3, x | -2, torch.where(x > 4, x, -1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_the_dtype_rounds(name: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([0.1, 3.3, 0.0, 0.3]).to(dtype)
+    check(NUMBERS[name], x, others=[(torch.tensor([3.3, 0.1, -0.1, 600.0]).to(dtype),)])
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_numbers_that_uint8_wraps(name: str, opset: int) -> None:
+    x = torch.tensor([0, 1, 5, 254, 255], dtype=torch.uint8)
+    check(WRAPPED[name], x, others=[(torch.tensor([7, 128, 127, 3, 250], dtype=torch.uint8),)], opset=opset)
