@@ -201,3 +201,15 @@ def test_a_dynamic_view_is_one_node() -> None:
     auto = torch.export.Dim.AUTO
     program = check(DYNAMIC["view"], A, others=[(tensor(5, 7, 6),)], dynamic=[{0: auto, 1: auto}])
     assert [node.op_type for node in program.model.graph] == ["Reshape"]
+
+
+def test_sizes_given_beside_long_expressions() -> None:
+    """Of the given 8 torch works out an expression of the length; it counts as given."""
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        padded = F.pad(x, (0, 0, 0, (8 - x.shape[1] % 8) % 8))
+        batch, _, width = padded.shape
+        return padded.reshape(batch, -1, 8, width).sum(2), padded.view(batch, 8, -1, width).sum(1)
+
+    dynamic = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    check(model, torch.randn(2, 13, 4), others=[(torch.randn(3, 8, 4),), (torch.randn(5, 21, 4),)], dynamic=dynamic)
