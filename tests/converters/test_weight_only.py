@@ -1,0 +1,237 @@
+"""Weights quantised alone: bytes, nibbles, torch's packed nibbles; how they are stored, and replaced."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+from onnxplug import Unsupported
+from onnxplug.errors import UsageError
+from tests.support.check import check
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torchao  # noqa: F401  # registers torchao::dequantize_affine
+
+DYNAMIC = ({0: torch.export.Dim.DYNAMIC},)
+#: Sums of products in another order, rounded once to the half type.
+TOLERANCES: dict[torch.dtype, dict[str, float]] = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-4},
+    torch.float16: {"rtol": 2e-3, "atol": 1e-2},
+    torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded(seeded: None) -> None:
+    pass
+
+
+def ints(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+    made = torch.randint(low, high + 1, shape, dtype=dtype)
+    # Both ends are there.
+    made.view(-1)[0], made.view(-1)[-1] = low, high
+    return made
+
+
+class Affine(nn.Module):
+    """A linear whose weight is restored from integers in groups of a row."""
+
+    def __init__(self, low: int, high: int, group: int, rows: int = 6, columns: int = 32, **how: Any) -> None:
+        super().__init__()
+        stored = torch.int8 if low < 0 else torch.uint8
+        dtype = how.get("dtype", torch.float32)
+        groups = columns // group
+        self.register_buffer("levels", ints(low, high, rows, columns, dtype=stored))
+        self.register_buffer("scales", (torch.rand(rows, groups) * 0.1 + 0.01).to(dtype))
+        zero = ints(how.get("zero_low", low), how.get("zero_high", high), rows, groups, dtype=stored)
+        self.register_buffer("zeros", zero if how.get("zeros", True) else None)
+        self.block, self.range = [1, group], how.get("range", (low, high))
+
+    def weight(self) -> torch.Tensor:
+        return torch.ops.torchao.dequantize_affine(
+            self.levels, self.block, self.scales, self.zeros, self.levels.dtype, *self.range,
+            output_dtype=self.scales.dtype,
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight())
+
+
+def dtypes(program: Any) -> dict[str, ir.DataType]:
+    return {name: value.dtype for name, value in program.model.graph.initializers.items()}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "signed": {"low": -8, "high": 7, "group": 8},
+    "unsigned": {"low": 0, "high": 15, "group": 16},
+    "three_bits": {"low": -4, "high": 3, "group": 8},
+    "by_row": {"low": -8, "high": 7, "group": 32},
+    "without_zeros": {"low": -8, "high": 7, "group": 16, "zeros": False},
+    "odd": {"low": -8, "high": 7, "group": 5, "rows": 3, "columns": 15},
+    "odd_row": {"low": 0, "high": 15, "group": 7, "rows": 3, "columns": 7},
+    "one": {"low": -8, "high": 7, "group": 1, "rows": 2, "columns": 3},
+}
+
+
+@pytest.mark.parametrize("opset", [18, 21, 24])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_nibbles(name: str, dtype: torch.dtype, opset: int) -> None:
+    model = Affine(**CASES[name], dtype=dtype)
+    columns = model.levels.shape[1]
+    others = [(torch.randn(1, columns).to(dtype) * 3,), (torch.zeros(7, columns, dtype=dtype),)]
+    program = check(
+        model, torch.randn(4, columns).to(dtype), others=others, dynamic=DYNAMIC, opset=opset, **TOLERANCES[dtype]
+    )
+    wanted = ir.DataType.INT4 if CASES[name]["low"] < 0 else ir.DataType.UINT4
+    if opset >= 21:
+        assert dtypes(program)["levels"] == wanted
+    else:
+        assert not {ir.DataType.INT4, ir.DataType.UINT4} & set(dtypes(program).values())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_restored_exactly(dtype: torch.dtype) -> None:
+    """Nothing but the weight: not a bit of it differs."""
+
+    class Weight(Affine):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight() + x * 0
+
+    check(Weight(-8, 7, 8, dtype=dtype), torch.ones(1, dtype=dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # What was declared, and what is there: either alone keeps the bytes.
+        {"low": -8, "high": 7, "group": 8, "range": (-128, 127)},
+        {"low": -9, "high": 7, "group": 8, "range": (-8, 7)},
+        {"low": 0, "high": 16, "group": 8, "range": (0, 15)},
+        {"low": -8, "high": 7, "group": 8, "zero_low": -8, "zero_high": 8},
+    ],
+)
+def test_more_than_four_bits(case: dict[str, Any]) -> None:
+    program = check(Affine(**case), torch.randn(4, 32), others=[(torch.randn(2, 32),)], dynamic=DYNAMIC)
+    assert not {ir.DataType.INT4, ir.DataType.UINT4} & set(dtypes(program).values())
+
+
+def test_weights_at_run_time_stay_bytes() -> None:
+    def model(x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        restored = torch.ops.torchao.dequantize_affine(levels, [1, 8], scales, None, torch.int8, -8, 7)
+        return x @ restored.t()
+
+    args = (torch.randn(2, 16), ints(-8, 7, 4, 16), torch.rand(4, 2))
+    check(model, *args, others=[(args[0] * 2, -args[1].clamp(min=-7), args[2] * 3)])
+
+
+def test_shared_weights_are_stored_once() -> None:
+    class Shared(Affine):
+        def forward(self, x: torch.Tensor) -> Any:
+            return nn.functional.linear(x, self.weight()), nn.functional.linear(x + 1, self.weight())
+
+    class Raw(Affine):
+        def forward(self, x: torch.Tensor) -> Any:
+            return nn.functional.linear(x, self.weight()), self.levels.float() + self.zeros.sum()
+
+    x, others = torch.randn(4, 32), [(torch.randn(1, 32),)]
+    program = check(Shared(-8, 7, 8), x, others=others, dynamic=DYNAMIC)
+    assert dtypes(program) == {
+        "levels": ir.DataType.INT4,
+        "scales": ir.DataType.FLOAT,
+        "zeros": ir.DataType.INT4,
+        **{n: d for n, d in dtypes(program).items() if n.startswith("constant")},
+    }
+    found = dtypes(check(Raw(-8, 7, 8), x, others=others, dynamic=DYNAMIC))
+    # The bytes are read themselves: they keep their name.
+    assert (found["levels"], found["levels_stored1"]) == (ir.DataType.INT8, ir.DataType.INT4)
+    assert (found["zeros"], found["zeros_stored1"]) == (ir.DataType.INT8, ir.DataType.INT4)
+
+
+def test_plain_translation() -> None:
+    program = check(Affine(-8, 7, 8), torch.randn(4, 32), optimize=False)
+    assert dtypes(program)["levels"] == ir.DataType.INT4
+
+
+def test_replaced_weights() -> None:
+    """Whatever is stored anew is made of the new weights."""
+    model, other, x = Affine(-8, 7, 8), Affine(-8, 7, 8), torch.randn(4, 32)
+    program = onnxplug.to_onnx(model, (x,))
+    torch.testing.assert_close(program(x)[0], model(x))
+    program.apply_weights(dict(other.named_buffers()))
+    assert (model(x) - other(x)).abs().max() > 0.1
+    torch.testing.assert_close(program(x)[0], other(x))
+    # One of them alone.
+    program.apply_weights({"levels": model.levels})
+    other.levels = model.levels
+    torch.testing.assert_close(program(x)[0], other(x))
+    with pytest.raises(UsageError, match="4 bits, -8 to 7"):
+        program.apply_weights({"levels": model.levels + 1})
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("opset", [13, 18, 21])
+def test_byte_weights(dtype: torch.dtype, opset: int) -> None:
+    args = (torch.randn(4, 32).to(dtype), ints(-128, 127, 8, 32), (torch.rand(8) * 0.05).to(dtype))
+    others = [(torch.randn(1, 32).to(dtype) * 3, args[1].flip(0), args[2] * 2)]
+    shapes = (*DYNAMIC, None, None)
+    check(torch._weight_int8pack_mm, *args, others=others, dynamic=shapes, opset=opset, **TOLERANCES[dtype])
+
+
+class Packed(nn.Module):
+    """Weights in torch's own layout."""
+
+    def __init__(self, rows: int, columns: int, group: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.levels = ints(0, 15, rows, columns, dtype=torch.int32)
+        self.register_buffer("weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.levels, 1))
+        self.register_buffer("scales", (torch.randn(columns // group, rows, 2) * 0.1).to(dtype))
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, self.group, self.scales)
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21, 24])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("shape", [(64, 64, 32), (16, 128, 64), (48, 64, 32), (160, 96, 32), (128, 256, 256)], ids=str)
+def test_packed_nibbles(shape: tuple[int, int, int], dtype: torch.dtype, opset: int) -> None:
+    columns = shape[1]
+    others = [(torch.randn(1, columns).to(dtype) * 3,), (torch.randn(9, columns).to(dtype),)]
+    program = check(
+        Packed(*shape, dtype),
+        torch.randn(4, columns).to(dtype),
+        others=others,
+        dynamic=DYNAMIC,
+        opset=opset,
+        **TOLERANCES[dtype],
+    )
+    assert dtypes(program)["weight"] == (ir.DataType.INT4 if opset >= 21 else ir.DataType.INT8)
+
+
+def test_packed_nibbles_are_unpacked_exactly() -> None:
+    model = Packed(96, 64, 32)
+    program = onnxplug.to_onnx(model, (torch.randn(2, 64),))
+    stored = program.model.graph.initializers["weight"].const_value
+    np.testing.assert_array_equal(stored.numpy().astype(np.int32) + 8, model.levels.numpy())
+    other, x = Packed(96, 64, 32), torch.randn(2, 64)
+    program.apply_weights(dict(other.named_buffers()))
+    torch.testing.assert_close(program(x)[0], other(x), **TOLERANCES[torch.float32])
+
+
+def test_packed_nibbles_from_elsewhere_are_refused() -> None:
+    packed = Packed(64, 64, 32)
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, 32, packed.scales)
+
+    with pytest.raises(Unsupported, match="packed layout"):
+        onnxplug.to_onnx(model, (torch.randn(2, 64), packed.weight))
