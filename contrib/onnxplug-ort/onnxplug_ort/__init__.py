@@ -18,7 +18,20 @@ def onnxplug_rules() -> list[Rule]:
         Rule("aten::gelu.default", "onnxplug_ort.rules:gelu", domains=_DOMAINS, override=True),
         Rule(attention, "onnxplug_ort.rules:multi_head_attention", domains=_DOMAINS, override=True),
         Rule(attention, "onnxplug_ort.rules:group_query_attention", domains=_DOMAINS, override=True, priority=1),
+        Rule("aten::linear.default", "onnxplug_ort.nibbles:linear", domains=_DOMAINS, when=_of_nibbles, override=True),
+        Rule(
+            "aten::_weight_int4pack_mm_for_cpu.default",
+            "onnxplug_ort.nibbles:packed",
+            domains=_DOMAINS,
+            override=True,
+        ),
     ]
+
+
+def _of_nibbles(node: Any) -> bool:
+    from onnxplug_ort.nibbles import of_restored_nibbles
+
+    return of_restored_nibbles(node)
 
 
 @hookimpl
