@@ -1,0 +1,39 @@
+"""Mixtures of experts: tokens sorted by expert, then one product a group."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+#: Ways of computing experts that torch.export captures; any other is replaced while it does.
+_EXPORTABLE = frozenset({"grouped_mm", "batched_mm"})
+
+
+def grouped_mm_fallback(g: Any, node: Any) -> Any:
+    """grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor"""
+    from onnxplug.converters.linear import grouped_product
+
+    return grouped_product(g, *node.args)
+
+
+@contextlib.contextmanager
+def exportable_experts() -> Iterator[None]:
+    """Holds while a model is captured: experts are computed by ``grouped_mm`` where the model says nothing exportable.
+
+    The eager way is a loop over the experts that were chosen, whose number depends on the data.
+    """
+    from transformers.integrations import moe
+
+    interface = moe.ALL_EXPERTS_FUNCTIONS
+    choose = interface.get_interface
+
+    def exportable(implementation: Any, default: Any) -> Any:
+        found = choose(implementation, default)
+        return found if implementation in _EXPORTABLE else moe.grouped_mm_experts_forward
+
+    interface.get_interface = exportable
+    try:
+        yield
+    finally:
+        del interface.get_interface
