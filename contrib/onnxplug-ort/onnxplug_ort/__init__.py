@@ -6,6 +6,8 @@ from typing import Any
 
 from onnxplug import Domain, PluginInfo, Rule, hookimpl
 
+__all__ = ["set_experts"]
+
 DOMAIN = "com.microsoft"
 _DOMAINS = {DOMAIN: 1}
 
@@ -25,13 +27,40 @@ def onnxplug_rules() -> list[Rule]:
             domains=_DOMAINS,
             override=True,
         ),
+        Rule("onnxplug_ort::experts.default", "onnxplug_ort.experts:moe", domains=_DOMAINS),
     ]
+
+
+def set_experts(model: Any) -> Any:
+    """Lets a model of transformers compute its mixtures of experts by an operator that becomes ONNX Runtime's ``MoE``.
+
+    Args:
+        model: The model, which is changed: ``set_experts_implementation("onnxruntime")``.
+
+    Returns:
+        The model.
+    """
+    from onnxplug_ort.experts import set_experts as use
+
+    return use(model)
 
 
 def _of_nibbles(node: Any) -> bool:
     from onnxplug_ort.nibbles import of_restored_nibbles
 
     return of_restored_nibbles(node)
+
+
+@hookimpl
+def onnxplug_decompositions() -> dict[str, Any]:
+    """What stands for the package's own operator where the domain isn't asked for."""
+    return {"onnxplug_ort::experts.default": _plain_experts}
+
+
+def _plain_experts(*args: Any, **kwargs: Any) -> Any:
+    from onnxplug_ort.experts import plain
+
+    return plain(*args, **kwargs)
 
 
 @hookimpl

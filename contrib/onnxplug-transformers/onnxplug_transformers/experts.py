@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-#: Ways of computing experts that torch.export captures; any other is replaced while it does.
-_EXPORTABLE = frozenset({"grouped_mm", "batched_mm"})
+#: Ways of computing experts that torch.export doesn't capture, besides the eager one.
+_KERNELS_OF_GPUS = frozenset({"deepgemm", "sonicmoe"})
 
 
 def grouped_mm_fallback(g: Any, node: Any) -> Any:
@@ -19,7 +19,7 @@ def grouped_mm_fallback(g: Any, node: Any) -> Any:
 
 @contextlib.contextmanager
 def exportable_experts() -> Iterator[None]:
-    """Holds while a model is captured: experts are computed by ``grouped_mm`` where the model says nothing exportable.
+    """Holds while a model is captured: experts are computed by ``grouped_mm`` where the model's own way can't be captured.
 
     The eager way is a loop over the experts that were chosen, whose number depends on the data.
     """
@@ -30,7 +30,8 @@ def exportable_experts() -> Iterator[None]:
 
     def exportable(implementation: Any, default: Any) -> Any:
         found = choose(implementation, default)
-        return found if implementation in _EXPORTABLE else moe.grouped_mm_experts_forward
+        plain = found is not default and implementation not in _KERNELS_OF_GPUS
+        return found if plain else moe.grouped_mm_experts_forward
 
     interface.get_interface = exportable
     try:
