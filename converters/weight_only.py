@@ -109,11 +109,10 @@ def nibble_weights(g: GraphBuilder, node: FxNode) -> Value:
 
 def restored_nibbles(g: GraphBuilder, packed: Value, group: int, parameters: Value) -> Value:
     """The weight of packed nibbles, [out, in], in float."""
-    rows, columns = packed.shape[0], 2 * packed.shape[1]  # type: ignore[index,operator]
-    scales, zeros = (
-        g.derive(parameters, lambda t, i=i: t[:, :, i].t().float().contiguous(), ("packed parameters", i))
-        for i in (0, 1)
-    )
+    rows, half = g.concrete_shape(packed)
+    columns = 2 * half
+    scales = g.derive(parameters, lambda t: t[:, :, 0].t().float().contiguous(), "packed scales")
+    zeros = g.derive(parameters, lambda t: t[:, :, 1].t().float().contiguous(), "packed zeros")
     blocks = [rows, columns // group, group]
     if g.opset >= SINCE:
         levels = g.derive(packed, lambda t: pack(unpacked(t).to(torch.int8) - 8, ir.DataType.INT4), "unpacked nibbles")

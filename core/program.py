@@ -122,14 +122,14 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.release()
         shaped = dict(state_dict)
         initializers = self.model.graph.initializers
-        for value in initializers.values():
-            recipe = value.meta.get(DERIVED)
+        for derived in initializers.values():
+            recipe = derived.meta.get(DERIVED)
             if recipe is None or recipe.source not in state_dict:
                 continue
             made = recipe.make(state_dict[recipe.source].detach())
-            value.const_value = TorchTensor(made, name=value.name) if isinstance(made, torch.Tensor) else made
-            value.const_value.name = value.name
-            if recipe.source == value.name or recipe.source not in initializers:
+            made = TorchTensor(made, name=derived.name) if isinstance(made, torch.Tensor) else made
+            made.name, derived.const_value = derived.name, made
+            if recipe.source == derived.name or recipe.source not in initializers:
                 shaped.pop(recipe.source, None)
         for name, tensor in state_dict.items():
             value = initializers.get(name) if name in shaped else None

@@ -75,7 +75,8 @@ class StoredMixin:
         assert tensor is not None, "derive() wants a value that stored() knows"
         made = make(tensor)
         dtype = to_onnx_dtype(made.dtype)
-        value = ir.Value(type=ir.TensorType(dtype), shape=ir.Shape(tuple(made.shape)))
+        shape = ir.Shape(tuple(made.shape) if isinstance(made, torch.Tensor) else made.shape.numpy())
+        value = ir.Value(type=ir.TensorType(dtype), shape=shape)
         self._derived[value] = (source, made, make)
         self._derived_by_key[source, key] = value
         return value

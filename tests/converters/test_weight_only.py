@@ -235,3 +235,24 @@ def test_packed_nibbles_from_elsewhere_are_refused() -> None:
 
     with pytest.raises(Unsupported, match="packed layout"):
         onnxplug.to_onnx(model, (torch.randn(2, 64), packed.weight))
+
+
+def test_a_converter_of_ones_own() -> None:
+    """``docs/write-a-plugin.md``: a parameter in another dtype and layout; what isn't one is declined."""
+    linear, other, x = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False), torch.randn(3, 8)
+
+    def convert(g: Any, node: Any) -> Any:
+        x, weight, _ = node.args
+        if g.stored(weight) is None:
+            raise onnxplug.Decline("no parameter")
+        rows = g.derive(weight, lambda tensor: tensor.half().t().contiguous(), "half, turned")
+        return g.op.MatMul(x, g.cast(rows, weight.dtype))
+
+    rules = [onnxplug.Rule("aten::linear.default", convert)]
+    program = onnxplug.to_onnx(linear, (x,), rules=rules)
+    assert dtypes(program) == {"weight": ir.DataType.FLOAT16}
+    for model in (linear, other):
+        program.apply_weights(dict(model.named_parameters()))
+        torch.testing.assert_close(program(x)[0], x @ model.weight.half().float().t())
+    computed = check(lambda x: nn.functional.linear(x, x * 2), x, rules=rules)
+    assert "Gemm" in computed.statistics.operators

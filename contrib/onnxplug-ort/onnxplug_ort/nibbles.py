@@ -10,8 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug import Decline
-from onnxplug.errors import UsageError
+from onnxplug import Decline, UsageError
 
 _DOMAIN = "com.microsoft"
 _KERNELS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})

@@ -11,10 +11,11 @@ _KERNELS_OF_GPUS = frozenset({"deepgemm", "sonicmoe"})
 
 
 def grouped_mm_fallback(g: Any, node: Any) -> Any:
-    """grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor"""
-    from onnxplug.converters.linear import grouped_product
+    """grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor
 
-    return grouped_product(g, *node.args)
+    torch's own product by group, for more dtypes.
+    """
+    return node.interpreter.convert_as(node, "aten::_grouped_mm.default")
 
 
 @contextlib.contextmanager
