@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxplug import Domain, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, OpSample, PluginInfo, Rule, hookimpl
 
 __all__ = ["set_experts"]
 
@@ -61,6 +61,24 @@ def _plain_experts(*args: Any, **kwargs: Any) -> Any:
     from onnxplug_ort.experts import plain
 
     return plain(*args, **kwargs)
+
+
+@hookimpl
+def onnxplug_samples() -> list[OpSample]:
+    """Inputs to test the package's own operator with."""
+    tokens = ({0: "tokens"},) * 3
+    return [OpSample("onnxplug_ort::experts", _routed, dynamic_shapes=(*tokens, None, None))]
+
+
+def _routed() -> tuple[Any, ...]:
+    import torch
+
+    import onnxplug_ort.experts  # declares the operator
+
+    assert onnxplug_ort.experts
+    index = torch.tensor([[0, 2], [3, 1], [1, 0], [2, 3], [0, 3]])
+    weights = torch.rand(5, 2) + 0.1
+    return torch.randn(5, 8), index, weights, torch.randn(4, 12, 8), torch.randn(4, 8, 6)
 
 
 @hookimpl

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from transformers.integrations import moe  # declares the operator
+
 #: Ways of computing experts that torch.export doesn't capture, besides the eager one.
 _KERNELS_OF_GPUS = frozenset({"deepgemm", "sonicmoe"})
 
@@ -24,8 +26,6 @@ def exportable_experts() -> Iterator[None]:
 
     The eager way is a loop over the experts that were chosen, whose number depends on the data.
     """
-    from transformers.integrations import moe
-
     interface = moe.ALL_EXPERTS_FUNCTIONS
     choose = interface.get_interface
 
