@@ -27,10 +27,55 @@ def product(g: GraphBuilder, a: Value, b: Value) -> Value:
     dtype = a.dtype
     assert dtype is not None
     if dtype in _GEMM or dtype in _WIDE:
-        result: Value = g.op.MatMul(a, b)
+        found = _by_restored_weight(g, a, b)
+        result: Value = g.op.MatMul(a, b) if found is None else found
         return result
     inner = ir.DataType.INT32 if dtype.is_integer() else ir.DataType.FLOAT
     return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
+
+
+_MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})
+_QUANTIZES = frozenset({"QuantizeLinear", "Clip", "Cast", "Identity"})
+
+
+def _behind(x: Value, operators: frozenset[str]) -> Value:
+    """What a chain of such nodes begins with."""
+    made = x.producer()
+    while made is not None and made.op_type in operators and not made.domain and made.inputs[0] is not None:
+        x = made.inputs[0]
+        made = x.producer()
+    return x
+
+
+def _is_restored(x: Value) -> bool:
+    made = x.producer()
+    return made is not None and made.op_type == "DequantizeLinear" and not made.domain
+
+
+def _by_restored_weight(g: GraphBuilder, a: Value, b: Value) -> Value | None:
+    """The product with a weight that DequantizeLinear restores, where ``a`` isn't quantised; ``None`` for any other.
+
+    By a Gemm of [out, in], or with the weight first: of a MatMul with it, ONNX Runtime makes one that rounds ``a`` to bytes.
+    """
+    weight = _behind(b, frozenset({"Transpose"}))
+    made = weight.producer()
+    known = rank_of(a) > 0 and rank_of(b) == 2 and b.shape is not None and a.dtype in _GEMM
+    if made is None or not _is_restored(weight) or not known or _is_restored(_behind(a, _MOVES)):
+        return None
+    source = made.inputs[0]
+    if source is None or g.stored(_behind(source, _QUANTIZES)) is None:
+        return None
+    width, columns = g.dim(b, 0), g.dim(b, 1)
+    if not isinstance(width, int) or not isinstance(columns, int) or not width:
+        return None
+    rows = a if rank_of(a) == 2 else g.reshape(a, [-1, width])
+    turned = b is not weight and b.producer().inputs[0] is weight  # type: ignore[union-attr]
+    if turned:
+        result = g.op.Gemm(rows, weight, transB=1)
+    else:
+        sides = (g.op.Transpose(v, perm=[1, 0]) for v in (b, rows))
+        result = g.op.Transpose(g.op.MatMul(*sides), perm=[1, 0])
+    return result if rank_of(a) == 2 else g.reshape(result, [*g.dims(a)[:-1], columns])
 
 
 def linear(g: GraphBuilder, node: FxNode) -> Value:
@@ -94,7 +139,7 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
     # Without a single product to add, ONNX Runtime's Gemm forgets beta.
     nothing = a.shape is not None and a.shape[-1] == 0
-    if node.dtype in _GEMM and plain and not nothing:
+    if node.dtype in _GEMM and plain and not nothing and not _is_restored(b):
         if beta == 0:
             result: Value = g.op.Gemm(a, b, alpha=float(alpha))
         else:

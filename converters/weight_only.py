@@ -1,8 +1,8 @@
 """Weights quantised alone: bytes and nibbles with a scale for each row or each group of a row.
 
-They stay in torch's layout, rows of output features with scales along the row. ONNX Runtime fuses DequantizeLinear and
-MatMul only in the other one, and then, unless a session is told otherwise, rounds the activations to bytes as well: a
-hundredth off. Where its own operator is wanted, contrib/onnxplug-ort emits that, with its accuracy stated.
+They stay in torch's layout, rows of output features with scales along the row. In the other one ONNX Runtime fuses
+DequantizeLinear and MatMul, and then, unless a session is told otherwise, rounds the activations to bytes: a few
+hundredths off. Where its own operator is wanted, contrib/onnxplug-ort emits that, with its accuracy stated.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from tests.support.check import check
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
     import torchao  # noqa: F401  # registers torchao::dequantize_affine
 
 DYNAMIC = ({0: torch.export.Dim.DYNAMIC},)
@@ -256,3 +257,97 @@ def test_a_converter_of_ones_own() -> None:
         torch.testing.assert_close(program(x)[0], x @ model.weight.half().float().t())
     computed = check(lambda x: nn.functional.linear(x, x * 2), x, rules=rules)
     assert "Gemm" in computed.statistics.operators
+
+
+class Bytes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", ints(-128, 127, 64, 64))
+        self.register_buffer("scales", torch.rand(64) * 0.05)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch._weight_int8pack_mm(x.reshape(-1, 64), self.weight, self.scales)
+
+
+class Restored(nn.Module):
+    """A product with a constant weight of bytes, restored in one way and used in one way."""
+
+    def __init__(self, kind: str, use: str) -> None:
+        super().__init__()
+        self.register_buffer("levels", ints(-128, 127, 64, 64))
+        self.register_buffer("nibbles", ints(-8, 7, 64, 64))
+        self.register_buffer("floats", torch.randn(64, 64))
+        self.register_buffer("scales", torch.rand(64) * 0.05 + 0.01)
+        self.register_buffer("groups", torch.rand(64, 2) * 0.05 + 0.01)
+        self.register_buffer("zeros", torch.zeros(64, dtype=torch.int32))
+        self.kind, self.use = kind, use
+
+    def weight(self) -> torch.Tensor:
+        plain, affine = torch.ops.quantized_decomposed, torch.ops.torchao.dequantize_affine
+        restored: torch.Tensor = {
+            "channel": lambda: plain.dequantize_per_channel(
+                self.levels, self.scales, self.zeros, 0, -128, 127, torch.int8
+            ),
+            "tensor": lambda: plain.dequantize_per_tensor(self.levels, 0.03, 0, -128, 127, torch.int8),
+            "row": lambda: affine(self.levels, [1, 64], self.scales, None, torch.int8, -128, 127),
+            "group": lambda: affine(self.levels, [1, 32], self.groups, None, torch.int8, -128, 127),
+            "nibbles_by_row": lambda: affine(self.nibbles, [1, 64], self.scales, None, torch.int8, -8, 7),
+            "nibbles_by_group": lambda: affine(self.nibbles, [1, 32], self.groups, None, torch.int8, -8, 7),
+            "fake": lambda: torch.fake_quantize_per_channel_affine(self.floats, self.scales, self.zeros, 0, -128, 127),
+            "fake_tensor": lambda: torch.fake_quantize_per_tensor_affine(self.floats, 0.03, 0, -128, 127),
+        }[self.kind]()
+        return restored
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {
+            "linear": lambda: nn.functional.linear(x, self.weight()),
+            "linear_of_rows": lambda: nn.functional.linear(x[0], self.weight()),
+            "transposed": lambda: x[0] @ self.weight().t(),
+            "direct": lambda: x @ self.weight(),
+            "of_rows": lambda: x[0] @ self.weight(),
+            "of_a_row": lambda: x[0, 0] @ self.weight().t(),
+            "with_bias": lambda: torch.addmm(x[0, :, :1], x[0], self.weight().t()),
+            "direct_with_bias": lambda: torch.addmm(x[0, 0], x[0], self.weight()),
+            "activations_too": lambda: nn.functional.linear(
+                torch.fake_quantize_per_tensor_affine(x, 0.02, 3, -128, 127), self.weight()
+            ),
+        }[self.use]()
+
+
+KINDS = ["channel", "tensor", "row", "group", "nibbles_by_row", "nibbles_by_group", "fake", "fake_tensor"]
+USES = [
+    "linear",
+    "linear_of_rows",
+    "transposed",
+    "direct",
+    "of_rows",
+    "of_a_row",
+    "with_bias",
+    "direct_with_bias",
+    "activations_too",
+]
+FIVE = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+
+
+def exactly(model: nn.Module, **options: Any) -> None:
+    others = [(torch.randn(2, 2, 64) * 3,), (torch.randn(3, 7, 64),)]
+    check(model, torch.randn(2, 5, 64), others=others, dynamic=FIVE, rtol=1e-5, atol=1e-4, **options)
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_are_not_rounded(kind: str, use: str, opset: int) -> None:
+    """ONNX Runtime's own fusion of DequantizeLinear and MatMul would round them to bytes, a hundredth off."""
+    exactly(Restored(kind, use), opset=opset)
+
+
+@pytest.mark.parametrize("use", ["linear", "direct"])
+@pytest.mark.parametrize("kind", ["channel", "tensor", "nibbles_by_row"])
+def test_activations_are_not_rounded_in_the_plain_translation(kind: str, use: str) -> None:
+    exactly(Restored(kind, use), optimize=False)
+
+
+@pytest.mark.parametrize("opset", [18, 21, 24])
+def test_activations_are_not_rounded_beside_bytes(opset: int) -> None:
+    exactly(Bytes(), opset=opset)
