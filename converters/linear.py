@@ -27,10 +27,55 @@ def product(g: GraphBuilder, a: Value, b: Value) -> Value:
     dtype = a.dtype
     assert dtype is not None
     if dtype in _GEMM or dtype in _WIDE:
-        result: Value = g.op.MatMul(a, b)
+        found = _by_restored_weight(g, a, b)
+        result: Value = g.op.MatMul(a, b) if found is None else found
         return result
     inner = ir.DataType.INT32 if dtype.is_integer() else ir.DataType.FLOAT
     return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
+
+
+_MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})
+_QUANTIZES = frozenset({"QuantizeLinear", "Clip", "Cast", "Identity"})
+
+
+def _behind(x: Value, operators: frozenset[str]) -> Value:
+    """What a chain of such nodes begins with."""
+    made = x.producer()
+    while made is not None and made.op_type in operators and not made.domain and made.inputs[0] is not None:
+        x = made.inputs[0]
+        made = x.producer()
+    return x
+
+
+def _is_restored(x: Value) -> bool:
+    made = x.producer()
+    return made is not None and made.op_type == "DequantizeLinear" and not made.domain
+
+
+def _by_restored_weight(g: GraphBuilder, a: Value, b: Value) -> Value | None:
+    """The product with a weight that DequantizeLinear restores, where ``a`` isn't quantised; ``None`` for any other.
+
+    By a Gemm of [out, in], or with the weight first: of a MatMul with it, ONNX Runtime makes one that rounds ``a`` to bytes.
+    """
+    weight = _behind(b, frozenset({"Transpose"}))
+    made = weight.producer()
+    known = rank_of(a) > 0 and rank_of(b) == 2 and b.shape is not None and a.dtype in _GEMM
+    if made is None or not _is_restored(weight) or not known or _is_restored(_behind(a, _MOVES)):
+        return None
+    source = made.inputs[0]
+    if source is None or g.stored(_behind(source, _QUANTIZES)) is None:
+        return None
+    width, columns = g.dim(b, 0), g.dim(b, 1)
+    if not isinstance(width, int) or not isinstance(columns, int) or not width:
+        return None
+    rows = a if rank_of(a) == 2 else g.reshape(a, [-1, width])
+    turned = b is not weight and b.producer().inputs[0] is weight  # type: ignore[union-attr]
+    if turned:
+        result = g.op.Gemm(rows, weight, transB=1)
+    else:
+        sides = (g.op.Transpose(v, perm=[1, 0]) for v in (b, rows))
+        result = g.op.Transpose(g.op.MatMul(*sides), perm=[1, 0])
+    return result if rank_of(a) == 2 else g.reshape(result, [*g.dims(a)[:-1], columns])
 
 
 def linear(g: GraphBuilder, node: FxNode) -> Value:
@@ -94,7 +139,7 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
     # Without a single product to add, ONNX Runtime's Gemm forgets beta.
     nothing = a.shape is not None and a.shape[-1] == 0
-    if node.dtype in _GEMM and plain and not nothing:
+    if node.dtype in _GEMM and plain and not nothing and not _is_restored(b):
         if beta == 0:
             result: Value = g.op.Gemm(a, b, alpha=float(alpha))
         else:
@@ -192,7 +237,67 @@ def bilinear(g: GraphBuilder, node: FxNode) -> Value:
     return g.cast(result if bias is None else g.op.Add(result, g.cast(bias, inner)), node.dtype)
 
 
+# -- products by group -------------------------------------------------------------------------------------------------
+
+
+def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
+    """Rows [S, K] in groups, each times a matrix of its own [G, K, N]; ``ends`` says where each group ends.
+
+    A Loop over the groups, in which one without rows costs nothing. Rows beyond the last group, which torch leaves as the
+    memory was, are 0.
+    """
+    assert a.dtype is not None
+    # Loop and If take bfloat16 since opset 16, and the product is made in float anyway.
+    dtype = ir.DataType.FLOAT if a.dtype == ir.DataType.BFLOAT16 else a.dtype
+    width = g.dim(b, 2)
+    bounds = g.op.Concat(g.const([0]), g.cast(ends, ir.DataType.INT64), axis=0)
+
+    def step(index: Value, condition: Value, done: Value) -> list[Value]:
+        start, end = (g.op.Gather(bounds, g.as_vector(i)) for i in (index, g.op.Add(index, g.const(1))))
+
+        def further() -> Value:
+            parts = g.op.Slice(a, start, end, [0]), g.op.Gather(b, index, axis=0)
+            result: Value = g.op.Concat(done, product(g, *(g.cast(v, dtype) for v in parts)), axis=0)
+            return result
+
+        branches = [g.subgraph(build, name="group") for build in (further, lambda: done)]
+        some = g.op.Squeeze(g.op.Greater(end, start), [0])
+        return [condition, g.op.If(some, then_branch=branches[0], else_branch=branches[1])]
+
+    rows_by_width = [ir.SymbolicDim(None), width if isinstance(width, int) else ir.SymbolicDim(None)]
+    body = g.subgraph(step, [(ir.DataType.INT64, ()), (ir.DataType.BOOL, ()), (dtype, rows_by_width)])
+    done = g.op.Loop(g.as_scalar(g.dim(b, 0)), g.const(True), _zeros(g, [0, width], dtype), body=body)
+    done.type, done.shape = ir.TensorType(dtype), ir.Shape(rows_by_width)
+    left = g.op.Sub(g.as_scalar(g.dim(a, 0)), g.as_scalar(g.dim(done, 0)))
+    return g.cast(g.op.Concat(done, _zeros(g, [left, width], dtype), axis=0), a.dtype)
+
+
+def _zeros(g: GraphBuilder, sizes: list[Any], dtype: ir.DataType) -> Value:
+    result: Value = g.op.Expand(g.const(0, dtype), g.vector(sizes))
+    return result
+
+
+def grouped_mm(g: GraphBuilder, node: FxNode) -> Value:
+    """_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
+
+    Groups of rows with a matrix each, groups of columns with a matrix each, or as many products as matrices.
+    """
+    a, b, ends, bias = node.args[:4]
+    if bias is not None:
+        raise Unsupported("_grouped_mm with a bias")
+    if ends is None:
+        return g.cast(product(g, a, b), node.dtype)
+    ranks = (rank_of(a), rank_of(b))
+    if ranks == (2, 2):
+        raise Unsupported("_grouped_mm of groups along the summed axis, as a gradient needs it")
+    if ranks == (2, 3):
+        return g.cast(grouped_product(g, a, b, ends), node.dtype)
+    turned = grouped_product(g, g.op.Transpose(b, perm=[1, 0]), g.op.Transpose(a, perm=[0, 2, 1]), ends)
+    return g.cast(g.op.Transpose(turned, perm=[1, 0]), node.dtype)
+
+
 RULES: list[Rule] = [
+    Rule("aten::_grouped_mm.default", grouped_mm),
     Rule("aten::linear.default", linear),
     *[Rule(f"aten::{name}.default", matmul) for name in ("matmul", "mm", "bmm", "mv", "linalg_matmul")],
     Rule("aten::dot.default", vector_product),

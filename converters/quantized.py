@@ -21,8 +21,7 @@ from onnxplug.converters._axes import normalize_axis, rank_of, reduce
 from onnxplug.converters._promote import operand
 from onnxplug.converters.arithmetic import compute
 from onnxplug.converters.cast import convert_dtype
-from onnxplug.converters.linear import product
-from onnxplug.errors import Decline, Unsupported
+from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -399,25 +398,6 @@ def int_product(g: GraphBuilder, node: FxNode) -> Value:
     return result
 
 
-def byte_weights(g: GraphBuilder, node: FxNode) -> Value:
-    """_weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor
-
-    The weights are rows of output features, each with its scale.
-    """
-    x, weight, scales = node.args
-    inner = _DOUBLE if node.dtype == _DOUBLE else _FLOAT
-    multiplied = product(g, g.cast(x, inner), g.op.Transpose(g.cast(weight, inner), perm=[1, 0]))
-    return g.cast(g.op.Mul(multiplied, g.cast(scales, inner)), node.dtype)
-
-
-def packed_nibbles(g: GraphBuilder, node: FxNode) -> Value:
-    """_weight_int4pack_mm(Tensor self, Tensor mat2, int qGroupSize, Tensor qScaleAndZeros) -> Tensor"""
-    raise Unsupported(
-        "4-bit weights in torch's packed layout, which differs from processor to processor",
-        hint="Export the model before its weights are packed.",
-    )
-
-
 def scaled_product(g: GraphBuilder, node: FxNode) -> Value:
     """_scaled_mm(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, Tensor? bias=None, Tensor? scale_result=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor
 
@@ -434,32 +414,7 @@ def scaled_product(g: GraphBuilder, node: FxNode) -> Value:
     return convert_dtype(g, result if bias is None else g.op.Add(result, g.cast(bias, _FLOAT)), node.dtype)
 
 
-def dequantize_affine(g: GraphBuilder, node: FxNode) -> Value:
-    """torchao's dequantize_affine: rows, or groups of a row, of a weight of bytes, each with its scale and zero point.
-
-    By DequantizeLinear, by blocks since opset 21. Weights of four bits come in bytes.
-    """
-    x, block, scale, zero = node.args[:4]
-    fits = len(block) == 2 and block[0] == 1 and x.dtype in (ir.DataType.INT8, ir.DataType.UINT8)
-    if not fits or scale.dtype != node.dtype or rank_of(x) != 2 or node.dtype != _FLOAT:
-        raise Decline("another layout than rows or groups of bytes, or another dtype than float")
-    rows, columns = g.dims(x)
-    if not isinstance(columns, int) or not isinstance(block[1], int):
-        raise Decline("rows of dynamic length")
-    zero = g.cast(zero, x.dtype) if zero is not None else None
-    if block[1] == columns:
-        flat = [g.reshape(v, [-1]) if v is not None else None for v in (scale, zero)]
-        result: Value = g.op.DequantizeLinear(x, *flat, axis=0)
-        return result
-    if g.opset < 21:
-        raise Decline("blocks need opset 21 or later")
-    scale, zero = (g.reshape(v, [rows, columns // block[1]]) if v is not None else None for v in (scale, zero))
-    result = g.op.DequantizeLinear(x, scale, zero, axis=1, block_size=block[1])
-    return result
-
-
 RULES: list[Rule] = [
-    Rule("torchao::dequantize_affine.default", dequantize_affine),
     *[
         Rule(f"quantized_decomposed::{name}.{overload}", convert)
         for name, convert in (
@@ -490,7 +445,5 @@ RULES: list[Rule] = [
     Rule("aten::fake_quantize_per_channel_affine_cachemask.default", fake_quantize_per_channel_cachemask),
     Rule("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default", fake_quantize_if_enabled),
     Rule("aten::_int_mm.default", int_product),
-    Rule("aten::_weight_int8pack_mm.default", byte_weights),
-    *[Rule(f"aten::_weight_int4pack_mm{where}.default", packed_nibbles) for where in ("", "_for_cpu")],
     Rule("aten::_scaled_mm.default", scaled_product),
 ]

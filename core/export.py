@@ -182,6 +182,7 @@ def convert(
         explain_missing=host.explain_missing,
     )
     values, inputs, state = _bind_inputs(builder, symbols, functional.inputs)
+    builder.state = state
     env = interpreter.run(functional.graph, values)
     outputs = [
         (slot.name, env[slot.value] if isinstance(slot.value, torch.fx.Node) else slot.value)

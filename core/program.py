@@ -9,8 +9,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree
 
+from onnxplug.build.stored import META as DERIVED
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
 from onnxplug.run.save import save_model
@@ -112,11 +114,25 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         super().optimize()
 
     def apply_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Replaces weights by name; one that is stored transposed is transposed on the way."""
+        """Replaces weights by name; one that is stored transposed or packed is made so on the way.
+
+        Raises:
+            UsageError: A weight doesn't fit the form in which it is stored.
+        """
         self.release()
         shaped = dict(state_dict)
+        initializers = self.model.graph.initializers
+        for derived in initializers.values():
+            recipe = derived.meta.get(DERIVED)
+            if recipe is None or recipe.source not in state_dict:
+                continue
+            made = recipe.make(state_dict[recipe.source].detach())
+            made = TorchTensor(made, name=derived.name) if isinstance(made, torch.Tensor) else made
+            made.name, derived.const_value = derived.name, made
+            if recipe.source == derived.name or recipe.source not in initializers:
+                shaped.pop(recipe.source, None)
         for name, tensor in state_dict.items():
-            value = self.model.graph.initializers.get(name)
+            value = initializers.get(name) if name in shaped else None
             order = value.metadata_props.get("onnxplug.transposed") if value is not None else None
             if order:
                 shaped[name] = tensor.permute(*map(int, order.split(","))).contiguous()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
+import onnxplug
 from tests.support.check import check
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torchao import quantization
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
 CONFIGS: dict[str, Any] = {
     "int8_weight_only": quantization.Int8WeightOnlyConfig,
@@ -23,23 +28,92 @@ CONFIGS: dict[str, Any] = {
     "int4_groups": lambda: quantization.IntxWeightOnlyConfig(
         weight_dtype=torch.int4, granularity=quantization.PerGroup(32)
     ),
+    "int4_asymmetric": lambda: quantization.IntxWeightOnlyConfig(
+        weight_dtype=torch.int4,
+        granularity=quantization.PerGroup(32),
+        mapping_type=quantization.MappingType.ASYMMETRIC,
+    ),
+    "int3_groups": lambda: quantization.IntxWeightOnlyConfig(
+        weight_dtype=torch.int3, granularity=quantization.PerGroup(16)
+    ),
+    "int4_packed_by_torch": lambda: PrototypeInt4WeightOnlyConfig(group_size=32, set_inductor_config=False),
     "int8_activation_int4_weight": lambda: quantization.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4),
 }
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CONFIGS)
-def test_quantised_linears(name: str) -> None:
+#: Weights that are in four bits in the file, of those whose linears are restored whole.
+NIBBLES = {"int4_in_int8", "int4_groups", "int4_asymmetric", "int3_groups", "int4_packed_by_torch"}
+
+
+def quantised(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).eval()
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).eval().to(dtype)
     quantization.quantize_(model, CONFIGS[name]())
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opset", [18, 21, 24])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_quantised_linears(name: str, opset: int) -> None:
+    if name == "float8_weight_only":
+        opset = max(opset, 19)  # ai.onnx has no 8-bit floats before
     program = check(
-        model,
+        quantised(name),
         torch.randn(4, 64),
         others=[(torch.randn(9, 64) * 3,), (torch.randn(1, 64),)],
         dynamic=({0: torch.export.Dim.DYNAMIC},),
+        opset=opset,
         rtol=1e-4,
         atol=1e-4,
     )
-    if name in ("int4_in_int8", "int4_groups"):
+    stored = [v.dtype for v in program.model.graph.initializers.values()]
+    if opset >= 21 and name in NIBBLES:
         assert [node.op_type for node in program.model.graph].count("DequantizeLinear") == 2
+        assert not {ir.DataType.INT8, ir.DataType.UINT8} & set(stored)
+    assert (ir.DataType.INT4 in stored) == (opset >= 21 and ("int4" in name or "int3" in name))
+
+
+#: Sums of 128 products: torch rounds each linear's result once, and so does the model, from sums in another order.
+HALVES = {torch.float16: {"rtol": 2e-3, "atol": 2e-3}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opset", [18, 21, 24])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", sorted(NIBBLES))
+def test_half_types(name: str, dtype: torch.dtype, opset: int) -> None:
+    check(
+        quantised(name, dtype),
+        torch.randn(4, 64).to(dtype),
+        others=[(torch.randn(9, 64).to(dtype) * 3,), (torch.randn(1, 64).to(dtype),)],
+        dynamic=({0: torch.export.Dim.DYNAMIC},),
+        opset=opset,
+        **HALVES[dtype],
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_half_the_file() -> None:
+    """The weights of a larger linear take half a byte each, and ONNX Runtime reads the saved file, its data beside it."""
+    import onnx
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {}
+        model = nn.Sequential(nn.Linear(512, 256, bias=False)).eval()
+        quantization.quantize_(model, CONFIGS["int4_groups"]())
+        x = torch.randn(3, 512)
+        for opset in (20, 21):
+            path = Path(folder) / f"model{opset}.onnx"
+            program = onnxplug.to_onnx(model, (x,), path, opset_version=opset, verify=True)
+            sizes[opset] = path.stat().st_size
+        assert sizes[20] > 512 * 256
+        assert sizes[21] < 512 * 256 / 2 + 512 * 256 / 32 * 5 + 4096
+        program.save(Path(folder) / "apart.onnx", external_data=True)
+        onnx.checker.check_model(str(Path(folder) / "apart.onnx"), full_check=True)
+        for name in ("model21.onnx", "apart.onnx"):
+            session = onnxruntime.InferenceSession(str(Path(folder) / name), providers=["CPUExecutionProvider"])
+            for rows in (x, -2 * x):
+                (found,) = session.run(None, {program.model.graph.inputs[0].name: rows.numpy()})
+                torch.testing.assert_close(torch.from_numpy(found), model(rows), rtol=1e-5, atol=1e-5)

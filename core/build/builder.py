@@ -16,6 +16,7 @@ from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.scope import Mark, Scope
 from onnxplug.build.shapes import ShapeMixin
 from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
+from onnxplug.build.stored import StoredMixin
 from onnxplug.errors import ConversionError, OpsetError
 
 Value = ir.Value
@@ -56,7 +57,7 @@ class Opset:
         return emit
 
 
-class GraphBuilder(ShapeMixin):
+class GraphBuilder(ShapeMixin, StoredMixin):
     """Emits typed ONNX nodes and simplifies while it does.
 
     Args:
@@ -294,7 +295,8 @@ class GraphBuilder(ShapeMixin):
     def constant(self, value: Value | None) -> np.ndarray | None:
         """The numpy array that a value is known to be, ``None`` for one that is only known at run time.
 
-        Parameters and buffers are never known: their values may be replaced in the exported model.
+        Parameters and buffers are never known: their values may be replaced in the exported model. What they are stored as
+        may depend on them: ``g.stored(x)`` and ``g.derive(x, make, key)``.
         """
         if value is None or value.const_value is None:
             return None

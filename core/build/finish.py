@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx.helper
@@ -47,11 +47,14 @@ def finish(
     tensors: dict[ir.Value, torch.Tensor] = dict(state)
     if g.optimize:
         nodes = _fold_transposed_weights(nodes, tensors, {id(v) for v in results})
-    _name_values(nodes, inputs, results, tensors)
+    derived = g.derived_tensors(v.name for v in (*inputs, *results, *tensors))
+    _name_values(nodes, inputs, results, [*tensors, *derived])
     graph = ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph")
     if g.optimize:
         run_rewrites(g, graph, rewrites)
-    _register_initializers(graph, tensors)
+        # A rewrite may have derived others.
+        derived = g.derived_tensors(_names(graph, tensors))
+    _register_initializers(graph, {**tensors, **derived})
     used = {(node.domain, node.op_type) for node in graph.all_nodes()}
     functions = _called(g.functions.values(), used)
     _prune_imports(graph, used, functions)
@@ -112,7 +115,7 @@ def _name_values(
     nodes: Sequence[ir.Node],
     inputs: Sequence[ir.Value],
     outputs: Sequence[ir.Value],
-    tensors: Mapping[ir.Value, torch.Tensor],
+    tensors: Sequence[ir.Value],
 ) -> None:
     """Names what has none yet; the user's names (inputs, outputs, state) come first and stay."""
     taken = {v.name for v in inputs} | {v.name for v in outputs} | {v.name for v in tensors}
@@ -143,7 +146,14 @@ def _has_graph(node: ir.Node) -> bool:
     return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
 
 
-def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, torch.Tensor]) -> None:
+def _names(graph: ir.Graph, tensors: Iterable[ir.Value]) -> Iterator[str | None]:
+    yield from (value.name for value in (*graph.inputs, *tensors))
+    yield from (
+        value.name for node in graph.all_nodes() for value in (*node.inputs, *node.outputs) if value is not None
+    )
+
+
+def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any]) -> None:
     """Stores the state and the constants that nodes read."""
     seen: set[int] = set()
     for node in graph:
@@ -152,8 +162,11 @@ def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, torch.Ten
                 continue
             seen.add(id(value))
             tensor = tensors.get(value)
-            if tensor is not None:
+            if isinstance(tensor, torch.Tensor):
                 value.const_value = TorchTensor(tensor.detach(), name=value.name)
+            elif tensor is not None:
+                tensor.name = value.name
+                value.const_value = tensor
             if value.const_value is not None and not value.is_graph_input():
                 if value.name is None:
                     value.name = f"constant_{len(seen)}r"

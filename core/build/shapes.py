@@ -35,6 +35,7 @@ class ShapeMixin:
         self._sources: dict[str, tuple[ir.Value, int]] = {}
         self._vector_of: dict[ir.Value, ir.Value] = {}
         self._counter = count()
+        super().__init__()
 
     if TYPE_CHECKING:
 

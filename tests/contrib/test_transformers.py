@@ -281,3 +281,83 @@ def test_decoding_by_fused_operators() -> None:
             past = model(input_ids=ids(batch, length)).past_key_values
         total = mask(batch, length + step)
         compare(program, model, input_ids=ids(batch, step), attention_mask=total, past_key_values=past)
+
+
+# -- mixtures of experts -----------------------------------------------------------------------------------------------
+
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen3Moe": {"num_experts": 5, "moe_intermediate_size": 24, "head_dim": 8, "norm_topk_prob": True},
+    "GptOss": {"num_local_experts": 4, "head_dim": 8, "sliding_window": 4},
+}
+
+
+def mixture(name: str, implementation: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A small one, its weights large enough for experts to matter."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        use_cache=False,
+        **_EXPERTS[name],
+    )
+    model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config).eval().to(dtype)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.15)
+    if implementation is not None:
+        model.set_experts_implementation(implementation)
+    return model
+
+
+def experts_program(model: nn.Module, opset: int = 21, **options: Any) -> Any:
+    shapes = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
+    inputs = {"input_ids": ids(2, 5), "attention_mask": mask(2, 5)}
+    options = {"registry": REGISTRY, "opset_version": opset, **options}
+    return onnxplug.to_onnx(model, kwargs=inputs, dynamic_shapes=shapes, **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [*((name, None) for name in _EXPERTS), ("Mixtral", "eager"), ("GptOss", "eager"), ("Qwen3Moe", "batched_mm")],
+)
+def test_mixture_of_experts(name: str, implementation: str | None, vision: None) -> None:
+    model = mixture(name, implementation)
+    before = model.config._experts_implementation
+    program = experts_program(model)
+    # Captured in another way than it computes, perhaps; it computes as before.
+    assert model.config._experts_implementation == before
+    loops = program.statistics.operators.get("Loop", 0)
+    assert loops == (0 if implementation == "batched_mm" else 4)
+    for batch, length in ((2, 5), (1, 1), (3, 9)):
+        compare(program, model, input_ids=ids(batch, length), attention_mask=mask(batch, length))
+    # Weights are stored as the products take them.
+    for node in program.model.graph.all_nodes():
+        assert node.op_type != "Transpose" or node.inputs[0].name not in program.model.graph.initializers
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "opset"), [("GptOss", 18), ("Qwen3Moe", 24)])
+def test_mixture_of_experts_at_other_opsets(name: str, opset: int, vision: None) -> None:
+    model = mixture(name)
+    program = experts_program(model, opset)
+    for batch, length in ((2, 5), (1, 1), (3, 8)):
+        compare(program, model, input_ids=ids(batch, length), attention_mask=mask(batch, length))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_choice_of_experts_ends_with_the_export(vision: None) -> None:
+    from transformers.integrations import moe
+
+    experts_program(mixture("Mixtral", "eager"))
+    default = object()
+    assert moe.ALL_EXPERTS_FUNCTIONS.get_interface("eager", default) is default

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao.quantization import quantize_fx
 
-import onnxplug
-from onnxplug import Unsupported
 from tests.support.check import check
 
 AUTO = torch.export.Dim.AUTO
@@ -289,36 +287,6 @@ def test_product_of_unsigned_and_signed_bytes() -> None:
     x = torch.randint(0, 256, (20, 16), dtype=torch.uint8)
     weight = torch.randint(-128, 128, (16, 8), dtype=torch.int8)
     check(torch._int_mm, x, weight, others=[(x.flip(0), weight)])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_byte_weights(dtype: torch.dtype) -> None:
-    args = (tensor(4, 32).to(dtype), ints(8, 32), (torch.rand(8) * 0.05).to(dtype))
-    tolerance = (
-        {"rtol": 2e-2, "atol": 5e-2}
-        if dtype == torch.bfloat16
-        else {"rtol": 2e-3, "atol": 1e-2}
-        if dtype == torch.float16
-        else {}
-    )
-    check(torch._weight_int8pack_mm, *args, **tolerance)
-
-
-def test_packed_nibbles_are_refused() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
-                ints(64, 64, low=0, high=15, dtype=torch.int32), 1
-            )
-            self.register_buffer("weight", weight)
-            self.register_buffer("scales", torch.rand(2, 64, 2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, 32, self.scales)
-
-    with pytest.raises(Unsupported, match="packed layout"):
-        onnxplug.to_onnx(Packed(), (tensor(2, 64),))
 
 
 # -- 8-bit floats ------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def check(
     *args: Any,
     others: Sequence[tuple[Any, ...]] = (),
     dynamic: Any = None,
-    opset: int | None = None,
+    opset: int | dict[str, int] | None = None,
     kwargs: dict[str, Any] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
@@ -44,7 +44,7 @@ def check(
         others: Further positional inputs, of other values, and of other sizes where ``dynamic`` allows.
         dynamic: ``dynamic_shapes`` of ``torch.export.export``: one entry an argument; ``True``: every dimension of
             every tensor argument is ``Dim.AUTO``.
-        opset: ai.onnx version; the default one otherwise.
+        opset: ai.onnx version, or that of several domains; the default one otherwise.
         kwargs: Keyword inputs.
         rtol, atol: Tolerances, torch.testing's own otherwise.
         options: Passed on to ``to_onnx``.
@@ -55,7 +55,8 @@ def check(
     if dynamic is not None and isinstance(module, Call):
         dynamic = (tuple(dynamic),)
     program = onnxplug.to_onnx(module, args, kwargs=kwargs, dynamic_shapes=dynamic, opset_version=opset, **options)
-    expected_opset = opset if opset is not None else program.model.opset_imports[""]
+    wanted_opset = opset[""] if isinstance(opset, dict) else opset
+    expected_opset = wanted_opset if wanted_opset is not None else program.model.opset_imports[""]
     assert program.model.opset_imports[""] == expected_opset
     for inputs in (args, *others):
         with torch.no_grad():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxplug import Domain, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, OpSample, PluginInfo, Rule, hookimpl
+
+__all__ = ["set_experts"]
 
 DOMAIN = "com.microsoft"
 _DOMAINS = {DOMAIN: 1}
@@ -18,7 +20,65 @@ def onnxplug_rules() -> list[Rule]:
         Rule("aten::gelu.default", "onnxplug_ort.rules:gelu", domains=_DOMAINS, override=True),
         Rule(attention, "onnxplug_ort.rules:multi_head_attention", domains=_DOMAINS, override=True),
         Rule(attention, "onnxplug_ort.rules:group_query_attention", domains=_DOMAINS, override=True, priority=1),
+        Rule("aten::linear.default", "onnxplug_ort.nibbles:linear", domains=_DOMAINS, when=_of_nibbles, override=True),
+        Rule(
+            "aten::_weight_int4pack_mm_for_cpu.default",
+            "onnxplug_ort.nibbles:packed",
+            domains=_DOMAINS,
+            override=True,
+        ),
+        Rule("onnxplug_ort::experts.default", "onnxplug_ort.experts:moe", domains=_DOMAINS),
     ]
+
+
+def set_experts(model: Any) -> Any:
+    """Lets a model of transformers compute its mixtures of experts by an operator that becomes ONNX Runtime's ``MoE``.
+
+    Args:
+        model: The model, which is changed: ``set_experts_implementation("onnxruntime")``.
+
+    Returns:
+        The model.
+    """
+    from onnxplug_ort.experts import set_experts as use
+
+    return use(model)
+
+
+def _of_nibbles(node: Any) -> bool:
+    from onnxplug_ort.nibbles import of_restored_nibbles
+
+    return of_restored_nibbles(node)
+
+
+@hookimpl
+def onnxplug_decompositions() -> dict[str, Any]:
+    """What stands for the package's own operator where the domain isn't asked for."""
+    return {"onnxplug_ort::experts.default": _plain_experts}
+
+
+def _plain_experts(*args: Any, **kwargs: Any) -> Any:
+    from onnxplug_ort.experts import plain
+
+    return plain(*args, **kwargs)
+
+
+@hookimpl
+def onnxplug_samples() -> list[OpSample]:
+    """Inputs to test the package's own operator with."""
+    tokens = ({0: "tokens"},) * 3
+    return [OpSample("onnxplug_ort::experts", _routed, dynamic_shapes=(*tokens, None, None))]
+
+
+def _routed() -> tuple[Any, ...]:
+    import torch
+
+    import onnxplug_ort.experts  # declares the operator
+
+    assert onnxplug_ort.experts
+    index = torch.tensor([[0, 2], [3, 1], [1, 0], [2, 3], [0, 3]])
+    weights = torch.rand(5, 2) + 0.1
+    return torch.randn(5, 8), index, weights, torch.randn(4, 12, 8), torch.randn(4, 8, 6)
 
 
 @hookimpl

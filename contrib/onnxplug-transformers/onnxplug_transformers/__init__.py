@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import PluginInfo, hookimpl
+from onnxplug import PluginInfo, Rule, hookimpl
 
 __all__ = ["cache_shapes"]
 
 
 @hookimpl
+def onnxplug_rules() -> list[Rule]:
+    """transformers' own operators."""
+    return [Rule("transformers::grouped_mm_fallback", "onnxplug_transformers.experts:grouped_mm_fallback")]
+
+
+@hookimpl
 def onnxplug_patches() -> list[Callable[[], Any]]:
-    """The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together."""
-    return [_caches]
+    """The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together.
+
+    Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen.
+    """
+    return [_caches, _experts]
 
 
 def _caches() -> Any:
@@ -26,6 +35,17 @@ def _caches() -> Any:
 
         register()
     return nullcontext()
+
+
+def _experts() -> Any:
+    import sys
+    from contextlib import nullcontext
+
+    if "transformers.integrations.moe" not in sys.modules:
+        return nullcontext()
+    from onnxplug_transformers.experts import exportable_experts
+
+    return exportable_experts()
 
 
 @hookimpl
