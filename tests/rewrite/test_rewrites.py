@@ -8,12 +8,12 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from onnxplug import Rewrite
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.finish import finish
 from onnxplug.errors import ConversionError
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.rewrite.patterns import REWRITES
-from onnxplug.rewrite.rewrite import Rewrite
 from onnxplug.run.session import Runner
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onnxplug import Domain, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, PluginInfo, Rewrite, Rule, hookimpl
 
 DOMAIN = "com.microsoft"
 _DOMAINS = {DOMAIN: 1}
@@ -22,9 +20,8 @@ def onnxplug_rules() -> list[Rule]:
 
 
 @hookimpl
-def onnxplug_rewrites() -> list[Any]:
+def onnxplug_rewrites() -> list[Rewrite]:
     """What is found in the finished graph, put together by models themselves."""
-    from onnxplug.rewrite.rewrite import Rewrite
     from onnxplug_ort import rewrites
 
     found = [
