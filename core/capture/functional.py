@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.export.graph_signature import InputKind as TorchInput
 from torch.export.graph_signature import OutputKind as TorchOutput
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from onnxplug.capture.inplace import hides_mutation, make_functional, mutates
+from onnxplug.capture.inplace import hidden_views, hides_mutation, make_functional, mutates
 from onnxplug.capture.naming import assign_names, result_names
 from onnxplug.capture.regions import is_plain, without_regions
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
@@ -53,7 +54,8 @@ def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
             copies = {old: functional[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
             return _slots(program, graph, copies, "linear", {functional[old]: new for old, new in mutated.items()})
     try:
-        program = program.run_decompositions({})
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        program = program.run_decompositions({t: partial(t._op_dk, key) for t in hidden_views(program.graph)})
     except Exception as error:
         raise CaptureError(
             f"torch can't make the in-place operators of the model functional: {type(error).__name__}: {error}",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.capture.views import VIEWS, undo_item
+from onnxplug.capture.views import VIEWS, is_dropped, undo_item
 from onnxplug.errors import CaptureError
 
 #: Composite operators whose result may be a view of their first argument though their schema doesn't say so.
@@ -68,7 +68,14 @@ _MAY_ALIAS = frozenset(
         "dropout",
         "feature_dropout",
         "alpha_dropout",
+        "feature_alpha_dropout",
         "meshgrid",
+        "cartesian_prod",
+        "einsum",
+        "sum_to_size",
+        "conj_physical",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
     ]
 )
 
@@ -118,6 +125,22 @@ def _functional_overload(target: torch._ops.OpOverload) -> Any:
         if overload is not None and [(a.name, str(a.type)) for a in overload._schema.arguments] == ours:
             return overload
     return None
+
+
+def hidden_views(graph: torch.fx.Graph) -> list[torch._ops.OpOverload]:
+    """Composite operators of a graph whose result may be a view though their schema doesn't say so.
+
+    torch's functionalization takes them for copies unless it is told to take them apart.
+    """
+    found = dict.fromkeys(n.target for n in graph.nodes if n.op == "call_function")
+    return [
+        target
+        for target in found
+        if isinstance(target, torch._ops.OpOverload)
+        and _kind(target).aliases
+        and all(r.alias_info is None for r in target._schema.returns)
+        and target._can_decompose()
+    ]
 
 
 def mutates(node: torch.fx.Node) -> bool:
@@ -275,8 +298,12 @@ class _Pass:
     def _see(self, node: torch.fx.Node) -> None:
         """Notes what memory a node shares."""
         base = node.args[0] if node.args else None
-        if node.target not in VIEWS or not isinstance(base, torch.fx.Node):
-            self._hide(node, _aliased(node))
+        if is_dropped(node) and isinstance(base, torch.fx.Node) and base not in self.opaque:
+            self.tensors[node] = self._tensor(base)
+        elif node.target not in VIEWS or not isinstance(base, torch.fx.Node):
+            bases = _aliased(node)
+            if bases or not isinstance(node.target, torch._ops.OpOverload):
+                self._hide(node, bases)
         elif base in self.opaque:
             self._hide(node, [base])
         elif node.target is operator.getitem and base not in self.tensors:
@@ -387,12 +414,14 @@ def _aliased(node: torch.fx.Node) -> list[torch.fx.Node]:
             for leaf in torch.utils._pytree.tree_leaves(given)
             if isinstance(leaf, torch.fx.Node)
         ]
-    return [a for a in found if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _converts(node, a)]
+    return [a for a in found if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _copies(node, a)]
 
 
-def _converts(node: torch.fx.Node, base: torch.fx.Node) -> bool:
-    """Whether a node is a copy of ``base`` in another dtype."""
+def _copies(node: torch.fx.Node, base: torch.fx.Node) -> bool:
+    """Whether a node is known not to share ``base``'s memory: another dtype, or a product of several tensors."""
     schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.name == "aten::einsum":
+        return len(node.all_input_nodes) > 1
     if schema is None or schema.name.partition("::")[2] not in _CASTS:
         return False
     return getattr(node.meta.get("val"), "dtype", None) != getattr(base.meta.get("val"), "dtype", None)

@@ -17,6 +17,17 @@ Undo = Callable[[torch.fx.Graph, torch.fx.Node, torch.fx.Node, Sequence[Any], An
 """
 
 
+#: Outside of training these return the very tensor that they are given.
+_DROPOUTS = frozenset(
+    (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
+)
+
+
+def is_dropped(node: torch.fx.Node) -> bool:
+    """Whether a node is a dropout outside of training."""
+    return node.target in _DROPOUTS and len(node.args) == 3 and node.args[2] is False
+
+
 def undo_item(
     graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, split: Any, args: Sequence[Any], index: int
 ) -> torch.fx.Node | None:

@@ -128,7 +128,23 @@ def diagonal(x: torch.Tensor) -> Any:
     return y
 
 
+def product_written(x: torch.Tensor) -> Any:
+    y = torch.einsum("ij,kl->ik", x, x + 1)
+    y.div_(2)
+    return y
+
+
+def dropout_outside_of_training(x: torch.Tensor) -> Any:
+    """It returns what it is given, which the write changes too."""
+    y = x + 1
+    z = nn.functional.dropout(y, 0.5, training=False)
+    z += 1
+    return y, z
+
+
 LINEAR: list[Callable[..., Any]] = [
+    product_written,
+    dropout_outside_of_training,
     add_,
     chained,
     old_value_is_kept,
@@ -155,7 +171,14 @@ def written_after_a_reshape(x: torch.Tensor) -> Any:
     return y, z
 
 
-ALIASED: list[Callable[..., Any]] = [reshape_then_mutation, written_after_a_reshape]
+def written_after_an_einsum(x: torch.Tensor) -> Any:
+    y = x + 1
+    z = torch.einsum("ij->ji", y)
+    y.add_(1)
+    return y, z
+
+
+ALIASED: list[Callable[..., Any]] = [reshape_then_mutation, written_after_a_reshape, written_after_an_einsum]
 
 
 @pytest.mark.parametrize("function", [*LINEAR, *ALIASED], ids=lambda f: f.__name__)
