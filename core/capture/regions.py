@@ -109,7 +109,7 @@ def _copy(
             formals = [n for n in region.graph.nodes if n.op == "placeholder"]
             given = torch.fx.map_arg(node.args[position + 1 :], copies.__getitem__)
             inner = dict(zip(formals, given, strict=True))
-            target = node.args[position].target  # type: ignore[union-attr]
+            target = node.args[position].target
             _copy(region.graph, region, f"{prefix}{target}.", copy, inner)
             returned: Any = region.graph.output_node().args[0]
             results[node] = torch.fx.map_arg(returned, inner.__getitem__)
