@@ -14,6 +14,7 @@ _HOME = {
     "to_onnx": "export",
     "OnnxProgram": "program",
     "Rule": "registry.rule",
+    "Rewrite": "rewrite.rewrite",
     "OnnxRegistry": "registry.registry",
     "GraphBuilder": "build.builder",
     "FxNode": "interpret.node",
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from onnxplug.program import OnnxProgram as OnnxProgram
     from onnxplug.registry.registry import OnnxRegistry as OnnxRegistry
     from onnxplug.registry.rule import Rule as Rule
+    from onnxplug.rewrite.rewrite import Rewrite as Rewrite
 
 
 #: Subpackages that are public by themselves.

@@ -73,6 +73,9 @@ class OpSample:
         opsets: ai.onnx opsets at which the sample holds; empty means all that the rule claims.
         dynamic_shapes: One entry a positional argument, as ``torch.export`` takes them: the sample is then exported with
             these dimensions dynamic and compared at several sizes.
+        others: Further positional arguments to compare on, likewise made by functions or given. ``None``: some of random
+            values are drawn; say them where an operator takes special values alone (indices, regions of an image).
+        results: Positions of the results that are compared, of an operator with several; the others are not read.
     """
 
     op: str
@@ -80,6 +83,8 @@ class OpSample:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     opsets: Sequence[int] = ()
     dynamic_shapes: Sequence[Any] | None = None
+    others: Sequence[Callable[[], Sequence[Any]] | Sequence[Any]] | None = None
+    results: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

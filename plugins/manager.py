@@ -133,6 +133,7 @@ class PluginManager:
         self._host.add_hookspecs(hookspecs)
         self._sources: dict[int, PluginRecord] = {}
         self._results: dict[str, list[tuple[PluginRecord, Any]]] = {}
+        self._rule_patches: list[Any] | None = None
         self._lock = threading.RLock()
         self._loaded = False
         self._check_names()
@@ -299,8 +300,10 @@ class PluginManager:
         return self._all("onnxplug_rewrites")
 
     def patches(self) -> list[Any]:
-        """Context managers that hold during capture."""
-        return self._all("onnxplug_patches")
+        """Context managers that hold during capture: those of the hook, and of rules that need one (autograd functions)."""
+        if self._rule_patches is None:
+            self._rule_patches = [rule.patch for rule in self.rules()[1] if hasattr(rule, "patch")]
+        return [*self._all("onnxplug_patches"), *self._rule_patches]
 
     def runtime(self) -> list[Any]:
         """ONNX Runtime libraries and reference kernels."""

@@ -69,6 +69,8 @@ def test_softcap_installs_translates_and_uninstalls(python: Path) -> None:
     assert "onnxplug_softcap.plugin:softcap" in reason
     checked = run(python, "-m", "onnxplug", "plugins", "check", "softcap", "--opset", "18", "--opset", "21")
     assert "softcap::softcap agrees with PyTorch at opsets 18, 21" in checked
+    own = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{package}/tests")
+    assert " passed" in own
     run(python, "-m", "pip", "uninstall", "--yes", "--quiet", "onnxplug-softcap")
     assert "missing ['softcap::softcap.default']" in run(python, "-c", MISSING)
 

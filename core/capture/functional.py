@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch.export.graph_signature import InputKind as TorchInput
 from torch.export.graph_signature import OutputKind as TorchOutput
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from onnxplug.capture.inplace import hides_mutation, make_functional, mutates
+from onnxplug.capture.inplace import hidden_views, hides_mutation, make_functional, mutates
 from onnxplug.capture.naming import assign_names, result_names
+from onnxplug.capture.regions import is_plain, without_regions
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import CaptureError, UsageError
 
@@ -41,16 +43,19 @@ def prepare(
 
 
 def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
-    graph = program.graph
-    if not any(mutates(node) or hides_mutation(node) for node in graph.nodes):
-        return _slots(program, graph, {}, "unchanged")
-    if not any(hides_mutation(node) for node in graph.nodes):
+    graph, copies = without_regions(program.graph)
+    plain = is_plain(graph, graph.owning_module)
+    if plain and not any(mutates(node) or hides_mutation(node) for node in graph.nodes):
+        return _slots(program, graph, copies, "unchanged")
+    if plain and not any(hides_mutation(node) for node in graph.nodes):
         done = make_functional(graph)
         if done is not None:
-            copied, copies, mutated = done
-            return _slots(program, copied, copies, "linear", mutated)
+            graph, functional, mutated = done
+            copies = {old: functional[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
+            return _slots(program, graph, copies, "linear", {functional[old]: new for old, new in mutated.items()})
     try:
-        program = program.run_decompositions({})
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        program = program.run_decompositions({t: partial(t._op_dk, key) for t in hidden_views(program.graph)})
     except Exception as error:
         raise CaptureError(
             f"torch can't make the in-place operators of the model functional: {type(error).__name__}: {error}",
@@ -66,7 +71,15 @@ def _slots(
     strategy: str,
     mutated: dict[torch.fx.Node, torch.fx.Node] | None = None,
 ) -> FunctionalGraph:
-    """Reads the signature off a program whose graph may be a copy (``copies``: old node to new)."""
+    """Reads the signature off a program whose graph may be a copy.
+
+    Args:
+        program: The program.
+        graph: Its graph, or what became of it.
+        copies: Nodes of its graph to those of ``graph``.
+        strategy: How ``graph`` was made.
+        mutated: Placeholders of ``graph`` that are written, with the value that they end with.
+    """
     signature = program.graph_signature
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     inputs: list[InputSlot] = []
@@ -89,8 +102,9 @@ def _slots(
             mutations.append(OutputSlot(value, kind, f"{output.target}_out", output.target))
         else:
             users.append(OutputSlot(value, OutputKind.USER, ""))
-    for old, new in (mutated or {}).items():
-        slot = next(s for s in inputs if s.node is copies[old])
+    slots = {slot.node: slot for slot in inputs}
+    for placeholder, new in (mutated or {}).items():
+        slot = slots[placeholder]
         kind = OutputKind.INPUT_MUTATION if slot.kind is InputKind.USER else OutputKind.BUFFER_MUTATION
         mutations.append(OutputSlot(new, kind, f"{slot.name}_out", slot.name))
     if mutated:

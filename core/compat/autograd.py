@@ -33,7 +33,7 @@ class AutogradRule(Rule):
     """A rule that also needs its ``autograd.Function`` kept whole during capture.
 
     Attributes:
-        patch: The context manager that keeps it; ``to_onnx(rules=...)`` holds it.
+        patch: The context manager that keeps it; held by ``to_onnx`` for rules at the call, and for plugins' rules.
     """
 
     __slots__ = ("function",)
@@ -50,8 +50,8 @@ class AutogradRule(Rule):
 def autograd_function(function: type, *, domains: Mapping[str, int] | None = None) -> Rule:
     """A rule that translates an ``autograd.Function`` by its ``symbolic(g, *args)``.
 
-    Given to ``to_onnx(rules=[...])`` it also keeps the function from being inlined. A plugin returns it from
-    ``onnxplug_rules``, and :func:`keep_autograd_functions` of the function from ``onnxplug_patches``.
+    Given to ``to_onnx(rules=[...])``, or returned by a plugin's ``onnxplug_rules``, it also keeps the function from being
+    inlined.
 
     Args:
         function: The class.

@@ -18,6 +18,8 @@ from onnxplug.build.complexes import (
     touches_complex,
 )
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.capture.inplace import mutates
+from onnxplug.capture.regions import functional_inner
 from onnxplug.errors import (
     ConversionError,
     Decline,
@@ -96,6 +98,7 @@ class DynamoInterpreter:
     def inline(self, graph: torch.fx.Graph, inputs: Sequence[Any], owner: torch.nn.Module | None = None) -> list[Any]:
         """Converts another graph in place, its placeholders bound to ``inputs``; returns what its output node returns."""
         outer = self._env
+        graph = functional_inner(graph, str(self.builder.current))
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._env = dict(zip(placeholders, inputs, strict=True))
         try:
@@ -115,6 +118,8 @@ class DynamoInterpreter:
             kind = fx.op
             if kind == "call_function":
                 target = fx.target
+                if mutates(fx):
+                    raise ConversionError(f"the FX graph writes in place, {fx.format_node()}; it should be functional")
                 if fx not in live:
                     continue
                 if target is operator.getitem and type(env.get(fx.args[0])) in (list, tuple):

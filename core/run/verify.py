@@ -293,7 +293,8 @@ def compare(
         absolute, relative = max(absolute, scaled * 1e-3), 0.0
     allowed = absolute + relative * theirs.abs()
     # Integers beyond 2**53 differ by less than a double can tell: they are equal or they aren't.
-    bad = ~same if exact and atol is None else ~(same | (difference <= allowed))
+    # An infinity allows nothing but itself, however large a share of it the tolerance is.
+    bad = ~same if exact and atol is None else ~(same | (theirs.isfinite() & (difference <= allowed)))
     if bool(bad.any()):
         score = torch.where(bad, torch.nan_to_num(difference, nan=float("inf")), torch.full((), -1.0).to(difference))
         index = [int(i) for i in torch.unravel_index(score.argmax(), score.shape)] if score.dim() else []

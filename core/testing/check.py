@@ -22,6 +22,7 @@ def check_model(
     rtol: float | None = None,
     atol: float | None = None,
     optimize: Sequence[bool] = (True, False),
+    seeds: Sequence[int] = (0, 1, 2),
     **options: Any,
 ) -> OnnxProgram:
     """Exports a model and compares it with eager PyTorch: at each opset, optimised and plain, at several sizes and values.
@@ -35,6 +36,7 @@ def check_model(
         inputs: Further positional inputs to compare on: edge cases.
         rtol, atol: Tolerances; onnxplug's own by dtype unless given.
         optimize: Export in these ways.
+        seeds: One set of inputs drawn at random a seed; ``()`` where random values mean nothing to the model.
         options: Passed on to ``to_onnx``.
 
     Returns:
@@ -64,9 +66,9 @@ def check_model(
                     optimize=way,
                     **options,
                 )
-                program.verify(rtol=rtol, atol=atol)
+                program.verify(rtol=rtol, atol=atol, seeds=seeds)
                 for other in inputs:
-                    program.verify(args=other, kwargs=kwargs or {}, rtol=rtol, atol=atol)
+                    program.verify(args=other, kwargs=kwargs or {}, rtol=rtol, atol=atol, seeds=())
             except OnnxplugError as error:
                 where = "" if opset is None and way else f"opset {opset or 'default'}, optimize={way}"
                 if where:

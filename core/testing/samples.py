@@ -63,7 +63,11 @@ class SampleCase:
                 registry=registry,
             )
             if self.opset <= newest_loadable_opset():
-                program.verify()
+                others = self.sample.others
+                program.verify(seeds=(0, 1, 2) if others is None else ())
+                for other in others or ():
+                    given = sample_args(self.sample, other)
+                    program.verify(args=(given, dict(self.sample.kwargs)), kwargs={}, seeds=())
         except OnnxplugError as error:
             named = type(error).__new__(type(error))
             named.__dict__.update(error.__dict__)
@@ -85,10 +89,7 @@ def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], An
     packet, _, overload = rest.partition(".")
     operator = getattr(getattr(torch.ops, namespace), packet, None)
     operator = getattr(operator, overload, None) if overload else operator
-    try:
-        args = tuple(sample.args() if callable(sample.args) else sample.args)
-    except Exception as error:
-        raise PluginError(f"the inputs of the sample of {sample.op} raised {type(error).__name__}: {error}") from error
+    args = sample_args(sample, sample.args)
     # Looked for again: the function that makes the inputs may import what defines the operator.
     operator = operator or getattr(getattr(torch.ops, namespace), packet, None)
     if operator is None:
@@ -100,17 +101,30 @@ def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], An
     shapes = None
     if sample.dynamic_shapes is not None:
         shapes = (tuple(sample.dynamic_shapes), dict.fromkeys(kwargs))
-    return _module(operator), (args, kwargs), shapes
+    return _module(operator, sample.results), (args, kwargs), shapes
 
 
-def _module(operator: Any) -> torch.nn.Module:
+def sample_args(sample: OpSample, args: Any) -> tuple[Any, ...]:
+    """Positional arguments of a sample, made if they are a function.
+
+    Raises:
+        PluginError: The function raised.
+    """
+    try:
+        return tuple(args() if callable(args) else args)
+    except Exception as error:
+        raise PluginError(f"the inputs of the sample of {sample.op} raised {type(error).__name__}: {error}") from error
+
+
+def _module(operator: Any, results: Sequence[int] | None) -> torch.nn.Module:
     import torch
 
     class Sample(torch.nn.Module):
         """Calls one operator."""
 
         def forward(self, args: Any, kwargs: Any) -> Any:
-            return operator(*args, **kwargs)
+            found = operator(*args, **kwargs)
+            return found if results is None else [found[position] for position in results]
 
     return Sample().eval()
 

@@ -90,7 +90,61 @@ def reshape_then_mutation(x: torch.Tensor) -> Any:
     return y, z
 
 
+def items_of_a_list(x: torch.Tensor) -> Any:
+    y = x + 1
+    first, *rest = y.unbind(0)
+    left, right = y.split([1, 3], 1)
+    first.mul_(2)
+    right[1].add_(first[:3])
+    return y, first, rest, left.add_(1), right
+
+
+def one_of_several_results(x: torch.Tensor) -> Any:
+    values, indices = x.max(1)
+    values.add_(1)
+    return values, indices
+
+
+def turned_in_place(x: torch.Tensor) -> Any:
+    y = x + 1
+    row = y[1]
+    y.t_()
+    y[0] = 7
+    return y, row, y.unsqueeze_(0) + 1
+
+
+def copied_by_a_cast(x: torch.Tensor) -> Any:
+    y = x + 1
+    wide = y.to(torch.float64)
+    y.zero_()
+    return y, wide
+
+
+def diagonal(x: torch.Tensor) -> Any:
+    y = x + 1
+    y.diagonal().fill_(0)
+    y[..., None, 1] = 5
+    y.permute(1, 0)[-1] *= 3
+    return y
+
+
+def product_written(x: torch.Tensor) -> Any:
+    y = torch.einsum("ij,kl->ik", x, x + 1)
+    y.div_(2)
+    return y
+
+
+def dropout_outside_of_training(x: torch.Tensor) -> Any:
+    """It returns what it is given, which the write changes too."""
+    y = x + 1
+    z = nn.functional.dropout(y, 0.5, training=False)
+    z += 1
+    return y, z
+
+
 LINEAR: list[Callable[..., Any]] = [
+    product_written,
+    dropout_outside_of_training,
     add_,
     chained,
     old_value_is_kept,
@@ -99,8 +153,32 @@ LINEAR: list[Callable[..., Any]] = [
     index_put,
     copy_,
     mutation_then_view,
+    slice_assigned,
+    view_then_mutation,
+    mutated_view,
+    items_of_a_list,
+    one_of_several_results,
+    turned_in_place,
+    copied_by_a_cast,
+    diagonal,
 ]
-ALIASED: list[Callable[..., Any]] = [slice_assigned, view_then_mutation, mutated_view, reshape_then_mutation]
+
+
+def written_after_a_reshape(x: torch.Tensor) -> Any:
+    y = x + 1
+    z = y.reshape(2, 6)
+    y.add_(1)
+    return y, z
+
+
+def written_after_an_einsum(x: torch.Tensor) -> Any:
+    y = x + 1
+    z = torch.einsum("ij->ji", y)
+    y.add_(1)
+    return y, z
+
+
+ALIASED: list[Callable[..., Any]] = [reshape_then_mutation, written_after_a_reshape, written_after_an_einsum]
 
 
 @pytest.mark.parametrize("function", [*LINEAR, *ALIASED], ids=lambda f: f.__name__)
@@ -168,6 +246,76 @@ def test_slice_of_a_cache_input() -> None:
 
     program = onnxplug.to_onnx(model, (torch.randn(3), torch.ones(3, 4)), verify=True)
     assert program.model.graph.outputs[1].name == "cache_out"
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+def test_writes_of_dynamic_sizes(batch: int) -> None:
+    def model(x: torch.Tensor) -> Any:
+        y = x * 1
+        y.view(-1).add_(1)
+        y[1:, 0] = y.sum(0)[1]
+        y.unsqueeze(0).squeeze().mul_(2)
+        return y, y[-1].clone()
+
+    shape = ({0: torch.export.Dim.AUTO},)
+    assert prepare(capture(Call(model), (torch.randn(3, 4),), dynamic_shapes=(shape,))).strategy == "linear"
+    check(model, torch.randn(3, 4), others=[(torch.randn(batch, 4),), (torch.randn(batch + 1, 4) * 9,)], dynamic=shape)
+
+
+class Region(nn.Module):
+    """Writes what is outside of it, under another mode."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.mode = mode
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        with torch.no_grad() if self.mode == "no_grad" else torch.autocast("cpu", enabled=False):
+            y[0] = 3
+            z = y * 2
+            with torch.no_grad():
+                y.add_(z.detach())
+        return y + 1, z
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "autocast"])
+@pytest.mark.parametrize("given", [True, False])
+def test_regions_that_write_what_is_outside(mode: str, given: bool) -> None:
+    model = Region(mode)
+    program = torch.export.export(model, (X,)) if given else model
+    exported = onnxplug.to_onnx(program, (X,))
+    for x in (X, torch.randn(3, 4)):
+        for got, wanted in zip(exported(x), model(x), strict=True):
+            torch.testing.assert_close(got, wanted.detach())
+
+
+def test_branches_that_write() -> None:
+    def written(y: torch.Tensor) -> torch.Tensor:
+        z = y.clone()
+        z.add_(1)
+        z[0] = 3
+        return z
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y.mul_(2)
+        return torch.cond(x.sum() > 0, written, lambda y: y * 2, (y,))
+
+    check(model, X.abs(), others=[(-X.abs(),), (X.abs() + 1,)])
+    assert prepare(capture(Call(model), (X,))).strategy == "linear"
+
+
+def test_a_write_in_a_branch_is_not_dropped() -> None:
+    """A graph whose inner graph writes its own input comes out of no capture; given as it is, it is an error."""
+    inner = torch.fx.symbolic_trace(lambda y: torch.ops.aten.add_.Tensor(y, 1))
+
+    def converter(g: Any, node: Any) -> Any:
+        return node.interpret(inner, [node.args[0]])[0]
+
+    with pytest.raises(onnxplug.ConversionError, match="writes in place what it is given"):
+        onnxplug.to_onnx(lambda x: x.sin(), (X,), rules=[onnxplug.Rule("aten::sin", converter)])
 
 
 def test_no_grad_inside_forward() -> None:

@@ -118,7 +118,7 @@ def test_tensor_lists_and_dynamic_sizes() -> None:
     )
 
 
-def test_operators_of_a_custom_domain_and_inner_functions() -> None:
+def test_operators_of_a_custom_domain_and_inner_functions(expect_graph: Any) -> None:
     acme = onnxscript.values.Opset("com.acme", 3)
     blend = onnxscript.values.Op(acme, "Blend")
 
@@ -132,7 +132,7 @@ def test_operators_of_a_custom_domain_and_inner_functions() -> None:
     program = onnxplug.to_onnx(
         lambda x, y: torch.ops.ct.mix(x, y), PAIR, custom_translation_table={torch.ops.ct.mix.default: mixed}
     )
-    assert [n.op_type for n in program.model.graph] == ["Twice", "Blend", "Add"]
+    expect_graph(program, "com.acme::Twice com.acme::Blend Add")
     assert program.model.opset_imports["com.acme"] == 3
     assert [f.name for f in program.model.functions.values()] == ["Twice"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import onnxplug
-from tests.contrib.test_transformers import compare, experts_program, ids, mask, mixture
 from tests.support.check import check
 from tests.support.contrib import plugged
+from tests.support.experts import compare, experts_program, ids, mask, mixture
 
 REGISTRY = plugged("onnxplug-ort")
 WITH_TRANSFORMERS = plugged("onnxplug-transformers", "onnxplug-ort")

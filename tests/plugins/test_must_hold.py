@@ -83,8 +83,7 @@ print(attempt(lambda x: op(x), (X,), optimize={optimize}, verify=True))
 
 
 REWRITES = """
-from onnxplug import hookimpl
-from onnxplug.rewrite.rewrite import Rewrite
+from onnxplug import Rewrite, hookimpl
 def there(g, node): return g.op.Ceil(node.inputs[0])
 def back(g, node): return g.op.Floor(node.inputs[0])
 def same(g, node): return g.op.Tan(node.inputs[0])

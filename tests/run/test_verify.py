@@ -110,6 +110,13 @@ def test_tolerances_can_be_given() -> None:
     assert compare("out", torch.tensor([1.0]), torch.tensor([1.5]), "", 0.0, 1.0) == 0.5
 
 
+@pytest.mark.parametrize("actual", [5.0, float("-inf"), float("nan")])
+def test_no_tolerance_takes_a_number_for_an_infinity(actual: float) -> None:
+    with pytest.raises(VerificationError, match="differs"):
+        compare("out", torch.tensor([actual]), torch.tensor([float("inf")]), "", 1e-3, 1e-3)
+    assert compare("out", torch.tensor([float("inf")]), torch.tensor([float("inf")]), "", 1e-3, 1e-3) == 0.0
+
+
 def test_a_program_without_a_model_or_inputs() -> None:
     exported = torch.export.export(nn.Linear(3, 2).eval(), (torch.randn(2, 3),))
     one = onnxplug.to_onnx(exported)

@@ -18,7 +18,7 @@ CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
 
 
 @cache
-def _modules_alone(folder: Path) -> Path:
+def modules_alone(folder: Path) -> Path:
     """A folder with the package's modules and nothing else.
 
     What a build leaves beside them (egg-info) would make every later test of the process see an installed plugin.
@@ -36,7 +36,7 @@ def plugged(*packages: str) -> tuple[OnnxRegistry, PluginManager]:
     points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == BUILTIN]
     for package in packages:
         folder = CONTRIB / package
-        sys.path.insert(0, str(_modules_alone(folder)))
+        sys.path.insert(0, str(modules_alone(folder)))
         project: Any = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         points.extend(
             EntryPoint(name, value, ENTRY_POINT_GROUP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,6 +135,38 @@ def test_samples_go_through_every_opset_promised(isolated_registry: IsolatedRegi
         sample_cases("ghost")
     only = OpSample("kit::double", (torch.ones(2),), opsets=(19, 21))
     assert [c.opset for c in cases_of("kit", [only], [Rule("kit::double", right, opset=(18, 20))])] == [19]
+
+
+def test_a_sample_says_what_it_is_compared_on(isolated_registry: IsolatedRegistry) -> None:
+    """Random inputs unless it names others; of several results those that it names."""
+    isolated_registry.add(Rule("kit::double", wrong_for_negative))
+    args = (torch.full((3, 4), 1.5),)
+
+    def check(**options: Any) -> None:
+        cases_of("kit", [OpSample("kit::double", args, opsets=(18,), **options)], [])[0].check()
+
+    check(others=())
+    check(others=[lambda: (torch.ones(3, 4),), (torch.zeros(3, 4),)])
+    for options in ({}, {"others": [(torch.ones(3, 4),), lambda: (-torch.ones(3, 4),)]}):
+        with pytest.raises(VerificationError, match="differs"):
+            check(**options)
+
+    def first_alone(g: Any, node: Any) -> list[Any]:
+        values, indices = g.op.TopK(node.args[0], [2], axis=0, _outputs=2)
+        return [values, g.op.Neg(indices)]
+
+    isolated_registry.add(Rule("aten::topk", first_alone, override=True))
+    sample = OpSample("aten::topk", (torch.tensor([3.0, 1.0, 2.0]), 2), opsets=(18,), results=(0,))
+    cases_of("kit", [sample], [])[0].check()
+    with pytest.raises(VerificationError, match="differs"):
+        cases_of("kit", [dataclasses.replace(sample, results=None)], [])[0].check()
+
+
+def test_onnx_check_without_random_inputs(onnx_check: Any, isolated_registry: IsolatedRegistry) -> None:
+    isolated_registry.add(Rule("kit::double", wrong_for_negative))
+    onnx_check(lambda x: double(x), torch.full((3, 4), 1.5), seeds=(), inputs=[(torch.zeros(3, 4),)])
+    with pytest.raises(VerificationError, match="differs"):
+        onnx_check(lambda x: double(x), torch.full((3, 4), 1.5))
 
 
 @pytest.mark.parametrize(

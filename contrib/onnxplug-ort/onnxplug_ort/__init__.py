@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxplug import Domain, OpSample, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, OpSample, PluginInfo, Rewrite, Rule, hookimpl
 
 __all__ = ["set_experts"]
 
@@ -82,9 +82,8 @@ def _routed() -> tuple[Any, ...]:
 
 
 @hookimpl
-def onnxplug_rewrites() -> list[Any]:
+def onnxplug_rewrites() -> list[Rewrite]:
     """What is found in the finished graph, put together by models themselves."""
-    from onnxplug.rewrite.rewrite import Rewrite
     from onnxplug_ort import rewrites
 
     found = [

@@ -46,13 +46,20 @@ def _detection() -> Any:
 @hookimpl
 def onnxplug_samples() -> list[OpSample]:
     """Inputs to test the operators with."""
+
+    def regions(op: str, channels: int, *rest: Any, **options: Any) -> OpSample:
+        """Regions are of images that are there: random ones would not be."""
+        others = [lambda: (_image(channels).flip(3), _rois().flip(0) * 0.8, *rest)]
+        return OpSample(f"torchvision::{op}", lambda: (_image(channels), _rois(), *rest), others=others, **options)
+
     return [
         OpSample("torchvision::nms", lambda: (_boxes(), _scores(), 0.5)),
-        OpSample("torchvision::roi_align", lambda: (_image(4), _rois(), 0.5, 2, 3, -1, False)),
-        OpSample("torchvision::roi_align", lambda: (_image(4), _rois(), 0.5, 2, 3, 2, True), opsets=(16, 21)),
-        OpSample("torchvision::roi_pool", lambda: (_image(4), _rois(), 0.5, 2, 3)),
-        OpSample("torchvision::ps_roi_align", lambda: (_image(12), _rois(), 0.5, 2, 3, 2), opsets=(16, 21)),
-        OpSample("torchvision::ps_roi_pool", lambda: (_image(12), _rois(), 0.5, 2, 3)),
+        regions("roi_align", 4, 0.5, 2, 3, -1, False),
+        regions("roi_align", 4, 0.5, 2, 3, 2, True, opsets=range(16, 100)),
+        # The second result of the next three serves training alone. ONNX Runtime has MaxRoiPool up to opset 21.
+        regions("roi_pool", 4, 0.5, 2, 3, results=(0,), opsets=range(13, 22)),
+        regions("ps_roi_align", 12, 0.5, 2, 3, 2, results=(0,)),
+        regions("ps_roi_pool", 12, 0.5, 2, 3, results=(0,)),
         OpSample("torchvision::deform_conv2d", _deformed),
     ]
 

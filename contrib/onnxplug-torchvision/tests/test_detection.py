@@ -10,15 +10,6 @@ import torch
 from torch import nn
 
 import onnxplug
-from tests.support.contrib import plugged
-from tests.support.vision_kernels import define_vision_kernels
-
-REGISTRY = plugged("onnxplug-torchvision")
-
-
-@pytest.fixture(autouse=True)
-def _kernels(seeded: None) -> None:
-    define_vision_kernels()
 
 
 class Pyramid(nn.Module):
@@ -94,10 +85,9 @@ def agrees(program: Any, model: nn.Module, images: list[torch.Tensor]) -> int:
 def test_small_detector(build: Any) -> None:
     model = lively(build())
     images = [torch.rand(3, 40, 52), torch.rand(3, 48, 44)]
-    program = onnxplug.to_onnx(model, (images,), registry=REGISTRY)
+    program = onnxplug.to_onnx(model, (images,))
     counts = [agrees(program, model, images)]
     counts += [agrees(program, model, [torch.rand(3, 40, 52) * 2, torch.randn(3, 48, 44)]) for _ in range(3)]
-    print(counts)
     assert max(counts) > 3
     assert len(set(counts)) > 1, "the number of detections is not found at run time"
 
@@ -124,7 +114,7 @@ def test_detector_of_torchvision(name: str) -> None:
     options: dict[str, Any] = {} if name.startswith("ssd") else {"min_size": 96, "max_size": 128}
     model = getattr(torchvision.models.detection, name)(weights=None, weights_backbone=None, **options).eval()
     image = torch.rand(3, 96, 112)
-    program = onnxplug.to_onnx(model, ([image],), registry=REGISTRY)
+    program = onnxplug.to_onnx(model, ([image],))
     with torch.no_grad():
         expected = list(model([image])[0].values())
     got = program([image])

@@ -1,4 +1,4 @@
-"""onnxplug-torchvision: every operator against the definitions in tests/support/vision_kernels.py."""
+"""Every operator against torchvision's own."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import pytest
 import torch
 
 import onnxplug
-from tests.support.check import check
-from tests.support.contrib import plugged
-from tests.support.vision_kernels import define_vision_kernels
 
-REGISTRY = plugged("onnxplug-torchvision")
 AUTO = torch.export.Dim.AUTO
 
 
-@pytest.fixture(autouse=True)
-def _kernels(seeded: None) -> None:
-    define_vision_kernels()
+@pytest.mark.onnxplug("torchvision")
+def test_what_the_plugin_promises(onnx_sample: Any) -> None:
+    onnx_sample.check()
 
 
 def ops() -> Any:
@@ -43,29 +39,27 @@ def rois(count: int, batch: int, extent: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("threshold", [0.0, 0.1, 0.3, 0.5, 0.7, 1.0])
 @pytest.mark.parametrize("opset", [13, 18, 21])
-def test_nms(threshold: float, opset: int) -> None:
+def test_nms(threshold: float, opset: int, agrees: Any) -> None:
     def model(b: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         return b[ops().nms(b, s, threshold)]
 
     many, ties = boxes(60), boxes(9)
-    check(
+    agrees(
         model,
-        boxes(7),
-        torch.rand(7),
-        others=[
+        (boxes(7), torch.rand(7)),
+        inputs=[
             (many, torch.randn(60)),
             (boxes(1), torch.rand(1)),
             (torch.cat([ties, ties]), torch.ones(18)),
             (boxes(0), torch.rand(0)),
         ],
-        dynamic=({0: AUTO}, {0: AUTO}),
-        opset=opset,
-        registry=REGISTRY,
+        dynamic_shapes=({0: AUTO}, {0: AUTO}),
+        opsets=(opset,),
     )
 
 
 @pytest.mark.parametrize("threshold", [0.1, 0.2, 0.25, 0.3, 0.6, 0.7, 0.9])
-def test_nms_at_the_threshold(threshold: float) -> None:
+def test_nms_at_the_threshold(threshold: float, agrees: Any) -> None:
     """Overlaps that are the threshold as near as a float comes: kept or dropped as torch compares, in double."""
     width = 1000.0
     shared = 2 * width * threshold / (1 + threshold)
@@ -73,25 +67,23 @@ def test_nms_at_the_threshold(threshold: float) -> None:
     for step in (-1e-4, 0.0, 1e-4):
         pairs.append(torch.tensor([[0, 0, width, 1], [width - shared + step, 0, 2 * width - shared + step, 1]]))
     first = pairs[0]
-    check(
+    agrees(
         lambda b, s: ops().nms(b, s, threshold),
-        first,
-        torch.tensor([1.0, 0.5]),
-        others=[(p, torch.tensor([0.5, 1.0])) for p in pairs],
-        registry=REGISTRY,
+        (first, torch.tensor([1.0, 0.5])),
+        inputs=[(p, torch.tensor([0.5, 1.0])) for p in pairs],
     )
     # The unit of the last place around it, drawn from overlaps that are exact fractions.
     whole = torch.tensor([[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 10.0, 10.0 * threshold]])
-    check(lambda b, s: ops().nms(b, s, threshold), whole, torch.tensor([1.0, 0.5]), registry=REGISTRY)
+    agrees(lambda b, s: ops().nms(b, s, threshold), (whole, torch.tensor([1.0, 0.5])))
 
 
-def test_nms_of_doubles_and_negative_threshold() -> None:
-    check(lambda b, s: ops().nms(b, s, 0.5), boxes(9).double(), torch.rand(9).double(), registry=REGISTRY)
+def test_nms_of_doubles_and_negative_threshold(agrees: Any) -> None:
+    agrees(lambda b, s: ops().nms(b, s, 0.5), (boxes(9).double(), torch.rand(9).double()))
     with pytest.raises(onnxplug.Unsupported, match="below 0"):
-        onnxplug.to_onnx(lambda b, s: ops().nms(b, s, -0.5), (boxes(3), torch.rand(3)), registry=REGISTRY)
+        onnxplug.to_onnx(lambda b, s: ops().nms(b, s, -0.5), (boxes(3), torch.rand(3)))
 
 
-def test_batched_nms() -> None:
+def test_batched_nms(agrees: Any) -> None:
     from torchvision.ops import batched_nms
 
     def model(b: torch.Tensor, s: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -100,7 +92,7 @@ def test_batched_nms() -> None:
     def inputs(count: int) -> tuple[torch.Tensor, ...]:
         return boxes(count), torch.rand(count), torch.randint(0, 3, (count,))
 
-    check(model, *inputs(8), others=[inputs(30), inputs(1), inputs(0)], dynamic=({0: AUTO},) * 3, registry=REGISTRY)
+    agrees(model, (*inputs(8),), inputs=[inputs(30), inputs(1), inputs(0)], dynamic_shapes=({0: AUTO},) * 3)
 
 
 ALIGNED = [(False, opset) for opset in (13, 15, 16, 20, 21, 22)] + [(True, opset) for opset in (16, 20, 21, 22)]
@@ -108,18 +100,16 @@ ALIGNED = [(False, opset) for opset in (13, 15, 16, 20, 21, 22)] + [(True, opset
 
 @pytest.mark.parametrize("ratio", [-1, 0, 1, 3])
 @pytest.mark.parametrize(("aligned", "opset"), ALIGNED)
-def test_roi_align(aligned: bool, opset: int, ratio: int) -> None:
+def test_roi_align(aligned: bool, opset: int, ratio: int, agrees: Any) -> None:
     def model(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         return ops().roi_align(x, r, 0.5, 3, 2, ratio, aligned)
 
-    check(
+    agrees(
         model,
-        torch.randn(2, 3, 8, 9),
-        rois(5, 2, 20),
-        others=[(torch.randn(1, 3, 5, 4), rois(1, 1, 9)), (torch.randn(3, 3, 12, 6), rois(7, 3, 30))],
-        dynamic=({0: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}),
-        opset=opset,
-        registry=REGISTRY,
+        (torch.randn(2, 3, 8, 9), rois(5, 2, 20)),
+        inputs=[(torch.randn(1, 3, 5, 4), rois(1, 1, 9)), (torch.randn(3, 3, 12, 6), rois(7, 3, 30))],
+        dynamic_shapes=({0: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}),
+        opsets=(opset,),
         atol=1e-5,
         rtol=1e-5,
     )
@@ -128,50 +118,42 @@ def test_roi_align(aligned: bool, opset: int, ratio: int) -> None:
 def test_roi_align_aligned_needs_opset_16() -> None:
     args = (torch.randn(1, 3, 8, 9), rois(3, 1, 9))
     with pytest.raises(onnxplug.Unsupported, match="aligned"):
-        onnxplug.to_onnx(
-            lambda x, r: ops().roi_align(x, r, 1.0, 2, 2, -1, True), args, opset_version=15, registry=REGISTRY
-        )
+        onnxplug.to_onnx(lambda x, r: ops().roi_align(x, r, 1.0, 2, 2, -1, True), args, opset_version=15)
 
 
-def test_roi_align_of_doubles() -> None:
-    check(
+def test_roi_align_of_doubles(agrees: Any) -> None:
+    agrees(
         lambda x, r: ops().roi_align(x, r, 1.0, 2, 2, 2, True),
-        torch.randn(1, 3, 8, 9).double(),
-        rois(3, 1, 9).double(),
-        registry=REGISTRY,
+        (torch.randn(1, 3, 8, 9).double(), rois(3, 1, 9).double()),
     )
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.3])
 @pytest.mark.parametrize("opset", [13, 21])
-def test_roi_pool(scale: float, opset: int) -> None:
+def test_roi_pool(scale: float, opset: int, agrees: Any) -> None:
     halves = torch.tensor([[0, 0.5, 1.5, 6.5, 7.5], [0, -2.5, -0.5, 2.5, 4.5], [0, 3, 3, 1, 1], [0, 30, 30, 40, 40]])
-    check(
+    agrees(
         lambda x, r: ops().roi_pool(x, r, scale, 3, 2)[0],
-        torch.randn(2, 3, 8, 9),
-        rois(5, 2, 20),
-        others=[(torch.randn(1, 3, 12, 6), halves), (torch.randn(1, 3, 5, 1), rois(1, 1, 5))],
-        dynamic=({0: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}),
-        opset=opset,
-        registry=REGISTRY,
+        (torch.randn(2, 3, 8, 9), rois(5, 2, 20)),
+        inputs=[(torch.randn(1, 3, 12, 6), halves), (torch.randn(1, 3, 5, 1), rois(1, 1, 5))],
+        dynamic_shapes=({0: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}),
+        opsets=(opset,),
     )
 
 
 def test_roi_pool_has_no_positions() -> None:
     args = (torch.randn(1, 3, 8, 9), rois(3, 1, 9))
     with pytest.raises(onnxplug.Unsupported, match="positions"):
-        onnxplug.to_onnx(lambda x, r: ops().roi_pool(x, r, 1.0, 2, 2)[1], args, registry=REGISTRY)
+        onnxplug.to_onnx(lambda x, r: ops().roi_pool(x, r, 1.0, 2, 2)[1], args)
 
 
 @pytest.mark.parametrize("ratio", [-1, 2])
-def test_ps_roi_align(ratio: int) -> None:
-    check(
+def test_ps_roi_align(ratio: int, agrees: Any) -> None:
+    agrees(
         lambda x, r: ops().ps_roi_align(x, r, 0.5, 3, 2, ratio),
-        torch.randn(2, 12, 8, 9),
-        rois(5, 2, 20),
-        others=[(torch.randn(1, 12, 5, 4), rois(1, 1, 9)), (torch.randn(3, 12, 12, 6), rois(7, 3, 30))],
-        dynamic=({0: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}),
-        registry=REGISTRY,
+        (torch.randn(2, 12, 8, 9), rois(5, 2, 20)),
+        inputs=[(torch.randn(1, 12, 5, 4), rois(1, 1, 9)), (torch.randn(3, 12, 12, 6), rois(7, 3, 30))],
+        dynamic_shapes=({0: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}),
         atol=1e-5,
         rtol=1e-5,
     )
@@ -179,16 +161,14 @@ def test_ps_roi_align(ratio: int) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.3])
 @pytest.mark.parametrize("opset", [13, 21])
-def test_ps_roi_pool(scale: float, opset: int) -> None:
+def test_ps_roi_pool(scale: float, opset: int, agrees: Any) -> None:
     halves = torch.tensor([[0, 0.5, 1.5, 6.5, 7.5], [0, -2.5, -0.5, 2.5, 4.5], [0, 3, 3, 1, 1], [0, 30, 30, 40, 40]])
-    check(
+    agrees(
         lambda x, r: ops().ps_roi_pool(x, r, scale, 3, 2),
-        torch.randn(2, 12, 8, 9),
-        rois(5, 2, 20),
-        others=[(torch.randn(1, 12, 12, 6), halves), (torch.randn(1, 12, 5, 1), rois(1, 1, 5))],
-        dynamic=({0: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}),
-        opset=opset,
-        registry=REGISTRY,
+        (torch.randn(2, 12, 8, 9), rois(5, 2, 20)),
+        inputs=[(torch.randn(1, 12, 12, 6), halves), (torch.randn(1, 12, 5, 1), rois(1, 1, 5))],
+        dynamic_shapes=({0: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}),
+        opsets=(opset,),
     )
 
 
@@ -204,7 +184,7 @@ def test_ps_roi_pool(scale: float, opset: int) -> None:
     ],
 )
 def test_deform_conv2d(
-    stride: Any, padding: Any, dilation: Any, groups: int, offset_groups: int, masked: bool, opset: int
+    stride: Any, padding: Any, dilation: Any, groups: int, offset_groups: int, masked: bool, opset: int, agrees: Any
 ) -> None:
     from torchvision.ops import deform_conv2d
 
@@ -223,13 +203,12 @@ def test_deform_conv2d(
         offset = torch.randn(batch, offset_groups * 2 * 6, *sizes) * 3
         return torch.randn(batch, 4, high, wide), offset, torch.rand(batch, offset_groups * 6, *sizes)
 
-    check(
+    agrees(
         model,
-        *inputs(2, 8, 9),
-        others=[inputs(1, 8, 9), inputs(3, 8, 9)],
-        dynamic=({0: AUTO}, {0: AUTO}, {0: AUTO}),
-        opset=opset,
-        registry=REGISTRY,
+        (*inputs(2, 8, 9),),
+        inputs=[inputs(1, 8, 9), inputs(3, 8, 9)],
+        dynamic_shapes=({0: AUTO}, {0: AUTO}, {0: AUTO}),
+        opsets=(opset,),
         atol=1e-4,
         rtol=1e-4,
     )

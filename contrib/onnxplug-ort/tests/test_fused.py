@@ -1,0 +1,273 @@
+"""Every fused operator against the plain form and against eager PyTorch, both by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
+
+AUTO = torch.export.Dim.AUTO
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def fused(onnx_check: Callable[..., Any]) -> Callable[..., Counter[str]]:
+    """Compares with torch and with the plain form; returns the operators of com.microsoft in the model."""
+
+    def run(
+        function: Any,
+        *args: torch.Tensor,
+        others: Any = (),
+        dynamic: Any = None,
+        opset: int = 21,
+        tolerance: float = 1e-5,
+    ) -> Counter[str]:
+        def export(version: Any) -> Any:
+            """Compared on these inputs alone: random masks and lengths are others than meant."""
+            return onnx_check(
+                function,
+                args,
+                dynamic_shapes=dynamic,
+                opsets=(version,),
+                inputs=others,
+                rtol=tolerance,
+                atol=tolerance,
+                optimize=(True,),
+                seeds=(),
+            )
+
+        program, plain = export({"": opset, "com.microsoft": 1}), export(opset)
+        assert {**program.model.opset_imports, "com.microsoft": 1} == {"": opset, "com.microsoft": 1}
+        assert not [n for n in plain.model.graph.all_nodes() if n.domain]
+        for inputs in (args, *others):
+            for mine, unfused in zip(program(*inputs), plain(*inputs), strict=True):
+                torch.testing.assert_close(mine, unfused, rtol=tolerance, atol=tolerance, equal_nan=True)
+        return Counter(n.op_type for n in program.model.graph.all_nodes() if n.domain == "com.microsoft")
+
+    return run
+
+
+ROWS = {0: AUTO, 1: AUTO}
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape) * 2
+
+
+@pytest.mark.parametrize("opset", [13, 19, 20, 21])
+def test_gelu(opset: int, fused: Any) -> None:
+    x = draw(2, 3, 8)
+    others = [(draw(1, 1, 8) * 10,), (torch.zeros(3, 2, 8),), (torch.full((1, 2, 8), float("nan")),)]
+    exact = fused(lambda x: gelu(x), x, others=others, dynamic=(ROWS,), opset=opset)
+    assert exact == ({} if opset >= 20 else {"Gelu": 1})
+    assert fused(lambda x: gelu(x, approximate="tanh"), x, others=others, dynamic=(ROWS,), opset=opset) == {
+        "FastGelu": 1
+    }
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+@pytest.mark.parametrize(("approximate", "op"), [("none", "BiasGelu"), ("tanh", "FastGelu")])
+def test_bias_gelu(approximate: str, op: str, opset: int, fused: Any) -> None:
+    layer = nn.Linear(5, 8)
+    x, others = draw(2, 3, 5), [(draw(1, 1, 5),), (draw(4, 2, 5) * 5,)]
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return gelu(layer(x), approximate=approximate)
+
+    assert fused(model, x, others=others, dynamic=(ROWS,), opset=opset) == {op: 1}
+    # The sum is read elsewhere too, or the addend is no vector: the plain sum stays.
+    both = fused(lambda x: (lambda y: gelu(y, approximate=approximate) + y)(layer(x)), x)
+    assert both["BiasGelu"] == 0
+    assert fused(lambda x, y: gelu(x + y, approximate=approximate), x, draw(3, 5))["BiasGelu"] == 0
+
+
+def test_fused_matmul(fused: Any) -> None:
+    a, b = draw(2, 3, 4), draw(2, 5, 4)
+    other = [(draw(1, 1, 4), draw(1, 7, 4))]
+    assert fused(lambda a, b: a @ b.mT, a, b, others=other, dynamic=(ROWS, ROWS)) == {"FusedMatMul": 1}
+    assert fused(lambda a, b: a.mT @ b, draw(2, 4, 3), draw(2, 4, 5)) == {"FusedMatMul": 1}
+    assert fused(lambda a, b: a.mT @ b.mT, draw(2, 4, 3), draw(2, 5, 4)) == {"FusedMatMul": 1}
+    assert fused(lambda a, b: (a @ b.mT) * 0.5, a, b, others=other, dynamic=(ROWS, ROWS)) == {"FusedMatMul": 1}
+    assert fused(lambda a, b: 3.0 * (a @ b), a, draw(2, 4, 5)) == {"FusedMatMul": 1}
+    assert fused(lambda a, b: (a @ b.mT) / 8.0, a, b) == {"FusedMatMul": 1}
+    assert fused(lambda a, b: ((a @ b.mT) / 8.0) * 2.0, a, b) == {"FusedMatMul": 1}
+    # Nothing to gain, other dtypes, other permutations, products that are read twice.
+    assert fused(lambda a, b: a @ b, a, draw(2, 4, 5)) == {}
+    assert fused(lambda a, b: a.double() @ b.double().mT, a, b) == {}
+    assert fused(lambda a, b: a @ b.permute(2, 1, 0), draw(2, 3, 4), draw(5, 4, 2)) == {}
+    assert fused(lambda a, b: (lambda y: y * 2.0 + y)(a @ b), a, draw(2, 4, 5)) == {}
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+def test_skip_layer_normalization(opset: int, fused: Any) -> None:
+    norm = nn.LayerNorm(8, eps=1e-3)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x, y = draw(2, 3, 8), draw(2, 3, 8)
+    others = [(draw(1, 1, 8), draw(1, 1, 8)), (draw(4, 5, 8), torch.zeros(4, 5, 8))]
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return norm(x + y)
+
+    def residual(x: torch.Tensor, y: torch.Tensor) -> Any:
+        total = x * 2 + y
+        early = total.sin()
+        return norm(total) + early, total
+
+    for function in (model, residual):
+        assert fused(function, x, y, others=others, dynamic=(ROWS, ROWS), opset=opset) == {"SkipLayerNormalization": 1}
+    assert fused(lambda x, y: layer_norm(x + y, (8,)), x, y)["SkipLayerNormalization"] <= 1
+    # Sums that broadcast, and norms over two axes.
+    assert fused(model, x, draw(3, 8), opset=opset) == {}
+    assert fused(lambda x, y: layer_norm(x + y, (3, 8)), x, y, opset=opset) == {}
+
+
+class Rms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3))
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+def test_skip_simplified_layer_normalization(opset: int, fused: Any) -> None:
+    norm = Rms()
+    x, y = draw(2, 3, 8), draw(2, 3, 8)
+    others = [(draw(1, 1, 8), draw(1, 1, 8)), (draw(4, 5, 8), torch.zeros(4, 5, 8))]
+    name = "SkipSimplifiedLayerNormalization"
+
+    def residual(x: torch.Tensor, y: torch.Tensor) -> Any:
+        total = x * 2 + y
+        early = total.sin()
+        return norm(total) + early, total
+
+    for function in (lambda x, y: norm(x + y), residual):
+        assert fused(function, x, y, others=others, dynamic=(ROWS, ROWS), opset=opset) == {name: 1}
+    built_in = nn.RMSNorm(8, eps=1e-3)
+    nn.init.normal_(built_in.weight)
+    assert fused(lambda x, y: built_in(x + y), x, y, opset=opset)[name] == 1
+    assert fused(lambda x, y: norm(x + y), x, draw(3, 8), opset=opset) == {}
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def test_rotary_embedding(fused: Any) -> None:
+    frequencies = torch.rand(4)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(x.shape[2])[None, :, None] * frequencies
+        angles = torch.cat([angles, angles], -1)
+        return x * angles.cos()[:, None] + rotated(x) * angles.sin()[:, None]
+
+    def own(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        angles = positions[:, :, None] * frequencies
+        angles = torch.cat([angles, angles], -1)
+        return x * angles.cos()[:, None] + rotated(x) * angles.sin()[:, None]
+
+    def unequal(x: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(x.shape[2])[None, :, None] * frequencies
+        angles = torch.cat([angles, angles * 2], -1)
+        return x * angles.cos()[:, None] + rotated(x) * angles.sin()[:, None]
+
+    x = draw(2, 3, 5, 8)
+    others, dynamic = [(draw(1, 3, 1, 8),), (draw(3, 3, 9, 8),)], ({0: AUTO, 2: AUTO},)
+    assert fused(model, x, others=others, dynamic=dynamic) == {"RotaryEmbedding": 1}
+    # Positions of their own for each row, and angles that aren't twice the same.
+    assert fused(own, x, torch.randint(0, 9, (2, 5))) == {}
+    assert fused(unequal, x) == {}
+
+
+HEADS = ({0: AUTO, 2: AUTO},) * 3
+
+
+def heads(batch: int, queries: int, keys: int, count: int = 4, shared: int = 4) -> tuple[torch.Tensor, ...]:
+    return draw(batch, count, queries, 8), draw(batch, shared, keys, 8), draw(batch, shared, keys, 8)
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_multi_head_attention(scale: float | None, opset: int, fused: Any) -> None:
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q, k, v, scale=scale)
+
+    others = [heads(1, 1, 1), heads(3, 2, 9)]
+    assert fused(model, *heads(2, 5, 7), others=others, dynamic=HEADS, opset=opset) == {"MultiHeadAttention": 1}
+
+
+def test_causal_attention(fused: Any) -> None:
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    length = torch.export.Dim("length")
+    dynamic = ({0: AUTO, 2: length},) * 3
+    others = [heads(1, 1, 1), heads(3, 9, 9)]
+    assert fused(model, *heads(2, 5, 5), others=others, dynamic=dynamic) == {"MultiHeadAttention": 1}
+    # torch's first query sees the first key alone, ONNX Runtime's the first few.
+    assert not ATTENTION & fused(model, *heads(2, 3, 7)).keys()
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("shape", [(2, 1), (1, 1), (2, 4), (1, 4)])
+def test_masked_attention(kind: str, shape: tuple[int, int], fused: Any) -> None:
+    """Rows that see nothing among them: zero in torch."""
+
+    def masked(batch: int, queries: int, keys: int) -> tuple[torch.Tensor, ...]:
+        seen = torch.rand(shape[0] if shape[0] == 1 else batch, shape[1], queries, keys) > 0.4
+        seen[0, 0, 0] = False
+        if kind == "bool":
+            return *heads(batch, queries, keys), seen
+        return *heads(batch, queries, keys), torch.randn(seen.shape).masked_fill(~seen, float("-inf"))
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=m)
+
+    batch, queries, keys = (torch.export.Dim(n) for n in ("batch", "queries", "keys"))
+    mask = {2: queries, 3: keys} | ({} if shape[0] == 1 else {0: batch})
+    dynamic = ({0: batch, 2: queries}, {0: batch, 2: keys}, {0: batch, 2: keys}, mask)
+    # Two of every size at least: torch.export takes a mask of batch 1 for one that is broadcast.
+    others = [masked(2, 2, 2), masked(3, 2, 9)]
+    assert fused(model, *masked(2, 5, 7), others=others, dynamic=dynamic) == {"MultiHeadAttention": 1}
+
+
+ATTENTION = {"MultiHeadAttention", "GroupQueryAttention"}
+
+
+def test_attention_that_stays_plain(fused: Any) -> None:
+    q, k, v = heads(2, 5, 7)
+    attention = scaled_dot_product_attention
+    cases: list[tuple[Any, ...]] = [
+        (lambda q, k, v: attention(q.double(), k.double(), v.double()), q, k, v),
+        (attention, q[0], k[0], v[0]),
+        (attention, q, k, draw(2, 4, 7, 6)),
+        (attention, q, k, v, torch.rand(5, 7)),
+        (attention, q, k, v, torch.rand(2, 1, 1, 7) > 0.3),
+        (lambda q, k, v: attention(q, k, v, enable_gqa=True), *heads(2, 5, 7, 4, 2)),
+    ]
+    for case in cases:
+        assert not ATTENTION & fused(*case).keys()
+
+
+def test_group_query_attention(fused: Any) -> None:
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    length = torch.export.Dim("length")
+    dynamic = ({0: AUTO, 2: length},) * 3
+    others = [heads(1, 1, 1, 4, 2), heads(3, 9, 9, 4, 2)]
+    assert fused(model, *heads(2, 5, 5, 4, 2), others=others, dynamic=dynamic) == {"GroupQueryAttention": 1}

@@ -1,0 +1,29 @@
+"""Fixtures of these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _ready() -> Iterator[None]:
+    """torchvision's operators are there, and random numbers start at the same place."""
+    import torchvision  # noqa: F401
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def agrees(onnx_check: Callable[..., Any]) -> Callable[..., Any]:
+    """`onnx_check` as near as torch itself asks of float32, on the inputs given alone.
+
+    Random ones would be regions of images that are not there.
+    """
+    return partial(onnx_check, seeds=(), optimize=(True,), rtol=1.3e-6, atol=1e-5)

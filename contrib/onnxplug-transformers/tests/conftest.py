@@ -1,0 +1,104 @@
+"""Small models of transformers with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+_STD = 0.15  # of weights: at this width layers keep their signal, and attention is far from uniform
+_LLAMA = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": _STD,
+}
+_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, "head_dim": 16}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {
+            "vocab_size": 100,
+            "n_positions": 64,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "initializer_range": _STD,
+        },
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {
+            "vocab_size": 100,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 16,
+        },
+    ),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {
+            "vocab_size": 100,
+            "num_mel_bins": 16,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 64,
+            "decoder_ffn_dim": 64,
+            "max_source_positions": 20,
+            "max_target_positions": 32,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 1,
+            "decoder_start_token_id": 2,
+            "init_std": _STD,
+        },
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def decoder() -> Callable[[str], nn.Module]:
+    """A model by its name, the same weights on every call."""
+    import transformers
+
+    def build(name: str) -> nn.Module:
+        model, config, settings = _MODELS[name]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**settings, use_cache=True))
+            with torch.no_grad():
+                for parameter in made.parameters():
+                    if (
+                        parameter.numel() == 1 or parameter.std() < 1e-3
+                    ):  # constant as initialised: unit norms, zero biases
+                        parameter.add_(0.1 * torch.randn_like(parameter))
+        return made.eval()
+
+    return build

@@ -1,0 +1,121 @@
+"""Graphs within a graph: the branches and bodies of control flow, and regions under another gradient or autocast mode."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from onnxplug.capture.inplace import make_functional, mutates
+from onnxplug.errors import ConversionError
+
+#: What runs its graph as it stands, under another mode.
+_REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+Copies = dict[torch.fx.Node, torch.fx.Node]
+
+
+def inner_graph(node: torch.fx.Node, owner: torch.nn.Module | None) -> torch.fx.GraphModule | None:
+    """The graph that a ``get_attr`` node names, ``None`` for anything else."""
+    if node.op != "get_attr" or owner is None:
+        return None
+    found = owner
+    for part in str(node.target).split("."):
+        found = getattr(found, part, None)  # type: ignore[assignment]
+    return found if isinstance(found, torch.fx.GraphModule) else None
+
+
+def inner_graphs(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> Iterator[torch.fx.GraphModule]:
+    """Every graph within, at any depth."""
+    for node in graph.nodes:
+        inner = inner_graph(node, owner)
+        if inner is not None:
+            yield inner
+            yield from inner_graphs(inner.graph, inner)
+
+
+def is_plain(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> bool:
+    """Whether every graph within can be made functional by itself: it writes nothing that it is given."""
+    for inner in inner_graphs(graph, owner):
+        if any(mutates(node) for node in inner.graph.nodes):
+            done = make_functional(inner.graph)
+            if done is None or done[2]:
+                return False
+    return True
+
+
+def functional_inner(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
+    """A graph within, made functional by itself.
+
+    Args:
+        graph: The graph.
+        call: What calls it, for the message.
+
+    Raises:
+        ConversionError: It writes what it is given, or has no functional form.
+    """
+    if not any(mutates(node) for node in graph.nodes):
+        return graph
+    done = make_functional(graph)
+    if done is None or done[2]:
+        raise ConversionError(
+            f"the graph within {call} writes in place what it is given, or in a way that has no functional form",
+            hint="Replace in-place writes there (x[...] = y, x.add_(y)) by torch.where, torch.cat or x + y.",
+        )
+    return done[0]
+
+
+def without_regions(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Copies]:
+    """The graph, and what its nodes became, with every region put in place where one of them writes in place.
+
+    A region may write what it is given, which nothing outside would see; in place it is as any other node.
+    """
+    owner = graph.owning_module
+    regions = [found[1] for node in graph.nodes if (found := _region(node, owner)) is not None]
+    writes = (mutates(n) for r in regions for g in (r, *inner_graphs(r.graph, r)) for n in g.graph.nodes)
+    if not any(writes):
+        return graph, {node: node for node in graph.nodes}
+    copy = torch.fx.Graph(owning_module=owner)
+    copies: Copies = {}
+    _copy(graph, owner, "", copy, copies)
+    copy._codegen = graph._codegen
+    return copy, copies
+
+
+def _region(node: torch.fx.Node, owner: torch.nn.Module | None) -> tuple[int, torch.fx.GraphModule] | None:
+    """The graph of a region's call, and its position among the arguments."""
+    if node.op != "call_function" or getattr(node.target, "__name__", "") not in _REGIONS:
+        return None
+    for position, argument in enumerate(node.args):
+        inner = inner_graph(argument, owner) if isinstance(argument, torch.fx.Node) else None
+        if inner is not None:
+            return position, inner
+    return None
+
+
+def _copy(
+    graph: torch.fx.Graph, owner: torch.nn.Module | None, prefix: str, copy: torch.fx.Graph, copies: dict[Any, Any]
+) -> None:
+    """Copies nodes, those of regions in place of their calls; ``prefix`` leads to the graph's own module."""
+    results: dict[torch.fx.Node, Any] = {}
+    for node in graph.nodes:
+        if prefix and node.op in ("placeholder", "output"):
+            continue
+        found = _region(node, owner)
+        if found is not None:
+            position, region = found
+            formals = [n for n in region.graph.nodes if n.op == "placeholder"]
+            given = torch.fx.map_arg(node.args[position + 1 :], copies.__getitem__)
+            inner = dict(zip(formals, given, strict=True))
+            target = node.args[position].target
+            _copy(region.graph, region, f"{prefix}{target}.", copy, inner)
+            returned: Any = region.graph.output_node().args[0]
+            results[node] = torch.fx.map_arg(returned, inner.__getitem__)
+        elif node.target is operator.getitem and node.args[0] in results:
+            copies[node] = results[node.args[0]][node.args[1]]
+        else:
+            copied = copies[node] = copy.node_copy(node, copies.__getitem__)
+            if node.op == "get_attr":
+                copied.target = f"{prefix}{node.target}"
