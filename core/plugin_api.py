@@ -73,6 +73,8 @@ class OpSample:
         opsets: ai.onnx opsets at which the sample holds; empty means all that the rule claims.
         dynamic_shapes: One entry a positional argument, as ``torch.export`` takes them: the sample is then exported with
             these dimensions dynamic and compared at several sizes.
+        own_values: Compared on these inputs alone: others, drawn at random, mean nothing to the operator (sorted indices,
+            boxes) or crash its kernel.
     """
 
     op: str
@@ -80,6 +82,7 @@ class OpSample:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     opsets: Sequence[int] = ()
     dynamic_shapes: Sequence[Any] | None = None
+    own_values: bool = False
 
 
 @dataclass(frozen=True)
