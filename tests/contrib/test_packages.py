@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree
 
 from tests.support.check import check
 from tests.support.contrib import CONTRIB, plugged
+from tests.support.scatter_kernels import define_scatter_kernels
 from tests.support.vision_kernels import define_vision_kernels
 
 PACKAGES = sorted(path.parent.name for path in CONTRIB.glob("*/pyproject.toml"))
@@ -52,7 +54,7 @@ import sys; sys.path.insert(0, {str(CONTRIB / name)!r})
 import {module} as plugin
 for hook in ("onnxplug_rules", "onnxplug_rewrites", "onnxplug_patches", "onnxplug_samples", "onnxplug_info"):
     list(getattr(plugin, hook, tuple)() or ()) if hook != "onnxplug_info" else plugin.onnxplug_info()
-print({{"torch", "torchvision", "transformers", "onnx_ir", "onnxruntime"}} & set(sys.modules))
+print({{"torch", "torchvision", "torch_geometric", "transformers", "onnx_ir", "onnxruntime"}} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
@@ -64,19 +66,21 @@ SAMPLES = [(name, index) for name in PLAIN for index in range(len(plugged(name)[
 @pytest.mark.parametrize(("name", "index"), SAMPLES)
 def test_sample(name: str, index: int) -> None:
     define_vision_kernels()
+    define_scatter_kernels()
     registry = plugged(name)
     sample = registry[1].samples()[index]
     namespace, _, op = sample.op.partition("::")
-    args = tuple(sample.args() if callable(sample.args) else sample.args)
+    operator = getattr(getattr(torch.ops, namespace), op)
+    args, spec = _pytree.tree_flatten(tuple(sample.args() if callable(sample.args) else sample.args))
     where = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
 
     def model(*tensors: torch.Tensor) -> Any:
         given = list(args)
         for position, tensor in zip(where, tensors, strict=True):
             given[position] = tensor
-        result = getattr(getattr(torch.ops, namespace), op)(*given, **sample.kwargs)
+        result = operator(*_pytree.tree_unflatten(given, spec), **sample.kwargs)
         # roi_pool's second result serves training alone.
-        return result[0] if isinstance(result, tuple) else result
+        return result[0] if op == "roi_pool" else result
 
     for opset in sample.opsets or (13, 18, 21):
         # These inputs alone: others drawn at random, regions of an image that isn't there, mean nothing.

@@ -92,11 +92,23 @@ def companions() -> Iterator[None]:
                 continue
             if op in FUNCTIONS:
                 namespace, _, name = op.partition("::")
-                stack.enter_context(_attribute(getattr(torch.ops, namespace), name, function_of(op)))
+                stack.enter_context(_attribute(getattr(torch.ops, namespace), name, _traced(op, packet)))
                 stack.enter_context(_kernel(packet.default, whole(op)))
             else:
                 stack.enter_context(_kernel(packet.default, _SHAPES[op]))
         yield
+
+
+def _traced(op: str, packet: Any) -> Callable[..., Any]:
+    """Our function as what stands under the operator's name; its overload is the operator's own."""
+    function = function_of(op)
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    traced.default = packet.default  # type: ignore[attr-defined]
+    return traced
 
 
 @contextlib.contextmanager

@@ -18,9 +18,7 @@ def index_sort(indices: Tensor, max: int | None = None) -> tuple[Tensor, Tensor]
     return values, order
 
 
-def sampled_op(
-    left: Tensor, right: Tensor, left_index: Tensor | None, right_index: Tensor | None, op: str
-) -> Tensor:
+def sampled_op(left: Tensor, right: Tensor, left_index: Tensor | None, right_index: Tensor | None, op: str) -> Tensor:
     """An operator between rows picked by index."""
     a = left if left_index is None else left.index_select(0, left_index)
     b = right if right_index is None else right.index_select(0, right_index)

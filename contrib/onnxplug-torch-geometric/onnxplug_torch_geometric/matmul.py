@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import onnx_ir as ir
@@ -23,7 +24,7 @@ def segment_matmul(g: Any, node: Any) -> Any:
     bounds = g.op.Split(g.cast(ptr, ir.DataType.INT64), [1] * (count + 1), axis=0, _outputs=count + 1)
     parts = [
         _product(g, g.op.Slice(x, start, end, [0]), g.op.Gather(weights, g.const(i), axis=0))
-        for i, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for i, (start, end) in enumerate(pairwise(bounds))
     ]
     return g.op.Concat(*parts, axis=0)
 

@@ -29,7 +29,9 @@ def _scattered(op: str) -> list[OpSample]:
     return [
         _Sample(op, lambda: (_wave(7, 3), _longs(_INDEX), 0, None, 6)),
         _Sample(op, lambda: (_wave(2, 7), _longs([_INDEX, [1, 1, 1, 5, 5, 3, 0]]), -1, None, None)),
-        _Sample(op, lambda: (_wave(7, 2).long(), _longs(_INDEX), 0, None, 5), dynamic_shapes=(rows, rows, *(None,) * 3)),
+        _Sample(
+            op, lambda: (_wave(7, 2).long(), _longs(_INDEX), 0, None, 5), dynamic_shapes=(rows, rows, *(None,) * 3)
+        ),
     ]
 
 

@@ -41,9 +41,7 @@ def handed(result: Tensor, out: Tensor | None) -> Tensor:
     return result if out is None else out.copy_(result)
 
 
-def scatter_sum(
-    src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None
-) -> Tensor:
+def scatter_sum(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
     """The sum of what goes to each place."""
     dim %= src.dim()
     index = along(index, src, dim)
@@ -51,9 +49,7 @@ def scatter_sum(
     return handed(start.scatter_add(dim, index, src), out)
 
 
-def scatter_mul(
-    src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None
-) -> Tensor:
+def scatter_mul(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
     """The product of what goes to each place; of an empty ``src`` it is 0 everywhere."""
     dim %= src.dim()
     index = along(index, src, dim)
@@ -76,23 +72,17 @@ def scatter_mean(
     return handed(torch.div(total, along(count, total, dim).to(src.dtype), rounding_mode=mode), out)
 
 
-def scatter_min(
-    src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None
-) -> Result:
+def scatter_min(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None) -> Result:
     """The least of what goes to each place, and where along ``dim`` it first stands."""
     return _extreme(src, index, dim, out, dim_size, "amin")
 
 
-def scatter_max(
-    src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None
-) -> Result:
+def scatter_max(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None) -> Result:
     """The greatest of what goes to each place, and where along ``dim`` it first stands."""
     return _extreme(src, index, dim, out, dim_size, "amax")
 
 
-def _extreme(
-    src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None, reduction: str
-) -> Result:
+def _extreme(src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None, reduction: str) -> Result:
     dim %= src.dim()
     index = along(index, src, dim)
     worst = extreme_of(src.dtype, reduction)

@@ -6,6 +6,7 @@ Like the packages' own, the kernels can't run on tensors that have no values.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from functools import cache
@@ -29,10 +30,8 @@ def define() -> bool:
 
 def _known(namespace: str, name: str) -> bool:
     if namespace == "torch_scatter":
-        try:
+        with contextlib.suppress(ImportError):
             import torch_scatter  # noqa: F401
-        except ImportError:
-            pass
     return hasattr(getattr(torch.ops, namespace), name)
 
 
@@ -108,10 +107,12 @@ def _reduce(
 ) -> Any:
     """``index`` has the shape of ``src``; a negative one belongs nowhere. ``mode``: how a mean of integers is rounded."""
     dtype = _wide(src.dtype)
-    first = {"mul": 1, "min": _limit(src.dtype, "min"), "max": _limit(src.dtype, "max")}.get(name, 0)
-    start = torch.full(sizes, first, dtype=src.dtype) if out is None else out
+    # Pointers: started in the dtype that is computed in, and 0 where a segment is empty, not where nothing was better.
+    kind = dtype if mode == "pointers" else src.dtype
+    first = {"mul": 1, "min": _limit(kind, "min"), "max": _limit(kind, "max")}.get(name, 0)
+    start = torch.full(sizes, first, dtype=kind) if out is None else out
     if src.numel() == 0 and out is None:
-        start = torch.zeros(sizes, dtype=src.dtype)
+        start = torch.zeros(sizes, dtype=kind)
     groups = {
         at: _Group(name, start[at].to(dtype), src.shape[dim])
         for at in itertools.product(*(range(s) for s in start.shape))
@@ -125,10 +126,12 @@ def _reduce(
         value[at] = group.value
         where[at] = group.where
         if name == "mean" and group.count:
-            rounding = None if dtype.is_floating_point else mode
+            rounding = None if dtype.is_floating_point else "floor" if mode == "floor" else "trunc"
             value[at] = torch.div(group.value, torch.tensor(group.count, dtype=dtype), rounding_mode=rounding)
-        if name in ("min", "max") and out is None and value[at] == first:
-            value[at] = 0
+        if name in ("min", "max") and out is None:
+            if not group.count if mode == "pointers" else value[at] == first:
+                value[at] = 0
+    value = value.to(src.dtype)
     if out is not None:
         value = out.copy_(value)
     return (value, where) if name in ("min", "max") else value
@@ -175,7 +178,7 @@ def _segment_csr(name: str) -> Callable[..., Any]:
             for segment in range(count):
                 index[at][int(ptr[at][segment]) : int(ptr[at][segment + 1])] = segment
         sizes = [*src.shape[:dim], count, *src.shape[dim + 1 :]]
-        return _reduce(src, index, dim, sizes, name, None, "trunc")
+        return _reduce(src, index, dim, sizes, name, None, "pointers")
 
     return kernel
 
@@ -220,7 +223,7 @@ def index_sort(x: torch.Tensor, largest: int | None = None) -> tuple[torch.Tenso
 def softmax_csr(src: torch.Tensor, ptr: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """Run by run."""
     bounds = ptr.tolist()
-    parts = [src.narrow(dim, a, b - a).softmax(dim) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [src.narrow(dim, a, b - a).softmax(dim) for a, b in itertools.pairwise(bounds)]
     return torch.cat(parts, dim)
 
 
