@@ -229,7 +229,9 @@ def test_everything_is_put_back() -> None:
     before = {name: vars(torch.ops.torch_scatter).get(name) for name in SCATTERS}
     kernels = [dict(operator(name).default.py_kernels) for name in SCATTERS]
     index = torch.tensor([0, 1, 1])
-    onnxplug.to_onnx(lambda x: torch.ops.torch_scatter.scatter_sum(x, index, 0, None, 2), (torch.ones(3),), registry=REGISTRY)
+    onnxplug.to_onnx(
+        lambda x: torch.ops.torch_scatter.scatter_sum(x, index, 0, None, 2), (torch.ones(3),), registry=REGISTRY
+    )
     assert {name: vars(torch.ops.torch_scatter).get(name) for name in SCATTERS} == before
     assert [dict(operator(name).default.py_kernels) for name in SCATTERS] == kernels
 

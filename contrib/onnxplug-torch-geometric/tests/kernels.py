@@ -128,9 +128,8 @@ def _reduce(
         if name == "mean" and group.count:
             rounding = None if dtype.is_floating_point else "floor" if mode == "floor" else "trunc"
             value[at] = torch.div(group.value, torch.tensor(group.count, dtype=dtype), rounding_mode=rounding)
-        if name in ("min", "max") and out is None:
-            if not group.count if mode == "pointers" else value[at] == first:
-                value[at] = 0
+        if name in ("min", "max") and out is None and (not group.count if mode == "pointers" else value[at] == first):
+            value[at] = 0
     value = value.to(src.dtype)
     if out is not None:
         value = out.copy_(value)
