@@ -18,6 +18,7 @@ pytest.importorskip("torch_geometric", reason="`make` installs it, with the othe
 
 import torch_geometric.utils as pyg
 from torch_geometric import nn as gnn
+from torch_geometric.data import Batch, Data
 
 REGISTRY = plugged("onnxplug-torch-geometric")
 NODES, EDGES = {0: "nodes"}, {1: "edges"}
@@ -245,6 +246,53 @@ def test_more_models(name: str) -> None:
 def test_other_opsets(opset: int) -> None:
     """Reductions by index came with 16 and 18."""
     assert verify(MODELS["Classifier"](), opset).model.opset_imports[""] == opset
+
+
+class OfData(nn.Module):
+    """A forward as tutorials write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = gnn.GINEConv(mlp(), edge_dim=4), nn.Linear(8, 3)
+
+    def forward(self, data: Any) -> Any:
+        x = self.conv(data.x, data.edge_index, data.edge_attr).relu()
+        return self.last(gnn.global_mean_pool(x, data.batch))
+
+
+def graph(nodes: int, edges: int) -> Data:
+    index = torch.randint(0, nodes, (2, edges))
+    return Data(x=torch.randn(nodes, 8), edge_index=index, edge_attr=torch.randn(edges, 4), y=torch.tensor([1]))
+
+
+def test_batches_as_inputs() -> None:
+    from onnxplug_torch_geometric import data_shapes
+
+    model = OfData().eval()
+    example = Batch.from_data_list([graph(3, 5), graph(4, 2)])
+    shapes = data_shapes(example)
+    assert shapes[:3] == [{0: "nodes"}, {0: "edges"}, {1: "edges"}]
+    program = onnxplug.to_onnx(model, (example,), dynamic_shapes=(shapes,), registry=REGISTRY)
+    names = [value.name for value in program.model.graph.inputs]
+    assert names == [f"data_{name}" for name in ("batch", "edge_attr", "edge_index", "ptr", "x", "y")]
+    for sizes in ([(3, 5), (4, 2)], [(1, 1)], [(2, 0), (7, 9), (1, 3)]):
+        given = Batch.from_data_list([graph(*size) for size in sizes])
+        torch.testing.assert_close(program(given)[0], model(given))
+        assert program(given)[0].shape == (len(sizes), 3)
+
+
+def test_one_graph_as_input() -> None:
+    from onnxplug_torch_geometric import data_shapes
+
+    model, example = OfData().eval(), graph(3, 5)
+    program = onnxplug.to_onnx(model, (example,), dynamic_shapes=(data_shapes(example),), registry=REGISTRY)
+    for given in (example, graph(1, 1), graph(6, 0)):
+        torch.testing.assert_close(program(given)[0], model(given))
+    example.words = ["a", "b"]
+    with pytest.raises(TypeError, match="'words' of the Data is a list"):
+        data_shapes(example)
+    with pytest.raises(TypeError, match="not a Tensor"):
+        data_shapes(torch.ones(2))
 
 
 def test_torch_geometric_is_put_back() -> None:

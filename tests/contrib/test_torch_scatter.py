@@ -109,7 +109,7 @@ def test_a_group_of_what_never_counts() -> None:
         assert where.tolist() == [3, 3, 2]
 
 
-@pytest.mark.parametrize("opset", [13, 16, 18, 21])
+@pytest.mark.parametrize("opset", [13, 16, 21])
 @pytest.mark.parametrize("name", SCATTERS)
 def test_scatter_in_a_model(name: str, opset: int) -> None:
     """Called by torch's namespace, as torch_scatter calls it: a size that is dynamic stays so."""
@@ -123,7 +123,7 @@ def test_scatter_in_a_model(name: str, opset: int) -> None:
     check(model, *made(4), dynamic=(N, N), others=[made(9), made(1), made(0)], opset=opset, registry=REGISTRY)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64], ids=str)
 @pytest.mark.parametrize("name", SCATTERS)
 def test_size_that_values_decide(name: str, dtype: torch.dtype) -> None:
     def model(x: torch.Tensor, index: torch.Tensor) -> Any:
@@ -174,7 +174,7 @@ def test_segments_in_a_model(name: str, form: str) -> None:
         return values((n, 3), torch.float32), torch.randint(0, n + 1, (groups + 1,)).sort()[0]
 
     shapes = (N, N) if form == "coo" else (N, {0: "pointers"})
-    for opset in (13, 18, 21):
+    for opset in (13, 21):
         others = [made(9, 7), made(1, 1), made(0, 2)]
         check(model, *made(5, 3), dynamic=shapes, others=others, opset=opset, registry=REGISTRY)
 

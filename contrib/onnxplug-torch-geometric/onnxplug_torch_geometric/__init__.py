@@ -1,4 +1,4 @@
-"""torch_geometric's models in ONNX, and the operators of torch_scatter and pyg_lib: the plugin.
+"""torch_geometric's models in ONNX, and the operators of torch_scatter and pyg_lib: the plugin, and ``data_shapes``.
 
 Importing it imports neither torch nor any of the three.
 """
@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from onnxplug import OpSample, PluginInfo, Rule, hookimpl
+
+__all__ = ["data_shapes"]
 
 _REDUCTIONS = ("sum", "mean", "min", "max")
 
@@ -71,8 +73,10 @@ def _models() -> Any:
 
     if "torch_geometric.nn" not in sys.modules:
         return nullcontext()
+    from onnxplug_torch_geometric.data import register
     from onnxplug_torch_geometric.models import models
 
+    register()
     return models()
 
 
@@ -88,3 +92,21 @@ def onnxplug_samples() -> list[OpSample]:
 def onnxplug_info() -> PluginInfo:
     """What it translates."""
     return PluginInfo(api=1, namespaces=("torch_scatter", "pyg"))
+
+
+def data_shapes(data: Any, nodes: str = "nodes", edges: str = "edges", graphs: str = "graphs") -> Any:
+    """The part of ``dynamic_shapes`` that belongs to a ``Data`` or ``Batch``.
+
+    Args:
+        data: The object.
+        nodes, edges, graphs: Names of the dimensions; ``ptr``, of one more than there are graphs, gets ``"pointers"``.
+
+    Returns:
+        An entry for each tensor, in the order of their names.
+
+    Raises:
+        TypeError: It is another object, or holds something that can't be an input.
+    """
+    from onnxplug_torch_geometric.data import shapes
+
+    return shapes(data, nodes, edges, graphs)
