@@ -63,7 +63,8 @@ class SampleCase:
                 registry=registry,
             )
             if self.opset <= newest_loadable_opset():
-                program.verify(**({"seeds": ()} if self.sample.own_values else {}))
+                chosen: dict[str, Any] = {"seeds": ()} if self.sample.own_values else {}
+                program.verify(**chosen)
         except OnnxplugError as error:
             named = type(error).__new__(type(error))
             named.__dict__.update(error.__dict__)

@@ -68,7 +68,10 @@ def _shapes_of_groups(left: list[torch.Tensor], right: list[torch.Tensor]) -> li
     return [x.new_empty((x.shape[0], y.shape[-1])) for x, y in zip(left, right, strict=True)]
 
 
-_SHAPES = {"pyg::segment_matmul": _shape_of_segments, "pyg::grouped_matmul": _shapes_of_groups}
+_SHAPES: dict[str, Callable[..., Any]] = {
+    "pyg::segment_matmul": _shape_of_segments,
+    "pyg::grouped_matmul": _shapes_of_groups,
+}
 
 
 def _packet(op: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def flatten_with_keys(data: Any) -> tuple[list[Any], str]:
     return [(_pytree.MappingKey(name), data[name]) for name in names], context
 
 
-def unflatten(values: Sequence[Any], context: str) -> Any:
+def unflatten(values: Iterable[Any], context: str) -> Any:
     """The object again."""
     kind, names, rest = json.loads(context)
     attributes = {**dict(zip(names, values, strict=True)), **rest}

@@ -71,6 +71,10 @@ def _gathered(op: str) -> list[OpSample]:
     ]
 
 
+def _operands(operator: str) -> tuple[Any, ...]:
+    return _wave(4, 3), _wave(7, 3) + 0.5, _longs(_INDEX) // 2, None, operator
+
+
 def _of_pyg() -> list[OpSample]:
     return [
         _sample("pyg::segment_matmul", lambda: (_wave(7, 3), _longs([0, 2, 2, 7]), _wave(3, 3, 4))),
@@ -79,10 +83,7 @@ def _of_pyg() -> list[OpSample]:
         ),
         _sample("pyg::index_sort", lambda: (_longs(_INDEX), 5), own_values=False, shapes=({0: "rows"}, None)),
         _sample("pyg::index_sort", lambda: (_longs(_INDEX), None), own_values=False),
-        *(
-            _sample("pyg::sampled_op", lambda fn=fn: (_wave(4, 3), _wave(7, 3) + 0.5, _longs(_INDEX) // 2, None, fn))
-            for fn in ("add", "sub", "mul", "div")
-        ),
+        *(_sample("pyg::sampled_op", functools.partial(_operands, fn)) for fn in ("add", "sub", "mul", "div")),
         _sample("pyg::softmax_csr", lambda: (_wave(7, 3), _longs([0, 2, 2, 7]), 0)),
         _sample("pyg::softmax_csr", lambda: (_wave(2, 7), _longs([0, 1, 5, 7]), 1)),
     ]

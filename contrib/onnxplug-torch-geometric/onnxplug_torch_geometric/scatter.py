@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,10 @@ def places(index: Tensor, size: int | None) -> int:
     if size is not None:
         return size
     # Not index.max() alone: an empty tensor has none, and asking for the size would fix it.
-    top = torch.cat([index.reshape(-1), index.new_full((1,), -1)]).max().item()
+    top: Any = torch.cat([index.reshape(-1), index.new_full((1,), -1)]).max().item()
     torch._check(top >= -1)
-    return int(top + 1) if isinstance(top, int) else top + 1
+    result: int = top + 1
+    return result
 
 
 def filled(src: Tensor, dim: int, size: int, value: float) -> Tensor:

@@ -6,6 +6,8 @@ or ``indptr`` (CSR: where each segment begins, and the end). Both may have batch
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -73,9 +75,10 @@ def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, total: in
     if out is not None:
         total = out.shape[dim]
     elif total is None:
-        last = indptr.reshape(-1)[-1].item()
+        last: Any = indptr.reshape(-1)[-1].item()
         torch._check(last >= 0)
-        total = last if not isinstance(last, float) else int(last)
+        total = last
+    assert total is not None
     indptr = indptr.expand((*src.shape[:dim], indptr.shape[dim]))
     index = _numbers(indptr, total)
     return gather_coo(src, index, out)

@@ -7,6 +7,7 @@ Like the packages' own, the kernels can't run on tensors that have no values.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 from collections.abc import Callable
 from functools import cache
@@ -31,7 +32,7 @@ def define() -> bool:
 def _known(namespace: str, name: str) -> bool:
     if namespace == "torch_scatter":
         with contextlib.suppress(ImportError):
-            import torch_scatter  # noqa: F401
+            importlib.import_module("torch_scatter")
     return hasattr(getattr(torch.ops, namespace), name)
 
 
@@ -230,5 +231,5 @@ def sampled_op(left: Any, right: Any, left_index: Any, right_index: Any, op: str
     """Rows picked by index, then the operator."""
     a = left if left_index is None else left[left_index]
     b = right if right_index is None else right[right_index]
-    result: torch.Tensor = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[op](a, b)
+    result: torch.Tensor = getattr(torch, op)(a, b)
     return result
