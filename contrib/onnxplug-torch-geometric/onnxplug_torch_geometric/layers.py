@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch_geometric
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.modules.module import Module
 
 from onnxplug_torch_geometric.scatter import places
@@ -33,14 +34,25 @@ def cumsum(x: Tensor, dim: int = 0) -> Tensor:
     return torch.cat([zero, x.cumsum(dim)], dim)
 
 
-def any_size(size: Any) -> Any:
+def any_size(size: Any) -> None:
     """A size that is only known at run time, of which torch shall not ask whether it is 0 or 1: it takes the general way.
 
     That holds for 0 and 1 too, as ONNX's operators broadcast at run time.
     """
-    if isinstance(size, torch.SymInt):
+    if isinstance(size, torch.SymInt) and free_unbacked_symbols(size):
         torch._check(size >= 2)
-    return size
+
+
+def attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``MultiheadAttention.forward`` of dense batches, whose sizes torch's attention asks for."""
+
+    @functools.wraps(original)
+    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        for size in (*query.shape, *key.shape):
+            any_size(size)
+        return original(self, query, key, value, *args, **kwargs)
+
+    return forward
 
 
 def to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,9 +65,10 @@ def to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         if batch is None:
             result: tuple[Tensor, Tensor] = original(x, batch, fill_value, max_num_nodes, batch_size)
             return result
-        graphs = any_size(places(batch, batch_size))
+        graphs = places(batch, batch_size)
         count = batch.new_zeros((graphs,)).scatter_add(0, batch, torch.ones_like(batch))
-        longest = any_size(count.max().item() if max_num_nodes is None else max_num_nodes)
+        longest: Any = count.max().item() if max_num_nodes is None else max_num_nodes
+        torch._check(longest >= 0)
         place = torch.arange(x.shape[0], device=x.device) - cumsum(count)[batch]
         # One place more, for what is too long.
         total = graphs * longest

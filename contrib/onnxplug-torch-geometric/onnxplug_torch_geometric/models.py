@@ -66,6 +66,7 @@ def _changes() -> list[tuple[Any, str, Any]]:
         (aggr.QuantileAggregation, "forward", layers.quantile_aggregation),
         (HeteroLinear, "forward", layers.hetero_linear),
         (GraphUNet, "augment_adj", layers.augment_adj),
+        (torch.nn.MultiheadAttention, "forward", layers.attention(torch.nn.MultiheadAttention.forward)),
         # The other way is the same numbers, chosen by the number of edges.
         (torch_geometric.backend, "use_segment_matmul", False),
         *_everywhere(utils.cumsum, layers.cumsum),
