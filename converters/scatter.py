@@ -44,6 +44,11 @@ def _by_hits(g: GraphBuilder, x: Value, places: Value, source: Value, reduction:
     dtype = x.dtype
     assert dtype is not None
     flat = g.reshape(x, [-1])
+    if not all(isinstance(d, int) and d for d in places.shape or (None,)):
+        # One more that goes nowhere: of nothing there is no greatest element.
+        neutral = g.const(np.array([_neutral(name, dtype)]), dtype)
+        places = g.op.Concat(g.reshape(places, [-1]), g.const([-1]), axis=0)
+        source = g.op.Concat(g.reshape(source, [-1]), neutral, axis=0)
     places, source = (g.op.Unsqueeze(g.reshape(v, [-1]), g.const([0])) for v in (places, source))
     count = g.op.Squeeze(g.op.Shape(flat), g.const([0]))
     every = g.op.Unsqueeze(g.op.Range(g.const(0), count, g.const(1)), g.const([1]))

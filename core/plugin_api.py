@@ -74,7 +74,8 @@ class OpSample:
         dynamic_shapes: One entry a positional argument, as ``torch.export`` takes them: the sample is then exported with
             these dimensions dynamic and compared at several sizes.
         others: Further positional arguments to compare on, likewise made by functions or given. ``None``: some of random
-            values are drawn; say them where an operator takes special values alone (indices, regions of an image).
+            values are drawn; say them, or ``()``, where an operator takes special values alone (indices, regions of an
+            image).
         results: Positions of the results that are compared, of an operator with several; the others are not read.
     """
 

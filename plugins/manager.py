@@ -351,6 +351,15 @@ class PluginManager:
             merged.update(value)
         return merged
 
+    def decomposers(self, op: str) -> dict[str, str]:
+        """Each overload of an operator that a plugin decomposes, to that plugin's distribution."""
+        self.load()
+        found: dict[str, str] = {}
+        for record, value in self._results.get("onnxplug_decompositions", ()):
+            own = [name for name, function in value.items() if function is not None]
+            found.update({name: record.distribution for name in own if name == op or name.startswith(f"{op}.")})
+        return found
+
     def missing(self, node: Any) -> Callable[..., Any] | None:
         """The first plugin's converter for an operator that nobody claims."""
         self.load()

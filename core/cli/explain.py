@@ -33,6 +33,11 @@ def why(
     table, host = registry()
     target = Target(opset=opsets[""], opsets=opsets)
     found, notes = _explain(table, host, op, target, dtype)
+    computed = host.decomposers(op)
+    if not found and computed:
+        for name, package in computed.items():
+            out.print(f"{name}: no rule; {package} computes it by other operators (onnxplug_decompositions)")
+        return
     if not found:
         near = difflib.get_close_matches(op, table.operators(), 3)
         told = host.explain_missing(op.partition("::")[0])

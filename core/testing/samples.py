@@ -40,7 +40,7 @@ class SampleCase:
         return f"{self.sample.op}-opset{self.opset}{domains}"
 
     def check(self, registry: tuple[Any, Any] | None = None) -> OnnxProgram:
-        """Exports the sample and compares it with eager PyTorch, on its own inputs and on others.
+        """Exports the sample and compares it with eager PyTorch, on its own inputs and, if it may be, on others.
 
         Args:
             registry: A registry and its plugin manager; all installed plugins when ``None``.

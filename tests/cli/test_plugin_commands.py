@@ -44,6 +44,8 @@ def onnxplug_rules():
 def onnxplug_samples():
     return [OpSample("shop::double", inputs, opsets=(18, 19), dynamic_shapes=({0: "n", 1: "m"},))]
 @hookimpl
+def onnxplug_decompositions(): return {"shop::fourfold.default": lambda x: x * 4, "shop::whole.default": None}
+@hookimpl
 def onnxplug_domains(): return [Domain("com.shop", 3)]
 @hookimpl
 def onnxplug_info(): return PluginInfo(namespaces=("shop",))
@@ -176,6 +178,14 @@ def test_why_for_a_dtype(shop: Path) -> None:
     ):
         text = onnxplug(shop, *arguments)
         assert "shop_bad:wrong" in next(line for line in text.splitlines() if "│ taken" in line)
+
+
+def test_why_for_what_a_plugin_computes_by_other_operators(shop: Path) -> None:
+    text = onnxplug(shop, "why", "shop::fourfold")
+    assert text.split() == (
+        "shop::fourfold.default: no rule; shop-good computes it by other operators (onnxplug_decompositions)".split()
+    )
+    assert "no rule translates shop::whole" in onnxplug(shop, "why", "shop::whole", status=1)
 
 
 def test_ops(shop: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ import sys; sys.path.insert(0, {str(CONTRIB / name)!r})
 import {module} as plugin
 for hook in ("onnxplug_rules", "onnxplug_rewrites", "onnxplug_patches", "onnxplug_samples", "onnxplug_info"):
     list(getattr(plugin, hook, tuple)() or ()) if hook != "onnxplug_info" else plugin.onnxplug_info()
-print({{"torch", "torchvision", "transformers", "onnx_ir", "onnxruntime"}} & set(sys.modules))
+print({{"torch", "torchvision", "torch_geometric", "transformers", "onnx_ir", "onnxruntime"}} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
     assert done.stdout.strip() == "set()", done.stdout + done.stderr

@@ -171,6 +171,23 @@ def test_scattered_at_low_opsets(name: str, opset: int) -> None:
     check(SCATTERED[name], x, v, others=[(-x * 3, v + 7)], opset=opset)
 
 
+@pytest.mark.parametrize("opset", [13, 16, 18])
+@pytest.mark.parametrize("mode", ["sum", "prod", "mean", "amax", "amin"])
+def test_nothing_to_scatter(mode: str, opset: int) -> None:
+    """Before ONNX had these reductions: the greatest of nothing was NaN."""
+    x, index, v = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0, 2, 2]), torch.tensor([4.0, -5.0, 6.0])
+    for dtype in (torch.float32, torch.int64):
+        check(
+            lambda x, i, v: x.scatter_reduce(0, i, v, mode),
+            x.to(dtype),
+            index,
+            v.to(dtype),
+            dynamic=({0: "n"}, {0: "e"}, {0: "e"}),
+            others=[(x.to(dtype), index[:0], v[:0].to(dtype)), (x[:1].to(dtype), index[:1], v[:1].to(dtype))],
+            opset=opset,
+        )
+
+
 EMPTY: dict[str, Callable[[torch.Tensor], Any]] = {
     "reduced": lambda x: (x.sum(), x.sum(0), x.prod(1), x.any(), x.all(), x.mean(0)),
     "cumulative": lambda x: (x.cumsum(0), x.cumprod(0), x.cummax(0) if x.numel() else x),

@@ -59,13 +59,14 @@ def mixture(name: str, implementation: str | None = None, dtype: torch.dtype = t
         use_cache=False,
         **EXPERTS[name],
     )
-    model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config).eval().to(dtype)
+    model: Any = getattr(transformers, f"{name}ForCausalLM")(config).eval().to(dtype)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.15)
     if implementation is not None:
         model.set_experts_implementation(implementation)
-    return model
+    made: nn.Module = model
+    return made
 
 
 def experts_program(model: nn.Module, opset: int = 21, **options: Any) -> Any:

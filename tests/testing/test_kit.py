@@ -178,3 +178,12 @@ def test_a_sample_that_is_not_kept(
     isolated_registry.add_plugin(Plugin(converter, **options), name="kit")
     with pytest.raises(VerificationError, match="the sample of kit::double of kit at opset 18: output"):
         sample_cases("kit")[0].check()
+
+
+def test_a_sample_with_values_that_mean_something(isolated_registry: IsolatedRegistry) -> None:
+    """It is compared on its own values alone, which hides nothing: wrong there is found."""
+    isolated_registry.add_plugin(Plugin(wrong_for_negative, others=()), name="kit")
+    sample_cases("kit")[0].check()
+    negative = OpSample("kit::double", (torch.full((2,), -1.5),), others=())
+    with pytest.raises(VerificationError):
+        cases_of("kit", [negative], [Rule("kit::double", wrong_for_negative, opset=(18, 20))])[0].check()

@@ -1,0 +1,145 @@
+"""torch_scatter's and pyg_lib's operators while torch.export runs: their kernels are C++, which can't be traced."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch.fx.experimental import proxy_tensor
+
+from onnxplug import Unsupported
+from onnxplug_torch_geometric import FUNCTIONS
+
+_ABSENT = object()
+
+
+def function_of(op: str) -> Callable[..., Any]:
+    """The function that computes an operator by ATen operators."""
+    module, _, name = FUNCTIONS[op].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"onnxplug_torch_geometric.{module}"), name)
+    return found
+
+
+def whole(op: str) -> Callable[..., Any]:
+    """The same for an operator that stands in a graph as it is.
+
+    Its schema hides that it writes to ``out``, which a graph that holds it whole would lose.
+    """
+    function = function_of(op)
+
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    unknown = next((name for name in ("dim_size", "total") if name in names), None)
+
+    @functools.wraps(function)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if given.get("out") is not None:
+            raise Unsupported(
+                f"{op} with out= in a captured graph: torch doesn't know that it is written",
+                hint="Call it in the model as torch_scatter.…, and export the model itself.",
+            )
+        if unknown is not None and given.get(unknown) is None and (size := _new_size(given)) is not None:
+            given[unknown] = size
+        return function(**given)
+
+    return kernel
+
+
+def _new_size(given: dict[str, Any]) -> Any:
+    """A symbol for a size that depends on values, where torch works out shapes alone; ``None`` elsewhere."""
+    mode = torch._guards.detect_fake_mode(list(given.values()))
+    if mode is None or mode.shape_env is None or proxy_tensor.get_proxy_mode() is not None:
+        return None
+    size = mode.shape_env.create_unbacked_symint()
+    torch._check(size >= 0)
+    return size
+
+
+def _shape_of_segments(x: torch.Tensor, ptr: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((x.shape[0], other.shape[-1]))
+
+
+def _shapes_of_groups(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.new_empty((x.shape[0], y.shape[-1])) for x, y in zip(left, right, strict=True)]
+
+
+_SHAPES: dict[str, Callable[..., Any]] = {
+    "pyg::segment_matmul": _shape_of_segments,
+    "pyg::grouped_matmul": _shapes_of_groups,
+}
+
+
+def _packet(op: str) -> Any:
+    """torch's operator, ``None`` where its package isn't loaded."""
+    namespace, _, name = op.partition("::")
+    return getattr(getattr(torch.ops, namespace), name, None)
+
+
+@contextlib.contextmanager
+def companions() -> Iterator[None]:
+    """Holds during capture.
+
+    ``torch.ops.torch_scatter.scatter_max(…)`` runs our function, which is traced: a symbolic ``dim_size`` stays symbolic
+    there, which torch would make a number for the operator's own ``int``, and ``out`` is seen to be written. Whoever has
+    taken hold of the operator before gets its shapes, and the operator stands in the graph.
+    """
+    with contextlib.ExitStack() as stack:
+        for op in (*FUNCTIONS, *_SHAPES):
+            packet = _packet(op)
+            if packet is None:
+                continue
+            if op in FUNCTIONS:
+                namespace, _, name = op.partition("::")
+                stack.enter_context(_attribute(getattr(torch.ops, namespace), name, _traced(op, packet)))
+                stack.enter_context(_kernel(packet.default, whole(op)))
+            else:
+                stack.enter_context(_kernel(packet.default, _SHAPES[op]))
+        yield
+
+
+def _traced(op: str, packet: Any) -> Callable[..., Any]:
+    """Our function as what stands under the operator's name; its overload is the operator's own."""
+    function = function_of(op)
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    traced.default = packet.default  # type: ignore[attr-defined]
+    return traced
+
+
+@contextlib.contextmanager
+def _attribute(home: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(home).get(name, _ABSENT)
+    setattr(home, name, value)
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            delattr(home, name)
+        else:
+            setattr(home, name, before)
+
+
+@contextlib.contextmanager
+def _kernel(op: Any, kernel: Callable[..., Any]) -> Iterator[None]:
+    """The kernel in place of the operator's own where torch works out shapes."""
+    composite = DispatchKey.CompositeImplicitAutograd
+    key = composite if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite) else DispatchKey.Meta
+    before = op.py_kernels.get(key)
+    op.py_kernels[key] = kernel
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        if before is None:
+            del op.py_kernels[key]
+        else:
+            op.py_kernels[key] = before
+        op._dispatch_cache.clear()
