@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import onnx_ir as ir
+import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.complexes import Complex
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
+
+_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+
+
+# -- what goes into graphs and comes out of them -----------------------------------------------------------------------
+
+
+def _parts(g: GraphBuilder, items: Iterable[Any]) -> list[Value]:
+    """Tensors and numbers as values; a complex tensor is two."""
+    found: list[Value] = []
+    for item in items:
+        if isinstance(item, Complex):
+            found += [item.real, item.imag]
+        elif isinstance(item, float):
+            found.append(g.const(item, ir.DataType.DOUBLE))  # as a SymFloat is
+        else:
+            found.append(item if isinstance(item, Value) else g.const(item))
+    return found
+
+
+def _whole(parts: Iterable[Value], like: Sequence[Any]) -> list[Any]:
+    """The reverse of :func:`_parts`: complex tensors where ``like`` has them (or, of torch, fake ones)."""
+    rest = iter(parts)
+    is_complex = [isinstance(x, Complex) or (isinstance(x, torch.Tensor) and x.is_complex()) for x in like]
+    return [Complex(next(rest), next(rest)) if pair else next(rest) for pair in is_complex]
+
+
+def _formals(node: FxNode, body: torch.fx.GraphModule, given: Sequence[Any], parts: Sequence[Value]) -> list[Any]:
+    """Dtype and dimensions of a body's first inputs, as it was traced with them."""
+    placeholders = [fx for fx in body.graph.nodes if fx.op == "placeholder"]
+    dims: list[Any] = []
+    for item, fx in zip(given, placeholders, strict=False):
+        val = fx.meta.get("val")
+        found = node.symbols.dims(val) if isinstance(val, torch.Tensor) else ()
+        dims += [found] * (2 if isinstance(item, Complex) else 1)
+    return [(part.dtype, found) for part, found in zip(parts, dims, strict=True)]
+
+
+def _results(node: FxNode) -> list[Any]:
+    val = node.fx.meta["val"]
+    return list(val) if isinstance(val, list | tuple) else [val]
+
+
+def _several(values: Any) -> tuple[Value, ...]:
+    return (values,) if isinstance(values, Value) else tuple(values)
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
 
 
 def inlined(g: GraphBuilder, node: FxNode) -> Any:
@@ -18,24 +70,80 @@ def inlined(g: GraphBuilder, node: FxNode) -> Any:
     return node.interpret(node.args[position], node.args[position + 1 :])
 
 
-def cond(g: GraphBuilder, node: FxNode) -> list[Value]:
+def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
     """``torch.cond``: an If; each branch reads what it needs from outside."""
     predicate, true_graph, false_graph, operands = node.args
     if not isinstance(predicate, Value):
         return node.interpret(true_graph if predicate else false_graph, operands)
     branches = [
-        g.subgraph(lambda m=module: node.interpret(m, operands), name=name)
+        g.subgraph(lambda m=module: _parts(g, node.interpret(m, operands)), name=name)
         for module, name in ((true_graph, "then"), (false_graph, "else"))
     ]
-    count = len(node.outputs)
+    count = len(branches[0].outputs)
     if not count:
         raise Unsupported("cond without results")
-    results = g.op.If(predicate, then_branch=branches[0], else_branch=branches[1], _outputs=count)
-    return [results] if count == 1 else list(results)
+    found = g.op.If(predicate, then_branch=branches[0], else_branch=branches[1], _outputs=count)
+    return _whole(_several(found), _results(node))
+
+
+def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
+    """``while_loop``: a Loop that ends where its condition does.
+
+    The condition stands in it twice, before the first pass and at the end of each.
+    """
+    condition, body, carried, outside = node.args
+    first = _parts(g, carried)
+
+    def holds(values: Sequence[Any]) -> Value:
+        with g.local_symbols():
+            (found,) = _parts(g, node.interpret(condition, [*values, *outside]))
+        return g.reshape(found, []) if found.shape is None or len(found.shape) else found
+
+    def step(_: Value, __: Value, *parts: Value) -> list[Value]:
+        with g.local_symbols():
+            results = node.interpret(body, [*_whole(parts, carried), *outside])
+        return [holds(results), *_parts(g, results)]
+
+    graph = g.subgraph(step, [(_INT64, ()), (_BOOL, ()), *_formals(node, body, carried, first)], name="loop")
+    found = g.op.Loop(None, holds(carried), *first, body=graph, _outputs=len(first))
+    return _whole(_several(found), carried)
+
+
+def scan(g: GraphBuilder, node: FxNode) -> list[Any]:
+    """``scan``: a Scan over the first axis; what it carries comes out first."""
+    body, initial, sequences, outside = node.args
+    return _scanned(g, node, body, initial, sequences, outside)
+
+
+def map_impl(g: GraphBuilder, node: FxNode) -> list[Any]:
+    """``map``: a Scan that carries nothing."""
+    body, sequences, outside = node.args
+    return _scanned(g, node, body, [], sequences, outside)
+
+
+def _scanned(
+    g: GraphBuilder,
+    node: FxNode,
+    body: torch.fx.GraphModule,
+    initial: Sequence[Any],
+    sequences: Sequence[Any],
+    outside: Sequence[Any],
+) -> list[Any]:
+    states, slices = _parts(g, initial), _parts(g, sequences)
+
+    def step(*parts: Value) -> list[Value]:
+        return _parts(g, node.interpret(body, [*_whole(parts, [*initial, *sequences]), *outside]))
+
+    graph = g.subgraph(step, _formals(node, body, [*initial, *sequences], [*states, *slices]), name="scan")
+    found = g.op.Scan(*states, *slices, body=graph, num_scan_inputs=len(slices), _outputs=len(graph.outputs))
+    return _whole(_several(found), _results(node))
 
 
 RULES: list[Rule] = [
     Rule("wrap_with_set_grad_enabled", inlined),
     Rule("wrap_with_autocast", inlined),
     Rule("cond", cond),
+    Rule("while_loop", while_loop),
+    Rule("scan", scan),
+    Rule("map_impl", map_impl),
 ]

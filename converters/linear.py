@@ -282,7 +282,7 @@ def grouped_mm(g: GraphBuilder, node: FxNode) -> Value:
 
     Groups of rows with a matrix each, groups of columns with a matrix each, or as many products as matrices.
     """
-    a, b, ends, bias = node.args[:4]
+    a, b, ends, bias = (*node.args, None)[:4]
     if bias is not None:
         raise Unsupported("_grouped_mm with a bias")
     if ends is None:
@@ -298,6 +298,8 @@ def grouped_mm(g: GraphBuilder, node: FxNode) -> Value:
 
 RULES: list[Rule] = [
     Rule("aten::_grouped_mm.default", grouped_mm),
+    # transformers' own, for more dtypes: the default of its mixtures of experts.
+    Rule("transformers::grouped_mm_fallback.default", grouped_mm),
     Rule("aten::linear.default", linear),
     *[Rule(f"aten::{name}.default", matmul) for name in ("matmul", "mm", "bmm", "mv", "linalg_matmul")],
     Rule("aten::dot.default", vector_product),

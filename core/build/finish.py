@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx.helper
@@ -11,7 +11,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.scope import used_by
+from onnxplug.build.scope import graphs_of, used_by
 from onnxplug.rewrite.driver import run_rewrites
 
 PRODUCER = "onnxplug"
@@ -136,14 +136,25 @@ def _name_values(
             if id(value) not in own:
                 value.name = unique(value.name or f"{node.op_type.lower()}_value")
         node.name = f"node_{node.outputs[0].name}"
-        for read in used_by(node) if _has_graph(node) else node.inputs:
+        graphs = graphs_of(node)
+        if graphs:
+            _name_within(graphs, unique)
+        for read in used_by(node) if graphs else node.inputs:
             if read is not None and read.const_value is not None and read.name is None:
                 constants += 1
                 read.name = unique(f"constant_{constants}")
 
 
-def _has_graph(node: ir.Node) -> bool:
-    return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+def _name_within(graphs: Iterable[ir.Graph], unique: Callable[[str], str]) -> None:
+    """Names what graphs within the graph make: a name is visible in them, where it must not be made again."""
+    for graph in graphs:
+        for value in graph.inputs:
+            value.name = unique(value.name or "graph_input")
+        for inner in graph:
+            for value in inner.outputs:
+                value.name = unique(value.name or f"{inner.op_type.lower()}_value")
+            inner.name = f"node_{inner.outputs[0].name}"
+            _name_within(graphs_of(inner), unique)
 
 
 def _names(graph: ir.Graph, tensors: Iterable[ir.Value]) -> Iterator[str | None]:
@@ -157,7 +168,7 @@ def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any]) -> 
     """Stores the state and the constants that nodes read."""
     seen: set[int] = set()
     for node in graph:
-        for value in used_by(node) if _has_graph(node) else node.inputs:
+        for value in used_by(node) if graphs_of(node) else node.inputs:
             if value is None or id(value) in seen or value.producer() is not None:
                 continue
             seen.add(id(value))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxplug.build.attributes import make_attribute
-from onnxplug.build.scope import Scope, used_by
+from onnxplug.build.scope import Scope, graphs_of, used_by
 from onnxplug.build.spec import OpSpec
 from onnxplug.errors import ConversionError
 
@@ -111,10 +111,9 @@ def _refuse_captures(name: str, formals: Sequence[ir.Value], nodes: Sequence[ir.
         node = pending.pop()
         inside.append(node)
         own.update(id(v) for v in node.outputs)
-        for attr in node.attributes.values():
-            for graph in _graphs(attr):
-                own.update(id(v) for v in graph.inputs)
-                pending.extend(graph)
+        for graph in graphs_of(node):
+            own.update(id(v) for v in graph.inputs)
+            pending.extend(graph)
     for node in inside:
         for value in node.inputs:
             if value is not None and id(value) not in own:
@@ -123,14 +122,6 @@ def _refuse_captures(name: str, formals: Sequence[ir.Value], nodes: Sequence[ir.
                     f"{node.op_type}",
                     hint="Give it to the function as one of its inputs.",
                 )
-
-
-def _graphs(attr: ir.Attr) -> Sequence[ir.Graph]:
-    if attr.is_ref():
-        return ()
-    if attr.type == ir.AttributeType.GRAPH:
-        return (attr.as_graph(),)
-    return tuple(attr.as_graphs()) if attr.type == ir.AttributeType.GRAPHS else ()
 
 
 def _constant_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
@@ -155,7 +146,6 @@ def _replace(node: ir.Node, made: Mapping[int, ir.Value]) -> None:
     for index, read in enumerate(node.inputs):
         if read is not None and id(read) in made:
             node.replace_input_with(index, made[id(read)])
-    for attr in node.attributes.values():
-        for graph in _graphs(attr):
-            for inner in graph:
-                _replace(inner, made)
+    for graph in graphs_of(node):
+        for inner in graph:
+            _replace(inner, made)

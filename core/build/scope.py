@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -91,12 +91,19 @@ def used_by(node: ir.Node) -> Iterator[ir.Value]:
         for value in current.inputs:
             if value is not None:
                 yield value
-        for attr in current.attributes.values():
-            graphs: Sequence[ir.Graph] = ()
-            if attr.type == ir.AttributeType.GRAPH:
-                graphs = (attr.as_graph(),)
-            elif attr.type == ir.AttributeType.GRAPHS:
-                graphs = attr.as_graphs()
-            for graph in graphs:
-                pending.extend(graph)
-                yield from graph.outputs
+        for graph in graphs_of(current):
+            pending.extend(graph)
+            yield from graph.outputs
+
+
+def graphs_of(node: ir.Node) -> list[ir.Graph]:
+    """The graphs that a node's attributes hold: branches, bodies."""
+    found: list[ir.Graph] = []
+    for attr in node.attributes.values():
+        if attr.is_ref():
+            continue
+        if attr.type == ir.AttributeType.GRAPH:
+            found.append(attr.as_graph())
+        elif attr.type == ir.AttributeType.GRAPHS:
+            found += attr.as_graphs()
+    return found

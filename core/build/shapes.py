@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,18 @@ class ShapeMixin:
     def restore_symbols(self, state: Any) -> None:
         """Undoes :meth:`hide_symbols`."""
         self._symbols, self._symbol_of, self._sources, self._vector_of = state
+
+    @contextmanager
+    def local_symbols(self) -> Iterator[None]:
+        """Forgets, when it is left, which values hold sizes that were computed inside.
+
+        For graphs that are put in place more than once: what a symbol of theirs stands for differs each time.
+        """
+        symbols, symbol_of = dict(self._symbols), dict(self._symbol_of)
+        try:
+            yield
+        finally:
+            self._symbols, self._symbol_of = symbols, symbol_of
 
     def _read_dim(self, x: ir.Value, axis: int, name: str | None) -> ir.Value:
         if self.opset >= 15:

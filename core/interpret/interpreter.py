@@ -215,7 +215,7 @@ class DynamoInterpreter:
         target: Any = fx.target
         name = qualified_name(target)
         args = self._bind(fx, target)
-        if self.has_complex and touches_complex(val, args):
+        if self.has_complex and isinstance(target, torch._ops.OpOverload) and touches_complex(val, args):
             name = COMPLEX_PREFIX + name
         node = FxNode(fx, name, args, self)
         builder.current = node

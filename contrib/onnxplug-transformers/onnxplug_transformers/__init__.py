@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import PluginInfo, Rule, hookimpl
+from onnxplug import PluginInfo, hookimpl
 
 __all__ = ["cache_shapes"]
-
-
-@hookimpl
-def onnxplug_rules() -> list[Rule]:
-    """transformers' own operators."""
-    return [Rule("transformers::grouped_mm_fallback", "onnxplug_transformers.experts:grouped_mm_fallback")]
 
 
 @hookimpl

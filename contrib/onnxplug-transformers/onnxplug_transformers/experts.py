@@ -6,18 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from transformers.integrations import moe  # declares the operator
+from transformers.integrations import moe
 
 #: Ways of computing experts that torch.export doesn't capture, besides the eager one.
 _KERNELS_OF_GPUS = frozenset({"deepgemm", "sonicmoe"})
-
-
-def grouped_mm_fallback(g: Any, node: Any) -> Any:
-    """grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor
-
-    torch's own product by group, for more dtypes.
-    """
-    return node.interpreter.convert_as(node, "aten::_grouped_mm.default")
 
 
 @contextlib.contextmanager

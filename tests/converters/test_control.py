@@ -1,0 +1,136 @@
+"""Branches, loops and scans, against eager PyTorch at several sizes and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._higher_order_ops import scan, while_loop
+from torch._higher_order_ops.map import map as map_over
+
+from tests.support.check import check
+
+D = torch.export.Dim.DYNAMIC
+W = torch.arange(4.0) - 1.5
+
+
+def powers(x: torch.Tensor, count: torch.Tensor) -> Any:
+    return while_loop(lambda i, x: i < count, lambda i, x: (i + 1, x * 2 + W), (torch.tensor(0), x))
+
+
+def rows(x: torch.Tensor) -> Any:
+    """As many passes as rows, counted by a number."""
+    return while_loop(lambda i, x: i < x.shape[0], lambda i, x: (i + 1, x * 2 + i), (0, x))
+
+
+def sizes_in_both(x: torch.Tensor) -> Any:
+    """Condition and body compute the same size of what they carry, which is another each time."""
+
+    def condition(i: Any, x: torch.Tensor) -> Any:
+        return i * 2 < 9
+
+    def body(i: Any, x: torch.Tensor) -> Any:
+        return i * 2 + 1, x + i * 2
+
+    return while_loop(condition, body, (0, x))
+
+
+def none_at_all(x: torch.Tensor) -> Any:
+    return while_loop(lambda x: x.sum() > 1e9, lambda x: (x * 2,), (x,))
+
+
+def newton(x: torch.Tensor) -> Any:
+    """The square root of each number, to a tolerance that the data decide on."""
+    root = while_loop(
+        lambda y, x: (y * y - x).abs().max() > 1e-5, lambda y, x: ((y + x / y) / 2, x.clone()), (x.clone(), x)
+    )
+    return root[0]
+
+
+def turning(x: torch.Tensor) -> Any:
+    """Complex numbers carried round."""
+    turned = while_loop(
+        lambda i, z: i < 3, lambda i, z: (i + 1, z * 1j + 1), (torch.tensor(0), torch.complex(x, x * 2))
+    )
+    return torch.view_as_real(turned[1])
+
+
+LOOPS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], list[tuple[torch.Tensor, ...]]]] = {
+    "powers": (
+        powers,
+        (torch.randn(3, 4), torch.tensor(5)),
+        [
+            (torch.randn(1, 4), torch.tensor(0)),
+            (torch.randn(7, 4), torch.tensor(9)),
+            (torch.randn(2, 4), torch.tensor(-1)),
+        ],
+    ),
+    "rows": (rows, (torch.randn(3, 4),), [(torch.randn(1, 4),), (torch.randn(5, 4),)]),
+    "sizes_in_both": (sizes_in_both, (torch.randn(3, 4),), [(torch.randn(2, 4),)]),
+    "none_at_all": (none_at_all, (torch.randn(3, 4),), [(torch.full((2, 4), 1e8),)]),
+    "newton": (newton, (torch.rand(3, 4) + 0.5,), [(torch.rand(1, 4) * 9 + 1,)]),
+    "turning": (turning, (torch.randn(3, 4),), [(torch.randn(2, 4),)]),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(name: str, opset: int) -> None:
+    function, args, others = LOOPS[name]
+    dynamic = ({0: D}, *(None,) * (len(args) - 1))
+    program = check(function, *args, others=others, dynamic=dynamic, opset=opset, rtol=1e-4, atol=1e-5)
+    assert "Loop" in program.statistics.operators
+
+
+SCANS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sums_and_products": lambda x: scan(lambda c, v: (c + v, (c * v, v.sum())), torch.zeros(4), x),
+    "reversed": lambda x: scan(lambda c, v: (c * 0.5 + v, c - v), torch.ones(4), x, reverse=True),
+    "two_states": lambda x: scan(lambda c, v: ((c[0] + v, c[1] * 2), c[0] * c[1]), (W.clone(), torch.ones(())), x),
+    "integers": lambda x: scan(lambda c, v: (c + v, c * v), torch.zeros(4, dtype=torch.int64), (x * 9).long()),
+    "map": lambda x: map_over(lambda v, w: (v * w, v.sum()), x, W),
+    "map_of_two": lambda x: map_over(lambda v: v[0].max() - v[1], (x, x * 2)),
+    "complex": lambda x: torch.view_as_real(
+        scan(lambda c, v: (c * v, c + v), torch.ones(4, dtype=torch.complex64), torch.complex(x, 1 - x))[1]
+    ),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("name", SCANS)
+def test_scans(name: str, opset: int) -> None:
+    others = [(torch.randn(1, 4),), (torch.randn(6, 4),)]
+    program = check(SCANS[name], torch.randn(3, 4), others=others, dynamic=({0: D},), opset=opset, rtol=1e-4, atol=1e-5)
+    assert "Scan" in program.statistics.operators
+
+
+BRANCHES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "several_results": lambda x: torch.cond(x.sum() > 0, lambda x: (x + 1, x.sum()), lambda x: (x * 2, x.max()), (x,)),
+    "complex": lambda x: torch.view_as_real(
+        torch.cond(x.sum() > 0, lambda z: z * 1j, lambda z: z.conj() + 2, (torch.complex(x, x - 1),))
+    ),
+    "loop_within": lambda x: torch.cond(
+        x.sum() > 0,
+        lambda x: while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
+        lambda x: x.clone(),
+        (x,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches(name: str) -> None:
+    x = torch.randn(3, 4).abs()
+    check(BRANCHES[name], x, others=[(-x,), (x[:1],)], dynamic=({0: D},))
+
+
+def test_complex_tensors_go_through_a_region() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(x, x + 1)
+        with torch.no_grad():
+            z = z * torch.polar(torch.ones_like(x), x)
+        return torch.view_as_real(z)
+
+    x = torch.randn(2, 3, requires_grad=True)
+    check(model, x, others=[(torch.randn(4, 3),)], dynamic=({0: D},))
