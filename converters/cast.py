@@ -7,6 +7,7 @@ import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.dtypes import SINCE
 from onnxplug.converters._axes import rank_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -28,6 +29,10 @@ def _to_eight_bits(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
 
     Of e5m2, ONNX Runtime makes NaN where rounding up gives infinity: at 61440 and beyond.
     """
+    if g.opset < SINCE[dtype]:
+        raise Unsupported(
+            f"{dtype.name.lower()} below opset {SINCE[dtype]}", hint=f"Export for opset {SINCE[dtype]} or later."
+        )
     if dtype == ir.DataType.FLOAT8E5M2 and x.dtype is not None and x.dtype.is_floating_point():
         x = g.cast(x, ir.DataType.FLOAT)
         x = g.op.Where(g.op.GreaterOrEqual(g.op.Abs(x), 61440.0), g.op.Mul(x, float("inf")), x)

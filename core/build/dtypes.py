@@ -35,6 +35,13 @@ TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
 }
 ONNX_TO_TORCH: dict[ir.DataType, torch.dtype] = {onnx: torch_ for torch_, onnx in TORCH_TO_ONNX.items()}
 
+#: The ai.onnx versions since which there are element types, where a version that is exported for may lack them.
+SINCE: dict[ir.DataType, int] = {
+    **dict.fromkeys((_DT.FLOAT8E4M3FN, _DT.FLOAT8E4M3FNUZ, _DT.FLOAT8E5M2, _DT.FLOAT8E5M2FNUZ), 19),
+    **dict.fromkeys((_DT.INT4, _DT.UINT4), 21),
+    _DT.FLOAT4E2M1: 23,
+}
+
 FLOATS = frozenset({_DT.FLOAT, _DT.DOUBLE, _DT.FLOAT16, _DT.BFLOAT16})
 INTEGERS = frozenset({_DT.INT64, _DT.INT32, _DT.INT16, _DT.INT8, _DT.UINT8, _DT.UINT16, _DT.UINT32, _DT.UINT64})
 

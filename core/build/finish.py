@@ -11,7 +11,9 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.dtypes import SINCE
 from onnxplug.build.scope import graphs_of, used_by
+from onnxplug.errors import Unsupported
 from onnxplug.rewrite.driver import run_rewrites
 
 PRODUCER = "onnxplug"
@@ -49,6 +51,7 @@ def finish(
         nodes = _fold_transposed_weights(nodes, tensors, {id(v) for v in results})
     derived = g.derived_tensors(v.name for v in (*inputs, *results, *tensors))
     _name_values(nodes, inputs, results, [*tensors, *derived])
+    _refuse_newer_dtypes(g.opset, [*inputs, *tensors, *derived, *(v for node in nodes for v in node.outputs)])
     graph = ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph")
     if g.optimize:
         run_rewrites(g, graph, rewrites)
@@ -109,6 +112,22 @@ def _fold_transposed_weights(
         result.replace_all_uses_with(folded)
         node.replace_input_with(0, None)
     return kept
+
+
+def _refuse_newer_dtypes(opset: int, values: Iterable[ir.Value]) -> None:
+    newer = {dtype for dtype, since in SINCE.items() if since > opset}
+    if not newer:
+        return
+    for value in values:
+        if value.dtype in newer:
+            assert value.dtype is not None
+            made = value.producer()
+            source = made.metadata_props.get("pkg.onnxplug.source") if made is not None else None
+            raise Unsupported(
+                f"{value.name!r}{f' at {source}' if source else ''} is of {value.dtype.name.lower()}, which ai.onnx {opset} "
+                "does not have",
+                hint=f"Export for opset {SINCE[value.dtype]} or later.",
+            )
 
 
 def _name_values(

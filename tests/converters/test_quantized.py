@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao.quantization import quantize_fx
 
+import onnxplug
+from onnxplug.errors import Unsupported
 from tests.support.check import check
 
 AUTO = torch.export.Dim.AUTO
@@ -327,6 +329,13 @@ def test_eight_bit_floats(dtype: torch.dtype, source: torch.dtype) -> None:
     check(lambda x: x.to(dtype).to(source), x, rtol=0, atol=0, others=[(x[:1],), (x[:0],)], dynamic=True)
     zeros = torch.tensor([0.0, -0.0, 1e-30, -1e-30], dtype=source)
     check(lambda x: 1 / x.to(dtype).float(), zeros, rtol=0, atol=0)
+
+
+def test_eight_bit_floats_before_onnx_has_them() -> None:
+    weight = torch.ones(4, 40).to(torch.float8_e4m3fn)
+    for model in (lambda x: x.to(torch.float8_e4m3fn).float(), lambda x: x @ weight.float()):
+        with pytest.raises(Unsupported, match=r"float8e4m3fn.*\n.*opset 19 or later"):
+            onnxplug.to_onnx(model, (torch.ones(3, 4),), opset_version=18)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
