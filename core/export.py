@@ -127,6 +127,7 @@ def to_onnx(
         functional = prepare(captured, input_names=input_names, output_names=output_names)
         converted = convert(captured, functional, table, host, opsets, optimize=optimize)
     seconds = time.perf_counter() - started
+    operators = Counter(n.op_type for n in converted.graph.all_nodes())
     program = OnnxProgram(
         converted,
         captured.program,
@@ -137,8 +138,8 @@ def to_onnx(
             capture_seconds=captured.seconds,
             conversion_seconds=seconds,
             fx_nodes=len(functional.graph.nodes),
-            onnx_nodes=sum(1 for _ in converted.graph.all_nodes()),
-            operators=dict(Counter(n.op_type for n in converted.graph.all_nodes()).most_common()),
+            onnx_nodes=operators.total(),
+            operators=dict(operators.most_common()),
             opset=opsets[""],
         ),
         host=CallHost(host, items) if items else host,

@@ -12,6 +12,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree
 
+from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META as DERIVED
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
@@ -19,6 +20,8 @@ from onnxplug.run.save import save_model
 from onnxplug.run.session import Runner
 
 if TYPE_CHECKING:
+    import onnx
+
     from onnxplug.run.verify import VerificationReport
 
 
@@ -73,6 +76,12 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.statistics = statistics if statistics is not None else ExportStatistics()
         self.host = host
         self._runner: Runner | None = None
+
+    @property
+    def model_proto(self) -> onnx.ModelProto:
+        """The model as ONNX's protocol buffer."""
+        with collection_held():
+            return super().model_proto
 
     # -- running -------------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
+
+_GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
 
 Mark = int
 
@@ -96,14 +98,13 @@ def used_by(node: ir.Node) -> Iterator[ir.Value]:
             yield from graph.outputs
 
 
-def graphs_of(node: ir.Node) -> list[ir.Graph]:
+def graphs_of(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs that a node's attributes hold: branches, bodies."""
+    if not node.attributes:
+        return ()
     found: list[ir.Graph] = []
     for attr in node.attributes.values():
-        if attr.is_ref():
-            continue
-        if attr.type == ir.AttributeType.GRAPH:
-            found.append(attr.as_graph())
-        elif attr.type == ir.AttributeType.GRAPHS:
-            found += attr.as_graphs()
+        kind = attr.type
+        if (kind is _GRAPH or kind is _GRAPHS) and not attr.is_ref():
+            found += (attr.as_graph(),) if kind is _GRAPH else attr.as_graphs()
     return found
