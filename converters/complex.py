@@ -412,7 +412,7 @@ repeat_interleave tril triu diagonal diag_embed diagonal_copy take take_along_di
 as_strided as_strided_copy view_as reshape_as neg negative masked_select nansum trace broadcast_tensors
 meshgrid unsafe_split unsafe_chunk unsafe_split_with_sizes narrow_copy expand_copy squeeze_copy
 unsqueeze_copy transpose_copy t_copy slice_copy select_copy unbind_copy split_copy unfold_copy resolve_neg
-diag real_copy alias_copy
+diag real_copy alias_copy resize
 """.split()
 #: Operators and the positions of their arguments that hold values.
 _VALUES: dict[str, tuple[int, ...]] = {

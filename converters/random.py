@@ -191,26 +191,38 @@ def exponential(g: GraphBuilder, node: FxNode) -> Value:
     return g.cast(g.op.Div(g.op.Neg(g.op.Log(rest)), g.const(float(rate), dtype)), node.dtype)
 
 
-def rrelu(g: GraphBuilder, node: FxNode) -> list[Value] | Value:
-    """rrelu_with_noise(Tensor self, Tensor(b!) noise, Scalar lower=0.125, Scalar upper=0.33333333333333331, bool training=False, Generator? generator=None) -> Tensor
+def rrelu(g: GraphBuilder, node: FxNode) -> Value:
+    """rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.33333333333333331, bool training=False, Generator? generator=None) -> Tensor
 
     In training the slope of each negative element is drawn from [lower, upper); otherwise it is their mean.
     """  # noqa: E501
-    x, _, lower, upper, training = node.args[:5]
+    x, lower, upper, training = node.args[:4]
+    return _leaky(g, node, x, lower, upper, training)[0]
+
+
+def rrelu_with_noise(g: GraphBuilder, node: FxNode) -> list[Value] | Value:
+    """rrelu_with_noise(Tensor self, Tensor(b!) noise, Scalar lower=0.125, Scalar upper=0.33333333333333331, bool training=False, Generator? generator=None) -> Tensor
+
+    The noise becomes the slopes that were drawn, 1 where there are none.
+    """  # noqa: E501
+    x, noise, lower, upper, training = node.args[:5]
+    result, slopes = _leaky(g, node, x, lower, upper, training)
+    return result if len(node.outputs) < 2 else [result, slopes if training else noise]
+
+
+def _leaky(g: GraphBuilder, node: FxNode, x: Value, lower: float, upper: float, training: bool) -> tuple[Value, Value]:
+    """A leaky ReLU and its slopes."""
     dtype = node.dtype
-    zero = g.const(0.0, dtype)
     if training:
         wide = _wide(dtype)
         width = g.const(float(upper) - float(lower), wide)
-        slope = g.cast(g.op.Add(g.op.Mul(uniform_like(g, x, wide), width), g.const(float(lower), wide)), dtype)
+        drawn = uniform_like(g, g.cast(x, wide), wide)
+        slope = g.cast(g.op.Add(g.op.Mul(drawn, width), g.const(float(lower), wide)), dtype)
     else:
         slope = g.const((float(lower) + float(upper)) / 2, dtype)
-    below = g.op.Less(x, zero)
+    below = g.op.Less(x, g.const(0.0, dtype))
     result = g.op.Where(below, g.op.Mul(x, slope), x)
-    if len(node.outputs) < 2:
-        return result
-    noise = g.op.Where(below, slope, g.const(1.0, dtype)) if training else node.args[1]
-    return [result, noise]
+    return result, g.op.Where(below, slope, g.const(1.0, dtype)) if training else slope
 
 
 def alpha_dropout(g: GraphBuilder, node: FxNode) -> Value:
@@ -266,8 +278,9 @@ RULES: list[Rule] = [
     Rule("aten::bernoulli.p", bernoulli_p),
     Rule("aten::multinomial.default", multinomial),
     Rule("aten::exponential.default", exponential),
-    Rule("aten::rrelu_with_noise.default", rrelu),
-    Rule("aten::rrelu_with_noise_functional.default", rrelu),
+    Rule("aten::rrelu.default", rrelu),
+    Rule("aten::rrelu_with_noise.default", rrelu_with_noise),
+    Rule("aten::rrelu_with_noise_functional.default", rrelu_with_noise),
     *[
         Rule(f"aten::{name}.default", alpha_dropout)
         for name in ("alpha_dropout", "feature_dropout", "feature_alpha_dropout")

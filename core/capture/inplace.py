@@ -84,6 +84,10 @@ _MAY_ALIAS = frozenset(
 _CASTS = frozenset(["to", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"])
 
 
+#: What makes a tensor another size, in place.
+_RESIZES = frozenset([torch.ops.aten.resize.default, torch.ops.aten.resize_as.default])
+
+
 class _Kind(NamedTuple):
     """What a target does to memory.
 
@@ -170,14 +174,16 @@ class _Memory:
         source: The node that made it.
         version: How often it was written.
         opaque_until: Position of the last node that reads something of which it isn't known whether it is a view of it.
+        shared: Whether something else is, or may be, a view of it.
     """
 
-    __slots__ = ("opaque_until", "source", "version")
+    __slots__ = ("opaque_until", "shared", "source", "version")
 
     def __init__(self, source: torch.fx.Node) -> None:
         self.source = source
         self.version = 0
         self.opaque_until = -1
+        self.shared = False
 
 
 class _Sight:
@@ -315,6 +321,7 @@ class _Pass:
             self.tensors[node] = self._tensor(first)
         else:
             parent = self._tensor(base).sight
+            parent.memory.shared = True
             view = (node.target, node.args[1:], dict(node.kwargs))
             self.tensors[node] = _Tensor(_Sight(parent.memory, self.env[node], node.meta, parent, view))
 
@@ -326,6 +333,7 @@ class _Pass:
             memories.update(dict.fromkeys((self._tensor(base).sight.memory,) if found is None else found))
         self.opaque[node] = tuple(memories)
         for memory in memories:
+            memory.shared = True
             memory.opaque_until = max(memory.opaque_until, self.last_use.get(node, -1))
 
     # -- writes --------------------------------------------------------------------------------------------------------
@@ -348,6 +356,11 @@ class _Pass:
     def _turn(self, node: torch.fx.Node, kind: _Kind, tensor: _Tensor) -> bool:
         """An operator that changes how a tensor sees its memory (``t_``), not what is there."""
         sight = tensor.sight
+        if kind.functional in _RESIZES and not sight.memory.shared and sight.memory.source.op != "placeholder":
+            # Nobody else sees the memory: another tensor takes its place.
+            value = self.env[node] = _functional_node(self.copy, node, kind, self.read)
+            self.tensors[node] = tensor
+            return self._store(sight, value, node.meta)
         if kind.functional not in VIEWS or (sight.parent is None and sight.memory.source.op == "placeholder"):
             return False
         if kind.functional is not torch.ops.aten.detach.default:

@@ -19,7 +19,6 @@ from onnxplug.build.complexes import (
 )
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.capture.inplace import mutates
-from onnxplug.capture.regions import functional_inner
 from onnxplug.errors import (
     ConversionError,
     Decline,
@@ -98,7 +97,6 @@ class DynamoInterpreter:
     def inline(self, graph: torch.fx.Graph, inputs: Sequence[Any], owner: torch.nn.Module | None = None) -> list[Any]:
         """Converts another graph in place, its placeholders bound to ``inputs``; returns what its output node returns."""
         outer = self._env
-        graph = functional_inner(graph, str(self.builder.current))
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._env = dict(zip(placeholders, inputs, strict=True))
         try:

@@ -11,6 +11,7 @@ import torch
 
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.capture.regions import functional_inner
 from onnxplug.interpret.locations import source_location
 from onnxplug.interpret.symbols import Dim, SymbolNames
 
@@ -157,7 +158,7 @@ class FxNode:
 
     def interpret(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
         """Converts another graph (a branch, a loop's body) in place; returns what it returns."""
-        return self.interpreter.inline(module.graph, inputs, module)
+        return self.interpreter.inline(functional_inner(module.graph, str(self)), inputs, module)
 
     def __str__(self) -> str:
         return f"{self.op_name} at {self.location}"

@@ -55,8 +55,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
             "logcumsumexp",
             "masked.cumprod",
             "normal.in_place",
-            "resize_as_",
-            "resize_",
             "uniform",
             "linalg.vander",
         )
