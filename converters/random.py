@@ -212,17 +212,16 @@ def rrelu_with_noise(g: GraphBuilder, node: FxNode) -> list[Value] | Value:
 
 def _leaky(g: GraphBuilder, node: FxNode, x: Value, lower: float, upper: float, training: bool) -> tuple[Value, Value]:
     """A leaky ReLU and its slopes."""
-    dtype = node.dtype
+    inner = _wide(node.dtype)
+    x = g.cast(x, inner)
     if training:
-        wide = _wide(dtype)
-        width = g.const(float(upper) - float(lower), wide)
-        drawn = uniform_like(g, g.cast(x, wide), wide)
-        slope = g.cast(g.op.Add(g.op.Mul(drawn, width), g.const(float(lower), wide)), dtype)
+        width = g.const(float(upper) - float(lower), inner)
+        slope = g.op.Add(g.op.Mul(uniform_like(g, x, inner), width), g.const(float(lower), inner))
     else:
-        slope = g.const((float(lower) + float(upper)) / 2, dtype)
-    below = g.op.Less(x, g.const(0.0, dtype))
-    result = g.op.Where(below, g.op.Mul(x, slope), x)
-    return result, g.op.Where(below, slope, g.const(1.0, dtype)) if training else slope
+        slope = g.const((float(lower) + float(upper)) / 2, inner)
+    below = g.op.Less(x, g.const(0.0, inner))
+    slopes = g.op.Where(below, slope, g.const(1.0, inner))
+    return g.cast(g.op.Where(below, g.op.Mul(x, slope), x), node.dtype), g.cast(slopes, node.dtype)
 
 
 def alpha_dropout(g: GraphBuilder, node: FxNode) -> Value:
