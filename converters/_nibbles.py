@@ -9,12 +9,13 @@ import onnx_ir as ir
 import torch
 from onnx_ir import Value
 
+from onnxplug.build import dtypes
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.errors import UsageError
 
 _BOUNDS = {ir.DataType.INT4: (-8, 7), ir.DataType.UINT4: (0, 15)}
-#: The opset since which DequantizeLinear takes them, and scales by block.
-SINCE = 21
+#: The opset since which there are such dtypes, and DequantizeLinear takes scales by block.
+SINCE = dtypes.SINCE[ir.DataType.INT4]
 
 
 def nibble_dtype(low: object, high: object) -> ir.DataType | None:

@@ -51,7 +51,8 @@ def finish(
         nodes = _fold_transposed_weights(nodes, tensors, {id(v) for v in results})
     derived = g.derived_tensors(v.name for v in (*inputs, *results, *tensors))
     _name_values(nodes, inputs, results, [*tensors, *derived])
-    _refuse_newer_dtypes(g.opset, [*inputs, *tensors, *derived, *(v for node in nodes for v in node.outputs)])
+    stored = (v for v in (*tensors, *derived) if v.uses())
+    _refuse_newer_dtypes(g.opset, [*inputs, *stored, *(v for node in nodes for v in node.outputs)])
     graph = ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph")
     if g.optimize:
         run_rewrites(g, graph, rewrites)

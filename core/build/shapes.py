@@ -35,6 +35,7 @@ class ShapeMixin:
         self._symbol_of: dict[ir.Value, str] = {}
         self._sources: dict[str, tuple[ir.Value, int]] = {}
         self._vector_of: dict[ir.Value, ir.Value] = {}
+        self._scalar_of: dict[ir.Value, ir.Value] = {}
         self._counter = count()
         super().__init__()
 
@@ -84,16 +85,20 @@ class ShapeMixin:
             if name is not None and self._symbols.get(name) is value:
                 del self._symbols[name]
             self._vector_of.pop(value, None)
+            # The vector may have been made in a branch, of a size from outside it.
+            size = self._scalar_of.pop(value, None)
+            if size is not None and self._vector_of.get(size) is value:
+                del self._vector_of[size]
 
     def hide_symbols(self) -> Any:
         """Forgets every symbol until :meth:`restore_symbols`: a function's body can't see values outside it."""
-        state = (self._symbols, self._symbol_of, self._sources, self._vector_of)
-        self._symbols, self._symbol_of, self._sources, self._vector_of = {}, {}, {}, {}
+        state = (self._symbols, self._symbol_of, self._sources, self._vector_of, self._scalar_of)
+        self._symbols, self._symbol_of, self._sources, self._vector_of, self._scalar_of = {}, {}, {}, {}, {}
         return state
 
     def restore_symbols(self, state: Any) -> None:
         """Undoes :meth:`hide_symbols`."""
-        self._symbols, self._symbol_of, self._sources, self._vector_of = state
+        self._symbols, self._symbol_of, self._sources, self._vector_of, self._scalar_of = state
 
     @contextmanager
     def local_symbols(self) -> Iterator[None]:
@@ -196,6 +201,7 @@ class ShapeMixin:
                 return size
             found = self.op.Unsqueeze(size, [0])
             self._vector_of[size] = found
+            self._scalar_of[found] = size
         return found
 
     def as_scalar(self, size: Size) -> ir.Value:

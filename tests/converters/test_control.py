@@ -110,6 +110,15 @@ BRANCHES: dict[str, Callable[[torch.Tensor], Any]] = {
     "complex": lambda x: torch.view_as_real(
         torch.cond(x.sum() > 0, lambda z: z * 1j, lambda z: z.conj() + 2, (torch.complex(x, x - 1),))
     ),
+    "size_within_and_after": lambda x: (
+        torch.cond(
+            x.sum() > 0,
+            lambda y: torch.ones(x.shape[0] * 2 + 1, 3) * y.sum(),
+            lambda y: torch.zeros(x.shape[0] * 2 + 1, 3) - y.sum(),
+            (x,),
+        ),
+        torch.ones(x.shape[0] * 2 + 1, 4) + x.sum(),
+    ),
     "loop_within": lambda x: torch.cond(
         x.sum() > 0,
         lambda x: while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],

@@ -336,6 +336,9 @@ def test_eight_bit_floats_before_onnx_has_them() -> None:
     for model in (lambda x: x.to(torch.float8_e4m3fn).float(), lambda x: x @ weight.float()):
         with pytest.raises(Unsupported, match=r"float8e4m3fn.*\n.*opset 19 or later"):
             onnxplug.to_onnx(model, (torch.ones(3, 4),), opset_version=18)
+    unread = nn.Linear(4, 2)
+    unread.register_buffer("kept", weight)
+    assert check(unread, torch.ones(3, 4), opset=18).statistics.operators == {"Gemm": 1}
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
