@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
 from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.build.dtypes import to_onnx_dtype
-from onnxplug.build.finish import finish
 from onnxplug.capture.capture import capture
 from onnxplug.capture.functional import prepare
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot
 from onnxplug.errors import UsageError
+from onnxplug.finish.finish import finish
 from onnxplug.interpret.interpreter import DynamoInterpreter
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.opsets import resolve_opsets
 from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.registry.registry import Target
 from onnxplug.registry.rule import Rule, load_object
+from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.kernels import CallHost
 
 if TYPE_CHECKING:
@@ -190,14 +192,10 @@ def convert(
         for slot in functional.outputs
     ]
     outputs = [(name, to_pairs(builder, v) if isinstance(v, Complex) else v) for name, v in outputs]
-    return finish(
-        builder,
-        inputs,
-        [(name, value) for name, value in outputs if value is not None],
-        state,
-        rewrites=host.rewrites(),
-        metadata={"onnxplug.torch_version": torch.__version__},
-    )
+    graph, tensors = assemble(builder, inputs, [(name, v) for name, v in outputs if v is not None], state)
+    if optimize:
+        run_rewrites(builder, graph, host.rewrites())
+    return finish(builder, graph, tensors, metadata={"onnxplug.torch_version": torch.__version__})
 
 
 def _bind_inputs(

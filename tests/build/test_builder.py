@@ -11,16 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.finish import finish
 from onnxplug.build.fold import FOLD
+from onnxplug.finish.finish import finish
 
 RELAXED = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 INT64_MAX = np.iinfo(np.int64).max
 
 
 def run(g: GraphBuilder, inputs: list[ir.Value], output: ir.Value, feeds: list[np.ndarray]) -> np.ndarray:
-    model = finish(g, inputs, [("result", output)], {})
+    model = finish(g, *assemble(g, inputs, [("result", output)], {}))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -252,7 +253,7 @@ def test_rollback_forgets_nodes_and_what_was_shared() -> None:
     g.rollback(mark)
     again = g.op.Sin(kept)
     assert again is not undone
-    assert [n.op_type for n in finish(g, [x], [("y", again)], {}).graph] == ["Exp", "Sin"]
+    assert [n.op_type for n in assemble(g, [x], [("y", again)], {})[0]] == ["Exp", "Sin"]
 
 
 def test_what_a_subgraph_computes_is_not_shared_outside_it() -> None:

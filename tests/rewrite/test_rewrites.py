@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from onnxplug import Rewrite
+from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.finish import finish
 from onnxplug.errors import ConversionError
+from onnxplug.finish.finish import finish
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.rewrite.patterns import REWRITES
 from onnxplug.run.session import Runner
@@ -59,7 +60,9 @@ def test_rewrite(name: str, alone: bool, expect_graph: Any) -> None:
     for rewrites in ([], chosen):
         torch.manual_seed(0)
         g, x = GraphBuilder({"": 21}), value("x", 2, 4)
-        model = finish(g, [x], [("out", build(g, x))], {}, rewrites=rewrites)
+        graph, tensors = assemble(g, [x], [("out", build(g, x))], {})
+        run_rewrites(g, graph, rewrites)
+        model = finish(g, graph, tensors)
         results.append(Runner(model)({"x": torch.arange(8.0).reshape(2, 4) - 3})[0])
     expect_graph(model, " ".join(expected))
     torch.testing.assert_close(results[0], results[1])
@@ -72,7 +75,7 @@ def test_every_rewrite_has_a_case() -> None:
 
 def relu_graph() -> tuple[GraphBuilder, ir.Graph]:
     g, x = GraphBuilder({"": 21}), value("x", 2, 4)
-    return g, finish(g, [x], [("out", g.op.Relu(x))], {}).graph
+    return g, assemble(g, [x], [("out", g.op.Relu(x))], {})[0]
 
 
 @pytest.mark.parametrize(

@@ -1,48 +1,38 @@
-"""From emitted nodes to an ``onnx_ir.Model``: outputs, dead nodes, folded weights, rewrites, names."""
+"""From emitted nodes to a graph: outputs of their own, dead nodes gone, transposed weights folded, everything named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import onnx.helper
 import onnx_ir as ir
 import torch
-from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import SINCE
 from onnxplug.build.scope import graphs_of, used_by
 from onnxplug.errors import Unsupported
-from onnxplug.rewrite.driver import run_rewrites
-
-PRODUCER = "onnxplug"
 
 
-def ir_version(opset: int) -> int:
-    """The oldest ONNX IR version that carries the opset; 8 at least, for model-local functions."""
-    known = onnx.helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", opset))
-    return max(8, int(known) if known is not None else 8)
-
-
-def finish(
+def assemble(
     g: GraphBuilder,
     inputs: Sequence[ir.Value],
     outputs: Sequence[tuple[str, Any]],
     state: Mapping[ir.Value, torch.Tensor],
-    *,
-    rewrites: Iterable[Any] = (),
-    metadata: Mapping[str, str] | None = None,
-) -> ir.Model:
-    """Builds the model.
+) -> tuple[ir.Graph, dict[ir.Value, torch.Tensor]]:
+    """Makes the graph of what was emitted: only nodes that the outputs need, every value named.
 
     Args:
         g: The builder, everything emitted.
         inputs: Graph inputs, named.
         outputs: Name and value (or number) of each graph output.
         state: Values that are parameters, buffers and constants of the model, named, with their tensors.
-        rewrites: Rewrites to run when the builder optimises.
-        metadata: Metadata of the model.
+
+    Returns:
+        The graph, without initializers, and the tensors of the values that the model's weights are stored in.
+
+    Raises:
+        Unsupported: A value has an element type that the opset lacks.
     """
     results = _distinct_outputs(g, inputs, outputs, state)
     nodes = g._scope.live_nodes(results)
@@ -53,29 +43,7 @@ def finish(
     _name_values(nodes, inputs, results, [*tensors, *derived])
     stored = (v for v in (*tensors, *derived) if v.uses())
     _refuse_newer_dtypes(g.opset, [*inputs, *stored, *(v for node in nodes for v in node.outputs)])
-    graph = ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph")
-    if g.optimize:
-        run_rewrites(g, graph, rewrites)
-        # A rewrite may have derived others.
-        derived = g.derived_tensors(_names(graph, tensors))
-    _register_initializers(graph, {**tensors, **derived})
-    used = {(node.domain, node.op_type) for node in graph.all_nodes()}
-    functions = _called(g.functions.values(), used)
-    _prune_imports(graph, used, functions)
-    return ir.Model(
-        graph,
-        ir_version=ir_version(g.opset),
-        producer_name=PRODUCER,
-        producer_version=_version(),
-        functions=functions,
-        metadata_props=dict(metadata or {}),
-    )
-
-
-def _version() -> str:
-    import onnxplug
-
-    return onnxplug.__version__
+    return ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph"), tensors
 
 
 def _distinct_outputs(
@@ -175,54 +143,3 @@ def _name_within(graphs: Iterable[ir.Graph], unique: Callable[[str], str]) -> No
                 value.name = unique(value.name or f"{inner.op_type.lower()}_value")
             inner.name = f"node_{inner.outputs[0].name}"
             _name_within(graphs_of(inner), unique)
-
-
-def _names(graph: ir.Graph, tensors: Iterable[ir.Value]) -> Iterator[str | None]:
-    yield from (value.name for value in (*graph.inputs, *tensors))
-    yield from (
-        value.name for node in graph.all_nodes() for value in (*node.inputs, *node.outputs) if value is not None
-    )
-
-
-def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any]) -> None:
-    """Stores the state and the constants that nodes read."""
-    seen: set[int] = set()
-    for node in graph:
-        for value in used_by(node) if graphs_of(node) else node.inputs:
-            if value is None or id(value) in seen or value.producer() is not None:
-                continue
-            seen.add(id(value))
-            tensor = tensors.get(value)
-            if isinstance(tensor, torch.Tensor):
-                value.const_value = TorchTensor(tensor.detach(), name=value.name)
-            elif tensor is not None:
-                tensor.name = value.name
-                value.const_value = tensor
-            if value.const_value is not None and not value.is_graph_input():
-                if value.name is None:
-                    value.name = f"constant_{len(seen)}r"
-                graph.register_initializer(value)
-
-
-def _called(known: Iterable[ir.Function], used: set[tuple[str, str]]) -> list[ir.Function]:
-    """The functions that the graph calls, and those that they call in turn."""
-    by_name = {(f.domain, f.name): f for f in known}
-    found: dict[tuple[str, str], ir.Function] = {}
-    pending = [name for name in by_name if name in used]
-    while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        found[name] = by_name[name]
-        pending.extend(n for node in by_name[name].all_nodes() if (n := (node.domain, node.op_type)) in by_name)
-    return [f for name, f in by_name.items() if name in found]
-
-
-def _prune_imports(graph: ir.Graph, used: set[tuple[str, str]], functions: Sequence[ir.Function]) -> None:
-    """Imports only what the model uses; ai.onnx always."""
-    domains = {domain for domain, _ in used} | {""}
-    for function in functions:
-        domains |= {node.domain for node in function.all_nodes()}
-    for domain in list(graph.opset_imports):
-        if domain not in domains:
-            del graph.opset_imports[domain]

@@ -1,0 +1,1 @@
+"""onnxplug's last stage before the program: a graph becomes a model."""

@@ -1,0 +1,109 @@
+"""From a graph to an ``onnx_ir.Model``: initializers, functions, imports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx.helper
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.scope import graphs_of, used_by
+
+PRODUCER = "onnxplug"
+
+
+def finish(
+    g: GraphBuilder,
+    graph: ir.Graph,
+    tensors: Mapping[ir.Value, torch.Tensor],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> ir.Model:
+    """Makes the model of an assembled graph, rewritten or not.
+
+    Args:
+        g: The builder of the graph.
+        graph: The graph; its initializers are registered here.
+        tensors: The tensors of the values that the model's weights are stored in.
+        metadata: Metadata of the model.
+    """
+    derived = g.derived_tensors(_names(graph, tensors))
+    _register_initializers(graph, {**tensors, **derived})
+    used = {(node.domain, node.op_type) for node in graph.all_nodes()}
+    functions = _called(g.functions.values(), used)
+    _prune_imports(graph, used, functions)
+    return ir.Model(
+        graph,
+        ir_version=ir_version(g.opset),
+        producer_name=PRODUCER,
+        producer_version=_version(),
+        functions=functions,
+        metadata_props=dict(metadata or {}),
+    )
+
+
+def ir_version(opset: int) -> int:
+    """The oldest ONNX IR version that carries the opset; 8 at least, for model-local functions."""
+    known = onnx.helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", opset))
+    return max(8, int(known) if known is not None else 8)
+
+
+def _version() -> str:
+    import onnxplug
+
+    return onnxplug.__version__
+
+
+def _names(graph: ir.Graph, tensors: Iterable[ir.Value]) -> Iterator[str | None]:
+    yield from (value.name for value in (*graph.inputs, *tensors))
+    yield from (
+        value.name for node in graph.all_nodes() for value in (*node.inputs, *node.outputs) if value is not None
+    )
+
+
+def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any]) -> None:
+    """Stores the state and the constants that nodes read."""
+    seen: set[int] = set()
+    for node in graph:
+        for value in used_by(node) if graphs_of(node) else node.inputs:
+            if value is None or id(value) in seen or value.producer() is not None:
+                continue
+            seen.add(id(value))
+            tensor = tensors.get(value)
+            if isinstance(tensor, torch.Tensor):
+                value.const_value = TorchTensor(tensor.detach(), name=value.name)
+            elif tensor is not None:
+                tensor.name = value.name
+                value.const_value = tensor
+            if value.const_value is not None and not value.is_graph_input():
+                if value.name is None:
+                    value.name = f"constant_{len(seen)}r"
+                graph.register_initializer(value)
+
+
+def _called(known: Iterable[ir.Function], used: set[tuple[str, str]]) -> list[ir.Function]:
+    """The functions that the graph calls, and those that they call in turn."""
+    by_name = {(f.domain, f.name): f for f in known}
+    found: dict[tuple[str, str], ir.Function] = {}
+    pending = [name for name in by_name if name in used]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found[name] = by_name[name]
+        pending.extend(n for node in by_name[name].all_nodes() if (n := (node.domain, node.op_type)) in by_name)
+    return [f for name, f in by_name.items() if name in found]
+
+
+def _prune_imports(graph: ir.Graph, used: set[tuple[str, str]], functions: Sequence[ir.Function]) -> None:
+    """Imports only what the model uses; ai.onnx always."""
+    domains = {domain for domain, _ in used} | {""}
+    for function in functions:
+        domains |= {node.domain for node in function.all_nodes()}
+    for domain in list(graph.opset_imports):
+        if domain not in domains:
+            del graph.opset_imports[domain]
