@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import onnxplug
+from tests.support.child import run_child
 
 ROOT = Path(__file__).resolve().parents[1]
 # Folder of the checkout to the package it is, in the direction of imports: each may import those above it.
@@ -173,7 +174,7 @@ def test_public_names_are_known_to_type_checkers() -> None:
 
 def _loaded_by(statement: str) -> set[str]:
     code = f"{statement}\nimport sys\nprint(*sys.modules, sep='\\n')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    done = run_child("-c", code, check=True)
     return set(done.stdout.split())
 
 

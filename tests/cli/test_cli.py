@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from onnxplug.cli.app import run
 from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
 from onnxplug.errors import UsageError
+from tests.support.child import run_child
 
 MODEL = """
 import torch
@@ -49,13 +48,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_version_and_help_do_not_import_torch() -> None:
     code = "import sys; from onnxplug.cli.app import run; a = run(['--version']), run(['--help']); print('torch' in sys.modules, a)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_child("-c", code, check=True)
     assert done.stdout.startswith("onnxplug 0.")
     assert done.stdout.rstrip().endswith("False (0, 0)")
 
 
 def test_module_form() -> None:
-    done = subprocess.run([sys.executable, "-m", "onnxplug", "--version"], capture_output=True, text=True, check=True)
+    done = run_child("-m", "onnxplug", "--version", check=True)
     assert done.stdout.startswith("onnxplug 0.")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.child import run_child
 from tests.support.contrib import CONTRIB, plugged
 
 PACKAGES = sorted(path.parent.name for path in CONTRIB.glob("*/pyproject.toml"))
@@ -51,7 +52,7 @@ for hook in ("onnxplug_rules", "onnxplug_rewrites", "onnxplug_patches", "onnxplu
     list(getattr(plugin, hook, tuple)() or ()) if hook != "onnxplug_info" else plugin.onnxplug_info()
 print({{"torch", "torchvision", "torch_geometric", "transformers", "onnx_ir", "onnxruntime"}} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+    done = run_child("-c", code)
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import onnxplug
+from tests.support.child import run_child
 from tests.support.contrib import plugged
 from tests.support.experts import EXPERTS, compare, experts_program, ids, mask, mixture
 from tests.support.zoo import ZOO
@@ -18,12 +18,12 @@ TEXT = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch",
 
 def test_without_transformers_nothing_is_imported() -> None:
     code = (
-        "import sys, torch, onnxplug; sys.path.insert(0, '.')\n"
+        f"import sys, torch, onnxplug; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
         "from tests.support.contrib import plugged\n"
         "onnxplug.to_onnx(lambda x: x + 1, (torch.ones(2),), registry=plugged('onnxplug-transformers'))\n"
         "print('transformers' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_child("-c", code)
     assert done.stdout.strip() == "False", done.stderr
 
 

@@ -20,6 +20,7 @@ from onnxplug.cli.app import run
 from onnxplug.run import kernels
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import verify_file
+from tests.support.child import run_child
 
 SOURCE = Path(__file__).resolve().parents[2] / "contrib" / "onnxplug-example-cpp" / "src"
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the libraries are built by g++")
@@ -549,10 +550,8 @@ def test_a_file_in_onnxruntimes_own_format(tmp_path: Path) -> None:
 
 
 def test_a_plugins_kernels_load_nothing_heavy() -> None:
-    import sys
-
     code = "import sys, onnxplug.run.kernels; print([m for m in ('onnx', 'onnx_ir', 'torch', 'numpy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_child("-c", code, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -6,8 +6,6 @@ import errno
 import io
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 import onnxplug
 from onnxplug import SaveError
 from onnxplug.run import save
+from tests.support.child import run_child
 
 
 def program(value: float) -> onnxplug.OnnxProgram:
@@ -136,7 +135,7 @@ from tests.run.test_save import program
 os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
 program(2.0).save({str(path)!r}, external_data=True)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    done = run_child("-c", code)
     assert done.returncode == -signal.SIGKILL
     assert weight(path) == 1.0
 

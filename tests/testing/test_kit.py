@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,7 @@ import onnxplug
 from onnxplug import OpSample, PluginInfo, Rule, hookimpl
 from onnxplug.errors import PluginError, UsageError, VerificationError
 from onnxplug.testing import GraphExpectation, IsolatedRegistry, cases_of, sample_cases
+from tests.support.child import run_child
 
 
 @torch.library.custom_op("kit::double", mutates_args=())
@@ -59,7 +58,7 @@ class Plugin:
 
 def test_importing_the_pytest_plugin_is_cheap() -> None:
     code = "import sys, onnxplug.testing, onnxplug.testing.plugin; print([m for m in ('torch', 'onnx', 'onnx_ir', 'numpy', 'rich', 'typer') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_child("-c", code, check=True)
     assert done.stdout.strip() == "[]"
 
 
