@@ -849,7 +849,7 @@ ROWS: list[tuple[Any, ...]] = [
     ("prims::split_dim.default", "prims", 84, "to_result_shape", None, None, False, {}, 0),
     ("prims::squeeze.default", "prims", 85, "squeeze", None, None, False, {}, 0),
     ("prims::transpose.default", "prims", 86, "transpose", None, None, False, {}, 0),
-    ("prims::rev.default", "prims", 87, "rev", None, None, False, {}, 0),
+    ("prims::rev.default", "prims", 87, "flip", None, None, False, {}, 0),
     ("prims::sum.default", "prims", 88, "reducesum", None, None, False, {}, 0),
     ("prims::prod.default", "prims", 89, "reduceprod", None, None, False, {}, 0),
     ("prims::amax.default", "prims", 90, "reducemax", None, None, False, {}, 0),

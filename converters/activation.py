@@ -9,13 +9,13 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axis, rank_of
-from onnxplug.converters._promote import operand
-from onnxplug.converters._real import Real
-from onnxplug.converters.comparison import comparable
-from onnxplug.converters.exponential import expm1_of
-from onnxplug.converters.reduction import reduced
-from onnxplug.converters.special import erf
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of
+from onnxplug.converters.helpers.elementary import expm1_of
+from onnxplug.converters.helpers.error_function import erf
+from onnxplug.converters.helpers.promotion import comparable, operand
+from onnxplug.converters.helpers.real import Real
+from onnxplug.converters.helpers.reductions import reduced
+from onnxplug.converters.helpers.softmax import zero_hidden_rows
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -248,8 +248,6 @@ def safe_softmax(g: GraphBuilder, node: FxNode) -> Value:
 
     A row of −inf gives zeros.
     """
-    from onnxplug.converters.attention import zero_hidden_rows
-
     x, axis = node.args[:2]
     x = operand(g, x, node.dtype)
     axis = normalize_axis(axis, rank_of(x))

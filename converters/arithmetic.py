@@ -10,7 +10,8 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._promote import common_dtype, operand, operands, through
+from onnxplug.converters.helpers.arithmetic import compute, truncated
+from onnxplug.converters.helpers.promotion import operand, operands, through
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -18,28 +19,6 @@ from onnxplug.registry.rule import Converter, Rule
 _BOOL = ir.DataType.BOOL
 #: Integers whose arithmetic ONNX Runtime has kernels for; the others are computed in int32, which wraps back exactly.
 _WIDE = frozenset({ir.DataType.INT32, ir.DataType.INT64})
-
-
-def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Value:
-    """An arithmetic node in a dtype that ONNX Runtime computes in; small integers go through int32 and wrap back."""
-    if dtype == _BOOL:
-        logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
-        truth: Value = getattr(g.op, logical)(*operands(g, *args, dtype=_BOOL))
-        return truth
-    if dtype.is_integer() and dtype not in _WIDE:
-        inner = ir.DataType.INT64 if dtype.bitwidth > 16 else ir.DataType.INT32
-        return g.cast(getattr(g.op, op_type)(*through(g, *args, dtype=dtype, inner=inner)), dtype)
-    scales = op_type in ("Mul", "Div") and dtype == ir.DataType.FLOAT16
-    if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):
-        # torch scales by the number itself, in float.
-        return g.cast(getattr(g.op, op_type)(*operands(g, *args, dtype=ir.DataType.FLOAT)), dtype)
-    result: Value = getattr(g.op, op_type)(*operands(g, *args, dtype=dtype))
-    return result
-
-
-def _in_half(number: float) -> bool:
-    """Whether float16 holds a number to its full precision."""
-    return number == 0 or not 0 < abs(number) < math.inf or 2.0**-14 <= abs(number) <= 65504
 
 
 def _scaled(g: GraphBuilder, x: Any, alpha: Any, dtype: ir.DataType) -> Any:
@@ -109,12 +88,6 @@ def _truncated_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> 
         return compute(g, "Div", dtype, x, y)
     # Halves in float, lest a quotient just below an integer is rounded up to it first.
     return g.cast(truncated(g, compute(g, "Div", _step(dtype), x, y)), dtype)
-
-
-def truncated(g: GraphBuilder, x: Value) -> Value:
-    """A float rounded towards zero. ``-0.5`` gives ``-0.0``, as in torch."""
-    result: Value = g.op.Mul(g.op.Sign(x), g.op.Floor(g.op.Abs(x)))
-    return result
 
 
 def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Value:
@@ -480,7 +453,6 @@ _UNARY = {
     "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos",
     "tanh": "Tanh", "sigmoid": "Sigmoid",
 }  # fmt: skip
-
 RULES: list[Rule] = [
     *_table("add", "Tensor Scalar", add),
     *_table("sub subtract", "Tensor Scalar", sub),
@@ -517,5 +489,3 @@ RULES: list[Rule] = [
     *_table("clamp_min", "default Tensor", clamp_min),
     *_table("clamp_max", "default Tensor", clamp_max),
 ]
-
-__all__ = ["RULES", "common_dtype", "compute", "truncated"]

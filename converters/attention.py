@@ -9,8 +9,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, unsqueeze
-from onnxplug.converters.cast import randomly_dropped
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.dropout import randomly_dropped
+from onnxplug.converters.helpers.softmax import zero_hidden_rows
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -95,16 +96,6 @@ def _causal(g: GraphBuilder, query: Value, key: Value) -> Value:
     rows = g.op.Range(g.const(0), g.as_scalar(g.dim(query, -2)), g.const(1))
     columns = g.op.Range(g.const(0), g.as_scalar(g.dim(key, -2)), g.const(1))
     result: Value = g.op.LessOrEqual(columns, unsqueeze(g, rows, 1))
-    return result
-
-
-def zero_hidden_rows(g: GraphBuilder, scores: Value, weights: Value, axis: int) -> Value:
-    """The weights, with zeros in the rows whose scores are all −inf; NaN in the scores stays."""
-    dtype = scores.dtype
-    assert dtype is not None
-    top = reduce(g, "ReduceMax", scores, [axis], True)
-    nothing = g.op.Equal(top, g.const(float("-inf"), dtype))
-    result: Value = g.op.Where(nothing, g.const(0.0, dtype), weights)
     return result
 
 

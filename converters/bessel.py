@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from onnxplug.converters import _cephes as cephes
-from onnxplug.converters._real import INF, NAN, PI, Real, chebyshev, in_double, polynomial, ratio, where
+from onnxplug.converters.helpers import cephes as cephes
+from onnxplug.converters.helpers.real import INF, NAN, PI, Real, chebyshev, in_double, polynomial, ratio, where
 from onnxplug.registry.rule import Rule
 
 

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._promote import common_dtype, through
+from onnxplug.converters.helpers.promotion import common_dtype, comparable, through
+from onnxplug.converters.helpers.selection import select
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 _BOOL = ir.DataType.BOOL
-#: Dtypes that ONNX Runtime compares in; other integers are compared in int64, bools and halves in what holds them.
-_COMPARED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
-
-
-def comparable(dtype: ir.DataType, equality: bool = False) -> ir.DataType:
-    """The dtype in which ONNX Runtime compares and selects elements of ``dtype``."""
-    if dtype in _COMPARED or (equality and dtype == _BOOL):
-        return dtype
-    if dtype.is_integer() or dtype == _BOOL:
-        return ir.DataType.INT32 if dtype == _BOOL or dtype.bitwidth <= 16 else ir.DataType.INT64
-    return ir.DataType.FLOAT
 
 
 def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Converter:
@@ -105,20 +93,6 @@ def where(g: GraphBuilder, node: FxNode) -> Value:
     """where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"""
     condition, x, y = node.args
     return select(g, condition, x, y, node.dtype)
-
-
-def select(g: GraphBuilder, condition: Value, x: Any, y: Any, dtype: ir.DataType) -> Value:
-    """``Where`` in a dtype for which ONNX Runtime has it: bools by logic, what it lacks through a wider dtype."""
-    condition = g.cast(condition, _BOOL)
-    inner = dtype
-    if dtype == _BOOL:
-        inner = ir.DataType.UINT8
-    elif dtype in (ir.DataType.INT8, ir.DataType.INT16):
-        inner = ir.DataType.INT32
-    elif dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        inner = ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else dtype
-    a, b = through(g, x, y, dtype=dtype, inner=inner)
-    return g.cast(g.op.Where(condition, a, b), dtype)
 
 
 def masked_fill(g: GraphBuilder, node: FxNode) -> Value:

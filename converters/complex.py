@@ -15,36 +15,42 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, complex_constant, from_pairs, to_pairs
-from onnxplug.converters._complex import (
-    as_complex,
-    bilinear,
-    c_abs,
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
+from onnxplug.converters.helpers.casts import convert_dtype
+from onnxplug.converters.helpers.complex_functions import (
     c_acos,
     c_acosh,
-    c_add,
-    c_angle,
     c_asin,
     c_asinh,
     c_atanh,
-    c_conj,
     c_cosh,
-    c_div,
     c_exp,
     c_log,
     c_log_base,
-    c_mul,
     c_pow,
-    c_reciprocal,
-    c_scale,
-    c_sgn,
     c_sigmoid,
     c_sinh,
     c_sqrt,
-    c_sub,
     c_tanh,
     via_i,
 )
-from onnxplug.converters._promote import operand
+from onnxplug.converters.helpers.complex_pairs import (
+    as_complex,
+    bilinear,
+    c_abs,
+    c_add,
+    c_angle,
+    c_conj,
+    c_div,
+    c_mul,
+    c_reciprocal,
+    c_scale,
+    c_sgn,
+    c_sub,
+)
+from onnxplug.converters.helpers.fill import filled as fill
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.reductions import reduce, variance_arguments, variance_of
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -219,8 +225,6 @@ def to(g: GraphBuilder, node: FxNode) -> Any:
         return as_complex(g, x, PART_DTYPE[dtype])
     if dtype == ir.DataType.BOOL:
         return nonzero(g, x)
-    from onnxplug.converters.cast import convert_dtype
-
     return convert_dtype(g, x.real, dtype)
 
 
@@ -279,8 +283,6 @@ def magnitude(g: GraphBuilder, node: FxNode) -> Value:
 
 def filled(g: GraphBuilder, node: FxNode) -> Complex:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
-    from onnxplug.converters.creation import filled as fill
-
     name = node.op_name.partition(".")[0]
     value: Any = 1 if "ones" in name else 0
     if "full" in name or "fill" in name:
@@ -299,8 +301,6 @@ def prod_dim(g: GraphBuilder, node: FxNode) -> Complex:
 
     A static axis, element by element.
     """
-    from onnxplug.converters._axes import normalize_axis, rank_of, unsqueeze
-
     x = as_complex(g, node.args[0], part_dtype(node))
     every = node.op_name.endswith(".default")
     if every:
@@ -350,8 +350,6 @@ def expand_as(g: GraphBuilder, node: FxNode) -> Any:
 
 def addbmm(g: GraphBuilder, node: FxNode) -> Complex:
     """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
-    from onnxplug.converters._axes import reduce
-
     bias, a, b = both(g, node, 0, 1, 2)
     beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
     product = bilinear(g, g.op.MatMul, a, b)
@@ -363,8 +361,6 @@ def variance(root: bool, with_mean: bool) -> Converter:
     """var, std, var_mean, std_mean: the mean of |z - mean|², real."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Any:
-        from onnxplug.converters.reduction import variance_arguments, variance_of
-
         x = node.args[0]
         dtype = x.real.dtype
         pairs = [variance_of(g, p, *variance_arguments(node), dtype) for p in (x.real, x.imag)]
@@ -380,9 +376,9 @@ def constant_pad(g: GraphBuilder, node: FxNode) -> Complex:
     """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
     value = complex(node.args[2])
     parts = []
-    for name, fill in (("real", value.real), ("imag", value.imag)):
+    for name, number in (("real", value.real), ("imag", value.imag)):
         part = node.part(name)
-        part.args[2] = fill
+        part.args[2] = number
         parts.append(node.interpreter.convert_part(part))
     return Complex(*parts)
 
@@ -445,7 +441,6 @@ _UNARY: dict[str, Any] = {
     "conj": c_conj, "_conj": c_conj, "conj_physical": c_conj, "_conj_physical": c_conj, "resolve_conj": lambda g, x: x,
     "angle": c_angle, "abs": c_abs, "sign": c_sgn,
 }  # fmt: skip
-
 _FILLED = """
 full full_like new_full zeros zeros_like new_zeros zero ones ones_like new_ones fill empty empty_like
 new_empty empty_strided new_empty_strided empty_permuted

@@ -9,16 +9,11 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.windows import spread
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-
-def spread(values: Any, count: int) -> list[int]:
-    """One number for each spatial axis."""
-    given = [values] if isinstance(values, int) else list(values)
-    return given * count if len(given) == 1 else given
 
 
 def _convolve(

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.dtypes import as_array
-from onnxplug.converters._axes import rank_of, unsqueeze
-from onnxplug.converters._promote import operand
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.fill import filled, sizes_of
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.selection import select
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
-
-
-def filled(g: GraphBuilder, value: Any, sizes: Sequence[Any], dtype: ir.DataType) -> Value:
-    """A tensor of these sizes (ints and Values) full of one value: a constant when small and static."""
-    if isinstance(value, Value):
-        scalar = operand(g, value, dtype)
-        if rank_of(scalar):
-            scalar = g.reshape(scalar, [])
-        result: Value = g.op.Expand(scalar, g.vector(sizes)) if len(sizes) else scalar
-        return result
-    if all(isinstance(s, int) for s in sizes) and int(np.prod(sizes, dtype=np.float64)) <= 16:
-        return g.const(np.full(tuple(sizes), as_array(value, dtype)), dtype)
-    fill = ir.tensor(as_array(value, dtype).reshape(1))
-    result = g.op.ConstantOfShape(g.vector(sizes), value=fill)
-    return result
-
-
-def sizes_of(node: FxNode, position: int) -> list[Any]:
-    """A size argument with what is static as ints."""
-    given = node.args[position]
-    return [d if isinstance(d, int) else s for d, s in zip(node.shape, given, strict=True)]
 
 
 def full(g: GraphBuilder, node: FxNode) -> Value:
@@ -157,8 +135,6 @@ def triangle(upper: int) -> Converter:
         if node.dtype == ir.DataType.BOOL:
             result = g.op.And(keep, x)
             return result
-        from onnxplug.converters.comparison import select
-
         return select(g, keep, x, 0, node.dtype)
 
     convert.__name__ = convert.__qualname__ = "triu" if upper else "tril"

@@ -2,69 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axis, rank_of
-from onnxplug.converters.comparison import comparable
-from onnxplug.converters.exponential import log1p_of, wide
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of
+from onnxplug.converters.helpers.elementary import log1p_of
+from onnxplug.converters.helpers.promotion import comparable, wide
+from onnxplug.converters.helpers.scans import is_empty, running_product, scan
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 _INT64 = ir.DataType.INT64
-
-Step = Callable[[list[Value], Value], tuple[list[Value], list[Value]]]
-
-
-def scan(g: GraphBuilder, x: Value, axis: int, starts: list[Any], step: Step) -> list[Value]:
-    """Walks along one axis.
-
-    Args:
-        g: The builder.
-        x: The tensor.
-        axis: Non-negative axis.
-        starts: What each state starts from: a number and its dtype; it takes the shape of ``x`` without the axis.
-        step: From the states and one slice of ``x`` to the next states and the slices of the outputs.
-
-    Returns:
-        The outputs, stacked along the axis.
-    """
-    sizes = [g.dim(x, a) for a in range(rank_of(x)) if a != axis]
-    dims = [d for a, d in enumerate(x.shape or ()) if a != axis]
-    shape = g.vector(sizes)
-    states = [g.op.Expand(g.const(value, dtype), shape) for value, dtype in starts]
-    assert x.dtype is not None
-    count: list[int] = []
-
-    def body(*values: Value) -> list[Value]:
-        following, outputs = step(list(values[:-1]), values[-1])
-        count.append(len(outputs))
-        return [*following, *outputs]
-
-    graph = g.subgraph(body, [*((dtype, dims) for _, dtype in starts), (x.dtype, dims)], name="scan")
-    results = g.op.Scan(
-        *states,
-        x,
-        body=graph,
-        num_scan_inputs=1,
-        scan_input_axes=[axis],
-        scan_output_axes=[axis] * count[0],
-        _outputs=len(states) + count[0],
-    )
-    outputs: list[Value] = list(results[len(states) :])
-    for output in outputs:
-        output.shape = ir.Shape(list(x.shape or ()))
-    return outputs
-
-
-def is_empty(x: Value) -> bool:
-    """Whether a tensor is known to hold nothing. ONNX Runtime's Scan fails over an axis of size 0."""
-    return x.shape is not None and 0 in list(x.shape)
 
 
 def cumprod(g: GraphBuilder, node: FxNode) -> Value:
@@ -76,16 +28,6 @@ def cumprod(g: GraphBuilder, node: FxNode) -> Value:
         return g.cast(x, node.dtype)
 
     return g.cast(running_product(g, x, normalize_axis(axis, rank_of(x))), node.dtype)
-
-
-def running_product(g: GraphBuilder, x: Value, axis: int) -> Value:
-    """The product of all elements up to each one."""
-
-    def step(states: list[Value], item: Value) -> tuple[list[Value], list[Value]]:
-        product = g.op.Mul(states[0], item)
-        return [product], [g.op.Identity(product)]
-
-    return scan(g, x, axis, [(1, x.dtype)], step)[0]
 
 
 def cumulative_extremum(largest: bool) -> Converter:

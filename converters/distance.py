@@ -7,30 +7,11 @@ from typing import Any
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, unsqueeze
-from onnxplug.converters._promote import operands
-from onnxplug.converters.exponential import wide
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.distances import norm_of_difference
+from onnxplug.converters.helpers.promotion import operands, wide
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-
-def norm_of_difference(g: GraphBuilder, difference: Value, p: float, axis: int) -> Value:
-    """The p-norm along an axis: the number of differing elements for p = 0, the largest for p = inf."""
-    dtype = difference.dtype
-    assert dtype is not None
-    size = g.op.Abs(difference)
-    if p == 0:
-        return reduce(g, "ReduceSum", g.cast(g.op.Greater(size, g.const(0.0, dtype)), dtype), [axis], False)
-    if p == 1:
-        return reduce(g, "ReduceSum", size, [axis], False)
-    if p == float("inf"):
-        return reduce(g, "ReduceMax", size, [axis], False)
-    if p == 2:
-        result: Value = g.op.Sqrt(reduce(g, "ReduceSum", g.op.Mul(size, size), [axis], False))
-        return result
-    total = reduce(g, "ReduceSum", g.op.Pow(size, g.const(float(p), dtype)), [axis], False)
-    result = g.op.Pow(total, g.const(1.0 / p, dtype))
-    return result
 
 
 def cdist(g: GraphBuilder, node: FxNode) -> Value:

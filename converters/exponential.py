@@ -9,199 +9,29 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._promote import operand, operands
+from onnxplug.converters.helpers.elementary import (
+    acosh_of,
+    arccos,
+    arcsin,
+    arctan,
+    arctan2,
+    asinh_of,
+    atanh_of,
+    cosh_of,
+    expm1_of,
+    hypot_of,
+    is_negative,
+    log1p_of,
+    sinh_of,
+    tangent,
+    with_sign,
+)
+from onnxplug.converters.helpers.promotion import operand, operands, wide
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 _FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-
-
-def wide(dtype: ir.DataType) -> ir.DataType:
-    """The dtype to compute in: halves in float."""
-    return _FLOAT if dtype in _HALVES else dtype
-
-
-def is_negative(g: GraphBuilder, x: Value) -> Value:
-    """Whether the sign bit of a float is set: true of -0.0 too. NaN counts as positive."""
-    dtype = x.dtype
-    assert dtype is not None
-    zero = g.const(0.0, dtype)
-    # 1/-0.0 is -inf; elsewhere the sign of the reciprocal is that of x, but for ±inf, whose own sign tells.
-    result: Value = g.op.Or(g.op.Less(x, zero), g.op.Less(g.op.Div(g.const(1.0, dtype), x), zero))
-    return result
-
-
-def with_sign(g: GraphBuilder, magnitude: Value, negative: Value) -> Value:
-    """A non-negative magnitude with a sign. By a product: ONNX Runtime's Where turns -0.0 into 0.0."""
-    dtype = magnitude.dtype
-    result: Value = g.op.Mul(magnitude, g.op.Where(negative, g.const(-1.0, dtype), g.const(1.0, dtype)))
-    return result
-
-
-def expm1_of(g: GraphBuilder, x: Value) -> Value:
-    """exp(x) - 1 without cancellation, in x's dtype (float or double).
-
-    exp(x) - 1 = 2 sinh(x/2) exp(x/2) (Higham, Accuracy and Stability, 1.14.1), sinh by its series below |x| = 1.
-    """
-    dtype = x.dtype
-    assert dtype is not None
-    half = g.op.Mul(x, g.const(0.5, dtype))
-    square = g.op.Mul(half, half)
-    # Terms of sinh(h)/h - 1 up to h**14 at |h| <= 0.5: below the rounding of a double.
-    series = g.const(0.0, dtype)
-    for order in (15, 13, 11, 9, 7, 5, 3, 1):
-        series = g.op.Add(g.op.Mul(series, square), g.const(1.0 / math.factorial(order), dtype))
-    small = g.op.Mul(g.op.Mul(g.const(2.0, dtype), g.op.Mul(half, series)), g.op.Exp(half))
-    near = g.op.Less(g.op.Abs(x), g.const(1.0, dtype))
-    result: Value = g.op.Where(near, small, g.op.Sub(g.op.Exp(x), g.const(1.0, dtype)))
-    return result
-
-
-def log1p_of(g: GraphBuilder, x: Value) -> Value:
-    """log(1 + x) without cancellation: log(u) x / (u - 1) with u = 1 + x (Higham, Accuracy and Stability, 1.14.1)."""
-    dtype = x.dtype
-    assert dtype is not None
-    one = g.const(1.0, dtype)
-    u = g.op.Add(one, x)
-    corrected = g.op.Mul(g.op.Log(u), g.op.Div(x, g.op.Sub(u, one)))
-    exact = g.op.Or(g.op.Equal(u, one), g.op.IsInf(x))
-    # log1p(-inf) is NaN.
-    result: Value = g.op.Where(exact, g.op.Where(g.op.Less(x, g.const(-1.0, dtype)), g.op.Log(x), x), corrected)
-    return result
-
-
-def arctan(g: GraphBuilder, x: Value) -> Value:
-    """atan(x). ONNX Runtime has it in float alone; in double by two half-angle steps and the Taylor series."""
-    dtype = x.dtype
-    if dtype != _DOUBLE:
-        result: Value = g.op.Atan(x)
-        return result
-    one = g.const(1.0, dtype)
-    size = g.op.Abs(x)
-    large = g.op.Greater(size, one)
-    reduced = g.op.Where(large, g.op.Div(one, size), size)
-    # tan(a/2) = t / (1 + sqrt(1 + t^2)): three times, so that |t| <= tan(pi/32).
-    for _ in range(3):
-        reduced = g.op.Div(reduced, g.op.Add(one, g.op.Sqrt(g.op.Add(one, g.op.Mul(reduced, reduced)))))
-    square = g.op.Mul(reduced, reduced)
-    series = g.const(0.0, dtype)
-    for order in (17, 15, 13, 11, 9, 7, 5, 3, 1):
-        sign = 1.0 if order % 4 == 1 else -1.0
-        series = g.op.Add(g.op.Mul(series, square), g.const(sign / order, dtype))
-    angle = g.op.Mul(g.op.Mul(reduced, series), g.const(8.0, dtype))
-    angle = g.op.Where(large, g.op.Sub(g.const(math.pi / 2, dtype), angle), angle)
-    return with_sign(g, angle, is_negative(g, x))
-
-
-def arctan2(g: GraphBuilder, y: Value, x: Value) -> Value:
-    """The angle of the point (x, y): signed zeros, infinities and NaN as C's atan2."""
-    dtype = y.dtype
-    assert dtype is not None
-    zero, pi = g.const(0.0, dtype), g.const(math.pi, dtype)
-    below, left = is_negative(g, y), is_negative(g, x)
-    ratio = arctan(g, g.op.Div(g.op.Abs(y), g.op.Abs(x)))
-    both_zero = g.op.And(g.op.Equal(y, zero), g.op.Equal(x, zero))
-    infinite = g.op.And(g.op.IsInf(y), g.op.IsInf(x))
-    ratio = g.op.Where(infinite, g.const(math.pi / 4, dtype), g.op.Where(both_zero, zero, ratio))
-    angle = g.op.Where(left, g.op.Sub(pi, ratio), ratio)
-    result = with_sign(g, angle, below)
-    nan = g.op.Or(g.op.IsNaN(x), g.op.IsNaN(y))
-    result = g.op.Where(nan, g.op.Add(x, y), result)
-    return result
-
-
-def hypot_of(g: GraphBuilder, x: Value, y: Value) -> Value:
-    """sqrt(x² + y²) without overflow; infinite as soon as one of both is, even beside NaN."""
-    dtype = x.dtype
-    assert dtype is not None
-    zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
-    a, b = g.op.Abs(x), g.op.Abs(y)
-    top, low = g.op.Max(a, b), g.op.Min(a, b)
-    ratio = g.op.Div(low, g.op.Where(g.op.Equal(top, zero), one, top))
-    length = g.op.Mul(top, g.op.Sqrt(g.op.Add(one, g.op.Mul(ratio, ratio))))
-    infinite = g.op.Or(g.op.IsInf(x), g.op.IsInf(y))
-    result: Value = g.op.Where(infinite, g.const(float("inf"), dtype), length)
-    return result
-
-
-def sinh_of(g: GraphBuilder, x: Value) -> Value:
-    """sinh(x) = (m + m / (m + 1)) / 2 with m = exp(|x|) - 1; the exponential is halved where it alone overflows."""
-    dtype = x.dtype
-    assert dtype is not None
-    half, one = g.const(0.5, dtype), g.const(1.0, dtype)
-    size = g.op.Abs(x)
-    m = expm1_of(g, size)
-    value = g.op.Mul(half, g.op.Add(m, g.op.Div(m, g.op.Add(m, one))))
-    root = g.op.Exp(g.op.Mul(half, size))
-    huge = g.op.Mul(g.op.Mul(half, root), root)
-    value = g.op.Where(g.op.Greater(size, g.const(20.0, dtype)), huge, value)
-    return with_sign(g, value, is_negative(g, x))
-
-
-def cosh_of(g: GraphBuilder, x: Value) -> Value:
-    """cosh(x) = (e + 1 / e) / 2 with e = exp(|x|), halved before it overflows."""
-    dtype = x.dtype
-    half = g.const(0.5, dtype)
-    root = g.op.Exp(g.op.Mul(half, g.op.Abs(x)))
-    e = g.op.Mul(root, root)
-    value = g.op.Mul(half, g.op.Add(e, g.op.Div(g.const(1.0, dtype), e)))
-    result: Value = g.op.Where(g.op.IsInf(e), g.op.Mul(g.op.Mul(half, root), root), value)
-    return result
-
-
-def asinh_of(g: GraphBuilder, x: Value) -> Value:
-    """asinh(|x|) = log1p(a + a² / (1 + sqrt(1 + a²))), log(a) + log 2 where a² overflows; odd."""
-    dtype = x.dtype
-    one = g.const(1.0, dtype)
-    size = g.op.Abs(x)
-    square = g.op.Mul(size, size)
-    near = log1p_of(g, g.op.Add(size, g.op.Div(square, g.op.Add(one, g.op.Sqrt(g.op.Add(one, square))))))
-    far = g.op.Add(g.op.Log(size), g.const(math.log(2.0), dtype))
-    value = g.op.Where(g.op.Greater(size, g.const(1e8, dtype)), far, near)
-    return with_sign(g, value, is_negative(g, x))
-
-
-def acosh_of(g: GraphBuilder, x: Value) -> Value:
-    """acosh(x) = log1p(t + sqrt(2t + t²)) with t = x - 1, NaN below 1; log(x) + log 2 where t² overflows."""
-    dtype = x.dtype
-    t = g.op.Sub(x, g.const(1.0, dtype))
-    near = log1p_of(g, g.op.Add(t, g.op.Sqrt(g.op.Mul(t, g.op.Add(t, g.const(2.0, dtype))))))
-    far = g.op.Add(g.op.Log(x), g.const(math.log(2.0), dtype))
-    value = g.op.Where(g.op.Greater(x, g.const(1e8, dtype)), far, near)
-    result: Value = g.op.Where(g.op.Less(x, g.const(1.0, dtype)), g.const(float("nan"), dtype), value)
-    return result
-
-
-def atanh_of(g: GraphBuilder, x: Value) -> Value:
-    """atanh(x) = log1p(2a / (1 - a)) / 2 with a = |x|; odd."""
-    dtype = x.dtype
-    size = g.op.Abs(x)
-    ratio = g.op.Div(g.op.Mul(g.const(2.0, dtype), size), g.op.Sub(g.const(1.0, dtype), size))
-    value = g.op.Mul(g.const(0.5, dtype), log1p_of(g, ratio))
-    return with_sign(g, value, is_negative(g, x))
-
-
-def arcsin(g: GraphBuilder, x: Value) -> Value:
-    """asin(x) = atan2(x, sqrt((1 - x)(1 + x))), NaN outside [-1, 1]."""
-    return arctan2(g, x, _cosine_of_arcsine(g, x))
-
-
-def arccos(g: GraphBuilder, x: Value) -> Value:
-    """acos(x) = atan2(sqrt((1 - x)(1 + x)), x), NaN outside [-1, 1]."""
-    return arctan2(g, _cosine_of_arcsine(g, x), x)
-
-
-def _cosine_of_arcsine(g: GraphBuilder, x: Value) -> Value:
-    one = g.const(1.0, x.dtype)
-    result: Value = g.op.Sqrt(g.op.Mul(g.op.Sub(one, x), g.op.Add(one, x)))
-    return result
-
-
-def tangent(g: GraphBuilder, x: Value) -> Value:
-    """sin(x) / cos(x)."""
-    result: Value = g.op.Div(g.op.Sin(x), g.op.Cos(x))
-    return result
 
 
 def by_formula(function: Any, native: str | None = None) -> Converter:

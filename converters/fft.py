@@ -16,10 +16,10 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, to_pairs
-from onnxplug.converters._axes import normalize_axes, rank_of
-from onnxplug.converters._complex import c_conj
-from onnxplug.converters.slicing import slice_axis
-from onnxplug.converters.view import swap, windows_of
+from onnxplug.converters.helpers.axes import normalize_axes, rank_of, swap
+from onnxplug.converters.helpers.complex_pairs import c_conj
+from onnxplug.converters.helpers.slices import slice_axis
+from onnxplug.converters.helpers.windows import windows_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule

@@ -13,21 +13,13 @@ import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, unsqueeze
-from onnxplug.converters._promote import operand, to_torch_dtype
-from onnxplug.converters._real import (
-    DOUBLE,
-    INF,
-    NAN,
-    PI,
-    Real,
-    in_double,
-    iterate,
-    largest,
-    polynomial,
-    where,
-)
-from onnxplug.converters.special import erfc
+from onnxplug.build.dtypes import to_torch_dtype
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import DOUBLE
+from onnxplug.converters.helpers.error_function import erfc
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.real import INF, NAN, PI, Real, in_double, iterate, largest, polynomial, where
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 

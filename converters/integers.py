@@ -9,10 +9,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, unsqueeze
-from onnxplug.converters._promote import operands
-from onnxplug.converters.comparison import comparable
-from onnxplug.converters.reduction import reduced
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.promotion import comparable, operands
+from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -134,7 +133,6 @@ def _both(name: str, converter: Converter, since: int | None = None, until: int 
 
 
 _LOGIC = {"and": "And", "or": "Or", "xor": "Xor"}
-
 RULES: list[Rule] = [
     *[rule for name, op in _LOGIC.items() for rule in _both(f"bitwise_{name}", bitwise(op), 18)],
     *[rule for name, op in _LOGIC.items() for rule in _both(f"__{name}__", bitwise(op), 18)],

@@ -8,8 +8,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axis, rank_of, unsqueeze
-from onnxplug.converters.view import expand_to
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
+from onnxplug.converters.helpers.broadcasting import expand_to
+from onnxplug.converters.helpers.order import count_below
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -82,8 +83,6 @@ def repeats_as_indices(g: GraphBuilder, node: FxNode) -> Value:
 
     Each index as often as its element says: place i takes the first index whose running total is beyond i.
     """
-    from onnxplug.converters.searching import count_below
-
     repeats = g.cast(node.args[0], ir.DataType.INT64)
     ends = g.op.CumSum(repeats, g.const(0))
     total = g.op.ReduceSum(repeats, keepdims=0)

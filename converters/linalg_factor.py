@@ -7,22 +7,12 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, unsqueeze
-from onnxplug.converters._matrix import (
-    cholesky,
-    cut,
-    dtype_of,
-    first_zero,
-    householder,
-    iota,
-    lu,
-    orthogonal,
-    permutation_of,
-    reflect,
-    smaller,
-    transpose,
-    triangle,
-)
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.cholesky import cholesky
+from onnxplug.converters.helpers.grids import iota, smaller
+from onnxplug.converters.helpers.lu import first_zero, lu, permutation_of
+from onnxplug.converters.helpers.matrices import cut, dtype_of, transpose, triangle
+from onnxplug.converters.helpers.qr import householder, orthogonal, reflect
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 

@@ -13,10 +13,11 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axes, rank_of, reduce, squeeze, unsqueeze
-from onnxplug.converters._jacobi import svd
-from onnxplug.converters._matrix import dtype_of
-from onnxplug.converters.linalg_solve import inverse
+from onnxplug.converters.helpers.axes import normalize_axes, rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.jacobi import svd
+from onnxplug.converters.helpers.lu import inverse
+from onnxplug.converters.helpers.matrices import dtype_of
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule

@@ -7,53 +7,22 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
-from onnxplug.converters._matrix import (
-    common_batch,
-    cut,
-    diagonal,
-    dtype_of,
-    eye,
-    first_zero,
-    full,
-    iota,
-    lu,
-    permutation_of,
-    rearranged,
-    repeat,
-    same_batch,
-    solve_triangular,
-    transpose,
-    triangle,
-    wanted,
-)
+from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.grids import common_batch, eye, full, iota, same_batch
+from onnxplug.converters.helpers.loops import repeat
+from onnxplug.converters.helpers.lu import eliminated, first_zero, inverse, lu, permutation_of, solve_triangular
+from onnxplug.converters.helpers.matrices import diagonal, dtype_of, rearranged, transpose, triangle
+from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.results import wanted
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
 _INT32, _INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
-def inverse(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
-    """The inverse, and LAPACK's ``info``.
-
-    LU of ``[A | I]``, which gives ``inv(L) P`` on the right, then ``inv(U)`` of that by substitution.
-    """
-    n = g.dim(a, -1)
-    dtype = dtype_of(a)
-    packed, right = _eliminated(g, a, full(g, eye(g, n, n, dtype), dtype, g.dims(a)))
-    return solve_triangular(g, packed, right, upper=True), first_zero(g, packed)
-
-
 def linalg_inv_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
     """linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"""
     return list(inverse(g, node.args[0]))
-
-
-def _eliminated(g: GraphBuilder, a: Value, b: Value) -> tuple[Value, Value]:
-    """A's LU factors, and ``inv(L) P B``, from one loop."""
-    n = g.dim(a, -1)
-    both = lu(g, g.op.Concat(a, b, axis=rank_of(a) - 1)).packed
-    return cut(g, both, -1, 0, n), cut(g, both, -1, n)
 
 
 def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
@@ -68,7 +37,7 @@ def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     factors = wanted(node, 1) or wanted(node, 2)
     pivots: Value | None = None
     if left and not factors and same_batch(g, a, b):
-        packed, right = _eliminated(g, a, b)
+        packed, right = eliminated(g, a, b)
         x = solve_triangular(g, packed, right, upper=True)
     else:
         packed, order, pivots = lu(g, a, permutation=True, pivots=factors)

@@ -10,9 +10,12 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, unsqueeze
-from onnxplug.converters._jacobi import eigh, svd
-from onnxplug.converters._matrix import dtype_of, epsilon, eye, repeat, transpose, triangle
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.grids import eye
+from onnxplug.converters.helpers.jacobi import eigh, svd
+from onnxplug.converters.helpers.loops import repeat
+from onnxplug.converters.helpers.matrices import dtype_of, epsilon, transpose, triangle
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 

@@ -9,79 +9,22 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axis, rank_of, reduce, squeeze, unsqueeze
-from onnxplug.converters._promote import operand
-from onnxplug.converters.arithmetic import compute
-from onnxplug.converters.comparison import comparable
-from onnxplug.converters.reduction import reduced
+from onnxplug.converters.helpers.arithmetic import compute
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.products import GEMM_DTYPES, is_restored, product
+from onnxplug.converters.helpers.promotion import comparable, operand
+from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-_GEMM = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
 _WIDE = frozenset({ir.DataType.INT32, ir.DataType.INT64})
-
-
-def product(g: GraphBuilder, a: Value, b: Value) -> Value:
-    """MatMul, small integers and bfloat16 by way of a dtype that ONNX Runtime multiplies in."""
-    dtype = a.dtype
-    assert dtype is not None
-    if dtype in _GEMM or dtype in _WIDE:
-        found = _by_restored_weight(g, a, b)
-        result: Value = g.op.MatMul(a, b) if found is None else found
-        return result
-    inner = ir.DataType.INT32 if dtype.is_integer() else ir.DataType.FLOAT
-    return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
-
-
-_MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})
-_QUANTIZES = frozenset({"QuantizeLinear", "Clip", "Cast", "Identity"})
-
-
-def _behind(x: Value, operators: frozenset[str]) -> Value:
-    """What a chain of such nodes begins with."""
-    made = x.producer()
-    while made is not None and made.op_type in operators and not made.domain and made.inputs[0] is not None:
-        x = made.inputs[0]
-        made = x.producer()
-    return x
-
-
-def _is_restored(x: Value) -> bool:
-    made = x.producer()
-    return made is not None and made.op_type == "DequantizeLinear" and not made.domain
-
-
-def _by_restored_weight(g: GraphBuilder, a: Value, b: Value) -> Value | None:
-    """The product with a weight that DequantizeLinear restores, where ``a`` isn't quantised; ``None`` for any other.
-
-    By a Gemm of [out, in], or with the weight first: of a MatMul with it, ONNX Runtime makes one that rounds ``a`` to bytes.
-    """
-    weight = _behind(b, frozenset({"Transpose"}))
-    made = weight.producer()
-    known = rank_of(a) > 0 and rank_of(b) == 2 and b.shape is not None and a.dtype in _GEMM
-    if made is None or not _is_restored(weight) or not known or _is_restored(_behind(a, _MOVES)):
-        return None
-    source = made.inputs[0]
-    if source is None or g.stored(_behind(source, _QUANTIZES)) is None:
-        return None
-    width, columns = g.dim(b, 0), g.dim(b, 1)
-    if not isinstance(width, int) or not isinstance(columns, int) or not width:
-        return None
-    rows = a if rank_of(a) == 2 else g.reshape(a, [-1, width])
-    turned = b is not weight and b.producer().inputs[0] is weight  # type: ignore[union-attr]
-    if turned:
-        result = g.op.Gemm(rows, weight, transB=1)
-    else:
-        sides = (g.op.Transpose(v, perm=[1, 0]) for v in (b, rows))
-        result = g.op.Transpose(g.op.MatMul(*sides), perm=[1, 0])
-    return result if rank_of(a) == 2 else g.reshape(result, [*g.dims(a)[:-1], columns])
 
 
 def linear(g: GraphBuilder, node: FxNode) -> Value:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
     x, weight, bias = node.args
-    if rank_of(x) == 2 and rank_of(weight) == 2 and node.dtype in _GEMM:
+    if rank_of(x) == 2 and rank_of(weight) == 2 and node.dtype in GEMM_DTYPES:
         result: Value = g.op.Gemm(x, weight, bias, transB=1)
         return result
     if rank_of(weight) == 1:
@@ -139,7 +82,7 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
     # Without a single product to add, ONNX Runtime's Gemm forgets beta.
     nothing = a.shape is not None and a.shape[-1] == 0
-    if node.dtype in _GEMM and plain and not nothing and not _is_restored(b):
+    if node.dtype in GEMM_DTYPES and plain and not nothing and not is_restored(b):
         if beta == 0:
             result: Value = g.op.Gemm(a, b, alpha=float(alpha))
         else:

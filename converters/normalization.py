@@ -11,8 +11,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, squeeze
-from onnxplug.converters._promote import operand
+from onnxplug.converters.helpers.axes import rank_of, squeeze
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule

@@ -10,9 +10,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of
-from onnxplug.converters._promote import operand
-from onnxplug.converters.slicing import slice_axis
+from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.slices import slice_axis
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule

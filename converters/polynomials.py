@@ -8,14 +8,14 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._promote import operand
-from onnxplug.converters._real import DOUBLE, INF, NAN, Real, iterate, largest, where
+from onnxplug.converters.helpers.dtypes import DOUBLE
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.real import INF, NAN, Real, iterate, largest, where
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 Step = Callable[[Real, Real, Real, Real], Real]
 """The polynomial of degree k + 1 from x, k and those of degrees k and k - 1."""
-
 #: Degrees above which torch's Hermite polynomials are NaN, by dtype.
 _HERMITE_LIMIT = {ir.DataType.FLOAT: 128, DOUBLE: 512}
 _FLOAT_MAX = 3.4028235677973366e38
@@ -107,7 +107,6 @@ _FAMILIES = [
     _family("laguerre_polynomial_l", lambda x: 1.0 - x, _laguerre),
     _family("legendre_polynomial_p", lambda x: x, _legendre),
 ]
-
 RULES: list[Rule] = [
     Rule(f"aten::special_{family.__name__}.{overload}", family)
     for family in _FAMILIES

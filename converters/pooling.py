@@ -11,16 +11,17 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
-from onnxplug.converters.comparison import comparable
-from onnxplug.converters.convolution import spread
-from onnxplug.converters.pooling_general import (
+from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.promotion import comparable
+from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.windows import (
     adaptive_mask,
     adaptive_max_dynamic,
     adaptive_windows,
     average_dynamic,
     ceil_extra_dynamic,
     max_of_windows,
+    spread,
 )
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode

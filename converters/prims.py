@@ -9,9 +9,10 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import unsqueeze
-from onnxplug.converters.reduction import reduced, variance_of
-from onnxplug.converters.view import expand_to
+from onnxplug.converters.helpers.arithmetic import compute
+from onnxplug.converters.helpers.axes import unsqueeze
+from onnxplug.converters.helpers.broadcasting import expand_to
+from onnxplug.converters.helpers.reductions import reduced, variance_of
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -43,13 +44,6 @@ def transpose(g: GraphBuilder, node: FxNode) -> Value:
     x, order = node.args
     result: Value = g.op.Transpose(x, perm=list(order)) if order else x
     return result
-
-
-def rev(g: GraphBuilder, node: FxNode) -> Value:
-    """rev(Tensor a, int[] dims) -> Tensor"""
-    from onnxplug.converters.slicing import flip
-
-    return flip(g, node)
 
 
 def reduction(op_type: str) -> Converter:
@@ -144,8 +138,6 @@ _BINARY = {
 
 def div(g: GraphBuilder, node: FxNode) -> Value:
     """prims::div: of integers the quotient rounded towards zero."""
-    from onnxplug.converters.arithmetic import compute
-
     x, y = node.args
     return compute(g, "Div", node.dtype, x, y)
 
@@ -170,7 +162,7 @@ RULES: list[Rule] = [
     *[Rule(f"prims::{name}.default", to_result_shape) for name in ("collapse", "collapse_view", "split_dim")],
     Rule("prims::squeeze.default", squeeze),
     Rule("prims::transpose.default", transpose),
-    Rule("prims::rev.default", rev),
+    Rule("prims::rev.default", "onnxplug.converters.slicing:flip"),
     Rule("prims::sum.default", reduction("ReduceSum")),
     Rule("prims::prod.default", reduction("ReduceProd")),
     Rule("prims::amax.default", reduction("ReduceMax")),

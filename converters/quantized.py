@@ -17,10 +17,11 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import to_onnx_dtype, to_torch_dtype
-from onnxplug.converters._axes import normalize_axis, rank_of, reduce
-from onnxplug.converters._promote import operand
-from onnxplug.converters.arithmetic import compute
-from onnxplug.converters.cast import convert_dtype
+from onnxplug.converters.helpers.arithmetic import compute
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of
+from onnxplug.converters.helpers.casts import convert_dtype
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule

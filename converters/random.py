@@ -8,9 +8,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, unsqueeze
-from onnxplug.converters._promote import operand
-from onnxplug.converters.creation import filled, sizes_of
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.fill import filled, sizes_of
+from onnxplug.converters.helpers.promotion import operand
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule

@@ -10,16 +10,16 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, squeeze, unsqueeze
-from onnxplug.converters.cast import randomly_dropped
-from onnxplug.converters.creation import filled
-from onnxplug.converters.linear import product
+from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dropout import randomly_dropped
+from onnxplug.converters.helpers.fill import filled
+from onnxplug.converters.helpers.products import product
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 Step = Callable[[GraphBuilder, Value, Value, Sequence[Value]], list[Value]]
-
 _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
@@ -406,7 +406,6 @@ def pack_padded_sequence(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 _MODES = {"lstm": LSTM, "gru": GRU, "rnn_tanh": RNN_TANH, "rnn_relu": RNN_RELU}
-
 RULES: list[Rule] = [
     *[Rule(f"aten::{name}.input", over_input(mode)) for name, mode in _MODES.items()],
     *[Rule(f"aten::{name}.data", over_packed(mode)) for name, mode in _MODES.items()],

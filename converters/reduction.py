@@ -2,87 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axes, normalize_axis, rank_of, reduce, squeeze
-from onnxplug.converters._promote import operand
+from onnxplug.converters.helpers.axes import normalize_axes, normalize_axis, rank_of, squeeze
+from onnxplug.converters.helpers.order import ordered_part, sort_axis
+from onnxplug.converters.helpers.reductions import reduce, reduced, reduction_dtype, variance_arguments, variance_of
+from onnxplug.converters.helpers.slices import diagonal_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 _BOOL, _INT32, _INT64, _FLOAT = ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
-
-def _inner(dtype: ir.DataType) -> ir.DataType:
-    """The dtype in which ONNX Runtime reduces: halves in float, as torch accumulates them; small integers in int32."""
-    if dtype in _HALVES:
-        return _FLOAT
-    if dtype == _BOOL or (dtype.is_integer() and dtype not in (_INT32, _INT64)):
-        return _INT32
-    return dtype
-
-
-def reduced(
-    g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | int | None, keepdim: bool, dtype: ir.DataType
-) -> Value:
-    """A reduction in the dtype that ONNX Runtime has it in, of axes as torch names them.
-
-    ONNX Runtime's ReduceMax and ReduceMin skip NaN, which torch returns: floats are guarded.
-    """
-    rank = rank_of(x)
-    inner = _inner(dtype)
-    wide = x.dtype is not None and x.dtype.is_integer() and x.dtype.bitwidth > 32
-    x = g.cast(x, inner)
-    over = normalize_axes(axes, rank) if rank else None
-    if op_type == "ReduceMean" and rank and any((x.shape or ())[a] == 0 for a in over or []):
-        # The mean of nothing; ONNX Runtime has 0.
-        sums = reduce(g, "ReduceSum", x, over, keepdim)
-        return g.cast(g.op.Div(sums, g.const(0.0, inner)), dtype)
-    if wide and rank and inner == _INT64 and op_type in _EXACT:
-        return g.cast(_exact(g, op_type, x, over or [], keepdim), dtype)
-    result = reduce(g, op_type, x, over, keepdim)
-    if op_type in ("ReduceMax", "ReduceMin") and inner.is_floating_point() and rank:
-        result = g.op.Where(_some_nan(g, x, over, keepdim), g.const(float("nan"), inner), result)
-    return g.cast(result, dtype)
-
-
-#: Reductions of 64-bit integers that ONNX Runtime computes through double, wrong beyond 2**53 (seen in 1.31).
-_EXACT = frozenset({"ReduceSum", "ReduceProd"})
-
-
-def _exact(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
-    """A sum or product of 64-bit integers that wraps as torch's: the last one of the cumulative ones."""
-    if op_type == "ReduceSum" and len(axes) == rank_of(x) > 1 and not keepdim:
-        x, axes = g.reshape(x, [-1]), [0]
-    for axis in sorted(axes, reverse=True):
-        size = (x.shape or ())[axis]
-        start = 0 if op_type == "ReduceSum" else 1
-        if not isinstance(size, int) or size == 0:
-            # One more element: of nothing there is no last one.
-            edge = g.op.Gather(g.op.Shape(x), g.const([a for a in range(rank_of(x)) if a != axis], _INT64), axis=0)
-            before = g.op.Slice(edge, g.const([0]), g.const([axis]))
-            after = g.op.Slice(edge, g.const([axis]), g.const([rank_of(x)]))
-            first = g.op.Expand(g.const(start), g.op.Concat(before, g.const([1]), after, axis=0))
-            x = g.op.Concat(first, x, axis=axis)
-        if op_type == "ReduceSum":
-            running = g.op.CumSum(x, g.const(axis))
-        else:
-            from onnxplug.converters.cumulative import running_product
-
-            running = running_product(g, x, axis)
-        x = g.op.Gather(running, g.const([-1], _INT64) if keepdim else g.const(-1), axis=axis)
-    return x
-
-
-def _some_nan(g: GraphBuilder, x: Value, axes: Sequence[int] | None, keepdim: bool) -> Value:
-    return g.cast(reduce(g, "ReduceMax", g.cast(g.op.IsNaN(x), _FLOAT), axes, keepdim), _BOOL)
 
 
 def whole(op_type: str) -> Converter:
@@ -135,7 +70,7 @@ def arg_extremum(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axis, keepdim = node.args
-        x = g.cast(x, _inner(x.dtype))
+        x = g.cast(x, reduction_dtype(x.dtype))
         rank = rank_of(x)
         if not rank:
             return g.const(0)
@@ -169,47 +104,11 @@ def extremum_dim(op_type: str) -> Converter:
             return [x, g.const(0)]
         axis = normalize_axis(axis, rank_of(x))
         values = reduced(g, f"Reduce{op_type}", x, axis, keepdim, x.dtype)
-        indices = _first_extremum(g, f"Arg{op_type}", g.cast(x, _inner(x.dtype)), axis, keepdim)
+        indices = _first_extremum(g, f"Arg{op_type}", g.cast(x, reduction_dtype(x.dtype)), axis, keepdim)
         return [values, indices]
 
     convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim"
     return convert
-
-
-def _count(g: GraphBuilder, x: Value, axes: Sequence[int], dtype: ir.DataType) -> Value:
-    """How many elements the axes hold, as a number of the dtype."""
-    total: Any = 1
-    for axis in axes:
-        size = g.dim(x, axis)
-        total = total * size if isinstance(total, int) and isinstance(size, int) else g.op.Mul(total, size)
-    return operand(g, total, dtype)
-
-
-def variance_of(
-    g: GraphBuilder, x: Value, axes: Any, correction: float, keepdim: bool, dtype: ir.DataType
-) -> tuple[Value, Value]:
-    """Variance and mean. The divisor is max(0, n - correction): none left gives NaN, as in torch."""
-    rank = rank_of(x)
-    inner = _inner(dtype)
-    x = g.cast(x, inner)
-    over = normalize_axes(axes, rank)
-    mean = reduced(g, "ReduceMean", x, over, True, inner) if rank else x
-    deviation = g.op.Sub(x, mean)
-    squares = reduce(g, "ReduceSum", g.op.Mul(deviation, deviation), over if rank else None, keepdim)
-    left = g.op.Sub(_count(g, x, over if rank else [], inner), g.const(float(correction), inner))
-    variance = g.op.Div(squares, g.op.Max(left, g.const(0.0, inner)))
-    if not keepdim and over and rank:
-        mean = squeeze(g, mean, *over)
-    return g.cast(variance, dtype), g.cast(mean, dtype)
-
-
-def variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
-    """Axes, correction and keepdim of every overload of var, std, var_mean, std_mean."""
-    named = node.kwargs
-    if "correction" in named:
-        correction = named["correction"]
-        return named.get("dim"), 1.0 if correction is None else float(correction), named.get("keepdim", False)
-    return named.get("dim"), 1.0 if named.get("unbiased", True) else 0.0, named.get("keepdim", False)
 
 
 def var(g: GraphBuilder, node: FxNode) -> Value:
@@ -239,14 +138,14 @@ def std_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
 def vector_norm(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     x, order, axes, keepdim = node.args[:4]
-    return _norm(g, g.cast(x, _inner(node.dtype)), order, axes, keepdim, node.dtype)
+    return _norm(g, g.cast(x, reduction_dtype(node.dtype)), order, axes, keepdim, node.dtype)
 
 
 def norm(g: GraphBuilder, node: FxNode) -> Value:
     """norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"""
     named = node.kwargs
     order = named.get("p", 2)
-    x = g.cast(node.args[0], _inner(node.dtype))
+    x = g.cast(node.args[0], reduction_dtype(node.dtype))
     return _norm(g, x, 2 if order is None else order, named.get("dim"), named.get("keepdim", False), node.dtype)
 
 
@@ -280,7 +179,7 @@ def logsumexp(g: GraphBuilder, node: FxNode) -> Value:
     Shifted by the maximum where that is finite, so that a row of −inf gives −inf and not NaN.
     """
     x, axes, keepdim = node.args
-    dtype = _inner(node.dtype)
+    dtype = reduction_dtype(node.dtype)
     x = g.cast(x, dtype)
     rank = rank_of(x)
     over = normalize_axes(axes, rank) if rank else None
@@ -298,7 +197,7 @@ def cumsum(g: GraphBuilder, node: FxNode) -> Value:
     x, axis = node.args[:2]
     if not rank_of(x):
         return g.cast(x, node.dtype)
-    inner = _inner(node.dtype)
+    inner = reduction_dtype(node.dtype)
     return g.cast(g.op.CumSum(g.cast(x, inner), g.const(axis % rank_of(x))), node.dtype)
 
 
@@ -316,47 +215,19 @@ def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
     return ordered_part(g, x, g.as_vector(k), axis, largest, ordered)
 
 
-def ordered_part(
-    g: GraphBuilder, x: Value, count: Value, axis: int, largest: bool, ordered: bool = True
-) -> list[Value]:
-    """The first ``count`` values of an axis in order, and their indices; of equal elements the lower index goes first.
-
-    NaN, which ONNX Runtime's TopK puts anywhere, is beyond every number, as in torch.
-    """
-    dtype = x.dtype
-    assert dtype is not None
-    inner = _inner(dtype)
-    x = g.cast(x, inner)
-    named: dict[str, Any] = {"axis": axis, "largest": int(largest), "sorted": int(ordered), "_outputs": 2}
-    if not inner.is_floating_point():
-        values, indices = g.op.TopK(x, count, **named)
-        return [g.cast(values, dtype), indices]
-    # The largest finite number stands for +inf, so that NaN goes beyond it.
-    top = g.const(float(ml_dtypes.finfo(inner.numpy()).max), inner)
-    key = g.op.Where(g.op.IsNaN(x), g.const(float("inf"), inner), g.op.Min(x, top))
-    _, indices = g.op.TopK(key, count, **named)
-    return [g.cast(g.op.GatherElements(x, indices, axis=axis), dtype), indices]
-
-
 def sort(g: GraphBuilder, node: FxNode) -> list[Value]:
     """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
 
     TopK of all; equal elements keep their order, as ONNX's TopK takes the lower index first.
     """
     named = node.kwargs
-    return _sorted(g, node.args[0], named.get("dim", -1), named.get("descending", False))
-
-
-def _sorted(g: GraphBuilder, x: Value, axis: int, descending: bool) -> list[Value]:
-    if not rank_of(x):
-        return [x, g.const(0)]
-    return ordered_part(g, x, g.as_vector(g.dim(x, axis)), axis, descending)
+    return sort_axis(g, node.args[0], named.get("dim", -1), named.get("descending", False))
 
 
 def argsort(g: GraphBuilder, node: FxNode) -> Value:
     """argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"""
     named = node.kwargs
-    return _sorted(g, node.args[0], named.get("dim", -1), named.get("descending", False))[1]
+    return sort_axis(g, node.args[0], named.get("dim", -1), named.get("descending", False))[1]
 
 
 def prod_dim(g: GraphBuilder, node: FxNode) -> Value:
@@ -375,13 +246,10 @@ def aminmax(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 def trace(g: GraphBuilder, node: FxNode) -> Value:
     """trace(Tensor self) -> Tensor"""
-    from onnxplug.converters.view import diagonal_of
-
     return reduced(g, "ReduceSum", diagonal_of(g, node.args[0], 0, 0, 1), None, False, node.dtype)
 
 
 _OVERLOADS = {"var": var, "std": std, "var_mean": var_mean, "std_mean": std_mean}
-
 RULES: list[Rule] = [
     Rule("aten::sum.default", whole("ReduceSum")),
     Rule("aten::trace.default", trace),

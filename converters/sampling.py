@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of
+from onnxplug.converters.helpers.axes import rank_of
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -40,7 +40,6 @@ def grid_sampler(modes: tuple[str, str, str]) -> Converter:
 
 
 _EARLY, _LATE = grid_sampler(("bilinear", "nearest", "bicubic")), grid_sampler(("linear", "nearest", "cubic"))
-
 RULES: list[Rule] = [
     Rule("aten::grid_sampler_2d.default", _EARLY, opset=(16, 19)),
     Rule("aten::grid_sampler_2d.default", _LATE, opset=(20, None)),

@@ -9,17 +9,15 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axis, rank_of, squeeze, unsqueeze
-from onnxplug.converters._promote import operand
-from onnxplug.converters.comparison import comparable, select
-from onnxplug.converters.indexing import index_tensors, join_indices
-from onnxplug.converters.reduction import reduced
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.indices import index_tensors, join_indices
+from onnxplug.converters.helpers.promotion import comparable, operand
+from onnxplug.converters.helpers.reductions import reduced
+from onnxplug.converters.helpers.selection import select
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
 _REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
-
-
 #: Opset from which ScatterElements and ScatterND have a reduction.
 _SINCE = {"none": 13, "add": 16, "mul": 16, "max": 18, "min": 18}
 _COMBINE = {

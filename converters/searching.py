@@ -9,9 +9,10 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axis, rank_of, reduce, squeeze, unsqueeze
-from onnxplug.converters._promote import common_dtype, operand, operands
-from onnxplug.converters.comparison import comparable
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.order import at_rank, count_below, median_of
+from onnxplug.converters.helpers.promotion import common_dtype, comparable, operand, operands
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -23,27 +24,6 @@ _BOOL, _INT32, _INT64, _FLOAT, _DOUBLE = (
     ir.DataType.FLOAT,
     ir.DataType.DOUBLE,
 )
-
-
-def count_below(g: GraphBuilder, edges: Value, x: Value, right: bool, dtype: ir.DataType) -> Value:
-    """For each element of ``x`` how many of the ascending ``edges`` come before it; with ``right`` equal ones too.
-
-    That number is what a binary search finds. NaN comes after every edge.
-
-    Args:
-        g: The builder.
-        edges: [n], or [..., n] with the leading axes of ``x``.
-        x: Any shape, [..., m] when the edges have leading axes.
-        right: Whether edges equal to the element count.
-        dtype: What to compare in.
-    """
-    edges, x = g.cast(edges, dtype), g.cast(x, dtype)
-    if rank_of(edges) > 1:
-        edges = unsqueeze(g, edges, rank_of(edges) - 1)
-    x = unsqueeze(g, x, rank_of(x))
-    after = (g.op.Greater if right else g.op.GreaterOrEqual)(edges, x)
-    before = g.cast(g.op.Not(after), _INT64)
-    return reduce(g, "ReduceSum", before, [rank_of(before) - 1], False)
 
 
 def bucketize(g: GraphBuilder, node: FxNode) -> Value:
@@ -75,16 +55,6 @@ def isin(g: GraphBuilder, node: FxNode) -> Value:
     return g.op.Not(found) if invert else found
 
 
-# -- order statistics --------------------------------------------------------------------------------------------------
-
-
-def ascending(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
-    """Values and indices in ascending order, equal ones by index. No NaN may be among them."""
-    size = g.as_vector(g.dim(x, axis))
-    values, indices = g.op.TopK(x, size, axis=axis, largest=0, sorted=1, _outputs=2)
-    return values, indices
-
-
 def kthvalue(g: GraphBuilder, node: FxNode) -> list[Value]:
     """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
 
@@ -95,28 +65,7 @@ def kthvalue(g: GraphBuilder, node: FxNode) -> list[Value]:
         return [x, g.const(0)]
     axis = normalize_axis(axis, rank_of(x))
     place = g.op.Sub(g.as_scalar(k), g.const(1))
-    return _at_rank(g, node, x, axis, keepdim, place)
-
-
-def _at_rank(g: GraphBuilder, node: FxNode, x: Value, axis: int, keepdim: bool, place: Value) -> list[Value]:
-    """The element at one place of the ascending order along an axis, and its index in ``x``."""
-    inner = comparable(node.dtype)
-    x = g.cast(x, inner)
-    key = x
-    if inner.is_floating_point():
-        key = g.op.Where(g.op.IsNaN(x), g.const(float("inf"), inner), x)
-    _, order = ascending(g, key, axis)
-    index = g.op.Gather(order, g.reshape(place, [1]), axis=axis)
-    value = g.op.GatherElements(x, index, axis=axis)
-    results = [g.cast(value, node.dtype), index]
-    return results if keepdim else [squeeze(g, v, axis) for v in results]
-
-
-def _nan_rows(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
-    """Whether a row holds NaN, and where its first one is; the axis kept with size 1."""
-    flags = g.cast(g.op.IsNaN(x), _FLOAT)
-    some = g.cast(reduce(g, "ReduceMax", flags, [axis], True), _BOOL)
-    return some, g.op.ArgMax(flags, axis=axis, keepdims=1)
+    return at_rank(g, node, x, axis, keepdim, place)
 
 
 def median_dim(ignore_nan: bool) -> Converter:
@@ -129,40 +78,12 @@ def median_dim(ignore_nan: bool) -> Converter:
         axis = normalize_axis(axis, rank_of(x))
         inner = comparable(node.dtype)
         x = g.cast(x, inner)
-        value, index = _median(g, x, axis, ignore_nan)
+        value, index = median_of(g, x, axis, ignore_nan)
         results = [g.cast(value, node.dtype), index]
         return results if keepdim else [squeeze(g, v, axis) for v in results]
 
     convert.__name__ = convert.__qualname__ = "nanmedian_dim" if ignore_nan else "median_dim"
     return convert
-
-
-def _median(g: GraphBuilder, x: Value, axis: int, ignore_nan: bool) -> tuple[Value, Value]:
-    inner = x.dtype
-    assert inner is not None
-    key = x
-    count: Value
-    if inner.is_floating_point():
-        nan = g.op.IsNaN(x)
-        key = g.op.Where(nan, g.const(float("inf"), inner), x)
-    if inner.is_floating_point() and ignore_nan:
-        count = reduce(g, "ReduceSum", g.cast(g.op.Not(nan), _INT64), [axis], True)
-        # A row of NaN alone has its first element.
-        count = g.op.Max(count, g.const(1))
-    else:
-        shape: list[Any] = list(g.dims(x))
-        count = g.as_scalar(shape[axis])
-        shape[axis] = 1
-        count = g.op.Expand(count, g.vector(shape))
-    _, order = ascending(g, key, axis)
-    place = g.op.Div(g.op.Sub(count, g.const(1)), g.const(2))
-    index = g.op.GatherElements(order, place, axis=axis)
-    value = g.op.GatherElements(x, index, axis=axis)
-    if inner.is_floating_point() and not ignore_nan:
-        some, first = _nan_rows(g, x, axis)
-        value = g.op.Where(some, g.const(float("nan"), inner), value)
-        index = g.op.Where(some, first, index)
-    return value, index
 
 
 def median(ignore_nan: bool) -> Converter:
@@ -173,7 +94,7 @@ def median(ignore_nan: bool) -> Converter:
         flat = g.reshape(g.cast(node.args[0], inner), [-1])
         if flat.shape is not None and flat.shape[0] == 0:
             return g.const(float("nan"), node.dtype)
-        return g.cast(squeeze(g, _median(g, flat, 0, ignore_nan)[0], 0), node.dtype)
+        return g.cast(squeeze(g, median_of(g, flat, 0, ignore_nan)[0], 0), node.dtype)
 
     convert.__name__ = convert.__qualname__ = "nanmedian" if ignore_nan else "median"
     return convert

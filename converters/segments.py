@@ -9,8 +9,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import rank_of, reduce, unsqueeze
-from onnxplug.converters.exponential import wide
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.promotion import wide
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule

@@ -9,26 +9,13 @@ import numpy as np
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axis, rank_of, unsqueeze
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
+from onnxplug.converters.helpers.slices import INT_MAX, slice_axis
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-INT_MAX = (1 << 63) - 1
 _INT_MIN = -INT_MAX
-
-
-def slice_axis(g: GraphBuilder, x: Value, axis: int, start: Any, end: Any, step: int = 1) -> Value:
-    """``x[start:end:step]`` along one axis. Negative and out-of-range bounds mean in ONNX what they mean in torch."""
-    start = 0 if start is None else start
-    end = INT_MAX if end is None else end
-    size = x.shape[axis] if x.shape is not None else None
-    if isinstance(start, int) and isinstance(size, int) and start <= -size:
-        start = 0
-    result: Value = g.op.Slice(
-        x, g.as_vector(start), g.as_vector(end), np.array([axis]), None if step == 1 else np.array([step])
-    )
-    return result
 
 
 def slice_(g: GraphBuilder, node: FxNode) -> Value:

@@ -8,44 +8,13 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters import _cephes as cephes
-from onnxplug.converters._promote import operand
-from onnxplug.converters._real import DOUBLE, INF, PI, Real, in_double, in_float, polynomial, ratio, where
+from onnxplug.converters.helpers import cephes as cephes
+from onnxplug.converters.helpers.dtypes import DOUBLE
+from onnxplug.converters.helpers.error_function import erf, erf_near, erfc, scaled_tail
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.real import INF, PI, Real, in_double, in_float, polynomial, ratio, where
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
-
-
-def _erf_near(x: Real) -> Real:
-    """erf where |x| < 1 (Cephes ndtr.c)."""
-    return x * ratio(x * x, cephes.ERF_T, cephes.ERF_U)
-
-
-def _scaled_tail(x: Real) -> Real:
-    """exp(x²) erfc(x) where x >= 1 (Cephes ndtr.c); the outer form in 1/x, which can't overflow."""
-    inverse = 1.0 / x
-    outer = inverse * ratio(inverse, cephes.ERFC_R[::-1], cephes.ERFC_S[::-1])
-    return where(x < 8.0, ratio(x, cephes.ERFC_P, cephes.ERFC_Q), outer)
-
-
-def erf(x: Real) -> Real:
-    """erf(Tensor self) -> Tensor
-
-    ONNX's own in float32; in float64, for which ONNX Runtime has none, by rational approximations.
-    """
-    if x.dtype != DOUBLE:
-        return x.apply("Erf")
-    far = 1.0 - (-(x * x)).exp() * _scaled_tail(abs(x))
-    # -0.0 stays only in the last place: ONNX Runtime's Where adds a zero to what it takes from the other.
-    return where(abs(x) >= 1.0, where(x < 0.0, -far, far), _erf_near(x))
-
-
-def erfc(x: Real) -> Real:
-    """erfc(Tensor self) -> Tensor
-
-    Not 1 - erf(x), which has no digits left from x = 6 on.
-    """
-    far = (-(x * x)).exp() * _scaled_tail(abs(x))
-    return where(abs(x) < 1.0, 1.0 - _erf_near(x), where(x < 0.0, 2.0 - far, far))
 
 
 def erfcx(g: GraphBuilder, node: FxNode) -> Value:
@@ -54,10 +23,10 @@ def erfcx(g: GraphBuilder, node: FxNode) -> Value:
     exp(x²) erfc(x): no more than 1/(√π x) at large x, 2 exp(x²) at large negative ones, its x² rounded as torch's.
     """
     x = Real(g, operand(g, node.args[0], DOUBLE))
-    tail = _scaled_tail(abs(x))
+    tail = scaled_tail(abs(x))
     growth = (x * x).rounded(node.dtype).exp()
     far = where(x < 0.0, 2.0 * growth - tail, tail)
-    return g.cast(where(abs(x) < 1.0, growth * (1.0 - _erf_near(x)), far).value, node.dtype)
+    return g.cast(where(abs(x) < 1.0, growth * (1.0 - erf_near(x)), far).value, node.dtype)
 
 
 def ndtr(g: GraphBuilder, node: FxNode) -> Value:
@@ -76,7 +45,7 @@ def log_ndtr(x: Real) -> Real:
     log(erfcx(t)/2) - t² with t = -x/√2 below -1, where the probability itself underflows.
     """
     t = x * -math.sqrt(0.5)
-    left = (_scaled_tail(t) * 0.5).log() - t * t
+    left = (scaled_tail(t) * 0.5).log() - t * t
     # Between -√2 and -1 the tail's form does not hold yet, and nothing is lost by the plain one.
     right = (erfc(-t) * -0.5).log1p()
     return where(t > 1.0, left, right)

@@ -9,7 +9,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import to_onnx_dtype
-from onnxplug.converters._axes import rank_of
+from onnxplug.converters.helpers.axes import rank_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule

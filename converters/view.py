@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._axes import normalize_axes, normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.axes import normalize_axes, normalize_axis, rank_of, squeeze, swap, unsqueeze
+from onnxplug.converters.helpers.broadcasting import expand_to
+from onnxplug.converters.helpers.slices import diagonal_of
+from onnxplug.converters.helpers.windows import windows_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -47,18 +49,6 @@ def permute(g: GraphBuilder, node: FxNode) -> Value:
     if not rank:
         return x
     result: Value = g.op.Transpose(x, perm=[normalize_axis(a, rank) for a in axes])
-    return result
-
-
-def swap(g: GraphBuilder, x: Value, first: int, second: int) -> Value:
-    """Two axes exchanged."""
-    rank = rank_of(x)
-    if rank < 2:
-        return x
-    order = list(range(rank))
-    a, b = first % rank, second % rank
-    order[a], order[b] = order[b], order[a]
-    result: Value = g.op.Transpose(x, perm=order)
     return result
 
 
@@ -103,25 +93,6 @@ def expand(g: GraphBuilder, node: FxNode) -> Value:
     """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""
     x, given = node.args[:2]
     return expand_to(g, x, node.shape, given)
-
-
-def expand_to(g: GraphBuilder, x: Value, shape: Sequence[Any], given: Sequence[Any]) -> Value:
-    """``x`` broadcast to a shape; an axis that keeps its size is 1 in ONNX's Expand, which never shrinks one."""
-    source: list[Any] = [1] * (len(shape) - rank_of(x)) + list(x.shape or ())
-    target: list[Any] = []
-    for have, want, argument in zip(source, shape, given, strict=True):
-        if isinstance(argument, int) and argument == -1:
-            target.append(1)
-        elif isinstance(want, int):
-            target.append(want if have != want else 1)
-        elif have == want and getattr(want, "value", None) is not None:
-            target.append(1)
-        else:
-            target.append(argument if isinstance(argument, Value) else want)
-    if all(isinstance(s, int) and s == 1 for s in target) and len(shape) == rank_of(x):
-        return x
-    result: Value = g.op.Expand(x, g.vector(target))
-    return result
 
 
 def expand_as(g: GraphBuilder, node: FxNode) -> Value:
@@ -193,25 +164,6 @@ def diagonal(g: GraphBuilder, node: FxNode) -> Value:
     return diagonal_of(g, *node.args)
 
 
-def diagonal_of(g: GraphBuilder, x: Value, offset: int, first: int, second: int) -> Value:
-    """The diagonal of two axes, as a new last axis."""
-    rank = rank_of(x)
-    first, second = normalize_axis(first, rank), normalize_axis(second, rank)
-    others = [a for a in range(rank) if a not in (first, second)]
-    moved = g.op.Transpose(x, perm=[first, second, *others])
-    rows, columns = g.as_scalar(g.dim(x, first)), g.as_scalar(g.dim(x, second))
-    up, down = max(offset, 0), max(-offset, 0)
-    length = g.op.Max(g.op.Min(g.op.Sub(rows, g.const(down)), g.op.Sub(columns, g.const(up))), g.const(0))
-    steps = g.op.Range(g.const(0), length, g.const(1))
-    index = g.op.Concat(
-        unsqueeze(g, g.op.Add(steps, g.const(down)), 1), unsqueeze(g, g.op.Add(steps, g.const(up)), 1), axis=1
-    )
-    picked = g.op.GatherND(moved, index)
-    count = rank - 1
-    result: Value = g.op.Transpose(picked, perm=[*range(1, count), 0])
-    return result
-
-
 def unfold(g: GraphBuilder, node: FxNode) -> Value:
     """unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)
 
@@ -226,16 +178,6 @@ def unfold(g: GraphBuilder, node: FxNode) -> Value:
     axis = normalize_axis(axis, rank)
     order = [a for a in range(rank + 1) if a != axis + 1] + [axis + 1]
     result: Value = g.op.Transpose(windows, perm=order)
-    return result
-
-
-def windows_of(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Value:
-    """Windows of one axis, ``step`` apart: the axis becomes two, the windows and what is in them."""
-    count = g.op.Add(g.op.Div(g.op.Sub(g.as_scalar(g.dim(x, axis)), g.const(size)), g.const(step)), g.const(1))
-    starts = g.op.Mul(g.op.Range(g.const(0), count, g.const(1)), g.const(step))
-    offsets = g.const(list(range(size)), ir.DataType.INT64)
-    index = g.op.Add(unsqueeze(g, starts, 1), offsets)
-    result: Value = g.op.Gather(x, index, axis=axis)
     return result
 
 

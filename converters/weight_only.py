@@ -15,9 +15,9 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import to_torch_dtype
-from onnxplug.converters._axes import rank_of
-from onnxplug.converters._nibbles import SINCE, as_nibbles, nibble_dtype, pack
-from onnxplug.converters.linear import product
+from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.nibbles import SINCE, as_nibbles, nibble_dtype, pack
+from onnxplug.converters.helpers.products import product
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule

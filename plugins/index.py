@@ -59,7 +59,7 @@ class IndexedRule(Rule):
 def families() -> list[str]:
     """Names of the modules that hold a ``RULES`` table."""
     package = importlib.import_module(PACKAGE)
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg and not m.name.startswith("_"))
 
 
 def rows() -> list[tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,27 @@ def test_direction_of_imports(folder: str) -> None:
         if _within(name, FORBIDDEN[folder])
     ]
     assert wrong == []
+
+
+def test_families_stand_side_by_side() -> None:
+    """A family of converters imports helpers, never a family; helpers import only helpers, and not in a circle."""
+    package, helpers = "onnxplug.converters", "onnxplug.converters.helpers"
+    needs: dict[str, set[str]] = {}
+    wrong = []
+    for path in _sources("converters"):
+        parts = path.relative_to(ROOT / "converters").with_suffix("").parts
+        module = ".".join([package, *parts])
+        needs[module] = set()
+        for line, name in _imports(path):
+            if not _within(name, (package,)):
+                continue
+            if not _within(name, (helpers,)) or name == helpers:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+            # `from onnxplug.converters.helpers import cephes` names a module, any other import something in one.
+            needs[module].add(".".join(name.split(".")[:4]))
+    assert wrong == []
+    order = graphlib.TopologicalSorter(needs).static_order()
+    assert set(needs) >= {name for name in order if _within(name, (helpers,))}  # CycleError names a circle
 
 
 @pytest.mark.parametrize("folder", CODE)

@@ -14,26 +14,22 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.shapes import Size
-from onnxplug.converters._axes import rank_of, reduce, unsqueeze
-from onnxplug.converters._matrix import (
-    batch_of,
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.grids import batch_of, eye, full, iota, offset
+from onnxplug.converters.helpers.loops import repeat
+from onnxplug.converters.helpers.matrices import (
     cut,
     diagonal,
     dtype_of,
     epsilon,
-    eye,
-    full,
-    householder,
-    iota,
-    offset,
-    orthogonal,
     poison,
     rearranged,
-    repeat,
     scale_of,
     take,
     transpose,
 )
+from onnxplug.converters.helpers.qr import householder, orthogonal
+from onnxplug.converters.helpers.reductions import reduce
 
 #: Convergence is quadratic in the end: 6 to 10 sweeps do for hundreds of columns.
 _SWEEPS = 40

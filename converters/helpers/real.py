@@ -11,7 +11,7 @@ from numpy.polynomial import chebyshev as _chebyshev
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters._promote import operand
+from onnxplug.converters.helpers.promotion import operand
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter
 

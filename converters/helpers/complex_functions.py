@@ -1,4 +1,4 @@
-"""The algebra of complex numbers held as two real tensors: elementary functions on :class:`Complex`."""
+"""Elementary functions of complex numbers held as two real tensors."""
 
 from __future__ import annotations
 
@@ -6,107 +6,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import onnx_ir as ir
-from onnx_ir import Value
-
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.complexes import Complex, complex_constant
-from onnxplug.converters.exponential import (
-    arctan2,
-    asinh_of,
-    cosh_of,
-    hypot_of,
-    is_negative,
-    log1p_of,
-    sinh_of,
-    with_sign,
+from onnxplug.build.complexes import Complex
+from onnxplug.converters.helpers.complex_pairs import (
+    c_abs,
+    c_angle,
+    c_mul,
+    c_neg,
+    c_over_i,
+    c_reciprocal,
+    c_scale,
+    c_times_i,
 )
-
-
-def as_complex(g: GraphBuilder, x: Any, dtype: ir.DataType) -> Complex:
-    """An operand as a complex tensor whose parts have ``dtype``: complex, real, or a Python number."""
-    if isinstance(x, Complex):
-        return Complex(g.cast(x.real, dtype), g.cast(x.imag, dtype))
-    if isinstance(x, Value):
-        real = g.cast(x, dtype)
-        return Complex(real, g.op.Mul(real, g.const(0.0, dtype)) if x.dtype is None else _zeros_like(g, real))
-    return complex_constant(g, x, dtype)
-
-
-def _zeros_like(g: GraphBuilder, x: Value) -> Value:
-    """Zeros of a value's shape; not its product with zero, which NaN and ±inf would survive."""
-    assert x.dtype is not None
-    if x.shape is not None and all(isinstance(d, int) for d in x.shape):
-        import numpy as np
-
-        return g.const(np.zeros(x.shape.numpy(), dtype=x.dtype.numpy()))
-    result: Value = g.op.Expand(g.const(0.0, x.dtype), g.shape(x))
-    return result
-
-
-# -- arithmetic of pairs -----------------------------------------------------------------------------------------------
-
-
-def c_add(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    return Complex(g.op.Add(x.real, y.real), g.op.Add(x.imag, y.imag))
-
-
-def c_sub(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    return Complex(g.op.Sub(x.real, y.real), g.op.Sub(x.imag, y.imag))
-
-
-def c_mul(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    return bilinear(g, g.op.Mul, x, y)
-
-
-def bilinear(g: GraphBuilder, product: Callable[..., Value], x: Complex, y: Complex) -> Complex:
-    """A product of any kind of two complex tensors: four products of real ones."""
-    return Complex(
-        g.op.Sub(product(x.real, y.real), product(x.imag, y.imag)),
-        g.op.Add(product(x.real, y.imag), product(x.imag, y.real)),
-    )
-
-
-def c_scale(g: GraphBuilder, x: Complex, factor: Value) -> Complex:
-    return Complex(g.op.Mul(x.real, factor), g.op.Mul(x.imag, factor))
-
-
-def c_neg(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Neg(x.real), g.op.Neg(x.imag))
-
-
-def c_conj(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(x.real, g.op.Neg(x.imag))
-
-
-def c_times_i(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Neg(x.imag), x.real)
-
-
-def c_over_i(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(x.imag, g.op.Neg(x.real))
-
-
-def c_div(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    """Smith's algorithm (Robust Complex Division, 1962), which torch uses too: no overflow of |y|²."""
-    dtype = x.real.dtype
-    zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
-    wide = g.op.GreaterOrEqual(g.op.Abs(y.real), g.op.Abs(y.imag))
-    large, small = g.op.Where(wide, y.real, y.imag), g.op.Where(wide, y.imag, y.real)
-    nothing = g.op.Equal(large, zero)
-    ratio = g.op.Where(nothing, zero, g.op.Div(small, g.op.Where(nothing, one, large)))
-    scale = g.op.Div(one, g.op.Add(g.op.Where(nothing, g.op.Abs(large), large), g.op.Mul(small, ratio)))
-    top = g.op.Where(wide, g.op.Add(x.real, g.op.Mul(x.imag, ratio)), g.op.Add(g.op.Mul(x.real, ratio), x.imag))
-    low = g.op.Where(wide, g.op.Sub(x.imag, g.op.Mul(x.real, ratio)), g.op.Sub(g.op.Mul(x.imag, ratio), x.real))
-    return Complex(g.op.Mul(top, scale), g.op.Mul(low, scale))
-
-
-def c_abs(g: GraphBuilder, x: Complex) -> Value:
-    return hypot_of(g, x.real, x.imag)
-
-
-def c_angle(g: GraphBuilder, x: Complex) -> Value:
-    return arctan2(g, x.imag, x.real)
+from onnxplug.converters.helpers.elementary import arctan2, asinh_of, cosh_of, is_negative, log1p_of, sinh_of, with_sign
 
 
 def c_exp(g: GraphBuilder, x: Complex) -> Complex:
@@ -230,20 +142,6 @@ def c_pow(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
     real = g.op.Where(no_power, one, g.op.Where(no_base, zero, result.real))
     imag = g.op.Where(g.op.Or(no_power, no_base), zero, result.imag)
     return Complex(real, imag)
-
-
-def c_reciprocal(g: GraphBuilder, x: Complex) -> Complex:
-    dtype = x.real.dtype
-    return c_div(g, Complex(g.const(1.0, dtype), g.const(0.0, dtype)), x)
-
-
-def c_sgn(g: GraphBuilder, x: Complex) -> Complex:
-    """z / |z|, 0 of 0."""
-    dtype = x.real.dtype
-    size = c_abs(g, x)
-    nothing = g.op.Equal(size, g.const(0.0, dtype))
-    size = g.op.Where(nothing, g.const(1.0, dtype), size)
-    return Complex(g.op.Div(x.real, size), g.op.Div(x.imag, size))
 
 
 def c_sigmoid(g: GraphBuilder, x: Complex) -> Complex:

@@ -1,4 +1,4 @@
-"""Type promotion: operands brought to the dtype in which torch computes."""
+"""Type promotion: operands brought to the dtype in which torch computes, or ONNX Runtime can."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.dtypes import TORCH_TO_ONNX, to_onnx_dtype, to_torch_dtype
+from onnxplug.build.dtypes import TORCH_TO_ONNX, to_onnx_dtype
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES
 from onnxplug.interpret.node import FxNode
 
 
@@ -68,4 +69,19 @@ def _number(value: Any) -> Any:
     return value
 
 
-__all__ = ["common_dtype", "operand", "operands", "through", "to_onnx_dtype", "to_torch_dtype"]
+#: Dtypes that ONNX Runtime compares in; other integers are compared in int64, bools and halves in what holds them.
+_COMPARED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
+
+
+def comparable(dtype: ir.DataType, equality: bool = False) -> ir.DataType:
+    """The dtype in which ONNX Runtime compares and selects elements of ``dtype``."""
+    if dtype in _COMPARED or (equality and dtype == BOOL):
+        return dtype
+    if dtype.is_integer() or dtype == BOOL:
+        return ir.DataType.INT32 if dtype == BOOL or dtype.bitwidth <= 16 else ir.DataType.INT64
+    return ir.DataType.FLOAT
+
+
+def wide(dtype: ir.DataType) -> ir.DataType:
+    """The dtype to compute in: halves in float."""
+    return FLOAT if dtype in HALVES else dtype

@@ -1,0 +1,41 @@
+"""Arithmetic in a dtype that ONNX Runtime has kernels for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
+from onnxplug.converters.helpers.promotion import operands, through
+
+
+def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Value:
+    """An arithmetic node in a dtype that ONNX Runtime computes in; small integers go through int32 and wrap back."""
+    if dtype == BOOL:
+        logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
+        truth: Value = getattr(g.op, logical)(*operands(g, *args, dtype=BOOL))
+        return truth
+    if dtype.is_integer() and dtype not in WIDE_INTEGERS:
+        inner = ir.DataType.INT64 if dtype.bitwidth > 16 else ir.DataType.INT32
+        return g.cast(getattr(g.op, op_type)(*through(g, *args, dtype=dtype, inner=inner)), dtype)
+    scales = op_type in ("Mul", "Div") and dtype == ir.DataType.FLOAT16
+    if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):
+        # torch scales by the number itself, in float.
+        return g.cast(getattr(g.op, op_type)(*operands(g, *args, dtype=ir.DataType.FLOAT)), dtype)
+    result: Value = getattr(g.op, op_type)(*operands(g, *args, dtype=dtype))
+    return result
+
+
+def _in_half(number: float) -> bool:
+    """Whether float16 holds a number to its full precision."""
+    return number == 0 or not 0 < abs(number) < math.inf or 2.0**-14 <= abs(number) <= 65504
+
+
+def truncated(g: GraphBuilder, x: Value) -> Value:
+    """A float rounded towards zero. ``-0.5`` gives ``-0.0``, as in torch."""
+    result: Value = g.op.Mul(g.op.Sign(x), g.op.Floor(g.op.Abs(x)))
+    return result

@@ -1,0 +1,68 @@
+"""Matrix products of every dtype, and by weights that are restored from integers."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.dtypes import WIDE_INTEGERS
+
+GEMM_DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+
+
+def product(g: GraphBuilder, a: Value, b: Value) -> Value:
+    """MatMul, small integers and bfloat16 by way of a dtype that ONNX Runtime multiplies in."""
+    dtype = a.dtype
+    assert dtype is not None
+    if dtype in GEMM_DTYPES or dtype in WIDE_INTEGERS:
+        found = _by_restored_weight(g, a, b)
+        result: Value = g.op.MatMul(a, b) if found is None else found
+        return result
+    inner = ir.DataType.INT32 if dtype.is_integer() else ir.DataType.FLOAT
+    return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
+
+
+_MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})
+_QUANTIZES = frozenset({"QuantizeLinear", "Clip", "Cast", "Identity"})
+
+
+def _behind(x: Value, operators: frozenset[str]) -> Value:
+    """What a chain of such nodes begins with."""
+    made = x.producer()
+    while made is not None and made.op_type in operators and not made.domain and made.inputs[0] is not None:
+        x = made.inputs[0]
+        made = x.producer()
+    return x
+
+
+def is_restored(x: Value) -> bool:
+    made = x.producer()
+    return made is not None and made.op_type == "DequantizeLinear" and not made.domain
+
+
+def _by_restored_weight(g: GraphBuilder, a: Value, b: Value) -> Value | None:
+    """The product with a weight that DequantizeLinear restores, where ``a`` isn't quantised; ``None`` for any other.
+
+    By a Gemm of [out, in], or with the weight first: of a MatMul with it, ONNX Runtime makes one that rounds ``a`` to bytes.
+    """
+    weight = _behind(b, frozenset({"Transpose"}))
+    made = weight.producer()
+    known = rank_of(a) > 0 and rank_of(b) == 2 and b.shape is not None and a.dtype in GEMM_DTYPES
+    if made is None or not is_restored(weight) or not known or is_restored(_behind(a, _MOVES)):
+        return None
+    source = made.inputs[0]
+    if source is None or g.stored(_behind(source, _QUANTIZES)) is None:
+        return None
+    width, columns = g.dim(b, 0), g.dim(b, 1)
+    if not isinstance(width, int) or not isinstance(columns, int) or not width:
+        return None
+    rows = a if rank_of(a) == 2 else g.reshape(a, [-1, width])
+    turned = b is not weight and b.producer().inputs[0] is weight  # type: ignore[union-attr]
+    if turned:
+        result = g.op.Gemm(rows, weight, transB=1)
+    else:
+        sides = (g.op.Transpose(v, perm=[1, 0]) for v in (b, rows))
+        result = g.op.Transpose(g.op.MatMul(*sides), perm=[1, 0])
+    return result if rank_of(a) == 2 else g.reshape(result, [*g.dims(a)[:-1], columns])

@@ -1,0 +1,139 @@
+"""Reductions over axes: the ONNX node at every opset, sums in a dtype that ONNX Runtime has, variance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.axes import normalize_axes, rank_of, squeeze
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.scans import running_product
+from onnxplug.interpret.node import FxNode
+
+#: Opset from which a reduction takes its axes as an input, not as an attribute.
+_AXES_ARE_INPUT = {"ReduceSum": 13}
+_AXES_ARE_INPUT_DEFAULT = 18
+
+
+def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, keepdims: bool) -> Value:
+    """A reduction over non-negative static axes (``None``: all), by attribute or input as the opset has it.
+
+    A 0-dim tensor has no axes to reduce: it is reduced over none, which for every reduction here but those that change a
+    single element (ReduceSumSquare, ReduceL1 …) is the identity; ONNX itself does it with an absent axes input.
+    """
+    rank = rank_of(x)
+    every = axes is None or len(axes) == rank
+    emit: Any = getattr(g.op, op_type)
+    keep = int(keepdims)
+    if every:
+        result: Value = emit(x, keepdims=keep)
+    elif g.opset >= _AXES_ARE_INPUT.get(op_type, _AXES_ARE_INPUT_DEFAULT):
+        result = emit(x, g.const(np.array(axes, dtype=np.int64)), keepdims=keep)
+    else:
+        result = emit(x, axes=list(axes or ()), keepdims=keep)
+    return result
+
+
+def reduction_dtype(dtype: ir.DataType) -> ir.DataType:
+    """The dtype in which ONNX Runtime reduces: halves in float, as torch accumulates them; small integers in int32."""
+    if dtype in HALVES:
+        return FLOAT
+    if dtype == BOOL or (dtype.is_integer() and dtype not in (INT32, INT64)):
+        return INT32
+    return dtype
+
+
+def reduced(
+    g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | int | None, keepdim: bool, dtype: ir.DataType
+) -> Value:
+    """A reduction in the dtype that ONNX Runtime has it in, of axes as torch names them.
+
+    ONNX Runtime's ReduceMax and ReduceMin skip NaN, which torch returns: floats are guarded.
+    """
+    rank = rank_of(x)
+    inner = reduction_dtype(dtype)
+    wide = x.dtype is not None and x.dtype.is_integer() and x.dtype.bitwidth > 32
+    x = g.cast(x, inner)
+    over = normalize_axes(axes, rank) if rank else None
+    if op_type == "ReduceMean" and rank and any((x.shape or ())[a] == 0 for a in over or []):
+        # The mean of nothing; ONNX Runtime has 0.
+        sums = reduce(g, "ReduceSum", x, over, keepdim)
+        return g.cast(g.op.Div(sums, g.const(0.0, inner)), dtype)
+    if wide and rank and inner == INT64 and op_type in _EXACT:
+        return g.cast(_exact(g, op_type, x, over or [], keepdim), dtype)
+    result = reduce(g, op_type, x, over, keepdim)
+    if op_type in ("ReduceMax", "ReduceMin") and inner.is_floating_point() and rank:
+        result = g.op.Where(some_nan(g, x, over, keepdim), g.const(float("nan"), inner), result)
+    return g.cast(result, dtype)
+
+
+#: Reductions of 64-bit integers that ONNX Runtime computes through double, wrong beyond 2**53 (seen in 1.31).
+_EXACT = frozenset({"ReduceSum", "ReduceProd"})
+
+
+def _exact(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
+    """A sum or product of 64-bit integers that wraps as torch's: the last one of the cumulative ones."""
+    if op_type == "ReduceSum" and len(axes) == rank_of(x) > 1 and not keepdim:
+        x, axes = g.reshape(x, [-1]), [0]
+    for axis in sorted(axes, reverse=True):
+        size = (x.shape or ())[axis]
+        start = 0 if op_type == "ReduceSum" else 1
+        if not isinstance(size, int) or size == 0:
+            # One more element: of nothing there is no last one.
+            edge = g.op.Gather(g.op.Shape(x), g.const([a for a in range(rank_of(x)) if a != axis], INT64), axis=0)
+            before = g.op.Slice(edge, g.const([0]), g.const([axis]))
+            after = g.op.Slice(edge, g.const([axis]), g.const([rank_of(x)]))
+            first = g.op.Expand(g.const(start), g.op.Concat(before, g.const([1]), after, axis=0))
+            x = g.op.Concat(first, x, axis=axis)
+        if op_type == "ReduceSum":
+            running = g.op.CumSum(x, g.const(axis))
+        else:
+            running = running_product(g, x, axis)
+        x = g.op.Gather(running, g.const([-1], INT64) if keepdim else g.const(-1), axis=axis)
+    return x
+
+
+def some_nan(g: GraphBuilder, x: Value, axes: Sequence[int] | None, keepdim: bool) -> Value:
+    return g.cast(reduce(g, "ReduceMax", g.cast(g.op.IsNaN(x), FLOAT), axes, keepdim), BOOL)
+
+
+def count_of(g: GraphBuilder, x: Value, axes: Sequence[int], dtype: ir.DataType) -> Value:
+    """How many elements the axes hold, as a number of the dtype."""
+    total: Any = 1
+    for axis in axes:
+        size = g.dim(x, axis)
+        total = total * size if isinstance(total, int) and isinstance(size, int) else g.op.Mul(total, size)
+    return operand(g, total, dtype)
+
+
+def variance_of(
+    g: GraphBuilder, x: Value, axes: Any, correction: float, keepdim: bool, dtype: ir.DataType
+) -> tuple[Value, Value]:
+    """Variance and mean. The divisor is max(0, n - correction): none left gives NaN, as in torch."""
+    rank = rank_of(x)
+    inner = reduction_dtype(dtype)
+    x = g.cast(x, inner)
+    over = normalize_axes(axes, rank)
+    mean = reduced(g, "ReduceMean", x, over, True, inner) if rank else x
+    deviation = g.op.Sub(x, mean)
+    squares = reduce(g, "ReduceSum", g.op.Mul(deviation, deviation), over if rank else None, keepdim)
+    left = g.op.Sub(count_of(g, x, over if rank else [], inner), g.const(float(correction), inner))
+    variance = g.op.Div(squares, g.op.Max(left, g.const(0.0, inner)))
+    if not keepdim and over and rank:
+        mean = squeeze(g, mean, *over)
+    return g.cast(variance, dtype), g.cast(mean, dtype)
+
+
+def variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
+    """Axes, correction and keepdim of every overload of var, std, var_mean, std_mean."""
+    named = node.kwargs
+    if "correction" in named:
+        correction = named["correction"]
+        return named.get("dim"), 1.0 if correction is None else float(correction), named.get("keepdim", False)
+    return named.get("dim"), 1.0 if named.get("unbiased", True) else 0.0, named.get("keepdim", False)

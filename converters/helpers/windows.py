@@ -1,0 +1,167 @@
+"""Windows along axes: of pooling, adaptive pooling and unfold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.reductions import reduce
+
+
+def windows_of(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Value:
+    """Windows of one axis, ``step`` apart: the axis becomes two, the windows and what is in them."""
+    count = g.op.Add(g.op.Div(g.op.Sub(g.as_scalar(g.dim(x, axis)), g.const(size)), g.const(step)), g.const(1))
+    starts = g.op.Mul(g.op.Range(g.const(0), count, g.const(1)), g.const(step))
+    offsets = g.const(list(range(size)), ir.DataType.INT64)
+    index = g.op.Add(unsqueeze(g, starts, 1), offsets)
+    result: Value = g.op.Gather(x, index, axis=axis)
+    return result
+
+
+def spread(values: Any, count: int) -> list[int]:
+    """One number for each spatial axis."""
+    given = [values] if isinstance(values, int) else list(values)
+    return given * count if len(given) == 1 else given
+
+
+def adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of torch's adaptive windows, floor(i n / o) to ceil((i + 1) n / o), and which of them count: [out, widest].
+
+    A narrower window repeats its last place.
+    """
+    starts = [(i * size) // out for i in range(out)]
+    ends = [-((-(i + 1) * size) // out) for i in range(out)]
+    widest = max(e - s for s, e in zip(starts, ends, strict=True))
+    steps = np.arange(widest)[None, :]
+    first, last = np.array(starts)[:, None], np.array(ends)[:, None] - 1
+    return np.minimum(first + steps, last), first + steps <= last
+
+
+def adaptive_mask(g: GraphBuilder, size: Any, out: Any) -> Value:
+    """Which places of an axis lie in each of torch's adaptive windows, floor(i n / o) to ceil((i + 1) n / o): [out, n]."""
+    size, count = g.as_scalar(size), g.as_scalar(out)
+    one = g.const(1)
+    index = unsqueeze(g, g.op.Range(g.const(0), count, one), 1)
+    first = g.op.Div(g.op.Mul(index, size), count)
+    last = g.op.Div(g.op.Add(g.op.Mul(g.op.Add(index, one), size), g.op.Sub(count, one)), count)
+    place = unsqueeze(g, g.op.Range(g.const(0), size, one), 0)
+    result: Value = g.op.And(g.op.GreaterOrEqual(place, first), g.op.Less(place, last))
+    return result
+
+
+def max_of_windows(
+    g: GraphBuilder, x: Value, sizes: Sequence[int], windows: Sequence[np.ndarray]
+) -> tuple[Value, Value]:
+    """The largest element of each window and its place in the plane; NaN wins.
+
+    Args:
+        g: The builder.
+        x: [batch, channels, *sizes].
+        sizes: Static sizes.
+        windows: For each axis the places of each window, [out, width].
+    """
+    spatial = len(sizes)
+    out = [w.shape[0] for w in windows]
+    places = np.zeros([1] * (2 * spatial), dtype=np.int64)
+    for axis, (size, window) in enumerate(zip(sizes, windows, strict=True)):
+        shape = [1] * (2 * spatial)
+        shape[axis], shape[spatial + axis] = window.shape
+        places = places * size + window.reshape(shape)
+    flat_places = places.reshape(math.prod(out), -1)
+    plane = g.op.Reshape(x, g.const([0, 0, -1]))
+    gathered = g.op.Gather(plane, g.const(flat_places), axis=2)
+    values, chosen = largest_along(g, gathered, 3)
+    index = g.op.GatherElements(g.op.Expand(g.const(flat_places[None, None]), g.shape(gathered)), chosen, axis=3)
+    batch = [g.dim(x, 0), g.dim(x, 1)]
+    return g.reshape(squeeze(g, values, 3), [*batch, *out]), g.reshape(squeeze(g, index, 3), [*batch, *out])
+
+
+def largest_along(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
+    """The largest along an axis, which stays with size 1, and its place; the first NaN where there is one."""
+    nan = g.cast(g.op.IsNaN(x), ir.DataType.FLOAT)
+    some = g.cast(reduce(g, "ReduceMax", nan, [axis], True), ir.DataType.BOOL)
+    place = g.op.Where(some, g.op.ArgMax(nan, axis=axis, keepdims=1), g.op.ArgMax(x, axis=axis, keepdims=1))
+    return g.op.GatherElements(x, place, axis=axis), place
+
+
+def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int]) -> list[Value]:
+    """Adaptive max pool of sizes that are only known at run time: an axis at a time, the last one first.
+
+    Of equal elements that keeps the one that comes first in the plane.
+    """
+    assert x.dtype is not None
+    rank = rank_of(x)
+    plane = g.const(1)
+    for axis in range(2, rank):
+        plane = g.op.Mul(plane, g.as_scalar(g.dim(x, axis)))
+    spatial = g.op.Slice(g.shape(x), g.const([2]), g.const([rank]))
+    places = g.op.Reshape(g.op.Range(g.const(0), plane, g.const(1)), spatial)
+    index = g.op.Expand(places, g.shape(x))
+    for axis in range(rank - 1, 1, -1):
+        order = [a for a in range(rank) if a != axis] + [axis]
+        back = [order.index(a) for a in range(rank)]
+        size = g.as_scalar(g.dim(x, axis))
+        moved, moved_index = (unsqueeze(g, g.op.Transpose(v, perm=order), rank - 1) for v in (x, index))
+        shown = g.op.Where(adaptive_mask(g, size, out[axis - 2]), moved, g.const(float("-inf"), x.dtype))
+        values, chosen = largest_along(g, shown, rank)
+        picked = g.op.GatherElements(g.op.Expand(moved_index, g.op.Shape(shown)), chosen, axis=rank)
+        x, index = (g.op.Transpose(squeeze(g, v, rank), perm=back) for v in (values, picked))
+    return [x, index]
+
+
+def ceil_extra_dynamic(
+    g: GraphBuilder, x: Value, spans: Sequence[int], stride: Sequence[int], pads: Sequence[int]
+) -> list[Value]:
+    """What ceil_mode adds at the end of each axis, worked out at run time.
+
+    The number of windows is rounded up; a last one that would start in the padding is dropped.
+    """
+    extra = []
+    for axis, (k, s, p) in enumerate(zip(spans, stride, pads, strict=True)):
+        size = g.as_scalar(g.dim(x, 2 + axis))
+        windows = g.op.Div(g.op.Add(size, g.const(2 * p - k + s - 1)), g.const(s))
+        starts_late = g.op.GreaterOrEqual(g.op.Mul(windows, g.const(s)), g.op.Add(size, g.const(p)))
+        windows = g.op.Sub(windows, g.cast(starts_late, INT64))
+        more = g.op.Sub(g.op.Add(g.op.Mul(windows, g.const(s)), g.const(k - 2 * p)), size)
+        extra.append(g.op.Max(more, g.const(0)))
+    return extra
+
+
+def average_dynamic(
+    g: GraphBuilder,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[int],
+    include: bool,
+    divisor: int | None,
+) -> Value:
+    """avg_pool in ceil_mode of sizes that are only known at run time.
+
+    A mean divides by the mean of a mask, which is 1 where an element counts.
+    """
+    assert x.dtype is not None
+    spatial = len(kernel)
+    extra = ceil_extra_dynamic(g, x, kernel, stride, pads)
+    zero = g.const(0.0, x.dtype)
+    named = {"kernel_shape": list(kernel), "strides": list(stride)}
+    ends = [g.op.Add(e, g.const(p)) for e, p in zip(extra, pads, strict=True)]
+    mean = g.op.AveragePool(g.op.Pad(x, g.vector([0, 0, *pads, 0, 0, *ends]), zero), **named)
+    if divisor is not None:
+        result: Value = g.op.Mul(mean, g.const(math.prod(kernel) / divisor, x.dtype))
+        return result
+    inner = [g.dim(x, 2 + a) for a in range(spatial)]
+    ones = g.op.Expand(g.const(1.0, x.dtype), g.vector([1, 1, *inner]))
+    padding = g.vector([0, 0, *pads, 0, 0, *pads])
+    mask = g.op.Pad(ones, padding, g.const(1.0 if include else 0.0, x.dtype))
+    mask = g.op.Pad(mask, g.vector([0, 0, *[0] * spatial, 0, 0, *extra]), zero)
+    result = g.op.Div(mean, g.op.AveragePool(mask, **named))
+    return result
