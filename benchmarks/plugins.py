@@ -34,7 +34,7 @@ import gc, json, time
 import torch, onnxplug.export, onnxplug.rewrite.patterns, onnxplug.converters._index  # what an export has in memory anyway
 from types import SimpleNamespace
 from onnxplug.plugins.manager import registry_for
-from onnxplug.registry.registry import Target
+from onnxplug.registry.target import Target
 gc.collect()
 started, busy = time.perf_counter(), time.process_time()
 registry, manager = registry_for()

@@ -26,8 +26,8 @@ from onnxplug.interpret.interpreter import DynamoInterpreter
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.opsets import resolve_opsets
 from onnxplug.program import ExportStatistics, OnnxProgram
-from onnxplug.registry.registry import Target
 from onnxplug.registry.rule import Rule, load_object
+from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.kernels import CallHost
 
@@ -55,6 +55,8 @@ def to_onnx(
     plugins: Sequence[str] | None = None,
     prefer: Mapping[str, str] | None = None,
     custom_translation_table: Mapping[Any, Any] | None = None,
+    target: str | None = DEFAULT_RUNTIME,
+    exact: bool = False,
     optimize: bool = True,
     verify: bool = False,
     report: bool = False,
@@ -82,6 +84,11 @@ def to_onnx(
         prefer: Qualified operator name to the distribution whose rule wins where two claim it.
         custom_translation_table: Operator to function (or several, tried in order), as ``torch.onnx.export`` takes it:
             onnxscript functions, plain ones over an onnxscript opset, or converters ``(g, node)``. Each becomes a rule.
+        target: The runtime that the model is made for: ``"onnxruntime"``, or one part of it, ``"onnxruntime:cpu"`` (what
+            its CPU kernels lack for a dtype is computed in float32), or a name that a plugin knows. ``None`` gives portable
+            ONNX, without the forms that are there for one runtime's kernels alone.
+        exact: NaN, infinities, ties and integers beyond 2**53 as in PyTorch also where that takes more than the plain ONNX
+            operator; docs/numerics.md lists what differs without it, and both costs.
         optimize: Fold, share and rewrite; ``False`` gives the plain translation.
         verify: Compare the result with eager PyTorch, on these inputs and on others.
         report: Print what was exported and how long it took.
@@ -94,7 +101,7 @@ def to_onnx(
         The exported program; it runs, saves and verifies itself.
 
     Raises:
-        UsageError: An argument is malformed.
+        UsageError: An argument is malformed, or nothing knows the target.
         OpsetError: The opset is unknown.
         CaptureError: torch.export can't capture the model, or a dynamic dimension came out static.
         MissingRuleError: Operators have no rule; all are listed.
@@ -111,6 +118,7 @@ def to_onnx(
             plugins=plugins, call_rules=call_rules, prefer=prefer
         )
     table, host = registry
+    runtime_name = check_runtime(target, table.targets() | host.targets())
     held = [rule.patch for rule in call_rules if hasattr(rule, "patch")]
     if held and strict:
         raise UsageError("autograd functions are kept whole in torch.export's non-strict mode alone, and strict=True")
@@ -127,7 +135,14 @@ def to_onnx(
     started = time.perf_counter()
     with collection_held():
         functional = prepare(captured, input_names=input_names, output_names=output_names)
-        converted = convert(captured, functional, table, host, opsets, optimize=optimize)
+        converted = convert(
+            captured,
+            functional,
+            table,
+            host,
+            Target(opsets[""], opsets, runtime_name, bool(exact)),
+            optimize=optimize,
+        )
     seconds = time.perf_counter() - started
     operators = Counter(n.op_type for n in converted.graph.all_nodes())
     program = OnnxProgram(
@@ -162,20 +177,22 @@ def convert(
     functional: FunctionalGraph,
     registry: Any,
     host: Any,
-    opsets: Mapping[str, int],
+    target: Target,
     *,
     optimize: bool = True,
 ) -> ir.Model:
     """Converts a prepared graph: interpretation, simplification, rewrites, names."""
     domains: list[Domain] = list(host.domains())
     builder = GraphBuilder(
-        opsets,
+        target.opsets,
         optimize=optimize,
+        runtime=target.runtime,
+        exact=target.exact,
         domains={d.name: d.version for d in domains},
         schemas={d.name: d.schemas for d in domains},
     )
     symbols = SymbolNames(captured.dim_names)
-    bound = registry.bind(Target(opset=opsets[""], opsets=dict(opsets)))
+    bound = registry.bind(target)
     interpreter = DynamoInterpreter(
         builder,
         bound,
@@ -195,7 +212,11 @@ def convert(
     graph, tensors = assemble(builder, inputs, [(name, v) for name, v in outputs if v is not None], state)
     if optimize:
         run_rewrites(builder, graph, host.rewrites())
-    return finish(builder, graph, tensors, metadata={"onnxplug.torch_version": torch.__version__})
+    metadata = {
+        "onnxplug.torch_version": torch.__version__,
+        "onnxplug.target": f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
+    }
+    return finish(builder, graph, tensors, metadata=metadata)
 
 
 def _bind_inputs(

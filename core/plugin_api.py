@@ -96,8 +96,11 @@ class PluginInfo:
         api: The version of onnxplug's plugin API that the plugin was written for.
         requires: Requirement strings (PEP 508) of packages that must be installed beside it.
         namespaces: torch namespaces whose operators it translates; used to explain errors when it is broken.
+        targets: Names that ``to_onnx(target=...)`` may be given, of runtimes that it knows: ``"openvino"``, or a part of
+            one, ``"onnxruntime:qnn"``. The names that its rules and rewrites are for need not be said again.
     """
 
     api: int = API_VERSION
     requires: Sequence[str] = ()
     namespaces: Sequence[str] = ()
+    targets: Sequence[str] = ()

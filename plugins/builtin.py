@@ -38,4 +38,4 @@ def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """The builtin plugin speaks the API of its own version."""
-    return PluginInfo(namespaces=("aten", "prims"))
+    return PluginInfo(namespaces=("aten", "prims"), targets=("onnxruntime", "onnxruntime:cpu"))

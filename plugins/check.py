@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -17,8 +18,9 @@ from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.plugins.manager import PluginManager, PluginRecord, Selection
 from onnxplug.registry.names import find_overload, packet_of
-from onnxplug.registry.registry import OnnxRegistry, Target
+from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
+from onnxplug.registry.target import DEFAULT_RUNTIME, Target
 
 
 @dataclass(frozen=True)
@@ -193,11 +195,13 @@ def _shadowed(rules: Sequence[Rule], table: OnnxRegistry) -> Iterator[_Row]:
 def _conflicts(rules: Sequence[Rule], record: PluginRecord, table: OnnxRegistry) -> Iterator[_Row]:
     domains = {name: v for _, rule in table.rules() for name, v in rule.domains.items()}
     for op in dict.fromkeys(rule.op for rule in rules):
+        names = _overloads(op, table)
+        runtimes = [DEFAULT_RUNTIME, None, *{n for rule in rules if rule.op == op for n in rule.target}]
         for opset in range(MIN_OPSET, max_opset() + 1):
+            targets = product(({"": opset}, {"": opset, **domains}), dict.fromkeys(runtimes), (False, True))
             try:
-                for opsets in ({"": opset}, {"": opset, **domains}):
-                    for name in _overloads(op, table):
-                        table.ranked(name, Target(opset=opset, opsets=opsets))
+                for (opsets, runtime, exact), name in product(targets, names):
+                    table.ranked(name, Target(opset, opsets, runtime, exact))
             except RuleConflictError as error:
                 if repr(record.distribution) in error.message:
                     yield "error", "conflict", f"{error.message} (opset {opset}). {error.hint}"

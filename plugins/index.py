@@ -33,12 +33,19 @@ class IndexedRule(Rule):
         conditional: bool,
         domains: Mapping[str, int],
         priority: int,
+        named: Mapping[str, Any] | None = None,
     ) -> None:
         self.module = f"{PACKAGE}.{module}"
         self.position = position
         when = self._condition if conditional else None
         super().__init__(
-            op, f"{self.module}:{function}", opset=(since, until), domains=domains, when=when, priority=priority
+            op,
+            f"{self.module}:{function}",
+            opset=(since, until),
+            domains=domains,
+            when=when,
+            priority=priority,
+            **(named or {}),
         )
 
     def _rule(self) -> Rule:
@@ -70,7 +77,10 @@ def rows() -> list[tuple[Any, ...]]:
             function = rule.name.partition(":")[2]
             since, until = rule.opset
             conditional = rule.when is not None
-            found.append((rule.op, family, position, function, since, until, conditional, rule.domains, rule.priority))
+            row = (rule.op, family, position, function, since, until, conditional, rule.domains, rule.priority)
+            named = {"target": rule.target, "exact": rule.exact, "reason": rule.reason}
+            named = {name: value for name, value in named.items() if value not in ((), None, "")}
+            found.append((*row, named) if named else row)
     return found
 
 
@@ -91,13 +101,18 @@ def render(found: list[tuple[Any, ...]]) -> str:
         "",
         "# ruff: noqa: E501",
         "# fmt: off",
-        "# op, family, position in its table, function, since, until, conditional, domains, priority",
+        "# op, family, position in its table, function, since, until, conditional, domains, priority, other conditions",
         "ROWS: list[tuple[Any, ...]] = [",
-        *(f"    {row!r},".replace("'", '"') for row in found),
+        *(_line(row) for row in found),
         "]",
         "",
     ]
     return "\n".join(lines)
+
+
+def _line(row: tuple[Any, ...]) -> str:
+    plain = ", ".join(repr(item) for item in row[:9]).replace("'", '"')
+    return f"    ({plain}, {row[9]!r})," if len(row) > 9 else f"    ({plain}),"
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, Or
 from onnxplug.plugins import hookspecs
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
+from onnxplug.registry.target import checked_names
 
 BUILTIN = "builtin"
 ENVIRONMENT = "ONNXPLUG_PLUGINS"
@@ -60,6 +61,7 @@ class PluginRecord:
         rules: Number of rules that it supplies.
         namespaces: torch namespaces that it says it translates.
         requires: Requirements of packages that it says it needs.
+        targets: Runtimes that it says it knows.
     """
 
     name: str
@@ -73,6 +75,7 @@ class PluginRecord:
     rules: int = 0
     namespaces: Sequence[str] = ()
     requires: Sequence[str] = ()
+    targets: Sequence[str] = ()
 
     @property
     def is_builtin(self) -> bool:
@@ -248,6 +251,7 @@ class PluginManager:
         if not isinstance(info, PluginInfo):
             raise PluginError(f"onnxplug_info returned {info!r}, not a PluginInfo")
         record.namespaces, record.requires = tuple(info.namespaces), tuple(info.requires)
+        record.targets = checked_names("PluginInfo", info.targets)
         if info.api != API_VERSION:
             raise PluginError(f"it is written for plugin API {info.api}; this onnxplug has {API_VERSION}")
         for hook in _LIST_HOOKS:
@@ -298,6 +302,12 @@ class PluginManager:
     def rewrites(self) -> list[Any]:
         """Rewrites, the builtin ones first."""
         return self._all("onnxplug_rewrites")
+
+    def targets(self) -> set[str]:
+        """Names of the runtimes that plugins know: those that they declare, and those of their rewrites."""
+        self.load()
+        declared = {name for record in self._records if record.status == "loaded" for name in record.targets}
+        return declared | {name for rewrite in self.rewrites() for name in getattr(rewrite, "targets", ())}
 
     def patches(self) -> list[Any]:
         """Context managers that hold during capture: those of the hook, and of rules that need one (autograd functions)."""

@@ -18,6 +18,7 @@ from onnxplug.build.shapes import ShapeMixin
 from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
 from onnxplug.build.stored import StoredMixin
 from onnxplug.errors import ConversionError, OpsetError
+from onnxplug.registry.target import DEFAULT_RUNTIME
 
 Value = ir.Value
 Input = Any
@@ -66,6 +67,8 @@ class GraphBuilder(ShapeMixin, StoredMixin):
             made.
         domains: Known versions of other domains, used when a converter names none.
         schemas: Domain to the ``OpSchema`` objects that plugins registered for it.
+        runtime: The program that the model is made for; ``None`` is portable ONNX.
+        exact: Whether special values must be exact where that costs time.
 
     Attributes:
         op: The operators of ai.onnx at the target opset.
@@ -80,10 +83,14 @@ class GraphBuilder(ShapeMixin, StoredMixin):
         optimize: bool = True,
         domains: Mapping[str, int] | None = None,
         schemas: Mapping[str, Sequence[Any]] | None = None,
+        runtime: str | None = DEFAULT_RUNTIME,
+        exact: bool = False,
     ) -> None:
         self.opsets: dict[str, int] = dict(opsets)
         self.opset: int = self.opsets[""]
         self.optimize = optimize
+        self.runtime = runtime
+        self.exact = exact
         self.schemas: dict[str, Sequence[Any]] = dict(schemas or {})
         self.functions: dict[Any, ir.Function] = {}
         self.op: Any = Opset(self, "", self.opset)

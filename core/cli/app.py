@@ -13,9 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxplug.cli.explain import ops, why
-from onnxplug.cli.options import choice, plugin_options, registry
+from onnxplug.cli.options import ExactOption, RuntimeOption, choice, parse_runtime, plugin_options, registry
 from onnxplug.cli.plugins import plugins_app
 from onnxplug.errors import OnnxplugError, OpsetError, UsageError
+from onnxplug.registry.target import DEFAULT_RUNTIME
 
 
 class PluginGroup(typer.core.TyperGroup):
@@ -88,6 +89,8 @@ def export(
         typer.Option("--external-data/--single-file", help="Weights beside the model; by size unless given"),
     ] = None,
     optimize: Annotated[bool, typer.Option("--optimize/--no-optimize", help="Simplify and rewrite the graph")] = True,
+    runtime: RuntimeOption = DEFAULT_RUNTIME,
+    exact: ExactOption = False,
     strict: Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")] = None,
     input_names: Annotated[str | None, typer.Option("--input-names", help="Names of the inputs, by commas")] = None,
     output_names: Annotated[str | None, typer.Option("--output-names", help="Names of the outputs, by commas")] = None,
@@ -115,6 +118,8 @@ def export(
             kwargs=loaded.kwargs,
             dynamic_shapes=shapes,
             opset_version=opsets,
+            target=parse_runtime(runtime),
+            exact=exact,
             optimize=optimize,
             strict=strict,
             input_names=input_names.split(",") if input_names else None,

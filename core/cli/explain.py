@@ -12,8 +12,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from onnxplug.cli.options import registry
+from onnxplug.cli.options import ExactOption, RuntimeOption, parse_runtime, registry
 from onnxplug.errors import MissingRuleError, OnnxplugError, UsageError
+from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime
 
 
 def why(
@@ -22,16 +23,18 @@ def why(
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="Settle the rules' conditions for inputs of this dtype: float16 …")
     ] = None,
+    runtime: RuntimeOption = DEFAULT_RUNTIME,
+    exact: ExactOption = False,
 ) -> None:
     """Show which rule translates an operator, and why the others don't."""
     from onnxplug.cli.inputs import parse_opset
     from onnxplug.cli.report import out
     from onnxplug.opsets import resolve_opsets
-    from onnxplug.registry.registry import Target
 
     opsets = resolve_opsets(parse_opset(opset))
     table, host = registry()
-    target = Target(opset=opsets[""], opsets=opsets)
+    name = check_runtime(parse_runtime(runtime), table.targets() | host.targets())
+    target = Target(opset=opsets[""], opsets=opsets, runtime=name, exact=exact)
     found, notes = _explain(table, host, op, target, dtype)
     computed = host.decomposers(op)
     if not found and computed:
@@ -43,7 +46,13 @@ def why(
         told = host.explain_missing(op.partition("::")[0])
         hint = told or (f"Did you mean {', '.join(near)}?" if near else None)
         raise OnnxplugError(f"no rule translates {op}; it is decomposed where torch can", hint=hint)
-    title = f"{op} at opset {opsets['']}" + (f", {dtype}" if dtype else "")
+    conditions = [
+        f"opset {opsets['']}",
+        *([dtype] if dtype else []),
+        name or "portable ONNX",
+        *(["exact"] if exact else []),
+    ]
+    title = f"{op} at {', '.join(conditions)}"
     grid = Table(title=title)
     for column in ("operator", "rule", "package", "", "why"):
         grid.add_column(column, overflow="fold")

@@ -24,9 +24,21 @@ OnlyPlugin = Annotated[
 ]
 RequirePlugin = Annotated[list[str] | None, typer.Option("--require-plugin", help="'NAME>=1.2': fail without it")]
 Prefer = Annotated[list[str] | None, typer.Option("--prefer", help="'mylib::nms=DISTRIBUTION': whose rule wins")]
+RuntimeOption = Annotated[
+    str,
+    typer.Option("--target", help="Runtime that runs the model: onnxruntime, onnxruntime:cpu, …; none: portable ONNX"),
+]
+ExactOption = Annotated[
+    bool, typer.Option("--exact", help="NaN, infinities, ties and huge integers as in PyTorch at any cost in time")
+]
 StrictPlugins = Annotated[
     bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
 ]
+
+
+def parse_runtime(text: str) -> str | None:
+    """The runtime that ``--target`` names; ``none`` is portable ONNX."""
+    return None if text.lower() == "none" else text
 
 
 @dataclass

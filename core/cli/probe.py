@@ -201,6 +201,8 @@ def rule_text(rule: Any) -> str:
     if since is not None or until is not None:
         notes.append(f"opset {since or 'any'} to {until or 'the newest'}")
     notes += [f"{name} {version}" for name, version in rule.domains.items()]
+    notes += [f"for {' or '.join(rule.target)}"] if rule.target else []
+    notes += ["exact"] if rule.exact else ["not exact"] if rule.exact is False else []
     notes += ["conditional"] if rule.when is not None else []
     notes += ["override"] if rule.override else []
     notes += [f"priority {rule.priority}"] if rule.priority else []

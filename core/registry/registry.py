@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Any
 from onnxplug.errors import PluginError, RuleConflictError, UsageError
 from onnxplug.registry.names import packet_of
 from onnxplug.registry.rule import Rule
+from onnxplug.registry.target import Target, closeness, intersect, with_outer
 
 
 class RuleWarning(UserWarning):
@@ -25,19 +26,6 @@ class Layer(IntEnum):
     BUILTIN = 0
     PLUGIN = 1
     CALL = 2
-
-
-@dataclass(frozen=True)
-class Target:
-    """What an export emits for.
-
-    Attributes:
-        opset: Version of ai.onnx.
-        opsets: Version of every domain asked for, ``""`` included.
-    """
-
-    opset: int
-    opsets: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,7 +103,7 @@ class OnnxRegistry:
         names = [*overloads.get(packet, ()), packet] if packet == rule.op else [rule.op, packet]
         for name in dict.fromkeys(names):
             for layer, other in table.get(name, ()):
-                if layer is Layer.BUILTIN and _overlap(rule.opset, other.opset):
+                if layer is Layer.BUILTIN and _overlap(rule, other):
                     return other
         return None
 
@@ -136,13 +124,13 @@ class OnnxRegistry:
             for layer, rule in rules:
                 if rule.when is not None or rule.domains:
                     continue
-                key = (layer, rule.source, rule.priority, rule.opset)
+                key = (layer, rule.source, rule.priority, rule.opset, frozenset(rule.target), rule.exact)
                 other = seen.setdefault(key, rule)
                 if other is not rule:
                     raise PluginError(
                         f"{rule.source or 'one table'} has two rules for {op} with the same conditions: {other.name} and "
                         f"{rule.name}",
-                        hint="Give one of them an opset range, a condition or a priority.",
+                        hint="Give one of them an opset range, a target, a condition or a priority.",
                     )
 
     def _check_preferences(self) -> None:
@@ -162,7 +150,7 @@ class OnnxRegistry:
     # -- looking up ----------------------------------------------------------------------------------------------------
 
     def bind(self, target: Target) -> BoundRegistry:
-        """The registry for one target: conditions on opsets and domains are settled once."""
+        """The registry for one target: conditions on opsets, domains, runtime and exactness are settled once."""
         return BoundRegistry(self, target)
 
     def find(self, node: Any, target: Target) -> Rule | None:
@@ -179,7 +167,10 @@ class OnnxRegistry:
         return self.bind(target).candidates(node)
 
     def ranked(self, op: str, target: Target) -> list[tuple[Layer, Rule]]:
-        """The rules for an overload whose opset and domain conditions hold, in order.
+        """The rules for an overload whose conditions on the target hold, in order.
+
+        Within a layer and a priority, a rule for the very runtime goes before one for all, then one that states ``exact``, then
+        the one of the newer opset.
 
         Raises:
             RuleConflictError: Two distributions tie for a place.
@@ -193,8 +184,16 @@ class OnnxRegistry:
         preferred = self._prefer.get(op, self._prefer.get(packet_of(op)))
 
         def key(row: tuple[Layer, bool, Rule]) -> tuple[Any, ...]:
-            layer, exact, rule = row
-            return (layer, rule.source == preferred and preferred is not None, exact, rule.priority, rule.opset[0] or 0)
+            layer, closer, rule = row
+            return (
+                layer,
+                rule.source == preferred and preferred is not None,
+                closer,
+                rule.priority,
+                closeness(rule.target, target.runtime) or 0,
+                rule.exact is not None,
+                rule.opset[0] or 0,
+            )
 
         rows.sort(key=key, reverse=True)
         for first, second in pairwise(rows):
@@ -251,6 +250,10 @@ class OnnxRegistry:
         """Every operator name that some rule is keyed by, sorted."""
         return sorted(self._table)
 
+    def targets(self) -> set[str]:
+        """The target names that rules are for, and those that they nest in."""
+        return with_outer(name for _, rule in self.rules() for name in rule.target)
+
     def rules(self) -> Iterator[tuple[Layer, Rule]]:
         """Every rule with its layer."""
         for rules in self._table.values():
@@ -296,14 +299,19 @@ class BoundRegistry:
         return bool(self._registry.ranked(op, self._target))
 
 
-def _overlap(a: tuple[int | None, int | None], b: tuple[int | None, int | None]) -> bool:
-    low = max(a[0] or 0, b[0] or 0)
-    high = min(a[1] if a[1] is not None else 1 << 30, b[1] if b[1] is not None else 1 << 30)
-    return low <= high
+def _overlap(one: Rule, other: Rule) -> bool:
+    """Whether two rules for an operator may both hold for some target."""
+    if one.exact is not None and other.exact is not None and one.exact != other.exact:
+        return False
+    if not intersect(one.target, other.target):
+        return False
+    low = max(one.opset[0] or 0, other.opset[0] or 0)
+    ends = [rule.opset[1] for rule in (one, other)]
+    return low <= min((end for end in ends if end is not None), default=low)
 
 
 def _why_not(rule: Rule, target: Target) -> str | None:
-    """Why a rule's opset and domain conditions fail for a target; ``None`` when they hold."""
+    """Why a rule's conditions fail for a target; ``None`` when they hold."""
     since, until = rule.opset
     if since is not None and target.opset < since:
         return f"needs opset {since} or later, the target is {target.opset}"
@@ -313,7 +321,18 @@ def _why_not(rule: Rule, target: Target) -> str | None:
         have = target.opsets.get(name)
         if have is None or have < version:
             return f"needs the domain {name} at version {version} or later among the target opsets"
+    because = f": {rule.reason}" if rule.reason else ""
+    if closeness(rule.target, target.runtime) is None:
+        return f"holds for the target {_names_text(rule.target)}, not for {target.runtime or 'portable ONNX'}{because}"
+    if rule.exact is True and not target.exact:
+        return f"taken where exact special values are asked for{because}"
+    if rule.exact is False and target.exact:
+        return f"not exact for special values, which are asked for{because}"
     return None
+
+
+def _names_text(names: Sequence[str]) -> str:
+    return " or ".join(names)
 
 
 def _unmet(rule: Rule, node: Any) -> str | None:
@@ -332,4 +351,7 @@ def _why_first(layer: Layer, rule: Rule) -> str:
     versions = (
         "every opset" if since is None and until is None else f"opset {since or 'any'} to {until or 'the newest'}"
     )
-    return f"{origin[layer]}, {versions}"
+    notes = [origin[layer], versions]
+    notes += [f"for {_names_text(rule.target)}"] if rule.target else []
+    notes += ["exact special values"] if rule.exact else ["plain special values"] if rule.exact is False else []
+    return ", ".join(notes) + (f": {rule.reason}" if rule.reason else "")

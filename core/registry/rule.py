@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxplug.errors import PluginError, UsageError
+from onnxplug.registry.target import checked_names
 
 Converter = Callable[..., Any]
 OpsetRange = tuple[int | None, int | None]
@@ -23,7 +24,12 @@ class Rule:
             that is imported at first use.
         opset: Inclusive range (since, until) of ai.onnx versions; ``None`` leaves a side open.
         domains: Other domains, with the least version, that the target opsets must include.
+        target: Names of the runtimes for which it holds (``"onnxruntime"``, or one part: ``"onnxruntime:cpu"``); ``None`` for
+            all. A rule for the target asked for goes before one for all.
+        exact: ``True``: only in exports that ask for exact special values (NaN, infinities, ties, integers beyond 2**53);
+            ``False``: only in the others; ``None``: in all.
         when: A pure predicate on the node.
+        reason: Why the rule stands beside another one for the operator; ``onnxplug why`` shows it.
         override: A plugin's rule for an operator that a builtin rule translates must say so.
         priority: Among rules of one layer the higher one goes first.
 
@@ -31,7 +37,20 @@ class Rule:
         UsageError: An argument is malformed.
     """
 
-    __slots__ = ("_function", "convert", "domains", "op", "opset", "override", "priority", "source", "when")
+    __slots__ = (
+        "_function",
+        "convert",
+        "domains",
+        "exact",
+        "op",
+        "opset",
+        "override",
+        "priority",
+        "reason",
+        "source",
+        "target",
+        "when",
+    )
 
     def __init__(
         self,
@@ -40,9 +59,12 @@ class Rule:
         *,
         opset: OpsetRange = (None, None),
         domains: Mapping[str, int] | None = None,
+        target: str | Sequence[str] | None = None,
+        exact: bool | None = None,
         when: Callable[[Any], bool] | None = None,
         override: bool = False,
         priority: int = 0,
+        reason: str = "",
     ) -> None:
         if not isinstance(op, str) or not op:
             raise UsageError(f"Rule: op must be a qualified operator name such as 'aten::add.Tensor', got {op!r}")
@@ -59,13 +81,18 @@ class Rule:
             raise UsageError(f"Rule {op!r}: the opset range {opset} is empty")
         if when is not None and not callable(when):
             raise UsageError(f"Rule {op!r}: when must be a function of the node, got {when!r}")
+        if exact not in (True, False, None):
+            raise UsageError(f"Rule {op!r}: exact must be True, False or None, got {exact!r}")
         self.op = op
         self.convert = convert
         self.opset: OpsetRange = (since, until)
         self.domains: dict[str, int] = dict(domains) if domains else {}
+        self.target: tuple[str, ...] = checked_names(f"Rule {op!r}", target)
+        self.exact = exact
         self.when = when
         self.override = override
         self.priority = priority
+        self.reason = reason
         #: Name of the distribution that supplied the rule; the plugin manager sets it.
         self.source: str = ""
         self._function: Converter | None = None if isinstance(convert, str) else convert
@@ -91,8 +118,10 @@ class Rule:
 
     def __repr__(self) -> str:
         since, until = self.opset
-        versions = "" if since is None and until is None else f", opset=({since}, {until})"
-        return f"Rule({self.op!r}, {self.name!r}{versions})"
+        conditions = "" if since is None and until is None else f", opset=({since}, {until})"
+        conditions += f", target={', '.join(self.target)!r}" if self.target else ""
+        conditions += "" if self.exact is None else f", exact={self.exact}"
+        return f"Rule({self.op!r}, {self.name!r}{conditions})"
 
 
 def load_object(reference: str, purpose: str, source: str = "") -> Any:

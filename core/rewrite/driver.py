@@ -30,7 +30,7 @@ def run_rewrites(g: GraphBuilder, graph: ir.Graph, rewrites: Iterable[Rewrite]) 
     """
     table: dict[str, list[Rewrite]] = {}
     for rewrite in rewrites:
-        if rewrite.applies_to(g.opsets):
+        if rewrite.applies_to(g.opsets, g.runtime, g.exact):
             table.setdefault(rewrite.op, []).append(rewrite)
     fired: Counter[str] = Counter()
     if not table:

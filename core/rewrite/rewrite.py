@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from onnxplug.registry.target import DEFAULT_RUNTIME, checked_names, closeness
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -25,6 +27,12 @@ class Rewrite:
             an output of the node, or returns ``None`` and leaves the graph alone.
         opset: Inclusive range of ai.onnx versions.
         domains: Other domains, with the least version, that the target opsets must include.
+        target: Names of the runtimes for which it holds (``"onnxruntime"``, ``"onnxruntime:cpu"``); ``None`` for all.
+        exact: ``True``: only where exact special values are asked for; ``False``: only where they aren't; ``None``: always.
+        reason: Why it is bound to these conditions.
+
+    Raises:
+        UsageError: A target's name is malformed.
     """
 
     name: str
@@ -32,11 +40,24 @@ class Rewrite:
     apply: Apply
     opset: tuple[int | None, int | None] = (None, None)
     domains: Mapping[str, int] = field(default_factory=dict)
+    target: str | Sequence[str] | None = None
+    exact: bool | None = None
+    reason: str = ""
 
-    def applies_to(self, opsets: Mapping[str, int]) -> bool:
-        """Whether the target opsets meet the rewrite's conditions."""
+    def __post_init__(self) -> None:
+        checked_names(f"Rewrite {self.name!r}", self.target)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The runtimes for which it holds; none when it holds for all."""
+        return checked_names(f"Rewrite {self.name!r}", self.target)
+
+    def applies_to(self, opsets: Mapping[str, int], runtime: str | None = DEFAULT_RUNTIME, exact: bool = False) -> bool:
+        """Whether an export for these opsets, this runtime and this exactness meets the rewrite's conditions."""
         since, until = self.opset
         opset = opsets[""]
         if (since is not None and opset < since) or (until is not None and opset > until):
+            return False
+        if closeness(self.targets, runtime) is None or self.exact not in (None, exact):
             return False
         return all(opsets.get(name, 0) >= version for name, version in self.domains.items())

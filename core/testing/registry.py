@@ -81,7 +81,7 @@ class IsolatedRegistry:
 
     def explain(self, op: str, opset: int = 21) -> list[Any]:
         """Every candidate for an operator, with the reason it was taken or passed over."""
-        from onnxplug.registry.registry import Target
+        from onnxplug.registry.target import Target
 
         registry, _ = load_object(f"{_HOST}:registry_for", "the plugin manager")()
         found: list[Any] = registry.explain(op, Target(opset=opset, opsets={"": opset}))

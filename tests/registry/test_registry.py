@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from onnxplug.errors import PluginError, RuleConflictError, UsageError
-from onnxplug.registry.registry import Layer, OnnxRegistry, RuleWarning, Target
+from onnxplug.registry.registry import Layer, OnnxRegistry, RuleWarning
 from onnxplug.registry.rule import Rule
+from onnxplug.registry.target import Target, check_runtime
 
 
 def rule(op: str, name: str, source: str = "", **options: Any) -> Rule:
@@ -124,3 +125,105 @@ def test_many_plugins_cost_time_in_proportion() -> None:
     shadowing = [rule("aten::f7", "all overloads", "d"), rule("aten::f8.c", "one", "d"), rule("aten::f9.z", "new", "d")]
     with pytest.warns(RuleWarning):
         assert OnnxRegistry(builtin, shadowing).refused == shadowing[:2]
+
+
+def for_target(registry: OnnxRegistry, runtime: str | None, exact: bool = False) -> list[str]:
+    found = registry.candidates(node("a::f.x"), Target(21, {"": 21}, runtime, exact))
+    return [r.name.partition(":")[2] for r in found]
+
+
+def test_targets_nest_and_the_closer_goes_first() -> None:
+    registry = OnnxRegistry([
+        rule("a::f.x", "plain", opset=(18, None)),
+        rule("a::f.x", "ort", target="onnxruntime"),
+        rule("a::f.x", "cpu", target="onnxruntime:cpu"),
+        rule("a::f.x", "several", target=("openvino", "qnn:htp")),
+    ])  # fmt: skip
+    assert for_target(registry, None) == ["plain"]
+    assert for_target(registry, "onnxruntime") == ["ort", "plain"]
+    assert for_target(registry, "onnxruntime:cpu") == ["cpu", "ort", "plain"]
+    assert for_target(registry, "onnxruntime:cuda") == ["ort", "plain"]
+    assert for_target(registry, "onnxruntimes") == ["plain"]
+    assert for_target(registry, "openvino:gpu") == ["several", "plain"]
+    assert for_target(registry, "qnn") == ["plain"]
+    assert for_target(registry, "qnn:htp") == ["several", "plain"]
+    assert registry.targets() == {"onnxruntime", "onnxruntime:cpu", "openvino", "qnn", "qnn:htp"}
+
+
+def test_priority_goes_before_the_target() -> None:
+    rules = [rule("a::f.x", "ort", target="onnxruntime"), rule("a::f.x", "first", priority=1)]
+    assert for_target(OnnxRegistry(rules), "onnxruntime") == ["first", "ort"]
+
+
+def test_exact_rules_go_first_where_they_are_asked_for() -> None:
+    registry = OnnxRegistry([
+        rule("a::f.x", "any", opset=(18, None)),
+        rule("a::f.x", "exactly", exact=True),
+        rule("a::f.x", "plainly", exact=False),
+    ])  # fmt: skip
+    assert for_target(registry, None) == ["plainly", "any"]
+    assert for_target(registry, "onnxruntime", exact=True) == ["exactly", "any"]
+
+
+def test_a_plugin_does_not_shadow_rules_that_never_hold_with_its_own() -> None:
+    builtin = [rule("a::f.x", "ort", target="onnxruntime"), rule("a::g.x", "g", exact=False)]
+    plugin = [
+        rule("a::f.x", "vino", "d", target="openvino"),
+        rule("a::g.x", "g", "d", exact=True),
+    ]
+    assert OnnxRegistry(builtin, plugin).refused == []
+    shadowing = [rule("a::f.x", "cpu", "d", target="onnxruntime:cpu"), rule("a::g.x", "any", "d")]
+    with pytest.warns(RuleWarning):
+        assert OnnxRegistry(builtin, shadowing).refused == shadowing
+
+
+def test_the_same_conditions_twice_are_refused_whatever_they_are() -> None:
+    twice = {"target": "onnxruntime", "exact": True}
+    with pytest.raises(PluginError, match="same conditions"):
+        OnnxRegistry([rule("a::f", "one", **twice), rule("a::f", "two", **twice)])
+    for other in ({"target": "openvino", "exact": True}, {"target": "onnxruntime"}):
+        OnnxRegistry([rule("a::f", "one", **twice), rule("a::f", "two", **other)])
+
+
+def test_explain_gives_target_exactness_and_reason() -> None:
+    registry = OnnxRegistry([
+        rule("a::f.x", "plain"),
+        rule("a::f.x", "cpu", target="onnxruntime:cpu", reason="it has no kernel for int8"),
+        rule("a::f.x", "exactly", exact=True, reason="NaN goes first"),
+    ])  # fmt: skip
+
+    def reasons(runtime: str | None, exact: bool) -> list[str]:
+        found = registry.explain("a::f.x", Target(21, {"": 21}, runtime, exact))
+        return [f"{e.rule.name.partition(':')[2]}: {e.reason}" for e in found]
+
+    assert reasons("onnxruntime", False) == [
+        "plain: builtin, every opset",
+        "cpu: holds for the target onnxruntime:cpu, not for onnxruntime: it has no kernel for int8",
+        "exactly: taken where exact special values are asked for: NaN goes first",
+    ]
+    assert reasons("onnxruntime:cpu", True)[0].endswith("every opset, for onnxruntime:cpu: it has no kernel for int8")
+    assert reasons(None, True)[0] == "exactly: builtin, every opset, exact special values: NaN goes first"
+
+
+def test_malformed_conditions() -> None:
+    for name in ("ONNXRuntime", "onnxruntime:", ":cpu", "", 3):
+        with pytest.raises(UsageError, match="a target is a lower-case name"):
+            rule("a::f", "f", target=[name])
+    with pytest.raises(UsageError, match="exact must be True, False or None"):
+        rule("a::f", "f", exact="yes")
+
+
+def test_unknown_targets_are_an_error_that_suggests() -> None:
+    known = {"onnxruntime:cpu", "openvino"}
+    for runtime in (None, "onnxruntime", "onnxruntime:cpu", "openvino"):
+        assert check_runtime(runtime, known) == runtime
+    for runtime, near in (
+        ("onnxruntme", "'onnxruntime'"),
+        ("OpenVINO", "'openvino'"),
+        ("onnxruntime:cup", "'onnxruntime:cpu'"),
+    ):
+        with pytest.raises(UsageError, match="is unknown") as caught:
+            check_runtime(runtime, known)
+        assert f"Did you mean {near}?" in str(caught.value)
+    with pytest.raises(UsageError, match="None for portable ONNX"):
+        check_runtime("zzz", known)

@@ -11,7 +11,7 @@ import torch
 from onnxplug import Rewrite
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.errors import ConversionError
+from onnxplug.errors import ConversionError, UsageError
 from onnxplug.finish.finish import finish
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.rewrite.patterns import REWRITES
@@ -101,3 +101,13 @@ def test_conditions() -> None:
     assert not rewrite.applies_to({"": 17, "com.acme": 2})
     assert not rewrite.applies_to({"": 21, "com.acme": 2})
     assert not rewrite.applies_to({"": 18, "com.acme": 1})
+
+
+def test_rewrites_for_a_target_and_an_exactness() -> None:
+    rewrite = Rewrite("r", "Relu", lambda g, node: None, target="onnxruntime:cpu", exact=False)
+    assert rewrite.applies_to({"": 21}, "onnxruntime:cpu")
+    assert not rewrite.applies_to({"": 21}, "onnxruntime")
+    assert not rewrite.applies_to({"": 21}, None)
+    assert not rewrite.applies_to({"": 21}, "onnxruntime:cpu", exact=True)
+    with pytest.raises(UsageError, match="a target is"):
+        Rewrite("r", "Relu", lambda g, node: None, target="CPU!")

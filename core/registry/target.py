@@ -1,0 +1,100 @@
+"""What an export is made for: opsets, a runtime, and how exact special values must be."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxplug.errors import UsageError
+
+#: The runtime that an export is made for unless told otherwise.
+DEFAULT_RUNTIME = "onnxruntime"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.\-]*(:[a-z0-9][a-z0-9_.\-]*)*")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an export is made for.
+
+    Attributes:
+        opset: Version of ai.onnx.
+        opsets: Version of every domain asked for, ``""`` included.
+        runtime: The program that runs the model, ``"onnxruntime"``, or a part of it, ``"onnxruntime:cpu"``; ``None`` is
+            portable ONNX: nothing that is there for one runtime alone.
+        exact: Whether NaN, infinities, ties and integers beyond 2**53 must be as in PyTorch where that costs time.
+    """
+
+    opset: int
+    opsets: Mapping[str, int] = field(default_factory=dict)
+    runtime: str | None = DEFAULT_RUNTIME
+    exact: bool = False
+
+
+def checked_names(owner: str, target: str | Sequence[str] | None) -> tuple[str, ...]:
+    """A condition's target names as a tuple; empty when it holds for every target.
+
+    Raises:
+        UsageError: A name is malformed.
+    """
+    names = (target,) if isinstance(target, str) else tuple(target or ())
+    for name in names:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{owner}: a target is a lower-case name such as 'onnxruntime' or 'onnxruntime:cpu', got {name!r}"
+            )
+    return names
+
+
+def closeness(names: Sequence[str], runtime: str | None) -> int | None:
+    """How closely a condition's target names fit a runtime; ``None`` when they don't.
+
+    Targets nest: ``"onnxruntime"`` holds for ``"onnxruntime:cpu"`` too, and the longer name is closer. No names at all hold
+    for every runtime and for portable ONNX, with closeness 0.
+    """
+    if not names:
+        return 0
+    fitting = [n for n in names if runtime is not None and (runtime == n or runtime.startswith(f"{n}:"))]
+    return max((name.count(":") + 1 for name in fitting), default=None)
+
+
+def intersect(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether some runtime fits both conditions' target names."""
+    if not one or not other:
+        return True
+    return any(closeness([a], b) is not None or closeness([b], a) is not None for a in one for b in other)
+
+
+def with_outer(names: Iterable[str]) -> set[str]:
+    """Target names and those that they nest in: ``"onnxruntime:cpu"`` is also a part of ``"onnxruntime"``."""
+    found: set[str] = set()
+    for name in names:
+        parts = name.split(":")
+        found |= {":".join(parts[: i + 1]) for i in range(len(parts))}
+    return found
+
+
+def check_runtime(runtime: str | None, known: Iterable[str]) -> str | None:
+    """The runtime asked for, if some rule, rewrite or plugin knows it.
+
+    Args:
+        runtime: What the user asked for; ``None`` is portable ONNX.
+        known: The target names that are declared.
+
+    Raises:
+        UsageError: Nothing knows it; the hint names what is close and what is known.
+    """
+    if runtime is None:
+        return None
+    names = sorted(with_outer(known))
+    if runtime in names:
+        return runtime
+    near = difflib.get_close_matches(str(runtime).lower(), names, 1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise UsageError(
+        f"target={runtime!r} is unknown",
+        hint=f"{hint}Known targets: {', '.join(map(repr, names))}, and None for portable ONNX. A plugin adds its own by "
+        "PluginInfo(targets=[...]), or by a rule with target=....",
+    )

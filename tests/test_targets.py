@@ -1,0 +1,120 @@
+"""``to_onnx(target=, exact=)`` and ``--target``, ``--exact``: what an export is made for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onnxplug
+from onnxplug import PluginInfo, Rewrite, Rule, UsageError, hookimpl
+from onnxplug.cli.app import run
+from onnxplug.testing import IsolatedRegistry
+
+
+def negated(g: Any, node: Any) -> Any:
+    return g.op.Neg(g.op.Neg(g.op.Relu(node.args[0])))
+
+
+def operators(program: Any) -> Counter[str]:
+    return Counter(n.op_type for n in program.model.graph)
+
+
+class Chip:
+    """A plugin that knows a target by each of its three ways."""
+
+    @hookimpl
+    def onnxplug_rules(self) -> list[Rule]:
+        options: dict[str, Any] = {"override": True, "reason": "the chip has no Relu"}
+        return [
+            Rule("aten::relu.default", negated, target="chip:v2", **options),
+            Rule("aten::abs.default", negated, exact=True, **options),
+        ]
+
+    @hookimpl
+    def onnxplug_rewrites(self) -> list[Rewrite]:
+        def twice(g: Any, node: Any) -> Any:
+            inner = node.inputs[0].producer()
+            return inner.inputs[0] if inner is not None and inner.op_type == "Neg" else None
+
+        return [Rewrite("neg_of_neg", "Neg", twice, target="chip-with-a-compiler")]
+
+    @hookimpl
+    def onnxplug_info(self) -> PluginInfo:
+        return PluginInfo(targets=["declared:only"])
+
+
+def test_targets_of_plugins(isolated_registry: IsolatedRegistry) -> None:
+    isolated_registry.add_plugin(Chip(), name="chip")
+    x = (torch.randn(2, 3),)
+    model = torch.nn.ReLU()
+    for target in (None, "onnxruntime", "onnxruntime:cpu", "chip", "declared", "declared:only", "chip-with-a-compiler"):
+        program = onnxplug.to_onnx(model, x, target=target, verify=True)
+        assert operators(program) == {"Relu": 1}, target
+        assert program.model.metadata_props["onnxplug.target"] == target or (target is None)
+    program = onnxplug.to_onnx(model, x, target="chip:v2", verify=True, optimize=False)
+    assert operators(program) == {"Relu": 1, "Neg": 2}
+    with pytest.raises(UsageError, match="target='chip:v3' is unknown") as caught:
+        onnxplug.to_onnx(model, x, target="chip:v3")
+    assert "Did you mean 'chip:v2'?" in str(caught.value)
+
+
+def test_rules_of_the_call_declare_targets(isolated_registry: IsolatedRegistry) -> None:
+    rule = Rule("aten::relu.default", negated, target="mine")
+    program = onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(2),), rules=[rule], target="mine", optimize=False)
+    assert operators(program)["Neg"] == 2
+    assert operators(onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(2),), rules=[rule])) == {"Relu": 1}
+
+
+def test_rewrites_of_a_target(isolated_registry: IsolatedRegistry) -> None:
+    isolated_registry.add_plugin(Chip(), name="chip")
+    rule = Rule("aten::relu.default", negated)
+    x = (torch.randn(2, 3),)
+
+    def shape(program: Any) -> int:
+        return operators(program)["Neg"]
+
+    plain = onnxplug.to_onnx(torch.nn.ReLU(), x, rules=[rule], optimize=False)
+    assert shape(plain) == 2
+    assert shape(onnxplug.to_onnx(torch.nn.ReLU(), x, rules=[rule], target="chip-with-a-compiler")) == 0
+
+
+def test_exact_is_asked_for(isolated_registry: IsolatedRegistry) -> None:
+    isolated_registry.add_plugin(Chip(), name="chip")
+    x = (torch.rand(2, 3),)
+    assert operators(onnxplug.to_onnx(torch.abs, x)) == {"Abs": 1}
+    program = onnxplug.to_onnx(torch.abs, x, exact=True, optimize=False)
+    assert "Relu" in operators(program)
+    assert program.model.metadata_props["onnxplug.target"] == "onnxruntime, exact"
+
+
+def test_the_command_line(
+    isolated_registry: IsolatedRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import onnx
+
+    isolated_registry.add_plugin(Chip(), name="chip")
+    (tmp_path / "target_model.py").write_text(
+        "import torch\ndef make(): return torch.nn.ReLU(), (torch.randn(2, 3),)\n", encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    export = ["export", "target_model.py:make", "-o", "model.onnx", "--no-optimize"]
+    for options, count in (([], 0), (["--target", "none"], 0), (["--target", "chip:v2", "--exact"], 2)):
+        assert run([*export, *options]) == 0
+        assert sum(n.op_type == "Neg" for n in onnx.load("model.onnx").graph.node) == count
+    assert run([*export, "--target", "chips"]) == 2
+    assert "Did you mean 'chip'?" in capsys.readouterr().err
+    assert run(["why", "aten::relu.default", "--target", "chip:v2"]) == 0
+    assert "for chip:v2: the chip has no Relu" in " ".join(capsys.readouterr().out.split())
+    assert run(["why", "aten::abs.default"]) == 0
+    assert "taken where exact special values are asked for: the chip has no Relu" in " ".join(
+        capsys.readouterr().out.replace("│", " ").split()
+    )
+    assert run(["ops", "aten::relu.default"]) == 0
+    assert "for chip:v2" in capsys.readouterr().out
