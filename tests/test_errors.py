@@ -84,6 +84,10 @@ def test_shapes_that_do_not_fit() -> None:
         ({"x": "b"}, "name an axis"),
         ("b", "must be a dict"),
         ({"x": [{0: "b"}]}, "1 entries for a tensor of rank 2"),
+        ({"x": {0: "3"}}, "a dimension is named '3', which is a number"),
+        ({"x": {0: "-1"}}, "a dimension is named '-1', which is a number"),
+        ({"x": {0: " "}}, "the name of a dimension is empty"),
+        ({"x": {0: "b", 1: "b"}}, "'b' has the size 2 in axis 0 of x and 3 in axis 1 of x"),
     ],
 )
 def test_dynamic_shapes_that_do_not_fit(shapes: Any, message: str) -> None:

@@ -241,6 +241,13 @@ def test_a_name_shared_by_sizes_that_differ() -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["b", Dim("b")], ids=str)
+def test_one_name_for_example_sizes_that_differ(name: Any) -> None:
+    shapes = {"x": {1: name}, "more": [{0: name}]}
+    with pytest.raises(UsageError, match=r"'b' has the size 3 in axis 1 of x and 5 in axis 0 of more\[0\]"):
+        onnxplug.to_onnx(lambda x, more: x.sum() + more[0], (torch.ones(2, 3), [torch.ones(5)]), dynamic_shapes=shapes)
+
+
 def test_ten_models_in_one_argument_position() -> None:
     program = onnxplug.to_onnx(lambda *xs: sum(xs), tuple(torch.full((2,), float(i)) for i in range(10)), verify=True)
     assert len(program.model.graph.inputs) == 10
@@ -250,6 +257,25 @@ def test_script_module() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval())
     program = onnxplug.to_onnx(scripted, (X,))
     torch.testing.assert_close(program(X)[0], scripted(X).detach())
+    assert [list(v.shape) for v in program.model.graph.inputs] == [[2, 3]], "nothing was asked to be dynamic"
+
+
+def test_script_module_with_buffers_and_constants() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0]))
+            self.shift = torch.tensor([4.0, 5.0, 6.0])
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.inner(x * self.scale + self.shift), y.view(y.shape[0], -1)
+
+    scripted = torch.jit.script(Model().eval())
+    program = onnxplug.to_onnx(scripted, (X, Y))
+    assert all(isinstance(d, int) for v in program.model.graph.inputs for d in v.shape)
+    for got, wanted in zip(program(X, Y), scripted(X, Y), strict=True):
+        torch.testing.assert_close(got, wanted.detach())
 
 
 def test_graph_module_and_exported_program() -> None:

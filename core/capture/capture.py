@@ -5,31 +5,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import io
-import logging
-import os
 import time
-import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.fx.experimental import _config as fx_config
-from torch.utils import _pytree
 
-from onnxplug.capture.dynamic import (
-    DynamicShapes,
-    check_dynamic,
-    dimension_names,
-    parse_dynamic_shapes,
-)
+from onnxplug.capture.attempts import export_program, first_lines, quiet
+from onnxplug.capture.dynamic import dimension_names, parse_dynamic_shapes
 from onnxplug.capture.kernels import shape_kernels
+from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
-
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def capture(
@@ -76,13 +65,14 @@ def capture(
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(_keywords_spelled_out(module, keywords))
+        stack.enter_context(onnx_export_flag())
         stack.enter_context(shape_kernels())
         stack.enter_context(packed_sequences())
         for patch in patches:
             stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
-        program, strategy = _export(module, positional, keywords, shapes, strict)
+        program, strategy = export_program(module, positional, keywords, shapes, strict)
     result = _captured(program, model, positional, keywords, strategy, started)
     result.dim_names = dimension_names(program, shapes)
     return result
@@ -236,124 +226,12 @@ def _from_script(module: torch.jit.ScriptModule, args: Any, kwargs: Any) -> torc
     from torch._export.converter import TS2EPConverter
 
     try:
-        with _quiet(), torch.no_grad():
-            return TS2EPConverter(module, args, kwargs).convert()
+        with quiet(), torch.no_grad(), onnx_export_flag():
+            converted = TS2EPConverter(module, args, kwargs).convert()
+            # torch makes every dimension dynamic that the model allows to be, and leaves no way to say otherwise.
+            return torch.export.export(converted.module(), args, dict(kwargs) or None)
     except Exception as error:
         raise CaptureError(
-            f"the ScriptModule can't be captured: {_first_lines(error)}",
+            f"the ScriptModule can't be captured: {first_lines(error)}",
             hint="Export the nn.Module that it was scripted from.",
         ) from error
-
-
-def _export(
-    module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None
-) -> tuple[torch.export.ExportedProgram, str]:
-    """torch.export, in the modes and with the readings of the dynamic shapes that are worth a try."""
-    errors: list[Exception] = []
-    for mode in [False, True] if strict is None else [strict]:
-        for label, spec in shapes.readings():
-            for oblivious in (True, False):
-                try:
-                    program = _export_refined(module, args, kwargs, spec, mode, oblivious, shapes)
-                    check_dynamic(program, shapes)
-                    return program, ("strict" if mode else "non-strict") + label
-                except Exception as error:
-                    errors.append(error)
-    # A dimension found static says more than what torch raises in the other modes.
-    for failure in errors:
-        if isinstance(failure, CaptureError):
-            raise failure
-    raise _capture_error(errors[0], shapes) from errors[0]
-
-
-def _export_refined(
-    module: torch.nn.Module, args: Any, kwargs: Any, spec: Any, strict: bool, oblivious: bool, shapes: DynamicShapes
-) -> torch.export.ExportedProgram:
-    """Exports; where torch finds a narrower range or a relation for a dimension that is only named, takes its word."""
-    from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
-
-    for _ in range(3):
-        try:
-            return _export_once(module, args, kwargs, spec, strict, oblivious)
-        except Exception as error:
-            fixes = [f.strip() for f in str(error).partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
-            fixed = {fix.partition(" = ")[0] for fix in fixes}
-            constant = any(fix.partition(" = ")[2].isdigit() for fix in fixes)
-            if not fixes or constant or not fixed & shapes.shared:
-                raise
-            spec = refine_dynamic_shapes_from_suggested_fixes("Suggested fixes:\n" + "\n".join(fixes), spec)
-    return _export_once(module, args, kwargs, spec, strict, oblivious)
-
-
-def _export_once(
-    module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, strict: bool, oblivious: bool
-) -> torch.export.ExportedProgram:
-    # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
-    # constants. Some models only get through the other way.
-    with _quiet(), torch.no_grad(), fx_config.patch(backed_size_oblivious=oblivious):  # type: ignore[attr-defined]
-        # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
-        own_args, own_kwargs = _pytree.tree_map_only(torch.Tensor, _copied, (args, kwargs))
-        return torch.export.export(module, own_args, own_kwargs or None, dynamic_shapes=dynamic_shapes, strict=strict)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Holds back what torch prints and logs while it tries; its errors say what matters."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-
-
-def _capture_error(error: Exception, shapes: DynamicShapes) -> CaptureError:
-    text = _first_lines(error)
-    place = _user_frame(error)
-    where = f" at {place}" if place else ""
-    asked = shapes.describe()
-    if "Constraints violated" in text or "specialized" in text:
-        return CaptureError(
-            f"a dimension that was asked to be dynamic is fixed by the model{where}: {text}"
-            + (f"\nAsked to be dynamic: {asked}" if asked else ""),
-            hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
-        )
-    return CaptureError(
-        f"torch.export can't capture the model{where}: {type(error).__name__}: {text}",
-        hint="The line named is where torch.export stopped. torch.export.draft_export(model, args) shows more.",
-    )
-
-
-def _first_lines(error: BaseException) -> str:
-    """torch's message without the advice on how to get a longer one."""
-    noise = ("For more information, run with", "The error above occurred", "from user code:", "Set TORCH")
-    lines: list[str] = []
-    for line in str(error).strip().splitlines():
-        if not line.strip() and lines and len(lines) > 12:
-            break
-        if any(n in line for n in noise):
-            line = line.partition("For more information, run with")[0].rstrip()
-            if any(n in line for n in noise):
-                break
-        if line.strip():
-            lines.append(line.rstrip())
-    return "\n".join(lines[:16]) or type(error).__name__
-
-
-def _user_frame(error: BaseException) -> str | None:
-    """``file:line`` of the innermost frame of the user's that the error came through."""
-    current: BaseException | None = error
-    while current is not None:
-        frames = traceback.extract_tb(current.__traceback__)
-        for frame in reversed(frames):
-            inside = frame.filename.startswith((_TORCH, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<"))
-            if not inside and os.sep + "contextlib.py" not in frame.filename:
-                return f"{frame.filename}:{frame.lineno}" if frame.name != "<module>" else None
-        current = current.__cause__ or current.__context__
-    return None

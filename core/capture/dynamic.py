@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.export.dynamic_shapes import _DimHint
 from torch.utils import _pytree
 
 from onnxplug.errors import CaptureError, UsageError
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 
 
 @dataclass
@@ -25,19 +28,38 @@ class DynamicShapes:
         leaves: For each leaf of the flattened inputs its own part of it, ``None`` where it says nothing.
         paths: For each leaf what to call it.
         shared: Names used in several places; each becomes one ``Dim``.
+        inputs: The inputs by name, their leaves in the order of ``leaves``.
     """
 
     given: Any
     leaves: list[Any]
     paths: list[str]
-    shared: frozenset[str]
+    shared: frozenset[str] = frozenset()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
-    def readings(self) -> Iterator[tuple[str, Any]]:
-        """The forms to try with torch.export: shared names as one ``Dim`` each; then every name on its own."""
-        dims = {name: torch.export.Dim(name) for name in self.shared if name.isidentifier()}
-        yield "", _replace_strings(self.given, dims)
-        if dims:
-            yield ", sizes of one name not tied", _replace_strings(self.given, {})
+    def reading(self, tied: bool) -> Any:
+        """What torch.export is given: shared names as one ``Dim`` each (``tied``), or every name on its own."""
+        dims = {name: torch.export.Dim(name) for name in self.shared if tied and name.isidentifier()}
+        return _replace_strings(self.given, dims)
+
+    def made_static(self, axes: Set[tuple[int, int]]) -> DynamicShapes:
+        """The same with some dimensions static: (leaf, axis)."""
+        leaves = [_without(spec, leaf, axes) for leaf, spec in enumerate(self.leaves)]
+        rest = iter(leaves)
+        # The leaves are in the order of the inputs; torch.export wants the names in the order of the signature.
+        made = {name: _walk(self.given[name], self.inputs[name], name, lambda *_: next(rest)) for name in self.inputs}
+        return replace(self, given={name: made[name] for name in self.given}, leaves=leaves)
+
+    def has_empty(self) -> bool:
+        """Whether a dimension that is asked to be dynamic has the size 0 in the example inputs."""
+        values = _pytree.tree_leaves(list(self.inputs.values()))
+        return any(isinstance(v := values[leaf], torch.Tensor) and v.shape[axis] == 0 for leaf, axis, _ in self.asked())
+
+    def name(self, leaf: int, axis: int) -> str:
+        """What to call one dimension in a message."""
+        wanted = next((w for i, a, w in self.asked() if (i, a) == (leaf, axis)), None)
+        name = _name_of(wanted)
+        return f"axis {axis} of the input {self.paths[leaf]}" + (f" ({name!r})" if name else "")
 
     def asked(self) -> Iterator[tuple[int, int, Any]]:
         """Leaf, axis and what was asked for, of every dimension that says something."""
@@ -59,6 +81,14 @@ class DynamicShapes:
             if _must_be_dynamic(wanted)
         ]
         return ", ".join(parts)
+
+
+def _without(spec: Any, leaf: int, axes: Set[tuple[int, int]]) -> Any:
+    if isinstance(spec, Mapping):
+        return {axis: None if (leaf, axis) in axes else wanted for axis, wanted in spec.items()}
+    if isinstance(spec, list | tuple):
+        return [None if (leaf, axis) in axes else wanted for axis, wanted in enumerate(spec)]
+    return spec
 
 
 def _replace_strings(spec: Any, dims: Mapping[str, Any]) -> Any:
@@ -89,18 +119,65 @@ def parse_dynamic_shapes(
     by_name = _top_level(spec, combined)
     leaves: list[Any] = []
     paths: list[str] = []
+    values: list[Any] = []
+
+    def visit(spec: Any, value: Any, path: str) -> Any:
+        _check_leaf(spec, value, path)
+        leaves.append(spec)
+        paths.append(path)
+        values.append(value)
+        return spec
+
     # Leaves come as in the call: positional inputs, then keywords as given. The signature may have another order.
-    for name in [*(n for n in combined if n not in kwargs), *kwargs]:
-        _walk(by_name.get(name), combined[name], name, leaves, paths)
-    counts: Counter[str] = Counter()
-    result = DynamicShapes(by_name if spec is not None else None, leaves, paths, frozenset())
-    for _, _, wanted in result.asked():
-        if isinstance(wanted, str):
-            if not wanted.strip():
-                raise UsageError("dynamic_shapes: the name of a dimension is empty")
-            counts[wanted] += 1
-    result.shared = frozenset(name for name, count in counts.items() if count > 1)
+    inputs = {name: combined[name] for name in [*(n for n in combined if n not in kwargs), *kwargs]}
+    for name, value in inputs.items():
+        _walk(by_name.get(name), value, name, visit)
+    result = DynamicShapes(by_name if spec is not None else None, leaves, paths, inputs=inputs)
+    result.shared = _check_dimension_names(result, values)
     return result
+
+
+def check_name(name: str, where: str = "dynamic_shapes") -> None:
+    """Refuses what can't be the name of a dimension.
+
+    Raises:
+        UsageError: It is empty, or a number.
+    """
+    if not name.strip():
+        raise UsageError(f"{where}: the name of a dimension is empty")
+    if _NUMBER.fullmatch(name.strip()):
+        raise UsageError(
+            f"{where}: a dimension is named {name!r}, which is a number",
+            hint="Give a dynamic dimension a name, as 'batch'; leave a static one out, or give None.",
+        )
+
+
+def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> frozenset[str]:
+    """Checks every name that was given to a dimension, and returns those that are strings and stand in several places.
+
+    Raises:
+        UsageError: A name is empty or a number, or stands for example sizes that differ.
+    """
+    counts: Counter[str] = Counter()
+    first: dict[str, tuple[int, int, int]] = {}
+    for leaf, axis, wanted in shapes.asked():
+        name = _name_of(wanted)
+        if name is None:
+            continue
+        if isinstance(wanted, str):
+            check_name(wanted)
+            counts[wanted] += 1
+        if not isinstance(values[leaf], torch.Tensor):
+            continue
+        size = values[leaf].shape[axis]
+        other_leaf, other_axis, other = first.setdefault(name, (leaf, axis, size))
+        if other != size:
+            raise UsageError(
+                f"the dimension {name!r} has the size {other} in axis {other_axis} of {shapes.paths[other_leaf]} and {size} in "
+                f"axis {axis} of {shapes.paths[leaf]}; one name stands for one size",
+                hint="Give the two dimensions different names, or example inputs of the same size.",
+            )
+    return frozenset(name for name, count in counts.items() if count > 1)
 
 
 def _combine(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,14 +219,15 @@ def _top_level(spec: Any, combined: Mapping[str, Any]) -> dict[str, Any]:
     raise UsageError(f"dynamic_shapes must be a dict by input name, or a tuple with an entry an input, got {spec!r}")
 
 
-def _walk(spec: Any, value: Any, path: str, leaves: list[Any], paths: list[str]) -> None:
-    """Appends, for each leaf of ``value`` in pytree order, its part of ``spec``."""
+def _walk(spec: Any, value: Any, path: str, visit: Callable[[Any, Any, str], Any]) -> Any:
+    """Calls ``visit`` for each leaf of ``value`` in pytree order, with its part of ``spec``.
+
+    Returns:
+        ``spec`` with what ``visit`` returned in the place of each part.
+    """
     node_type = _pytree._get_node_type(value)
     if node_type not in _pytree.SUPPORTED_NODES:
-        _check_leaf(spec, value, path)
-        leaves.append(spec)
-        paths.append(path)
-        return
+        return visit(spec, value, path)
     children, context = _pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
     keys: list[Any] = list(value) if isinstance(value, Mapping) else list(range(len(children)))
     if spec is not None and not isinstance(spec, Mapping | list | tuple):
@@ -171,8 +249,12 @@ def _walk(spec: Any, value: Any, path: str, leaves: list[Any], paths: list[str])
         parts = list(spec)
     else:
         parts = [None] * len(children)
-    for key, part, child in zip(keys, parts, children, strict=True):
-        _walk(part, child, f"{path}[{key!r}]", leaves, paths)
+    done = [_walk(p, child, f"{path}[{key!r}]", visit) for key, p, child in zip(keys, parts, children, strict=True)]
+    if spec is None:
+        return None
+    if isinstance(spec, Mapping):
+        return dict(zip(spec if unknown else labels, done, strict=True))
+    return type(spec)(*done) if hasattr(spec, "_fields") else type(spec)(done)
 
 
 def _check_leaf(spec: Any, value: Any, path: str) -> None:
@@ -232,6 +314,21 @@ def _user_values(program: torch.export.ExportedProgram) -> list[Any]:
     ]
 
 
+def asked_sizes(
+    program: torch.export.ExportedProgram, shapes: DynamicShapes
+) -> list[tuple[int, int, bool, torch.SymInt]]:
+    """The dimensions that were asked to be dynamic and are: leaf, axis, whether it must be dynamic, torch's size."""
+    values = _user_values(program)
+    if len(values) != len(shapes.leaves):
+        return []
+    rows = [
+        (leaf, axis, _must_be_dynamic(wanted), values[leaf].shape[axis])
+        for leaf, axis, wanted in shapes.asked()
+        if isinstance(values[leaf], torch.Tensor)
+    ]
+    return [row for row in rows if isinstance(row[3], torch.SymInt)]
+
+
 def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> None:
     """Holds what came out against what was asked for.
 
@@ -247,10 +344,8 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
             continue
         size = value.shape[axis]
         if isinstance(size, int) or not size.node.expr.free_symbols:
-            name = _name_of(wanted)
             raise CaptureError(
-                f"axis {axis} of the input {shapes.paths[leaf]}{f' ({name!r})' if name else ''} was asked to be dynamic, but "
-                f"the model fixes it at {int(size)}",
+                f"{shapes.name(leaf, axis)} was asked to be dynamic, but the model fixes it at {int(size)}",
                 hint="Some code depends on that size. Make the dimension static, or change the model.",
             )
 

@@ -19,6 +19,7 @@ from onnxplug.build.complexes import (
 )
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.capture.inplace import mutates
+from onnxplug.capture.locations import module_path
 from onnxplug.errors import (
     ConversionError,
     Decline,
@@ -29,7 +30,6 @@ from onnxplug.errors import (
     Unsupported,
 )
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
-from onnxplug.interpret.locations import module_path
 from onnxplug.interpret.mutating import convert_functionalized, is_functionalized
 from onnxplug.interpret.node import FxNode, OutputSpec, schema_parameters
 from onnxplug.interpret.symbols import SymbolNames

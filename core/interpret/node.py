@@ -11,8 +11,8 @@ import torch
 
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.capture.locations import source_location
 from onnxplug.capture.regions import functional_inner
-from onnxplug.interpret.locations import source_location
 from onnxplug.interpret.symbols import Dim, SymbolNames
 
 if TYPE_CHECKING:

@@ -19,10 +19,15 @@ def _parse(trace: str) -> str | None:
         return None
     # The innermost frame that isn't torch's own: nn.Module code of torch tells the user nothing.
     for file, line in reversed(frames):
-        if not file.startswith(_TORCH):
+        if not is_torch_file(file):
             return f"{file}:{line}"
     file, line = frames[-1]
     return f"{file}:{line}"
+
+
+def is_torch_file(path: str) -> bool:
+    """Whether a source file is torch's own."""
+    return path.startswith(_TORCH)
 
 
 def source_location(fx: torch.fx.Node) -> str | None:

@@ -1,0 +1,258 @@
+"""torch.export, in the few modes and readings of the dynamic shapes that are worth a try."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx.experimental import _config as fx_config
+from torch.utils import _pytree
+
+from onnxplug.capture.dynamic import DynamicShapes, asked_sizes, check_dynamic
+from onnxplug.capture.locations import is_torch_file
+from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
+from onnxplug.capture.small_sizes import Dependence, dependences, zero_is_a_size
+from onnxplug.errors import CaptureError
+
+#: How often a model that can't be captured is traced, refined dynamic shapes included.
+LIMIT = 3
+_DATA_DEPENDENT = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException"}
+_ABOUT_SIZES = ("Constraints violated", "specialized", "size of tensor", "inferred a static shape", "ranges")
+
+
+def export_program(
+    module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None
+) -> tuple[torch.export.ExportedProgram, str]:
+    """Captures a module.
+
+    Returns:
+        The program, and the mode and reading that it was captured in.
+
+    Raises:
+        CaptureError: No attempt succeeded; at most three are made, and none after a data-dependent error.
+    """
+    capture = _Capture(module, args, kwargs, shapes)
+    errors: list[Exception] = []
+    while capture.left and (attempt := _next_attempt(errors, shapes, strict)) is not None:
+        mode, tied, oblivious = attempt
+        try:
+            program = capture.refined(mode, capture.shapes.reading(tied), oblivious)
+            if oblivious:
+                program = capture.small_sizes_settled(program, mode, tied)
+            check_dynamic(program, shapes)
+        except Exception as error:
+            errors.append(error)
+            if is_data_dependent(error):
+                break
+        else:
+            capture.warn()
+            return program, ("strict" if mode else "non-strict") + ("" if tied else ", sizes of one name not tied")
+    # A dimension found static says more than what torch raises in the other modes.
+    for failure in errors:
+        if isinstance(failure, CaptureError):
+            raise failure
+    raise capture_error(errors[0], shapes) from errors[0]
+
+
+def _next_attempt(
+    errors: list[Exception], shapes: DynamicShapes, strict: bool | None
+) -> tuple[bool, bool, bool] | None:
+    """Mode, whether one name is one size, and whether the sizes 0 and 1 are no constants; ``None``: give up."""
+    first = bool(strict)
+    order = [(first, True, True)]
+    if any(True for _ in shapes.asked()):
+        order.append((first, True, False))  # some models only get through this way
+    last = []
+    if shapes.shared:
+        last.append((first, False, True))
+    if strict is None:
+        about_sizes = bool(errors) and any(text in str(errors[0]) for text in _ABOUT_SIZES)
+        last.insert(len(last) if about_sizes else 0, (True, True, True))
+    order += last
+    return order[len(errors)] if len(errors) < len(order) else None
+
+
+class _Capture:
+    """The attempts at one model; each call of torch.export is counted."""
+
+    def __init__(self, module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes) -> None:
+        self.module = module
+        self.args = args
+        self.kwargs = kwargs
+        self.shapes = shapes
+        self.left = LIMIT
+        self._warnings: list[str] = []
+
+    def refined(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
+        """Exports; where torch finds a narrower range or a relation for a dimension that is only named, takes its word."""
+        from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+
+        while True:
+            try:
+                return self._once(strict, spec, oblivious)
+            except Exception as error:
+                text = str(error).partition("Suggested fixes:\n")[2].partition("\n\n")[0]
+                fixes = [f.strip() for f in text.splitlines()]
+                fixed = {fix.partition(" = ")[0] for fix in fixes}
+                constant = any(fix.partition(" = ")[2].isdigit() for fix in fixes)
+                if not self.left or not fixes or constant or not fixed & self.shapes.shared:
+                    raise
+                spec = refine_dynamic_shapes_from_suggested_fixes("Suggested fixes:\n" + "\n".join(fixes), spec)
+
+    def small_sizes_settled(
+        self, program: torch.export.ExportedProgram, strict: bool, tied: bool
+    ) -> torch.export.ExportedProgram:
+        """The program, captured again where a ``Dim.AUTO`` dimension must be static as the model depends on its size.
+
+        Raises:
+            CaptureError: A dimension that must be dynamic is fixed by the model's Python code.
+        """
+        static: set[tuple[int, int]] = set()
+        self._warnings = []
+        sizes = asked_sizes(program, self.shapes)
+        for dependence in dependences(program, [size for _, _, _, size in sizes]):
+            concerned = [row for row in sizes if row[3].node.expr.free_symbols & dependence.symbols]
+            for leaf, axis, must_be_dynamic, size in concerned:
+                if must_be_dynamic and dependence.kind == "guard":
+                    raise _fixed_by_branch(self.shapes.name(leaf, axis), dependence, size.node.hint)
+                if must_be_dynamic:
+                    self._warnings.append(_squeeze_text(self.shapes.name(leaf, axis), dependence))
+                else:
+                    static.add((leaf, axis))
+        if not static:
+            return program
+        self._warnings = []
+        self.shapes = self.shapes.made_static(static)
+        self.left = max(self.left, 1)
+        program = self.refined(strict, self.shapes.reading(tied), True)
+        return self.small_sizes_settled(program, strict, tied)
+
+    def warn(self) -> None:
+        """Says what was found in the program that is returned."""
+        for text in dict.fromkeys(self._warnings):
+            warnings.warn(text, stacklevel=5)
+
+    def _once(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
+        self.left -= 1
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(quiet())
+            stack.enter_context(torch.no_grad())
+            # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
+            # constants.
+            stack.enter_context(fx_config.patch(backed_size_oblivious=oblivious))  # type: ignore[attr-defined]
+            if oblivious and self.shapes.has_empty():
+                stack.enter_context(zero_is_a_size())
+            if strict:
+                stack.enter_context(onnx_export_flag_in_dynamo())
+            # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
+            args, kwargs = _pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
+            return torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _fixed_by_branch(name: str, dependence: Dependence, size: Any) -> CaptureError:
+    where = f" at {dependence.place}" if dependence.place else ""
+    return CaptureError(
+        f"{name} was asked to be dynamic, but the model's code{where} fixes it: what it does with the example's size "
+        f"{size} holds for {dependence.text} alone",
+        hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
+    )
+
+
+def _squeeze_text(name: str, dependence: Dependence) -> str:
+    where = f" at {dependence.place}" if dependence.place else ""
+    return (
+        f"squeeze{where} keeps axis {dependence.text} of its input: {name} was asked to be dynamic, and a model's number of "
+        "axes can't depend on a size. PyTorch takes the axis away where its size is 1, as in the example inputs; the exported "
+        "model does not. Make that dimension static, or squeeze other axes by their numbers."
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Holds back what torch prints and logs while it tries; its errors say what matters."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def is_data_dependent(error: BaseException) -> bool:
+    """Whether capture failed because the model's Python code depends on a tensor's values."""
+    current: BaseException | None = error
+    while current is not None:
+        if type(current).__name__ in _DATA_DEPENDENT or "data-dependent" in str(current).lower():
+            return True
+        current = current.__cause__
+    return False
+
+
+def capture_error(error: Exception, shapes: DynamicShapes) -> CaptureError:
+    """What torch.export raised, as an error that names the user's line."""
+    text = first_lines(error)
+    place = _user_frame(error)
+    where = f" at {place}" if place else ""
+    if is_data_dependent(error):
+        return CaptureError(
+            f"torch.export can't capture the model{where}: its Python code depends on values that are known only when the model "
+            f"runs: {type(error).__name__}: {text}",
+            hint="Use torch.where or torch.cond instead of `if`, keep the number in a tensor instead of .item(), or state what "
+            "is known of it by torch._check(...).",
+        )
+    if any(words in text for words in ("Constraints violated", "specialized", "inferred a static shape")):
+        asked = shapes.describe()
+        return CaptureError(
+            f"a dimension that was asked to be dynamic is fixed by the model{where}: {text}"
+            + (f"\nAsked to be dynamic: {asked}" if asked else ""),
+            hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
+        )
+    return CaptureError(
+        f"torch.export can't capture the model{where}: {type(error).__name__}: {text}",
+        hint="The line named is where torch.export stopped. torch.export.draft_export(model, args) shows more.",
+    )
+
+
+def first_lines(error: BaseException) -> str:
+    """torch's message without the advice on how to get a longer one."""
+    noise = ("For more information, run with", "The error above occurred", "from user code:", "Set TORCH")
+    lines: list[str] = []
+    for line in str(error).strip().splitlines():
+        if not line.strip() and lines and len(lines) > 12:
+            break
+        if any(n in line for n in noise):
+            line = line.partition("For more information, run with")[0].rstrip()
+            if any(n in line for n in noise):
+                break
+        if line.strip():
+            lines.append(line.rstrip())
+    return "\n".join(lines[:16]) or type(error).__name__
+
+
+def _user_frame(error: BaseException) -> str | None:
+    """``file:line`` of the innermost frame of the user's that the error came through."""
+    own = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    current: BaseException | None = error
+    while current is not None:
+        for frame in reversed(traceback.extract_tb(current.__traceback__)):
+            inside = is_torch_file(frame.filename) or frame.filename.startswith((own, "<"))
+            if not inside and os.sep + "contextlib.py" not in frame.filename:
+                return f"{frame.filename}:{frame.lineno}" if frame.name != "<module>" else None
+        current = current.__cause__ or current.__context__
+    return None

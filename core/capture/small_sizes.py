@@ -1,0 +1,164 @@
+"""Dynamic dimensions whose example size is 0 or 1, and what in the model depends on that size.
+
+torch.export takes a size of 0 or 1 for a constant. onnxplug asks it not to (``backed_size_oblivious``), so that an example
+with a batch of 1 gives a model for any batch. Two things then go unnoticed by torch, and are looked for here: a Python
+branch that holds for the size 0 or 1 alone (``if x.shape[0] == 1``), and ``squeeze``, which keeps the axis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from onnxplug.capture.locations import is_torch_file, source_location
+
+_SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
+#: Sizes that are tried to find out whether a guard holds for any size but 0 and 1.
+_TRIED = (*range(2, 18), 24, 32, 48, 64, 100, 128, 224, 256, 512, 1000, 1024, 5040)
+_FEW = (2, 3, 4, 5, 6, 8, 16)
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """A place in the model that depends on a dynamic size's being 0 or 1.
+
+    Attributes:
+        symbols: torch's symbols of the size.
+        kind: ``"guard"`` for a branch in Python, ``"squeeze"``.
+        place: The user's ``file:line``, ``None`` when torch recorded none.
+        text: What holds, as ``"size == 1"``; or the axis that is kept.
+    """
+
+    symbols: frozenset[Any]
+    kind: str
+    place: str | None
+    text: str
+
+
+_lock = threading.Lock()
+_depth = 0
+_original = ShapeEnv.create_symbol
+
+
+@contextlib.contextmanager
+def zero_is_a_size() -> Iterator[None]:
+    """While it holds, a dynamic dimension whose example size is 0 is not assumed to be positive.
+
+    torch's symbols of sizes are positive, so that ``size == 0`` is false before the example is looked at.
+    """
+    global _depth
+    with _lock:
+        _depth += 1
+        ShapeEnv.create_symbol = _create_symbol  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if not _depth:
+                ShapeEnv.create_symbol = _original  # type: ignore[method-assign]
+
+
+def _create_symbol(self: ShapeEnv, val: Any, *args: Any, **kwargs: Any) -> Any:
+    if type(val) is int and val == 0 and kwargs.get("do_not_specialize_zero_one"):
+        kwargs["positive"] = None
+    return _original(self, val, *args, **kwargs)
+
+
+def dependences(program: torch.export.ExportedProgram, sizes: Sequence[Any]) -> list[Dependence]:
+    """What depends on dynamic sizes' being 0 or 1.
+
+    Args:
+        program: The captured program.
+        sizes: The sizes of its inputs that were asked to be dynamic, as torch recorded them.
+    """
+    symbolic = [s for s in sizes if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol]
+    if not symbolic:
+        return []
+    hints = {s.node.expr: s.node.hint for s in symbolic}
+    small = {symbol for symbol, hint in hints.items() if hint in (0, 1)}
+    found = _guards(symbolic[0].node.shape_env, small) if small else []
+    return [*found, *_squeezes(program, set(hints))]
+
+
+def _guards(env: Any, small: set[Any]) -> list[Dependence]:
+    found = []
+    for guard in env.guards:
+        expr = env.replace(guard.expr)
+        involved = frozenset(s for s in expr.free_symbols if s in small)
+        if involved and not _holds_elsewhere(expr, involved):
+            found.append(Dependence(involved, "guard", _place(guard.sloc), _text(expr)))
+    return found
+
+
+def _text(expr: Any) -> str:
+    """A guard in Python's notation, its symbol called ``size`` where there is one alone."""
+    import sympy
+
+    if len(expr.free_symbols) == 1:
+        expr = expr.xreplace({next(iter(expr.free_symbols)): sympy.Symbol("size", integer=True)})
+    return f"{expr.lhs} == {expr.rhs}" if isinstance(expr, sympy.Eq) else str(expr)
+
+
+def _holds_elsewhere(expr: Any, small: frozenset[Any]) -> bool:
+    """Whether a guard holds for some size of 2 or more; True where that can't be told."""
+    import sympy
+
+    others = expr.free_symbols - small
+    symbols = [*sorted(small, key=str), *sorted(others, key=str)]
+    if len(symbols) > 3:
+        return True
+    choices: list[Sequence[int]] = (
+        [_TRIED] if len(symbols) == 1 else [_FEW] * len(small) + [(0, 1, *_FEW)] * len(others)
+    )
+    return any(
+        expr.xreplace({s: sympy.Integer(v) for s, v in zip(symbols, values, strict=True)}) is not sympy.false
+        for values in itertools.product(*choices)
+    )
+
+
+def _place(sloc: Any) -> str | None:
+    """The user's line at which a guard was made."""
+    frame = getattr(sloc, "framework_loc", None)
+    if frame is not None and not is_torch_file(frame.filename):
+        return f"{frame.filename}:{frame.lineno}"
+    user = re.search(r"#\s*(\S+:\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
+    return user[1] if user is not None else None
+
+
+def _squeezes(program: torch.export.ExportedProgram, asked: set[Any]) -> list[Dependence]:
+    found = []
+    for module in program.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            if getattr(getattr(node.target, "_schema", None), "name", None) not in _SQUEEZES:
+                continue
+            source = node.args[0].meta.get("val")
+            for axis in _squeezed_axes(node, source):
+                size = source.shape[axis]
+                if not isinstance(size, torch.SymInt) or size.node.hint != 1:
+                    continue
+                symbols = frozenset(size.node.expr.free_symbols & asked)
+                if symbols:
+                    found.append(Dependence(symbols, "squeeze", source_location(node), str(axis)))
+    return found
+
+
+def _squeezed_axes(node: torch.fx.Node, source: Any) -> list[int]:
+    """The axes that a squeeze is asked to take away where their size is 1."""
+    if not isinstance(source, torch.Tensor):
+        return []
+    wanted: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if wanted is None:
+        return list(range(source.dim()))
+    axes = [wanted] if isinstance(wanted, int) else list(wanted)
+    return [axis % source.dim() for axis in axes] if source.dim() else []

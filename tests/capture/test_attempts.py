@@ -1,0 +1,162 @@
+"""How often torch.export is tried, and what is said when it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import onnxplug
+from onnxplug import CaptureError
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The mode of each call of torch.export.export."""
+    calls: list[bool] = []
+    original = torch.export.export
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["strict"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    return calls
+
+
+def branch_on_a_value(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.sum() > 0 else x - 1
+
+
+def loop_over_a_value(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(int(x.sum())):
+        x = x + 1
+    return x
+
+
+def raises(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no such thing")
+
+
+@pytest.mark.parametrize("model", [branch_on_a_value, loop_over_a_value])
+@pytest.mark.parametrize("shapes", [None, ({0: "batch"},), ({0: Dim.AUTO, 1: "n"},)])
+def test_a_data_dependent_model_is_tried_once(model: Any, shapes: Any, exports: list[bool]) -> None:
+    with pytest.raises(
+        CaptureError, match=r"test_attempts\.py:\d+.*values that are known only when the model"
+    ) as caught:
+        onnxplug.to_onnx(model, (X,), dynamic_shapes=shapes)
+    assert exports == [False]
+    assert "fixed by the model" not in str(caught.value)
+
+
+def broadcasts(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(2, 3)
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    return x if x.shape[0] == 2 else x + 1
+
+
+NAMED = ({0: "batch"}, None)
+SHARED = ({0: "batch"}, {0: "batch"})
+MIXED = ({0: Dim("batch")}, {0: Dim.AUTO})
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "strict"),
+    [
+        (raises, None, None),
+        (raises, SHARED, None),
+        (raises, SHARED, True),
+        (broadcasts, NAMED, None),
+        (broadcasts, SHARED, None),
+        (branches, SHARED, None),
+        (branches, SHARED, False),
+        (branches, MIXED, None),
+    ],
+)
+def test_a_model_is_tried_three_times_at_most(
+    model: Any, shapes: Any, strict: bool | None, exports: list[bool]
+) -> None:
+    def two(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return model(x), model(y)
+
+    with pytest.raises(CaptureError):
+        onnxplug.to_onnx(two, (X, X + 1), dynamic_shapes=shapes, strict=strict)
+    assert 1 <= len(exports) <= 3
+
+
+def test_what_only_the_strict_mode_captures_still_is(exports: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.export.export
+
+    def strict_alone(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs["strict"]:
+            raise RuntimeError("not in this mode")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", strict_alone)
+    for shapes in (None, ({0: "batch"}, {0: "batch"})):
+        program = onnxplug.to_onnx(lambda x, y: x + y, (X, X), dynamic_shapes=shapes)
+        assert program.captured is not None
+        assert program.captured.strategy == "strict"
+
+
+# -- torch.onnx.is_in_onnx_export --------------------------------------------------------------------------------------
+
+
+class Asks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.onnx.is_in_onnx_export() else x - 1
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_model_sees_that_it_is_being_exported(strict: bool | None) -> None:
+    program = onnxplug.to_onnx(Asks(), (X,), strict=strict)
+    torch.testing.assert_close(program(X)[0], X * 2)
+    assert not torch.onnx.is_in_onnx_export()
+
+
+def test_the_flag_is_put_back_after_a_failure() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        assert torch.onnx.is_in_onnx_export()
+        raise RuntimeError("no")
+
+    with pytest.raises(CaptureError):
+        onnxplug.to_onnx(model, (X,))
+    assert not torch.onnx.is_in_onnx_export()
+
+
+def test_the_flag_in_threads_and_inside_another_export() -> None:
+    inside, go = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        assert go.wait(60)
+        seen.append(torch.onnx.is_in_onnx_export())
+        return x + 1
+
+    def run(function: Callable[..., Any], results: list[Any]) -> None:
+        results.append(onnxplug.capture.capture.capture(function, (X,), strict=False))
+
+    results: list[Any] = []
+    other = threading.Thread(target=run, args=(waits, results))
+    other.start()
+    assert inside.wait(60)
+    from onnxplug.capture.onnx_flag import onnx_export_flag
+
+    with onnx_export_flag():
+        pass
+    assert torch.onnx.is_in_onnx_export(), "the other capture goes on"
+    go.set()
+    other.join()
+    assert seen == [True]
+    assert len(results) == 1
+    assert not torch.onnx.is_in_onnx_export()

@@ -1,0 +1,163 @@
+"""Dynamic dimensions whose example size is 0 or 1: what the model does with that size is never taken for any size's."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import onnxplug
+from onnxplug import CaptureError
+
+ZERO, ONE = torch.ones(0, 3), torch.arange(3.0).reshape(1, 3)
+Model = Callable[[torch.Tensor], torch.Tensor]
+
+
+def other(x: torch.Tensor) -> torch.Tensor:
+    """A result whose shape says which way was taken."""
+    return x.new_ones(7)
+
+
+BRANCHES: dict[str, tuple[Model, torch.Tensor]] = {
+    "shape == 0": (lambda x: other(x) if x.shape[0] == 0 else x + 1, ZERO),
+    "size() == 0": (lambda x: other(x) if x.size(0) == 0 else x + 1, ZERO),
+    "len": (lambda x: x + 1 if len(x) else other(x), ZERO),
+    "shape > 0": (lambda x: x + 1 if x.shape[0] > 0 else other(x), ZERO),
+    "numel == 0": (lambda x: other(x) if x.numel() == 0 else x + 1, ZERO),
+    "not numel": (lambda x: other(x) if not x.numel() else x + 1, ZERO),
+    "shape == 1": (lambda x: other(x) if x.shape[0] == 1 else x + 1, ONE),
+    "shape > 1": (lambda x: x + 1 if x.shape[0] > 1 else other(x), ONE),
+    "shape < 2": (lambda x: other(x) if x.shape[0] < 2 else x + 1, ONE),
+    "numel == 3": (lambda x: other(x) if x.numel() == 3 else x + 1, ONE),
+    "expand": (lambda x: x.expand(4, 3) + 1, ONE),
+}
+
+
+def same(model: Model, program: onnxplug.OnnxProgram, x: torch.Tensor) -> None:
+    torch.testing.assert_close(program(x)[0], model(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "strict"), [*((n, None) for n in BRANCHES), ("numel == 0", True), ("shape > 1", True)]
+)
+def test_an_automatic_dimension_that_a_branch_depends_on_is_static(name: str, strict: bool | None) -> None:
+    model, x = BRANCHES[name]
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: Dim.AUTO},), strict=strict, verify=True)
+    assert program.model.graph.inputs[0].shape[0] == x.shape[0]
+    same(model, program, x)
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize("wanted", ["batch", Dim("batch"), Dim.DYNAMIC], ids=str)
+def test_a_dynamic_dimension_that_a_branch_depends_on_is_an_error(name: str, wanted: Any) -> None:
+    model, x = BRANCHES[name]
+    with pytest.raises(CaptureError, match="dynamic") as caught:
+        onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: wanted},))
+    if name != "expand" and not isinstance(wanted, Dim):
+        assert re.search(r"test_small_sizes\.py:\d+ fixes it", str(caught.value))
+
+
+STAYS: dict[str, tuple[Model, torch.Tensor]] = {
+    "linear": (nn.Linear(3, 2).eval(), ONE),
+    "max": (lambda x: x.new_ones(max(1, x.shape[0])).sum() + x, ONE),
+    "max of 0": (lambda x: x.new_ones(max(1, x.shape[0])), ZERO),
+    "cat": (lambda x: torch.cat([x, torch.ones(2, 3)]), ZERO),
+    "reshape": (lambda x: x.reshape(x.shape[0], 3, 1) + x.view(-1, 3, 1), ZERO),
+    "sum": (lambda x: x.sum(0), ZERO),
+    "a relation of two sizes": (lambda x: x + x[: x.shape[0]] if x.shape == x.clone().shape else other(x), ONE),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+@pytest.mark.parametrize("wanted", ["batch", Dim.AUTO], ids=str)
+def test_a_dimension_that_nothing_depends_on_stays_dynamic(name: str, wanted: Any) -> None:
+    model, x = STAYS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: wanted},))
+    assert not isinstance(program.model.graph.inputs[0].shape[0], int)
+    same(model, program, x)
+    same(model, program, torch.randn(5, 3))
+
+
+def test_two_sizes_of_1_may_be_the_same_size() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] == y.shape[0] else y
+
+    shapes = {"x": {0: Dim.AUTO}, "y": {0: Dim.AUTO}}
+    program = onnxplug.to_onnx(model, (ONE, ONE.clone()), dynamic_shapes=shapes)
+    assert not isinstance(program.model.graph.inputs[0].shape[0], int)
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(program(x, x)[0], x + 1)
+
+
+SQUEEZES: dict[str, Model] = {
+    "all": lambda x: x.squeeze() + 1,
+    "dim": lambda x: x.squeeze(0) + 1,
+    "negative dim": lambda x: x.squeeze(-2) + 1,
+    "dims": lambda x: x.squeeze([0, 1]) + 1,
+    "function": lambda x: torch.squeeze(x, dim=0) + 1,
+    "in place": lambda x: x.clone().squeeze_(0) + 1,
+    "a slice": lambda x: torch.cat([x, x])[1:].squeeze(0) + 1,
+}
+
+
+@pytest.mark.parametrize("name", SQUEEZES)
+def test_squeeze_of_an_automatic_dimension_of_size_1(name: str) -> None:
+    program = onnxplug.to_onnx(SQUEEZES[name], (ONE,), dynamic_shapes=({0: Dim.AUTO},), verify=True)
+    assert program.model.graph.inputs[0].shape[0] == 1
+    same(SQUEEZES[name], program, ONE)
+
+
+@pytest.mark.parametrize("name", sorted(set(SQUEEZES) - {"a slice", "in place"}))
+@pytest.mark.parametrize("wanted", ["batch", Dim.DYNAMIC], ids=str)
+def test_squeeze_of_a_dynamic_dimension_of_size_1_warns(name: str, wanted: Any) -> None:
+    with pytest.warns(UserWarning, match=r"squeeze at .*test_small_sizes\.py:\d+ keeps axis 0.*axis 0 of the input"):
+        program = onnxplug.to_onnx(SQUEEZES[name], (ONE,), dynamic_shapes=({0: wanted},))
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(program(x)[0], x + 1)
+
+
+def test_squeeze_in_place_of_a_dynamic_dimension_of_size_1_is_an_error() -> None:
+    """torch itself asks for the size there."""
+    with pytest.raises(CaptureError, match=r"axis 0 of the input x \('batch'\) was asked to be dynamic.*size == 1"):
+        onnxplug.to_onnx(SQUEEZES["in place"], (ONE,), dynamic_shapes=({0: "batch"},))
+
+
+def test_squeeze_of_other_axes_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(
+            lambda x: x[None].squeeze(0) + 1, (ONE,), dynamic_shapes=({0: "batch"},), verify=True
+        )
+    assert str(program.model.graph.inputs[0].shape[0]) == "batch"
+
+
+def test_only_the_axis_concerned_becomes_static() -> None:
+    """Nested inputs, several leaves, and one dict of shapes used for all of them."""
+    shape = {0: Dim.AUTO, 1: Dim.AUTO}
+
+    def model(pair: list[torch.Tensor], more: dict[str, torch.Tensor]) -> torch.Tensor:
+        return pair[0].squeeze(0) + pair[1].sum(0) + more["z"].sum(0)
+
+    args = ([torch.randn(1, 1), torch.randn(1, 1)], {"z": torch.randn(1, 1)})
+    shapes = {"pair": [shape, shape], "more": {"z": shape}}
+    program = onnxplug.to_onnx(model, args, dynamic_shapes=shapes)
+    assert shape == {0: Dim.AUTO, 1: Dim.AUTO}
+    dims = [[isinstance(d, int) for d in v.shape] for v in program.model.graph.inputs]
+    assert dims == [[True, False], [False, False], [False, False]]
+
+
+def test_torch_is_left_as_it_was() -> None:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    before = ShapeEnv.create_symbol
+    with pytest.raises(CaptureError):
+        onnxplug.to_onnx(BRANCHES["shape == 0"][0], (ZERO,), dynamic_shapes=({0: "b"},))
+    assert ShapeEnv.create_symbol is before
