@@ -12,7 +12,6 @@ from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.fill import filled, sizes_of
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.selection import select
-from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -89,6 +88,9 @@ def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> V
             return g.const(torch.arange(start, end, step, dtype=_torch(dtype)))
     inner = ir.DataType.INT64 if whole else ir.DataType.DOUBLE
     first, last, by = (operand(g, x, inner) for x in (start, end, step))
+    if whole and not (g.never_negative(start) and isinstance(step, int) and step > 0):
+        # ONNX Runtime makes a Slice of a Gather by a Range, to which a start or end of -1 is the last element.
+        return g.cast(g.op.Neg(g.op.Range(g.op.Neg(first), g.op.Neg(last), g.op.Neg(by))), dtype)
     return g.cast(g.op.Range(first, last, by), dtype)
 
 
@@ -101,11 +103,22 @@ def _torch(dtype: ir.DataType) -> Any:
 def linspace(g: GraphBuilder, node: FxNode) -> Value:
     """linspace(Scalar start, Scalar end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
     start, end, steps = node.args[:3]
-    if any(isinstance(x, Value) for x in (start, end, steps)):
-        raise Unsupported("linspace with dynamic bounds or steps")
-    import torch
+    if not any(isinstance(x, Value) for x in (start, end, steps)):
+        import torch
 
-    return g.const(torch.linspace(start, end, steps, dtype=_torch(node.dtype)))
+        return g.const(torch.linspace(start, end, steps, dtype=_torch(node.dtype)))
+    # From both ends to the middle, as torch; its steps are of the result's dtype, of double where that is an integer's.
+    dtype = node.dtype
+    inner = dtype if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else ir.DataType.DOUBLE
+    first, last = (g.cast(operand(g, x, dtype), inner) for x in (start, end))
+    count = g.as_scalar(steps)
+    places = g.op.Range(g.const(0), count, g.const(1))
+    gaps = g.op.Sub(count, g.const(1))
+    step = g.op.Div(g.op.Sub(last, first), g.cast(g.op.Max(gaps, g.const(1)), inner))
+    up = g.op.Add(first, g.op.Mul(step, g.cast(places, inner)))
+    down = g.op.Sub(last, g.op.Mul(step, g.cast(g.op.Sub(gaps, places), inner)))
+    half = g.op.Div(g.op.Add(count, g.cast(g.op.Equal(count, g.const(1)), ir.DataType.INT64)), g.const(2))
+    return g.cast(g.op.Where(g.op.Less(places, half), up, down), dtype)
 
 
 def eye(g: GraphBuilder, node: FxNode) -> Value:

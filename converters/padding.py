@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -29,18 +28,9 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
     after: list[Any] = [0] * rank
     for number in range(len(pads) // 2):
         before[rank - 1 - number], after[rank - 1 - number] = pads[2 * number], pads[2 * number + 1]
-    if mode == "replicate" and any(isinstance(p, int) and p < 0 for p in (*before, *after)):
-        # torch repeats the edge of the uncropped tensor, even where the crop leaves nothing of it.
-        return _replicated(g, x, before, after)
-    if mode != "constant":
-        # ONNX Runtime reflects a cropped axis from the uncropped one; cut first.
-        for axis in range(rank):
-            low, high = before[axis], after[axis]
-            cut_low = -low if isinstance(low, int) and low < 0 else 0
-            cut_high = high if isinstance(high, int) and high < 0 else None
-            if cut_low or cut_high is not None:
-                x = slice_axis(g, x, axis, cut_low, cut_high)
-                before[axis], after[axis] = (0 if cut_low else low), (0 if cut_high is not None else high)
+    if mode != "constant" and not all(g.never_negative(p) for p in (*before, *after)):
+        # torch continues the uncropped tensor, even where the crop leaves nothing of it.
+        return _gathered(g, x, before, after, mode)
     if all(isinstance(p, int) and p == 0 for p in (*before, *after)):
         return x
     inner = dtype
@@ -51,16 +41,28 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
     return g.cast(padded, dtype)
 
 
-def _replicated(g: GraphBuilder, x: Value, before: Sequence[Any], after: Sequence[Any]) -> Value:
-    """Element i of the result is the one at i - before, held within the tensor: an axis at a time, sizes static."""
+def _gathered(g: GraphBuilder, x: Value, before: Sequence[Any], after: Sequence[Any], mode: str) -> Value:
+    """Element i of the result is the one at i - before, held within the tensor or reflected at its ends."""
     for axis in range(rank_of(x)):
         low, high = before[axis], after[axis]
         if low == 0 and high == 0:
             continue
-        size, left, right = g.concrete_shape([g.dim(x, axis), low, high], "size of a cropped and padded axis")
-        places = np.clip(np.arange(size + left + right) - left, 0, size - 1)
-        x = g.op.Gather(x, g.const(places.astype(np.int64)), axis=axis)
+        size = g.as_scalar(g.dim(x, axis))
+        places = g.op.Sub(_numbered(g, size, low, high), g.as_scalar(low))
+        last = g.op.Sub(size, g.const(1))
+        if mode == "reflect":
+            places = g.op.Sub(last, g.op.Abs(g.op.Sub(last, g.op.Abs(places))))
+        else:
+            places = g.op.Max(g.op.Min(places, last), g.const(0))
+        x = g.op.Gather(x, places, axis=axis)
     return x
+
+
+def _numbered(g: GraphBuilder, size: Value, low: Any, high: Any) -> Value:
+    """0, 1, … up to the size of a padded axis."""
+    total = g.op.Add(g.op.Add(size, g.as_scalar(low)), g.as_scalar(high))
+    result: Value = g.op.Range(g.const(0), total, g.const(1))
+    return result
 
 
 def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
@@ -70,7 +72,8 @@ def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
         axis = rank - 1 - number
         low, high = pads[2 * number], pads[2 * number + 1]
         if not isinstance(low, int) or not isinstance(high, int):
-            raise Unsupported("circular padding by widths that are only known at run time")
+            x = _circular_dynamic(g, x, axis, low, high)
+            continue
         # torch crops first, and continues what is left.
         if low < 0 or high < 0:
             x = slice_axis(g, x, axis, max(-low, 0), high if high < 0 else None)
@@ -82,6 +85,17 @@ def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
             parts.append(slice_axis(g, x, axis, 0, high))
         x = g.op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
     return x
+
+
+def _circular_dynamic(g: GraphBuilder, x: Value, axis: int, low: Any, high: Any) -> Value:
+    """One axis by widths that are only known at run time: gathered by places modulo what a negative width leaves."""
+    size = g.as_scalar(g.dim(x, axis))
+    low, high = g.as_scalar(low), g.as_scalar(high)
+    cut = g.op.Max(g.op.Neg(low), g.const(0))
+    left = g.op.Sub(g.op.Sub(size, cut), g.op.Max(g.op.Neg(high), g.const(0)))
+    places = g.op.Sub(_numbered(g, size, low, high), g.op.Max(low, g.const(0)))
+    result: Value = g.op.Gather(x, g.op.Add(g.op.Mod(places, left), cut), axis=axis)
+    return result
 
 
 def pad(g: GraphBuilder, node: FxNode) -> Value:

@@ -96,9 +96,13 @@ def tensor_split(g: GraphBuilder, node: FxNode) -> list[Value]:
     x, _, axis = node.args
     axis = normalize_axis(axis, rank_of(x))
     sizes = [spec.shape[axis] if spec is not None else None for spec in node.outputs]
-    if not all(isinstance(s, int) for s in sizes):
-        raise Unsupported("tensor_split of a dynamic axis")
-    return _split(g, x, axis, sizes)
+    if all(isinstance(s, int) for s in sizes):
+        return _split(g, x, axis, sizes)
+    # The first (size mod pieces) of the pieces have one element more.
+    total, pieces = g.as_scalar(g.dim(x, axis)), g.const(len(sizes))
+    each, more = g.op.Div(total, pieces), g.op.Mod(total, pieces)
+    bounds = [g.op.Add(g.op.Mul(each, g.const(i)), g.op.Min(more, g.const(i))) for i in range(1, len(sizes))]
+    return [slice_axis(g, x, axis, start, end) for start, end in pairwise([0, *bounds, None])]
 
 
 def tensor_split_at(g: GraphBuilder, node: FxNode) -> list[Value]:

@@ -47,19 +47,21 @@ def floordiv(g: GraphBuilder, node: FxNode) -> Value:
         result: Value = g.op.Floor(g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT)))
         return result
     a, b = _number(g, x, _INT), _number(g, y, _INT)
-    # a - a mod b divides evenly; ONNX's Mod has the divisor's sign, as Python's. A size over a positive constant needs
-    # no correction: both are not negative.
-    if isinstance(y, int) and y > 0 and _is_size(node, x):
+    # a - a mod b divides evenly; ONNX's Mod has the divisor's sign, as Python's. What is never negative over what is
+    # positive needs no correction.
+    if _sign(node, 0, x, "is_nonnegative") and _sign(node, 1, y, "is_positive"):
         result = g.op.Div(a, b)
         return result
     result = g.op.Div(g.op.Sub(a, g.op.Mod(a, b)), b)
     return result
 
 
-def _is_size(node: FxNode, x: Any) -> bool:
-    """Whether the first argument is a plain dimension: never negative."""
-    expr = getattr(getattr(node.meta(0), "node", None), "expr", None)
-    return isinstance(x, Value) and expr is not None and bool(expr.is_Symbol)
+def _sign(node: FxNode, position: int, x: Any, question: str) -> bool:
+    """Whether an argument is surely not negative (``is_nonnegative``) or positive (``is_positive``)."""
+    if isinstance(x, int):
+        return x > 0 or (x == 0 and question == "is_nonnegative")
+    expr = getattr(getattr(node.meta(position), "node", None), "expr", None)
+    return expr is not None and bool(getattr(expr, question))
 
 
 def truediv(g: GraphBuilder, node: FxNode) -> Value:
@@ -96,6 +98,31 @@ def neg(g: GraphBuilder, node: FxNode) -> Value:
     """Unary minus."""
     result: Value = g.op.Neg(node.args[0])
     return result
+
+
+def pos(g: GraphBuilder, node: FxNode) -> Value:
+    """Unary plus."""
+    result: Value = node.args[0]
+    return result
+
+
+def absolute(g: GraphBuilder, node: FxNode) -> Value:
+    """``abs`` of an int or a float."""
+    result: Value = g.op.Abs(node.args[0])
+    return result
+
+
+def shift(left: bool) -> Converter:
+    """``<<`` and ``>>`` of ints: a product with a power of two, and a quotient rounded down."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        x, by = (_number(g, a, _INT) for a in node.args)
+        power = g.op.Pow(g.const(2), by)
+        result: Value = g.op.Mul(x, power) if left else g.op.Div(g.op.Sub(x, g.op.Mod(x, power)), power)
+        return result
+
+    convert.__name__ = convert.__qualname__ = "lshift" if left else "rshift"
+    return convert
 
 
 def compare(op_type: str, *, negate: bool = False) -> Converter:
@@ -221,6 +248,10 @@ RULES: list[Rule] = [
     Rule("_operator::mod", mod),
     Rule("_operator::pow", pow_),
     Rule("_operator::neg", neg),
+    Rule("_operator::pos", pos),
+    Rule("_operator::abs", absolute),
+    Rule("_operator::lshift", shift(True)),
+    Rule("_operator::rshift", shift(False)),
     *[Rule(f"_operator::{name}", compare(op)) for name, op in _COMPARE.items()],
     Rule("_operator::ne", compare("Equal", negate=True)),
     Rule("_operator::and_", logic("And")),
@@ -236,6 +267,7 @@ RULES: list[Rule] = [
     Rule("math::floor", rounded("Floor")),
     Rule("math::ceil", rounded("Ceil")),
     Rule("math::trunc", rounded("Cast")),
+    Rule("builtins::round", rounded("Round")),
     Rule("math::sqrt", sqrt),
     Rule("torch::_sym_sqrt", sqrt),
     Rule("aten::sym_size.int", sym_size),

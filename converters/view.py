@@ -18,13 +18,11 @@ from onnxplug.registry.rule import Rule
 
 
 def known_sizes(node: FxNode, given: Sequence[Any]) -> list[Any]:
-    """The sizes of a result: ints where torch or the program knows them, else the values that the program computes.
+    """The sizes of a result: ints where torch or the program knows them, else what the program gives: values, or -1.
 
     Of a given 256 torch may have worked out a long expression that it does not see through.
     """
-    return [
-        d if isinstance(d, int) or (isinstance(s, int) and s < 0) else s for d, s in zip(node.shape, given, strict=True)
-    ]
+    return [d if isinstance(d, int) else s for d, s in zip(node.shape, given, strict=True)]
 
 
 def view(g: GraphBuilder, node: FxNode) -> Value:

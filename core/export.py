@@ -192,6 +192,7 @@ def convert(
         schemas={d.name: d.schemas for d in domains},
     )
     symbols = SymbolNames(captured.dim_names)
+    builder.expressions = symbols.expressions
     bound = registry.bind(target)
     interpreter = DynamoInterpreter(
         builder,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxplug.build.expressions import SizeComputer
 from onnxplug.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -23,7 +24,11 @@ class ShapeMixin:
     """Dimension arithmetic of :class:`GraphBuilder`.
 
     A symbolic dimension (``"batch"``, ``"2*seq"``) is computed once: the first value that has it is kept and found again
-    by its name. Sizes are 0-dim int64 Values; their 1-dim form, which shapes are concatenated from, is remembered too.
+    by its name. One that no value has yet is computed from its expression. Sizes are 0-dim int64 Values; their 1-dim form,
+    which shapes are concatenated from, is remembered too.
+
+    Attributes:
+        expressions: Name of a symbolic dimension to its sympy expression.
     """
 
     op: Any
@@ -33,16 +38,21 @@ class ShapeMixin:
     def __init__(self) -> None:
         self._symbols: dict[str, ir.Value] = {}
         self._symbol_of: dict[ir.Value, str] = {}
+        self._further_names: dict[ir.Value, list[str]] = {}
         self._sources: dict[str, tuple[ir.Value, int]] = {}
+        self._read_from: dict[ir.Value, list[str]] = {}
         self._vector_of: dict[ir.Value, ir.Value] = {}
         self._scalar_of: dict[ir.Value, ir.Value] = {}
         self._counter = count()
+        self._pending: set[str] = set()
+        self.expressions: Mapping[str, Any] = {}
         super().__init__()
 
     if TYPE_CHECKING:
 
         def const(self, value: Any, dtype: torch.dtype | ir.DataType | None = None) -> ir.Value: ...
         def constant(self, value: ir.Value | None) -> np.ndarray | None: ...
+        def cast(self, x: ir.Value, dtype: torch.dtype | ir.DataType) -> ir.Value: ...
 
     def fresh(self) -> int:
         """A number not given before, for names."""
@@ -51,17 +61,26 @@ class ShapeMixin:
     # -- symbols -------------------------------------------------------------------------------------------------------
 
     def add_symbol_source(self, dim: ir.SymbolicDim, value: ir.Value, axis: int) -> None:
-        """Says that an input's axis has the size ``dim``: it is read from there when it is first needed."""
-        if dim.value is not None:
-            self._sources.setdefault(dim.value, (value, axis))
+        """Says that an axis of a value has the size ``dim``: it is read from there when it is first needed."""
+        if dim.value is not None and dim.value not in self._sources:
+            self._sources[dim.value] = value, axis
+            self._read_from.setdefault(value, []).append(dim.value)
+
+    def add_symbol_sources(self, values: Any) -> None:
+        """Says that sizes which follow from the data are read from the results of an operator."""
+        for value in values if isinstance(values, list | tuple) else (values,):
+            for axis, dim in enumerate(value.shape or ()) if isinstance(value, ir.Value) else ():
+                if isinstance(dim, ir.SymbolicDim):
+                    self.add_symbol_source(dim, value, axis)
 
     def set_symbol(self, name: str, value: ir.Value) -> None:
         """Says that a 0-dim int64 value holds the symbolic size ``name``."""
         self._symbols.setdefault(name, value)
-        self._symbol_of.setdefault(value, name)
+        if self._symbol_of.setdefault(value, name) != name:
+            self._further_names.setdefault(value, []).append(name)
 
-    def symbol(self, dim: ir.SymbolicDim | str) -> ir.Value | None:
-        """The 0-dim int64 value that holds a symbolic size, ``None`` when nothing computes it yet."""
+    def known_symbol(self, dim: ir.SymbolicDim | str) -> ir.Value | None:
+        """The 0-dim int64 value that holds a symbolic size, or an axis of an input does; ``None`` when there is none."""
         name = dim if isinstance(dim, str) else dim.value
         if name is None:
             return None
@@ -70,6 +89,64 @@ class ShapeMixin:
             value, axis = self._sources[name]
             found = self._read_dim(value, axis, name)
         return found
+
+    def symbol(self, dim: ir.SymbolicDim | str) -> ir.Value | None:
+        """The 0-dim int64 value that holds a symbolic size, computed from its expression where no value has it yet.
+
+        ``None`` when the expression is not known or depends on a size that no value of the graph has.
+        """
+        found = self.known_symbol(dim)
+        if found is None:
+            try:
+                found = self._computed(dim)
+            except Unsupported:
+                return None
+        return found
+
+    def _computed(self, dim: ir.SymbolicDim | str) -> ir.Value:
+        """A symbolic size computed from its expression, or from an axis whose size is a multiple of it.
+
+        Raises:
+            Unsupported: It depends on a size that no value of the graph has, or on a function without a translation.
+        """
+        name = dim if isinstance(dim, str) else dim.value
+        expr = self.expressions.get(name) if name is not None else None
+        found: ir.Value | None = None
+        if name is not None and (expr is None or expr.is_Symbol):
+            found = self._solved(name)
+        elif expr is not None:
+            found = SizeComputer(self).size(expr)
+        if name is None or found is None:
+            raise Unsupported(f"no value in the graph has the dynamic size {name!r}")
+        self.set_symbol(name, found)
+        return found
+
+    def _solved(self, name: str) -> ir.Value | None:
+        """A free symbol from an axis that has a linear expression of it: ``s`` is ``(size - 1) // 2`` of ``2*s + 1``."""
+        if name in self._pending:
+            return None
+        self._pending.add(name)
+        try:
+            for source in self._sources:
+                expr = self.expressions.get(source)
+                symbol = next((s for s in expr.free_symbols if str(s) == name), None) if expr is not None else None
+                if symbol is None:
+                    continue
+                factor = expr.coeff(symbol, 1)
+                rest = (expr - factor * symbol).expand()
+                if not factor.is_Integer or symbol in rest.free_symbols:
+                    continue
+                size = self.known_symbol(source)
+                try:
+                    offset = SizeComputer(self).size(rest)
+                except Unsupported:
+                    continue
+                # The division is exact.
+                result: ir.Value = self.op.Div(self.op.Sub(size, offset), self.const(int(factor)))
+                return result
+            return None
+        finally:
+            self._pending.discard(name)
 
     def symbol_name(self, value: Any) -> str:
         """How to call a dynamic size in a message."""
@@ -82,8 +159,13 @@ class ShapeMixin:
     def _forget_symbols(self, values: Iterable[ir.Value]) -> None:
         for value in values:
             name = self._symbol_of.pop(value, None)
-            if name is not None and self._symbols.get(name) is value:
-                del self._symbols[name]
+            if name is not None:
+                for each in (name, *self._further_names.pop(value, ())):
+                    if self._symbols.get(each) is value:
+                        del self._symbols[each]
+            for each in self._read_from.pop(value, ()):
+                if each in self._sources and self._sources[each][0] is value:
+                    del self._sources[each]
             self._vector_of.pop(value, None)
             # The vector may have been made in a branch, of a size from outside it.
             size = self._scalar_of.pop(value, None)
@@ -138,13 +220,20 @@ class ShapeMixin:
         size = x.shape[axis]
         if isinstance(size, int):
             return size
-        found = self.symbol(size)
+        found = self.known_symbol(size)
         return found if found is not None else self._read_dim(x, axis, size.value)
 
     def dims(self, x: ir.Value) -> list[Size]:
         """The size of every axis of ``x``, whose rank must be known."""
         assert x.shape is not None
         return [self.dim(x, axis) for axis in range(len(x.shape))]
+
+    def never_negative(self, size: Any) -> bool:
+        """Whether a size is surely 0 or more: an int, or what torch's expression of it says."""
+        if isinstance(size, int):
+            return size >= 0
+        expr = self.expressions.get(self._symbol_of.get(size, "")) if isinstance(size, ir.Value) else None
+        return expr is not None and bool(expr.is_nonnegative)
 
     def concrete_shape(self, x: ir.Value | Sequence[Size | ir.SymbolicDim], what: str = "shape") -> list[int]:
         """The sizes as ints.
@@ -209,16 +298,14 @@ class ShapeMixin:
         return self.const(size) if isinstance(size, int) else size
 
     def _need(self, dim: ir.SymbolicDim) -> ir.Value:
-        found = self.symbol(dim)
-        if found is None:
-            raise Unsupported(f"no value in the graph has the dynamic size {dim.value!r}")
-        return found
+        found = self.known_symbol(dim)
+        return found if found is not None else self._computed(dim)
 
     def reshape(self, x: ir.Value, sizes: Sequence[Size | ir.SymbolicDim]) -> ir.Value:
         """``x`` with another shape, by as few nodes as the sizes allow.
 
         A size equal to the input's at the same axis is copied (0 in ONNX's Reshape), one other dynamic size is left for
-        the runtime to work out (-1), and only further ones are computed.
+        the runtime to work out (-1), and only further ones are computed. A size of -1 stays one.
         """
         source: Sequence[Any] = x.shape.dims if x.shape is not None else ()
         target: list[int | None] = []
@@ -230,8 +317,12 @@ class ShapeMixin:
                 target.append(0)
             else:
                 target.append(None)
-        if target.count(None) == 1 and not has_zero:
-            target[target.index(None)] = -1
+        if None in target and -1 not in target and not has_zero:
+            unknown = [axis for axis, size in enumerate(target) if size is None]
+            # Of several the one that no value has yet.
+            new = [a for a in unknown if isinstance(sizes[a], ir.SymbolicDim) and self.known_symbol(sizes[a]) is None]
+            if len(unknown) == 1 or new:
+                target[(new or unknown)[0]] = -1
         if None not in target:
             constant = self.const(np.array(target, dtype=np.int64))
             if has_zero and self.opset >= 14:

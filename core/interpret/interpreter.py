@@ -205,7 +205,7 @@ class DynamoInterpreter:
             if not isinstance(number, str):
                 return number
             symbol = number
-            found = builder.symbol(symbol)
+            found = builder.known_symbol(symbol)
             if found is not None:
                 return found
         elif type(val) in (int, float, bool):
@@ -224,6 +224,8 @@ class DynamoInterpreter:
                 return nothing
         rules = self._candidates(node)
         results = self._apply(node, rules)
+        if "unbacked_bindings" in fx.meta:
+            builder.add_symbol_sources(results)
         if type(results) is ir.Value:
             if symbol is not None:
                 builder.set_symbol(symbol, results)

@@ -16,11 +16,15 @@ class SymbolNames:
 
     Args:
         names: Symbol of torch (``"s77"``) to the user's name (``"batch"``).
+
+    Attributes:
+        expressions: Name of every dimension handed out to its sympy expression, whose symbols bear the users' names.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = dict(names)
         self._known: dict[Any, Dim] = {}
+        self.expressions: dict[str, Any] = {}
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The ONNX dimension of one size."""
@@ -39,9 +43,11 @@ class SymbolNames:
         from sympy import Symbol
 
         renamed = expr.xreplace(
-            {s: Symbol(self._names[str(s)], integer=True) for s in expr.free_symbols if str(s) in self._names}
+            {s: Symbol(self._names[str(s)], **s.assumptions0) for s in expr.free_symbols if str(s) in self._names}
         )
-        return ir.SymbolicDim(str(renamed))
+        name = str(renamed)
+        self.expressions[name] = renamed
+        return ir.SymbolicDim(name)
 
     def number(self, value: Any) -> Any:
         """A symbolic number as a Python number when it is constant, else the name of its expression."""
