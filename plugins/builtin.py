@@ -20,9 +20,9 @@ def onnxplug_rules() -> Iterable[Rule]:
 @hookimpl
 def onnxplug_rewrites() -> Iterable[Any]:
     """The builtin rewrites."""
-    from onnxplug.rewrite.patterns import REWRITES
+    from onnxplug.rewrite import onnxruntime, patterns
 
-    return REWRITES
+    return [*patterns.REWRITES, *onnxruntime.REWRITES]
 
 
 @hookimpl

@@ -17,7 +17,8 @@ from tests.chains.operators import TEMPLATES
 #: Shapes of the inputs, the first axis of the second set being another size; "f" floats of ordinary size and both signs.
 SHAPES = ["2,4,6,6", "1,16,5,5", "2,3,4", "3,4", "2,8", "2,2,5,4", "3,6,6", "4,4", "2,16,4,4", "1,3,8,8"]
 SLOT = re.compile(r"\{(w|k|k16|d|t|v|c|c4)?(?::)?([0-9]?,)?([a-z])([0-9]?)('?)(?:,([0-9]))?\}")
-_KINDS = {"f": torch.float32, "b": torch.bool}
+#: Element types of the inputs; the common one more often.
+DTYPES = [torch.float32] * 8 + [torch.float64, torch.float16]
 MAX_ELEMENTS = 20_000
 
 
@@ -82,7 +83,7 @@ class _Maker:
             if rank and x.dim() != int(rank):
                 return False
             if kind == "f":
-                return x.dtype == torch.float32
+                return x.is_floating_point()
             if kind == "b":
                 return x.dtype == torch.bool
             return kind == "x" or (not x.dtype.is_floating_point and x.dtype != torch.bool)
@@ -104,7 +105,7 @@ class _Maker:
             "c": lambda: (x.shape[1],),
             "c4": lambda: (x.shape[1], 1, 1),
         }[role]()
-        return self.tensor(shape, 0.5)
+        return self.tensor(shape, 0.5).to(x.dtype)
 
     def fill(self, template: str) -> tuple[str, dict[str, torch.Tensor]] | None:
         """The template with values and parameters in its slots."""
@@ -169,7 +170,8 @@ def make(number: int) -> Chain:
     maker = _Maker(number)
     shape = [int(n) for n in maker.random.choice(SHAPES).split(",")]
     count = maker.random.choice([1, 1, 2])
-    inputs = tuple(maker.tensor(shape) for _ in range(count))
+    dtype = maker.random.choice(DTYPES)
+    inputs = tuple(maker.tensor(shape).to(dtype) for _ in range(count))
     maker.values.update({f"x{i}": x for i, x in enumerate(inputs)})
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -182,7 +184,7 @@ def make(number: int) -> Chain:
     outputs = dict.fromkeys([names[-1], *maker.random.sample(names, maker.random.randint(0, min(2, len(names))))])
     dynamic = maker.random.random() < 0.5
     other = [n + dynamic * (axis == 0) for axis, n in enumerate(shape)]
-    second = tuple(maker.tensor(other, maker.random.choice([1.0, 2.0])) for _ in inputs)
+    second = tuple(maker.tensor(other, maker.random.choice([1.0, 2.0])).to(dtype) for _ in inputs)
     # A value that nothing returned reads would only be dead code: such lines go, from the last to the first.
     kept: list[str] = []
     wanted = set(outputs)
