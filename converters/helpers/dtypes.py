@@ -7,6 +7,7 @@ import onnx_ir as ir
 BOOL = ir.DataType.BOOL
 INT32 = ir.DataType.INT32
 INT64 = ir.DataType.INT64
+FLOAT16 = ir.DataType.FLOAT16
 FLOAT = ir.DataType.FLOAT
 DOUBLE = ir.DataType.DOUBLE
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT64
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, FLOAT16, INT32, INT64
 from onnxplug.converters.helpers.promotion import comparable
 from onnxplug.converters.helpers.reductions import reduce, reduction_dtype
 from onnxplug.interpret.node import FxNode
@@ -37,33 +36,57 @@ def count_below(g: GraphBuilder, edges: Value, x: Value, right: bool, dtype: ir.
     return reduce(g, "ReduceSum", before, [rank_of(before) - 1], False)
 
 
-def ascending(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
-    """Values and indices in ascending order, equal ones by index. No NaN may be among them."""
-    size = g.as_vector(g.dim(x, axis))
-    values, indices = g.op.TopK(x, size, axis=axis, largest=0, sorted=1, _outputs=2)
-    return values, indices
+def order_key(g: GraphBuilder, x: Value) -> Value:
+    """Numbers of the same order as ``x`` for TopK: NaN is the largest, beyond +inf, which is beyond every finite number.
+
+    ONNX Runtime's TopK puts NaN anywhere. A float type of wider range has room for the three: float16 is compared as
+    float, float and bfloat16 (whose range is float's) as double. ``x`` is narrower than double, or an integer, which is
+    its own key.
+    """
+    dtype = x.dtype
+    assert dtype is not None and dtype != DOUBLE
+    if not dtype.is_floating_point():
+        return g.cast(x, reduction_dtype(dtype))
+    inner, infinity, nan = (FLOAT, 1e38, 3e38) if dtype == FLOAT16 else (DOUBLE, 1e300, 1e308)
+    bounded = g.op.Clip(g.cast(x, inner), g.const(-infinity, inner), g.const(infinity, inner))
+    return g.op.Where(g.op.IsNaN(x), g.const(nan, inner), bounded)
+
+
+def order(g: GraphBuilder, x: Value, count: Value, axis: int, largest: bool, ordered: bool = True) -> Value:
+    """The indices of the first ``count`` elements of an axis in order; of equal elements the lower index goes first.
+
+    NaN is the largest, as in torch.
+
+    Args:
+        g: The builder.
+        x: Any shape, at least one axis.
+        count: [1], int64.
+        axis: Axis of ``x``.
+        largest: Descending order.
+        ordered: Whether the first elements must be in order among themselves.
+    """
+    named: dict[str, Any] = {"axis": axis, "largest": int(largest), "_outputs": 2}
+    if x.dtype != DOUBLE:
+        _, indices = g.op.TopK(order_key(g, x), count, sorted=int(ordered), **named)
+        return indices
+    # No type is wider: NaN counts as +inf at first, and goes to its end by a second, stable sort.
+    nan = g.op.IsNaN(x)
+    everything = g.as_vector(g.dim(x, axis))
+    _, places = g.op.TopK(g.op.Where(nan, g.const(float("inf"), DOUBLE), x), everything, sorted=1, **named)
+    flags = g.op.GatherElements(g.cast(nan, INT32), places, axis=axis)
+    _, chosen = g.op.TopK(flags, count, sorted=1, **named)
+    return g.op.GatherElements(places, chosen, axis=axis)
 
 
 def ordered_part(
     g: GraphBuilder, x: Value, count: Value, axis: int, largest: bool, ordered: bool = True
 ) -> list[Value]:
-    """The first ``count`` values of an axis in order, and their indices; of equal elements the lower index goes first.
-
-    NaN, which ONNX Runtime's TopK puts anywhere, is beyond every number, as in torch.
-    """
+    """The first ``count`` values of an axis in order, and their indices; see :func:`order`."""
     dtype = x.dtype
     assert dtype is not None
-    inner = reduction_dtype(dtype)
-    x = g.cast(x, inner)
-    named: dict[str, Any] = {"axis": axis, "largest": int(largest), "sorted": int(ordered), "_outputs": 2}
-    if not inner.is_floating_point():
-        values, indices = g.op.TopK(x, count, **named)
-        return [g.cast(values, dtype), indices]
-    # The largest finite number stands for +inf, so that NaN goes beyond it.
-    top = g.const(float(ml_dtypes.finfo(inner.numpy()).max), inner)
-    key = g.op.Where(g.op.IsNaN(x), g.const(float("inf"), inner), g.op.Min(x, top))
-    _, indices = g.op.TopK(key, count, **named)
-    return [g.cast(g.op.GatherElements(x, indices, axis=axis), dtype), indices]
+    indices = order(g, x, count, axis, largest, ordered)
+    values = g.op.GatherElements(g.cast(x, reduction_dtype(dtype)), indices, axis=axis)
+    return [g.cast(values, dtype), indices]
 
 
 def sort_axis(g: GraphBuilder, x: Value, axis: int, descending: bool) -> list[Value]:
@@ -74,14 +97,9 @@ def sort_axis(g: GraphBuilder, x: Value, axis: int, descending: bool) -> list[Va
 
 def at_rank(g: GraphBuilder, node: FxNode, x: Value, axis: int, keepdim: bool, place: Value) -> list[Value]:
     """The element at one place of the ascending order along an axis, and its index in ``x``."""
-    inner = comparable(node.dtype)
-    x = g.cast(x, inner)
-    key = x
-    if inner.is_floating_point():
-        key = g.op.Where(g.op.IsNaN(x), g.const(float("inf"), inner), x)
-    _, order = ascending(g, key, axis)
-    index = g.op.Gather(order, g.reshape(place, [1]), axis=axis)
-    value = g.op.GatherElements(x, index, axis=axis)
+    indices = order(g, x, g.as_vector(g.dim(x, axis)), axis, largest=False)
+    index = g.op.Gather(indices, g.reshape(place, [1]), axis=axis)
+    value = g.op.GatherElements(g.cast(x, comparable(node.dtype)), index, axis=axis)
     results = [g.cast(value, node.dtype), index]
     return results if keepdim else [squeeze(g, v, axis) for v in results]
 
@@ -94,25 +112,23 @@ def nan_rows(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
 
 
 def median_of(g: GraphBuilder, x: Value, axis: int, ignore_nan: bool) -> tuple[Value, Value]:
+    """The lower of the two middle elements of an axis and its index, the axis kept with size 1.
+
+    A row with NaN gives its first NaN, or with ``ignore_nan`` the median of the others, if there are any.
+    """
     inner = x.dtype
     assert inner is not None
-    key = x
+    size = g.dim(x, axis)
     count: Value
-    if inner.is_floating_point():
-        nan = g.op.IsNaN(x)
-        key = g.op.Where(nan, g.const(float("inf"), inner), x)
     if inner.is_floating_point() and ignore_nan:
-        count = reduce(g, "ReduceSum", g.cast(g.op.Not(nan), INT64), [axis], True)
-        # A row of NaN alone has its first element.
-        count = g.op.Max(count, g.const(1))
+        numbers = g.cast(g.op.Not(g.op.IsNaN(x)), INT64)
+        count = g.op.Max(reduce(g, "ReduceSum", numbers, [axis], True), g.const(1))
     else:
         shape: list[Any] = list(g.dims(x))
-        count = g.as_scalar(shape[axis])
         shape[axis] = 1
-        count = g.op.Expand(count, g.vector(shape))
-    _, order = ascending(g, key, axis)
+        count = g.op.Expand(g.as_scalar(size), g.vector(shape))
     place = g.op.Div(g.op.Sub(count, g.const(1)), g.const(2))
-    index = g.op.GatherElements(order, place, axis=axis)
+    index = g.op.GatherElements(order(g, x, g.as_vector(size), axis, largest=False), place, axis=axis)
     value = g.op.GatherElements(x, index, axis=axis)
     if inner.is_floating_point() and not ignore_nan:
         some, first = nan_rows(g, x, axis)

@@ -1,0 +1,66 @@
+"""Order along an axis: NaN is the largest value, beyond +inf, which is beyond the largest finite number."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.check import check
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+#: Each with the values; indices too where torch's order of equal elements is defined (stable, or no equal ones).
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sort": lambda x: x.sort(stable=True, dim=-1),
+    "sort descending": lambda x: x.sort(stable=True, dim=-1, descending=True),
+    "sort values": lambda x: x.sort(-1)[0],
+    "argsort": lambda x: x.argsort(stable=True, dim=-1),
+    "msort": lambda x: x.msort(),
+    "topk": lambda x: (x.topk(1, -1)[0], x.topk(2, -1)[0]),
+    "topk smallest": lambda x: (x.topk(1, -1, largest=False)[0], x.topk(2, -1, largest=False)[0]),
+    "topk of another axis": lambda x: x.topk(2, 0)[0],
+    "kthvalue": lambda x: [x.kthvalue(k, -1)[0] for k in (1, 2, 3)],
+    "median": lambda x: x.median(-1)[0],
+    "median of all": lambda x: x.median(),
+    "nanmedian": lambda x: x.nanmedian(-1)[0],
+    "nanmedian of all": lambda x: x.nanmedian(),
+}
+
+#: torch has these for float and double alone.
+QUANTILES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "quantile": lambda x: x.quantile(0.5, -1, interpolation="lower"),
+    "nanquantile": lambda x: x.nanquantile(0.5, -1, interpolation="higher"),
+    "quantile, linear": lambda x: x.quantile(torch.tensor([0.0, 1.0], dtype=x.dtype), -1),
+}
+
+
+def rows(dtype: torch.dtype) -> torch.Tensor:
+    """Every row of three out of the special values and two ordinary ones: [512, 3]."""
+    top = torch.finfo(dtype).max
+    values = [float("nan"), float("inf"), float("-inf"), top, -top, 0.0, 1.0, -2.5]
+    return torch.tensor(list(itertools.product(values, repeat=3)), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [*FUNCTIONS, *QUANTILES])
+def test_special_values(name: str, dtype: torch.dtype) -> None:
+    if name in QUANTILES and dtype not in (torch.float32, torch.float64):
+        pytest.skip("torch has no quantile for this dtype")
+    x = rows(dtype)
+    check({**FUNCTIONS, **QUANTILES}[name], x, others=[(x.flip(0)[:7],)], dynamic=({0: torch.export.Dim.DYNAMIC},))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.sampled_from([float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38, 0.0, -1.0, 7.0]), min_size=2, max_size=9),
+    st.booleans(),
+)
+def test_indices_are_stable(values: list[float], descending: bool) -> None:
+    x = torch.tensor(values)
+    check(lambda x: x.sort(stable=True, descending=descending), x)
