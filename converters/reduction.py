@@ -208,7 +208,23 @@ def count_nonzero(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"""
+    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
+
+    Where NaN goes is up to the runtime.
+    """
+    x, k, axis, largest, ordered = node.args
+    if not rank_of(x):
+        return [x, g.const(0)]
+    x = g.cast(x, reduction_dtype(node.dtype))
+    values, indices = g.op.TopK(x, g.as_vector(k), axis=axis, largest=int(largest), sorted=int(ordered), _outputs=2)
+    return [g.cast(values, node.dtype), indices]
+
+
+def topk_exact(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
+
+    NaN counts as larger than +inf.
+    """
     x, k, axis, largest, ordered = node.args
     if not rank_of(x):
         return [x, g.const(0)]
@@ -281,6 +297,7 @@ RULES: list[Rule] = [
     Rule("aten::logsumexp.default", logsumexp),
     Rule("aten::cumsum.default", cumsum),
     Rule("aten::count_nonzero.default", count_nonzero),
+    Rule("aten::topk.default", topk_exact, exact=True, reason="NaN is the largest; a few of many cost 3 times as much"),
     Rule("aten::topk.default", topk),
     Rule("aten::sort.default", sort),
     Rule("aten::sort.stable", sort),

@@ -7,6 +7,7 @@ the plain form: when a later version mends it, the test says so and the rewrite 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,10 +170,17 @@ def second_rounding(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return result
 
 
+def _kept_right(
+    op: str, apply: Callable[[GraphBuilder, ir.Node], ir.Value | None], reason: str, since: int | None = None
+) -> Rewrite:
+    return Rewrite(apply.__name__, op, apply, opset=(since, None), target="onnxruntime", reason=reason)
+
+
+_SCALES = "ONNX Runtime folds both numbers into the MatMul and removes a node that is still read"
 REWRITES = [
-    Rewrite("pad_apart_from_max_pool", "Pad", pad_apart_from_max_pool),
-    Rewrite("one_scale_before_matmul", "Mul", one_scale_before_matmul),
-    Rewrite("one_scale_before_matmul", "Div", one_scale_before_matmul),
-    Rewrite("second_rounding", "DequantizeLinear", second_rounding),
-    Rewrite("unsigned_bytes", "DequantizeLinear", unsigned_bytes, opset=(21, None)),
+    _kept_right("Pad", pad_apart_from_max_pool, "ONNX Runtime makes a Pad of 0 the MaxPool's own, which is of −∞"),
+    _kept_right("Mul", one_scale_before_matmul, _SCALES),
+    _kept_right("Div", one_scale_before_matmul, _SCALES),
+    _kept_right("DequantizeLinear", second_rounding, "ONNX Runtime makes one quantisation of two"),
+    _kept_right("DequantizeLinear", unsigned_bytes, "ONNX Runtime repeats the pair without its zero point", since=21),
 ]

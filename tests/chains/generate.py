@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,14 +45,20 @@ class Chain:
     @property
     def source(self) -> str:
         """A function ``forward(self, x0, …)``."""
+        return self._source(self.lines)
+
+    def _source(self, lines: Sequence[str]) -> str:
         names = ", ".join(f"x{i}" for i in range(len(self.inputs[0])))
-        body = [f"    {name} = self.{name}" for name in self.parameters] + [f"    {line}" for line in self.lines]
+        body = [f"    {name} = self.{name}" for name in self.parameters] + [f"    {line}" for line in lines]
         return "\n".join([f"def forward(self, {names}):", *body, f"    return {', '.join(self.outputs)},"])
 
-    def module(self) -> torch.nn.Module:
-        """The chain as a module."""
-        scope: dict[str, Any] = {"torch": torch, "F": F}
-        exec(compile(self.source, f"<chain {self.number}>", "exec"), scope)
+    def module(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.nn.Module:
+        """The chain as a module; ``change`` is made to what each line computes."""
+        scope: dict[str, Any] = {"torch": torch, "F": F, "change": change}
+        source = self.source
+        if change is not None:
+            source = self._source([re.sub("= (.*)", r"= change(\1)", line, count=1) for line in self.lines])
+        exec(compile(source, f"<chain {self.number}>", "exec"), scope)
         module = type("Chain", (torch.nn.Module,), {"forward": scope["forward"]})()
         for name, value in self.parameters.items():
             module.register_buffer(name, value)

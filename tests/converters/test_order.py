@@ -58,7 +58,11 @@ def test_special_values(name: str, dtype: torch.dtype) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.sampled_from([float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38, 0.0, -1.0, 7.0]), min_size=2, max_size=9),
+    st.lists(
+        st.sampled_from([float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38, 0.0, -1.0, 7.0]),
+        min_size=2,
+        max_size=9,
+    ),
     st.booleans(),
 )
 def test_indices_are_stable(values: list[float], descending: bool) -> None:
