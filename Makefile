@@ -3,6 +3,7 @@
 #   make demo     export a pretrained sentence encoder, verify it, use it
 #   make test     the tests                  make lint     style problems (and formatting)
 #   make zoo      whole models, in full      make types    static types
+#   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make bench    conversion times           make format   rewrite files in the project's format
 #   make clean    remove what was built
@@ -26,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test zoo opdb bench lint format types clean
+.PHONY: help demo test zoo chains opdb bench lint format types clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -46,6 +47,11 @@ zoo: $(VENV)/installed
 opdb: $(VENV)/installed
 	@echo "==> torch's operator database: about 20 minutes, two workers"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.opdb.report
+
+chains: $(VENV)/installed
+	@echo "==> Random chains of operators, ONNX Runtime's optimisations off and on: about 30 minutes, two workers"
+	@for start in 0 10000; do OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.chains.run --start $$start --count 10000 & pids+=" $$!"; done; \
+	  for pid in $$pids; do wait $$pid; done
 
 bench: $(VENV)/installed
 	@echo "==> Benchmarks against torch.onnx, one thread"

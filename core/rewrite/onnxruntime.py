@@ -128,10 +128,9 @@ def unsigned_bytes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     inner = node.inputs[0].producer() if node.inputs[0] is not None else None
     if inner is None or not _is(inner, "QuantizeLinear") or inner.outputs[0].dtype != ir.DataType.INT8:
         return None
-    if not _only_dequantised(g, inner):
+    zero = g.constant(inner.inputs[2]) if _only_dequantised(g, inner) else None
+    if zero is None or zero.size != 1:
         return None
-    zero = g.constant(inner.inputs[2])
-    assert zero is not None
     moved = g.const((zero.astype(np.int16) + 128).astype(np.uint8))
     kept = {k: v.value for k, v in inner.attributes.items() if k != "output_dtype"}
     quantised = g.op.QuantizeLinear(inner.inputs[0], inner.inputs[1], moved, **kept)

@@ -163,6 +163,7 @@ def main() -> None:
         if outcome.status in options.show.split(","):
             print(f"--- {outcome.status}: {outcome.detail}\n{chain}\n", flush=True)
     print(f"{dict(counts)} in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    sys.exit(any(counts[status] for status in ("wrong", "refused", "does not load")))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""Forms that ONNX Runtime's optimisations get wrong: wrong for portable ONNX, right for the target onnxruntime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onnxplug
+from tests.chains.run import session
+from tests.support.check import Call, check
+
+torch.manual_seed(0)
+IMAGE = -torch.rand(2, 3, 9, 9) - 0.5
+HEADS = torch.randn(2, 2, 5, 4)
+
+
+def scaled_attention(x: torch.Tensor) -> torch.Tensor:
+    s = x * -1.5
+    return F.scaled_dot_product_attention(s, s, s)
+
+
+def divided_attention(x: torch.Tensor) -> torch.Tensor:
+    s = x / 3.0
+    return torch.softmax((s / 2.0) @ s.transpose(-1, -2), -1) @ s
+
+
+def three_scales(x: torch.Tensor) -> torch.Tensor:
+    a = x * -1.5
+    b = a * 0.7
+    c = b * 0.3
+    return c @ x.mT @ b + a @ x.mT @ a
+
+
+def quantised(x: torch.Tensor) -> torch.Tensor:
+    return torch.fake_quantize_per_tensor_affine(x, 0.02, 3, -128, 127)
+
+
+#: What ONNX Runtime gets wrong in the plain form.
+WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "pad, max pool": (lambda x: F.max_pool2d(F.pad(x, [1, 1, 1, 1]), 3, 2), IMAGE),
+    "pad, max pool, of one axis": (lambda x: F.max_pool1d(F.pad(x, [1, 0]), 2), IMAGE[0]),
+    "pad as wide as the kernel": (lambda x: F.max_pool2d(F.pad(x, [2, 2, 2, 2]), 3, 1, 1), IMAGE),
+    "scaled attention": (scaled_attention, HEADS),
+    "divided attention": (divided_attention, HEADS),
+    "three scales": (three_scales, HEADS),
+    "int8, transposed": (lambda x: quantised(x).transpose(1, 2).sin(), HEADS),
+    "int8, sliced": (lambda x: quantised(x)[..., 1:].sin(), HEADS),
+    "int8, max pool": (lambda x: F.max_pool2d(quantised(x), 2).sin(), IMAGE),
+    "quantised twice": (
+        lambda x: torch.fake_quantize_per_tensor_affine(
+            torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127), 0.05, 3, -128, 127
+        ).sin(),
+        HEADS,
+    ),
+}
+
+#: Their neighbours, which must stay right.
+CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    **WRONG,
+    "pad read twice": (lambda x: [F.max_pool2d(p := F.pad(x, [1, 1, 1, 1]), 3), F.avg_pool2d(p, 3)], IMAGE),
+    "int8 per channel, transposed": (
+        lambda x: torch.fake_quantize_per_channel_affine(
+            x, torch.tensor([0.02, 0.01]), torch.tensor([0, 3], dtype=torch.int32), 1, -128, 127
+        ).mT.sin(),
+        HEADS,
+    ),
+}
+
+
+def outcome(model: bytes, x: torch.Tensor, optimised: bool) -> Any:
+    """What ONNX Runtime computes, or the error it raises."""
+    try:
+        ort = session(model, optimised)
+        return ort.run(None, {ort.get_inputs()[0].name: x.numpy()})
+    except Exception as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_with_optimisations(name: str) -> None:
+    function, x = CASES[name]
+    check(function, x, others=[(x[:1] * 2,)], dynamic=({0: torch.export.Dim.DYNAMIC},))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_plain_form_is_still_wrong(name: str) -> None:
+    """When this fails ONNX Runtime has mended the fault: the rewrite can go."""
+    function, x = WRONG[name]
+    model = onnxplug.to_onnx(Call(function), (x,), target=None).model_proto.SerializeToString()
+    plain, optimised = (outcome(model, x, on) for on in (False, True))
+    assert not isinstance(plain, str), plain
+    if not isinstance(optimised, str):
+        assert not all(np.allclose(a, b, atol=1e-5) for a, b in zip(plain, optimised, strict=True))
+
+
+@pytest.mark.parametrize("opset", [13, 19, 21, 23])
+@pytest.mark.parametrize("name", ["pad, max pool", "scaled attention", "int8, transposed", "quantised twice"])
+def test_opsets(name: str, opset: int) -> None:
+    function, x = CASES[name]
+    check(function, x, opset=opset)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinite_inputs_of_a_pool(value: float) -> None:
+    x = IMAGE.clone()
+    x[0, 0, 0, 0] = value
+    check(CASES["pad, max pool"][0], x)
+
+
+@pytest.mark.parametrize("low", [-128, 0])
+def test_values_outside_a_quantised_range(low: int) -> None:
+    x = torch.tensor([[-1e9, -2.57, -2.5, 0.0, 0.01, 0.03, 2.53, 2.55, 1e9]])
+    check(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.02, low + 128, low, low + 255).mT.neg(), x)
+
+
+def test_what_is_left_alone() -> None:
+    """A Pad before a convolution is the convolution's own; a MaxPool's of −∞ is its own."""
+    program = onnxplug.to_onnx(Call(lambda x: F.conv2d(F.pad(x, [1, 1, 1, 1]), torch.ones(1, 3, 3, 3))), (IMAGE,))
+    assert [n.op_type for n in program.model.graph] == ["Pad", "Conv"]
+    program = onnxplug.to_onnx(Call(lambda x: F.max_pool2d(x, 3, padding=1)), (IMAGE,))
+    assert [n.op_type for n in program.model.graph] == ["MaxPool"]
+    program = onnxplug.to_onnx(Call(lambda x: (x * 2.0) @ x.mT), (HEADS,))
+    assert [n.op_type for n in program.model.graph] == ["Mul", "Transpose", "MatMul"]

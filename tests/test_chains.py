@@ -1,0 +1,25 @@
+"""Random chains of operators; ``make chains`` runs 20,000 of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chains.generate import make
+from tests.chains.run import run_chain
+
+GOOD = {"right", "not captured", "no kernel"}
+
+
+@pytest.mark.parametrize("start", range(0, 300, 50))
+def test_chains(start: int) -> None:
+    """Most are measured, and those that are agree with PyTorch, with ONNX Runtime's optimisations on and off."""
+    outcomes = {number: run_chain(make(number)) for number in range(start, start + 50)}
+    bad = {number: outcome for number, outcome in outcomes.items() if outcome.status not in GOOD}
+    assert not bad, "\n\n".join(
+        f"{make(number)}\n{outcome.status}: {outcome.detail}" for number, outcome in bad.items()
+    )
+    assert sum(outcome.status == "right" for outcome in outcomes.values()) >= 35
+
+
+def test_a_number_makes_one_chain() -> None:
+    assert str(make(7)) == str(make(7)) != str(make(8))
