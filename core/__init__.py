@@ -20,7 +20,8 @@ _HOME = {
     "FxNode": "interpret.node",
     "DynamoInterpreter": "interpret.interpreter",
     **dict.fromkeys(
-        ("Domain", "OrtLibrary", "ReferenceOp", "OpSample", "PluginInfo", "hookspec", "hookimpl"), "plugin_api"
+        ("Domain", "OrtLibrary", "ReferenceOp", "OpSample", "PluginInfo", "TargetInfo", "hookspec", "hookimpl"),
+        "plugin_api",
     ),
     **dict.fromkeys(
         (
@@ -102,6 +103,9 @@ if TYPE_CHECKING:
     )
     from onnxplug.plugin_api import (
         ReferenceOp as ReferenceOp,
+    )
+    from onnxplug.plugin_api import (
+        TargetInfo as TargetInfo,
     )
     from onnxplug.plugin_api import (
         hookimpl as hookimpl,

@@ -17,6 +17,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
 from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.kernels import Kernels
 from onnxplug.capture.capture import capture
 from onnxplug.capture.functional import prepare
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot
@@ -188,6 +189,7 @@ def convert(
         optimize=optimize,
         runtime=target.runtime,
         exact=target.exact,
+        kernels=_kernels_of(host, target.runtime),
         domains={d.name: d.version for d in domains},
         schemas={d.name: d.schemas for d in domains},
     )
@@ -218,6 +220,11 @@ def convert(
         "onnxplug.target": f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
     }
     return finish(builder, graph, tensors, metadata=metadata)
+
+
+def _kernels_of(host: Any, runtime: str | None) -> Kernels | None:
+    table = host.kernels(runtime)
+    return Kernels(table) if table is not None else None
 
 
 def _bind_inputs(

@@ -89,6 +89,21 @@ class OpSample:
 
 
 @dataclass(frozen=True)
+class TargetInfo:
+    """A runtime that ``to_onnx(target=...)`` may be given, and what its kernels take.
+
+    Attributes:
+        name: ``"openvino"``, or a part of a runtime, ``"onnxruntime:cpu"``.
+        kernels: Operator of ai.onnx to its kernels (:class:`onnxplug.build.kernels.Kernels` says how they are written), or
+            ``"package.module:NAME"`` of such a mapping. An operator without a kernel for an element type is then computed in
+            a wider one and cast back. ``None``: every operator is emitted as it is.
+    """
+
+    name: str
+    kernels: Mapping[str, str] | str | None = None
+
+
+@dataclass(frozen=True)
 class PluginInfo:
     """What a plugin says about itself.
 
@@ -96,11 +111,11 @@ class PluginInfo:
         api: The version of onnxplug's plugin API that the plugin was written for.
         requires: Requirement strings (PEP 508) of packages that must be installed beside it.
         namespaces: torch namespaces whose operators it translates; used to explain errors when it is broken.
-        targets: Names that ``to_onnx(target=...)`` may be given, of runtimes that it knows: ``"openvino"``, or a part of
-            one, ``"onnxruntime:qnn"``. The names that its rules and rewrites are for need not be said again.
+        targets: Runtimes that it knows, by name or as :class:`TargetInfo`. The names that its rules and rewrites are for
+            need not be said again.
     """
 
     api: int = API_VERSION
     requires: Sequence[str] = ()
     namespaces: Sequence[str] = ()
-    targets: Sequence[str] = ()
+    targets: Sequence[str | TargetInfo] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from onnxplug.plugin_api import PluginInfo, hookimpl
+from onnxplug.plugin_api import PluginInfo, TargetInfo, hookimpl
 from onnxplug.registry.rule import Rule
 
 
@@ -38,4 +38,5 @@ def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """The builtin plugin speaks the API of its own version."""
-    return PluginInfo(namespaces=("aten", "prims"), targets=("onnxruntime", "onnxruntime:cpu"))
+    cpu = TargetInfo("onnxruntime:cpu", kernels="onnxplug.plugins.onnxruntime_cpu:KERNELS")
+    return PluginInfo(namespaces=("aten", "prims"), targets=("onnxruntime", cpu))

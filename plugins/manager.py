@@ -19,11 +19,19 @@ import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import PluginError
-from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, OrtLibrary, PluginInfo, ReferenceOp
+from onnxplug.plugin_api import (
+    API_VERSION,
+    ENTRY_POINT_GROUP,
+    PROJECT_NAME,
+    OrtLibrary,
+    PluginInfo,
+    ReferenceOp,
+    TargetInfo,
+)
 from onnxplug.plugins import hookspecs
 from onnxplug.registry.registry import OnnxRegistry
-from onnxplug.registry.rule import Rule
-from onnxplug.registry.target import checked_names
+from onnxplug.registry.rule import Rule, load_object
+from onnxplug.registry.target import checked_names, closeness
 
 BUILTIN = "builtin"
 ENVIRONMENT = "ONNXPLUG_PLUGINS"
@@ -75,7 +83,7 @@ class PluginRecord:
     rules: int = 0
     namespaces: Sequence[str] = ()
     requires: Sequence[str] = ()
-    targets: Sequence[str] = ()
+    targets: Sequence[TargetInfo] = ()
 
     @property
     def is_builtin(self) -> bool:
@@ -251,7 +259,8 @@ class PluginManager:
         if not isinstance(info, PluginInfo):
             raise PluginError(f"onnxplug_info returned {info!r}, not a PluginInfo")
         record.namespaces, record.requires = tuple(info.namespaces), tuple(info.requires)
-        record.targets = checked_names("PluginInfo", info.targets)
+        record.targets = tuple(t if isinstance(t, TargetInfo) else TargetInfo(t) for t in info.targets)
+        checked_names("PluginInfo", [target.name for target in record.targets])
         if info.api != API_VERSION:
             raise PluginError(f"it is written for plugin API {info.api}; this onnxplug has {API_VERSION}")
         for hook in _LIST_HOOKS:
@@ -306,8 +315,33 @@ class PluginManager:
     def targets(self) -> set[str]:
         """Names of the runtimes that plugins know: those that they declare, and those of their rewrites."""
         self.load()
-        declared = {name for record in self._records if record.status == "loaded" for name in record.targets}
+        declared = {target.name for target in self._declared_targets()}
         return declared | {name for rewrite in self.rewrites() for name in getattr(rewrite, "targets", ())}
+
+    def _declared_targets(self) -> Iterator[TargetInfo]:
+        for record in self._records:
+            if record.status == "loaded":
+                yield from record.targets
+
+    def kernels(self, runtime: str | None) -> Mapping[str, str] | None:
+        """The table of a runtime's kernels, if a plugin says which they are: of the closest name that has one.
+
+        Raises:
+            PluginError: The table can't be imported.
+        """
+        self.load()
+        found = [
+            (close, target)
+            for target in self._declared_targets()
+            if target.kernels is not None and (close := closeness([target.name], runtime)) is not None
+        ]
+        if not found:
+            return None
+        target = max(found, key=lambda row: row[0])[1]
+        if not isinstance(target.kernels, str):
+            return target.kernels
+        table: Mapping[str, str] = load_object(target.kernels, f"the kernels of {target.name}")
+        return table
 
     def patches(self) -> list[Any]:
         """Context managers that hold during capture: those of the hook, and of rules that need one (autograd functions)."""

@@ -13,18 +13,18 @@ import torch
 from onnxplug.build import fold as folding
 from onnxplug.build.attributes import attribute_key, check_node, make_attribute
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
+from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import Mark, Scope
 from onnxplug.build.shapes import ShapeMixin
 from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
 from onnxplug.build.stored import StoredMixin
+from onnxplug.build.widening import Widening
 from onnxplug.errors import ConversionError, OpsetError
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 Value = ir.Value
 Input = Any
 """What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
-
-_BFLOAT16 = ir.DataType.BFLOAT16
 
 
 class Opset:
@@ -68,6 +68,7 @@ class GraphBuilder(ShapeMixin, StoredMixin):
         domains: Known versions of other domains, used when a converter names none.
         schemas: Domain to the ``OpSchema`` objects that plugins registered for it.
         runtime: The program that the model is made for; ``None`` is portable ONNX.
+        kernels: The runtime's kernels; what none is for is computed in a wider element type. ``None``: not known.
         exact: Whether special values must be exact where that costs time.
 
     Attributes:
@@ -85,12 +86,15 @@ class GraphBuilder(ShapeMixin, StoredMixin):
         schemas: Mapping[str, Sequence[Any]] | None = None,
         runtime: str | None = DEFAULT_RUNTIME,
         exact: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
         self.opsets: dict[str, int] = dict(opsets)
         self.opset: int = self.opsets[""]
         self.optimize = optimize
         self.runtime = runtime
         self.exact = exact
+        self._has_kernels = kernels is not None
+        self._widening = Widening(self, kernels, islands=optimize and not exact)
         self.schemas: dict[str, Sequence[Any]] = dict(schemas or {})
         self.functions: dict[Any, ir.Function] = {}
         self.op: Any = Opset(self, "", self.opset)
@@ -148,8 +152,10 @@ class GraphBuilder(ShapeMixin, StoredMixin):
             values.pop()
         if spec.has_schema:
             check_node(spec, values, outputs)
-        if spec.no_bfloat16 and any(v is not None and v.dtype == _BFLOAT16 for v in values):
-            widened = self._in_float(spec, values, attributes, outputs)
+        if self._has_kernels or (
+            spec.no_bfloat16 and any(v is not None and v.dtype == ir.DataType.BFLOAT16 for v in values)
+        ):
+            widened = self._widening.emit(spec, values, attributes, outputs)
             if widened is not None:
                 return widened
         attrs = {k: self._as_attribute(spec, k, v) for k, v in attributes.items() if v is not None}
@@ -172,31 +178,6 @@ class GraphBuilder(ShapeMixin, StoredMixin):
         # A float that is known at a function's call alone tells nothing of shapes; anything else may.
         typed = all(a.type == ir.AttributeType.FLOAT for a in references) and spec.op_type != "Constant"
         return self._append(spec, values, attrs, raw if typed else None, outputs, key)
-
-    def _in_float(
-        self, spec: OpSpec, values: Sequence[Value | None], attributes: Mapping[str, Any], outputs: int
-    ) -> Any:
-        """The operator in float, where its schema excludes bfloat16; ``None`` where it doesn't."""
-        groups = {
-            spec.group_of(i)
-            for i, v in enumerate(values)
-            if v is not None and v.dtype == _BFLOAT16 and spec.group_of(i) in spec.no_bfloat16
-        }
-        if not groups:
-            return None
-        wide = [
-            self.cast(v, ir.DataType.FLOAT)
-            if v is not None and v.dtype == _BFLOAT16 and spec.group_of(i) in groups
-            else v
-            for i, v in enumerate(values)
-        ]
-        results = self.emit(spec, wide, attributes, outputs)
-        several = (results,) if outputs == 1 else results
-        back = [
-            self.cast(v, _BFLOAT16) if i < len(spec.output_groups) and spec.output_groups[i] in groups else v
-            for i, v in enumerate(several)
-        ]
-        return back[0] if outputs == 1 else tuple(back)
 
     def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
         if spec.simplify is not None:
@@ -318,6 +299,8 @@ class GraphBuilder(ShapeMixin, StoredMixin):
         wanted = to_onnx_dtype(dtype)
         if x.dtype == wanted:
             return x
+        if self._has_kernels:
+            return self._widening.cast(x, wanted)
         result: Value = self.op.Cast(x, to=int(wanted))
         return result
 

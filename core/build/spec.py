@@ -65,6 +65,7 @@ class OpSpec:
         "pure",
         "required_attributes",
         "simplify",
+        "since",
         "variadic_input",
         "variadic_output",
         "version",
@@ -74,6 +75,8 @@ class OpSpec:
         self.domain = domain
         self.op_type = op_type
         self.version = version
+        #: The version since which the operator has this schema.
+        self.since = schema.since_version if schema is not None else version
         self.has_schema = schema is not None
         self.attributes: dict[str, ir.AttributeType] = {}
         self.required_attributes: tuple[str, ...] = ()

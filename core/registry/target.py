@@ -81,14 +81,14 @@ def check_runtime(runtime: str | None, known: Iterable[str]) -> str | None:
 
     Args:
         runtime: What the user asked for; ``None`` is portable ONNX.
-        known: The target names that are declared.
+        known: The target names that are declared; the default one is always known.
 
     Raises:
         UsageError: Nothing knows it; the hint names what is close and what is known.
     """
     if runtime is None:
         return None
-    names = sorted(with_outer(known))
+    names = sorted(with_outer([DEFAULT_RUNTIME, *known]))
     if runtime in names:
         return runtime
     near = difflib.get_close_matches(str(runtime).lower(), names, 1)

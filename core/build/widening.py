@@ -1,0 +1,140 @@
+"""Operators that lack a kernel (or a schema) for an element type are computed in a wider one and cast back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxplug.build.kernels import HALVES, Kernels
+from onnxplug.build.spec import OpSpec
+
+if TYPE_CHECKING:
+    from onnxplug.build.builder import GraphBuilder
+
+Plan = dict[str, ir.DataType]
+_FLOAT = ir.DataType.FLOAT
+
+#: Operators whose result jumps where an input changes by one rounding: they read the rounded value, as in PyTorch.
+_JUMPS = frozenset(
+    """ArgMax ArgMin Cast CastLike Ceil Equal Floor Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Mod NonZero OneHot
+    QuantizeLinear Round Sign TopK Unique""".split()
+)
+#: The same among torch's operators: what their converters cast by themselves.
+_JUMPING_PACKETS = frozenset(
+    """bucketize ceil floor floor_divide fmod frac heaviside remainder round searchsorted sign sgn sort trunc
+    _to_copy to type_as convert_element_type""".split()
+)
+#: Never computed in another type: Cast itself, and what holds values of any type in a graph of its own.
+_AS_THEY_ARE = frozenset({"Cast", "If", "Loop", "Scan", "SequenceMap"})
+
+
+class Widening:
+    """Emits operators in a wider element type where the narrow one is not computed in.
+
+    A 16-bit float that was computed in float32 is remembered with its float32 value, and what reads it next starts from
+    there: between operators nothing is rounded and no Cast stands, as long as nothing needs the rounded value. It is
+    rounded before what jumps (Floor, comparisons), before a Cast that the model itself asks for, and everywhere when
+    ``islands`` is false.
+
+    Args:
+        g: The builder that the nodes are emitted through.
+        kernels: The runtime's kernels; ``None``: only what schemas exclude is widened.
+        islands: Whether float32 values are handed on unrounded.
+    """
+
+    def __init__(self, g: GraphBuilder, kernels: Kernels | None, *, islands: bool) -> None:
+        self._g = g
+        self._kernels = kernels
+        self._islands = islands and kernels is not None
+        self._plans: dict[Any, Plan | None] = {}
+        self._wide: dict[ir.Value, ir.Value] = {}
+
+    def emit(self, spec: OpSpec, values: Sequence[ir.Value | None], attributes: Mapping[str, Any], outputs: int) -> Any:
+        """The operator in a wider element type; ``None`` where it is computed in the one that its inputs have."""
+        if not spec.has_schema or spec.domain or spec.op_type in _AS_THEY_ARE:
+            return None
+        types: dict[str, ir.DataType] = {}
+        for index, value in enumerate(values):
+            if value is not None and value.dtype is not None and spec.only_dtype(index) is None:
+                types.setdefault(spec.group_of(index), value.dtype)
+        types.pop("", None)
+        if not types:
+            return None
+        key = (spec, *types.items())
+        if key not in self._plans:
+            self._plans[key] = self._plan(spec, types)
+        plan = self._plans[key]
+        if plan is None:
+            plan = self._handed_on(spec, values, types)
+        if not plan:
+            return None
+        wide = [v if v is None else self._widen(v, plan.get(spec.group_of(i)), spec) for i, v in enumerate(values)]
+        results = self._g.emit(spec, wide, attributes, outputs)
+        several = (results,) if outputs == 1 else results
+        back = [self._narrow(v, _output_group(spec, i), plan, types) for i, v in enumerate(several)]
+        return back[0] if outputs == 1 else tuple(back)
+
+    def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """A Cast by torch's operator under conversion, between float32 and the 16-bit float of its results.
+
+        The float32 that ``x`` was rounded from serves as well as ``x``, where it is known.
+        """
+        node = self._g.current
+        if not self._islands or node is None or not ({x.dtype, dtype} & HALVES and _FLOAT in (x.dtype, dtype)):
+            return self._cast(x, dtype)
+        half = x.dtype if dtype == _FLOAT else dtype
+        packet = node.op_name.partition("::")[2].partition(".")[0]
+        if packet in _JUMPING_PACKETS or any(spec is None or spec.dtype != half for spec in node.outputs):
+            return self._cast(x, dtype)
+        if dtype == _FLOAT:
+            return self._wide.get(x) or self._cast(x, dtype)
+        result = self._cast(x, dtype)
+        self._wide[result] = x
+        return result
+
+    def _cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+        result: ir.Value = self._g.op.Cast(x, to=int(dtype))
+        return result
+
+    def _plan(self, spec: OpSpec, types: Plan) -> Plan | None:
+        if self._kernels is not None:
+            return self._kernels.wider(spec, types)
+        excluded = [n for n, dtype in types.items() if dtype == ir.DataType.BFLOAT16 and n in spec.no_bfloat16]
+        return dict.fromkeys(excluded, _FLOAT) or None
+
+    def _handed_on(self, spec: OpSpec, values: Sequence[ir.Value | None], types: Plan) -> Plan | None:
+        """The plan for an operator that could be computed in 16 bits, all of whose inputs are there in float32."""
+        if not self._wide or not spec.pure or spec.op_type in _JUMPS:
+            return None
+        halves = {name for name, dtype in types.items() if dtype in HALVES}
+        read = [v for i, v in enumerate(values) if v is not None and spec.group_of(i) in halves]
+        if not read or not all(v in self._wide or v.const_value is not None for v in read):
+            return None
+        if all(v.const_value is not None for v in read):
+            return None
+        return dict.fromkeys(halves, _FLOAT)
+
+    def _widen(self, value: ir.Value, dtype: ir.DataType | None, spec: OpSpec) -> ir.Value:
+        if dtype is None or value.dtype == dtype:
+            return value
+        found = None if spec.op_type in _JUMPS else self._wide.get(value)
+        if found is not None and found.dtype == dtype:
+            return found
+        return self._cast(value, dtype)
+
+    def _narrow(self, value: ir.Value, group: Any, plan: Plan, types: Plan) -> ir.Value:
+        if group not in plan:
+            return value
+        result = self._cast(value, types[group])
+        if self._islands and types[group] in HALVES and plan[group] == _FLOAT:
+            self._wide[result] = value
+        return result
+
+
+def _output_group(spec: OpSpec, index: int) -> Any:
+    groups = spec.output_groups
+    if index < len(groups):
+        return groups[index]
+    return groups[-1] if groups and spec.variadic_output else None

@@ -1,0 +1,161 @@
+"""Operators without a kernel for an element type: computed in a wider one, rounded where PyTorch's rounding shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+import onnxplug
+from onnxplug import GraphBuilder, PluginInfo, Rule, TargetInfo, hookimpl
+from onnxplug.build.kernels import Kernels
+from onnxplug.build.spec import onnx_spec
+from onnxplug.testing import IsolatedRegistry
+from tests.support.halves import MODELS
+
+import onnx_ir as ir  # isort: skip
+
+CPU = "onnxruntime:cpu"
+FLOAT, HALF, BRAIN = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
+INT8, INT32, INT64, UINT8 = ir.DataType.INT8, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8
+
+
+def counts(program: Any) -> Counter[str]:
+    return Counter(n.op_type for n in program.model.graph.all_nodes())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"optimize": False}, {"opset_version": 13}], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_halves_run(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, args, dynamic_shapes = MODELS[name]()
+    model = model.eval().to(dtype)
+    args = tuple(a.to(dtype) for a in args)
+    program = onnxplug.to_onnx(model, args, dynamic_shapes=dynamic_shapes, target=CPU, **options)
+    # A few units in the last place of the results, which are about 1 in size.
+    tolerance = {torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
+    report = program.verify(rtol=tolerance, atol=tolerance)
+    assert len(report.cases) > 1
+
+
+def test_between_operators_nothing_is_rounded() -> None:
+    """One Cast of the input, one of the output, one a stored weight: none between."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval().bfloat16()
+    args = (torch.randn(3, 8).bfloat16(),)
+    program = onnxplug.to_onnx(model, args, target=CPU)
+    assert counts(program)["Cast"] == 6
+    exactly = onnxplug.to_onnx(model, args, target=CPU, exact=True)
+    assert counts(exactly)["Cast"] > 8
+    # Rounded after each operator, as PyTorch does it: the difference to float32 is as large.
+    want, wide = model(*args).float(), model.float()(args[0].float())
+    rounded, islands = exactly(*args)[0].float(), program(*args)[0].float()
+    assert (islands - wide).abs().max() <= (want - wide).abs().max()
+    assert torch.allclose(rounded, want, rtol=2**-7, atol=2**-9)
+
+
+JUMPS = {
+    "floor": lambda x, y: torch.floor(x * y),
+    "comparison": lambda x, y: (x * y) >= y,
+    "argmax": lambda x, y: torch.argmax(x * y, dim=1),
+    "floor_divide": lambda x, y: (x * y) // y,
+    "to int": lambda x, y: (x * y).to(torch.int32),
+    "to float": lambda x, y: (x * y).float() * 1000,
+    "promotion": lambda x, y: (x * y) + torch.ones(8),
+    "sort": lambda x, y: torch.sort(x * y, stable=True)[1],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", JUMPS)
+def test_what_jumps_reads_the_rounded_value(case: str, dtype: torch.dtype) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return JUMPS[case](x, y)
+
+    torch.manual_seed(0)
+    program = onnxplug.to_onnx(Model(), tuple(torch.randn(64, 8).to(dtype) * 4 for _ in range(2)), target=CPU)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        args = tuple(torch.randn(64, 8).to(dtype) * 4 for _ in range(2))
+        assert torch.equal(program(*args)[0], Model()(*args))
+
+
+def test_overflow_of_float16_shows_where_exactness_is_asked_for() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * x) / x
+
+    x = torch.tensor([1000.0, 2.0], dtype=torch.float16)
+    assert Model()(x).tolist() == [float("inf"), 2.0]
+    assert onnxplug.to_onnx(Model(), (x,), target=CPU, exact=True)(x)[0].tolist() == [float("inf"), 2.0]
+    assert onnxplug.to_onnx(Model(), (x,), target=CPU)(x)[0].tolist() == [1000.0, 2.0]
+
+
+def test_branches_of_halves() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            return torch.cond(x.sum() > 0, lambda a: (a + 1).tanh() - a, lambda a: a * a, (y,)) + y
+
+    x = torch.randn(3, 4).bfloat16()
+    program = onnxplug.to_onnx(Model(), (x,), target=CPU)
+    for value in (x.abs(), -x.abs()):
+        assert torch.allclose(program(value)[0], Model()(value), rtol=2**-6, atol=2**-7)
+
+
+def test_integers_without_a_kernel(isolated_registry: IsolatedRegistry) -> None:
+    def plain_product(g: Any, node: Any) -> Any:
+        return g.op.MatMul(node.args[0], node.args[1])
+
+    rule = Rule("aten::mm.default", plain_product)
+    for dtype in (torch.int8, torch.int16, torch.uint8):
+        args = tuple(torch.randint(0, 100, (4, 4)).to(dtype) for _ in range(2))
+        program = onnxplug.to_onnx(torch.mm, args, rules=[rule], target=CPU)
+        assert torch.equal(program(*args)[0], torch.mm(*args))
+
+
+def test_kernels() -> None:
+    table = {"Add": "7-13 T=f; 14- T=fdl", "Pow": "15- T=f T1=fl; 15- T=l T1=l"}
+    kernels = Kernels(table)
+    assert kernels.wider(onnx_spec("Add", 13), {"T": BRAIN}) == {"T": FLOAT}
+    assert kernels.wider(onnx_spec("Add", 14), {"T": INT64}) is None
+    assert kernels.wider(onnx_spec("Add", 13), {"T": INT64}) is None, "there is nothing wider with a kernel"
+    assert kernels.wider(onnx_spec("Add", 21), {"T": INT8}) == {"T": INT64}
+    assert kernels.wider(onnx_spec("Pow", 21), {"T": BRAIN, "T1": INT64}) == {"T": FLOAT}
+    assert kernels.wider(onnx_spec("Pow", 21), {"T": BRAIN, "T1": UINT8}) == {"T": FLOAT, "T1": INT64}
+    assert kernels.wider(onnx_spec("Pow", 21), {"T": INT64, "T1": FLOAT}) is None
+    # An operator that a body of others stands for.
+    assert kernels.wider(onnx_spec("Gelu", 21), {"T": HALF}) == {"T": FLOAT}
+    assert kernels.wider(onnx_spec("Gelu", 21), {"T": FLOAT}) is None
+
+
+def test_a_builder_without_kernels_emits_what_is_asked_for() -> None:
+    g = GraphBuilder({"": 21})
+    x = ir.Value(name="x", type=ir.TensorType(INT8), shape=ir.Shape([2]))
+    assert g.op.MatMul(x, x).dtype == INT8
+    assert g.op.Add(x, x).producer().op_type == "Add"
+
+
+def test_a_plugin_says_which_kernels_its_runtime_has(isolated_registry: IsolatedRegistry) -> None:
+    class Chip:
+        @hookimpl
+        def onnxplug_info(self) -> PluginInfo:
+            return PluginInfo(targets=["chip", TargetInfo("chip:v2", kernels={"Relu": "14- T=f", "Abs": "13- T=fh"})])
+
+    isolated_registry.add_plugin(Chip(), name="chip")
+    x = (torch.randn(3).half(),)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.abs().relu()
+
+    for target in (None, "onnxruntime", "chip"):
+        assert counts(onnxplug.to_onnx(Model(), x, target=target)) == {"Abs": 1, "Relu": 1}
+    for target in ("chip:v2", "chip:v2:b"):
+        program = onnxplug.to_onnx(Model(), x, rules=[Rule("aten::neg", abs, target="chip:v2:b")], target=target)
+        assert counts(program) == {"Abs": 1, "Relu": 1, "Cast": 2}
+        assert torch.equal(program(*x)[0], Model()(*x))
