@@ -5,8 +5,9 @@
 #   make zoo      whole models, in full      make types    static types
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
-#   make bench    conversion times           make format   rewrite files in the project's format
-#   make clean    remove what was built
+#   make bench    conversion times, latency  make format   rewrite files in the project's format
+#   make latency  ONNX Runtime's latency     make clean    remove what was built
+#                 of what is exported
 #
 # PIP_FLAGS reaches every pip call, to name another index for example.
 
@@ -27,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test zoo chains opdb bench lint format types clean
+.PHONY: help demo test zoo chains opdb bench latency lint format types clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,12 +54,16 @@ chains: $(VENV)/installed
 	@for start in 0 10000; do OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.chains.run --start $$start --count 10000 & pids+=" $$!"; done; \
 	  for pid in $$pids; do wait $$pid; done
 
-bench: $(VENV)/installed
+bench: latency
 	@echo "==> Benchmarks against torch.onnx, one thread"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/run.py
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/operators.py
 	@echo "==> What 200 installed plugins cost"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/plugins.py
+
+latency: $(VENV)/installed
+	@echo "==> ONNX Runtime's latency of 13 models, in turns with torch.onnx's files, one thread (the first run makes those)"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/latency.py
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"

@@ -104,7 +104,7 @@ def _mask(batch: int, sequence: int) -> torch.Tensor:
     return (torch.arange(sequence)[None] < lengths).long()
 
 
-def _draw_text(batch: int, sequence: int, *, vocabulary: int = VOCABULARY) -> Inputs:
+def draw_text(batch: int, sequence: int, *, vocabulary: int = VOCABULARY) -> Inputs:
     return (), {"input_ids": _ids(batch, sequence, vocabulary), "attention_mask": _mask(batch, sequence)}
 
 
@@ -116,8 +116,8 @@ def _draw_pixels(batch: int) -> Inputs:
     return (), {"pixel_values": torch.randn(batch, 3, 32, 32)}
 
 
-def _draw_t5(batch: int, sequence: int, target: int) -> Inputs:
-    kwargs = _draw_text(batch, sequence)[1]
+def draw_t5(batch: int, sequence: int, target: int) -> Inputs:
+    kwargs = draw_text(batch, sequence)[1]
     return (), {**kwargs, "decoder_input_ids": _ids(batch, target), "decoder_attention_mask": _mask(batch, target)}
 
 
@@ -130,7 +130,7 @@ def _draw_whisper(batch: int, target: int) -> Inputs:
 
 
 def _draw_clip(texts: int, sequence: int, images: int) -> Inputs:
-    kwargs = _draw_text(texts, sequence)[1]
+    kwargs = draw_text(texts, sequence)[1]
     kwargs["input_ids"][:, -1] = VOCABULARY - 1  # the end-of-text id, where the text tower pools
     return (), {**kwargs, "pixel_values": torch.randn(images, 3, 32, 32)}
 
@@ -157,20 +157,20 @@ def _stir(module: nn.Module) -> nn.Module:
     return module
 
 
-def _timm(name: str) -> nn.Module:
+def timm_model(name: str) -> nn.Module:
     define_vision_schemas()
     model: nn.Module = importlib.import_module("timm").create_model(name, pretrained=False)
     return _stir(model)
 
 
-def _transformers(model: str, config: str, **settings: Any) -> nn.Module:
+def transformers_model(model: str, config: str, **settings: Any) -> nn.Module:
     define_vision_schemas()
     transformers = importlib.import_module("transformers")
     return _stir(getattr(transformers, model)(getattr(transformers, config)(**settings)))
 
 
 def _decoder(kind: str, **settings: Any) -> nn.Module:
-    return _transformers(
+    return transformers_model(
         f"{kind}ForCausalLM",
         f"{kind}Config",
         vocab_size=VOCABULARY,
@@ -187,7 +187,7 @@ def _decoder(kind: str, **settings: Any) -> nn.Module:
 
 
 def _bert() -> nn.Module:
-    return _transformers(
+    return transformers_model(
         "BertModel",
         "BertConfig",
         vocab_size=VOCABULARY,
@@ -201,7 +201,7 @@ def _bert() -> nn.Module:
 
 
 def _gpt2() -> nn.Module:
-    return _transformers(
+    return transformers_model(
         "GPT2LMHeadModel",
         "GPT2Config",
         vocab_size=VOCABULARY,
@@ -217,7 +217,7 @@ def _gpt2() -> nn.Module:
 
 
 def _t5() -> nn.Module:
-    return _transformers(
+    return transformers_model(
         "T5ForConditionalGeneration",
         "T5Config",
         vocab_size=VOCABULARY,
@@ -233,7 +233,7 @@ def _t5() -> nn.Module:
 
 
 def _whisper() -> nn.Module:
-    return _transformers(
+    return transformers_model(
         "WhisperForConditionalGeneration",
         "WhisperConfig",
         vocab_size=VOCABULARY,
@@ -265,14 +265,14 @@ _TOWER: Mapping[str, Any] = {
 
 
 def _vit() -> nn.Module:
-    return _transformers("ViTModel", "ViTConfig", **_TOWER, image_size=32, patch_size=8, initializer_range=_STD)
+    return transformers_model("ViTModel", "ViTConfig", **_TOWER, image_size=32, patch_size=8, initializer_range=_STD)
 
 
 def _clip() -> nn.Module:
     text = {**_TOWER, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
     text |= {"bos_token_id": 0, "eos_token_id": VOCABULARY - 1}
     vision = {**_TOWER, "image_size": 32, "patch_size": 8}
-    return _transformers("CLIPModel", "CLIPConfig", text_config=text, vision_config=vision, projection_dim=16)
+    return transformers_model("CLIPModel", "CLIPConfig", text_config=text, vision_config=vision, projection_dim=16)
 
 
 def minilm_folder() -> Path:
@@ -303,20 +303,20 @@ def minilm_tokenizer() -> Any:
 # The table
 
 _BATCH: Mapping[int, str] = {0: "batch"}
-_TEXT: Mapping[int, str] = {0: "batch", 1: "sequence"}
-_TARGET: Mapping[int, str] = {0: "batch", 1: "target"}
+TEXT: Mapping[int, str] = {0: "batch", 1: "sequence"}
+TARGET: Mapping[int, str] = {0: "batch", 1: "target"}
 
 
-def _image_model(name: str, size: int = 224, note: str = "") -> ZooModel:
-    return ZooModel(partial(_timm, name), partial(_draw_image, size=size), {"batch": 2}, {"x": _BATCH}, note)
+def image_model(name: str, size: int = 224, note: str = "") -> ZooModel:
+    return ZooModel(partial(timm_model, name), partial(_draw_image, size=size), {"batch": 2}, {"x": _BATCH}, note)
 
 
-def _text_model(build: Callable[[], nn.Module], limit: int = 64, vocabulary: int = VOCABULARY) -> ZooModel:
+def text_model(build: Callable[[], nn.Module], limit: int = 64, vocabulary: int = VOCABULARY) -> ZooModel:
     return ZooModel(
         build,
-        partial(_draw_text, vocabulary=vocabulary),
+        partial(draw_text, vocabulary=vocabulary),
         {"batch": 2, "sequence": 7},
-        {"input_ids": _TEXT, "attention_mask": _TEXT},
+        {"input_ids": TEXT, "attention_mask": TEXT},
         limits={"sequence": limit},
     )
 
@@ -331,27 +331,27 @@ TIMM: tuple[str, ...] = (
 )
 
 ZOO: dict[str, ZooModel] = {
-    **{name: _image_model(name) for name in TIMM},
-    "bert": _text_model(_bert),
-    "gpt2": _text_model(_gpt2),
-    "llama": _text_model(partial(_decoder, "Llama")),
-    "qwen3": _text_model(partial(_decoder, "Qwen3", head_dim=16)),
+    **{name: image_model(name) for name in TIMM},
+    "bert": text_model(_bert),
+    "gpt2": text_model(_gpt2),
+    "llama": text_model(partial(_decoder, "Llama")),
+    "qwen3": text_model(partial(_decoder, "Qwen3", head_dim=16)),
     "t5": ZooModel(
         _t5,
-        _draw_t5,
+        draw_t5,
         {"batch": 2, "sequence": 7, "target": 5},
         {
-            "input_ids": _TEXT,
-            "attention_mask": _TEXT,
-            "decoder_input_ids": _TARGET,
-            "decoder_attention_mask": _TARGET,
+            "input_ids": TEXT,
+            "attention_mask": TEXT,
+            "decoder_input_ids": TARGET,
+            "decoder_attention_mask": TARGET,
         },
     ),
     "whisper": ZooModel(
         _whisper,
         _draw_whisper,
         {"batch": 2, "target": 5},
-        {"input_features": _BATCH, "decoder_input_ids": _TARGET, "decoder_attention_mask": _TARGET},
+        {"input_features": _BATCH, "decoder_input_ids": TARGET, "decoder_attention_mask": TARGET},
         note="The length of the audio is fixed by the model itself: twice max_source_positions.",
         limits={"target": 32},
     ),
@@ -367,5 +367,5 @@ ZOO: dict[str, ZooModel] = {
         },
         limits={"sequence": 64},
     ),
-    "minilm": _text_model(_minilm, limit=512, vocabulary=30522),
+    "minilm": text_model(_minilm, limit=512, vocabulary=30522),
 }
