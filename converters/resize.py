@@ -11,191 +11,100 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.interpolation import Axis, axes_of, by_weights, is_plain_nearest, nearest_places
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 
-def _resize(
-    g: GraphBuilder, x: Value, size: Sequence[Any] | None, scales: Sequence[float] | None, **named: Any
-) -> Value:
-    """Resize by factors where torch maps coordinates by them, else to sizes."""
-    dtype = x.dtype
-    if dtype is not None and dtype.is_integer() and named["mode"] != "nearest":
-        # torch rounds bytes, ONNX Runtime cuts them off.
-        smooth = _resize(g, g.cast(x, ir.DataType.FLOAT), size, scales, **named)
-        return g.cast(g.op.Clip(g.op.Round(smooth), g.const(0.0), g.const(255.0)), dtype)
-    if scales is not None and all(s is not None for s in scales):
-        factors = g.const(np.array([1.0, 1.0, *scales]), ir.DataType.FLOAT)
-        result: Value = g.op.Resize(x, None, factors, **named)
-        return result
-    if size is None:
-        raise Unsupported("interpolation with neither a size nor factors")
-    target = g.vector([g.dim(x, 0), g.dim(x, 1), *size])
-    result = g.op.Resize(x, None, None, target, **named)
-    return result
-
-
-def _arguments(node: FxNode) -> tuple[Any, list[float] | None]:
-    """Output size and factors of either form of an upsampling operator."""
-    named = node.kwargs
-    if "scale_factors" in named:
-        return named["output_size"], named["scale_factors"]
-    given = [v for k, v in named.items() if k.startswith("scales")]
-    return named["output_size"], given if given and all(s is not None for s in given) else None
-
-
-def _by_places(g: GraphBuilder, x: Value, node: FxNode, scales: Any, shift: float) -> Value:
-    """Nearest neighbours gathered an axis at a time, places worked out in double: at floor((i + shift) * step)."""
-    for number, out in enumerate(node.shape[2:]):
-        size = (x.shape or ())[2 + number]
-        assert isinstance(size, int) and isinstance(out, int)
-        step = 1.0 / scales[number] if scales else size / out
-        places = np.minimum(np.floor((np.arange(out) + shift) * step).astype(np.int64), size - 1)
-        x = g.op.Gather(x, g.const(places), axis=2 + number)
-    return x
-
-
 def nearest(g: GraphBuilder, node: FxNode) -> Value:
     """upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"""
-    size, scales = _arguments(node)
-    if node.dtype == ir.DataType.DOUBLE and _is_static(node.args[0], node):
-        return _by_places(g, node.args[0], node, scales, 0.0)
-    return _resize(
-        g,
-        node.args[0],
-        size,
-        scales,
-        mode="nearest",
-        coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-    )
+    return _nearest(g, node, False, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
 
 def nearest_exact(g: GraphBuilder, node: FxNode) -> Value:
     """_upsample_nearest_exact2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"""
-    size, scales = _arguments(node)
-    if node.dtype == ir.DataType.DOUBLE and _is_static(node.args[0], node):
-        return _by_places(g, node.args[0], node, scales, 0.5)
-    return _resize(
-        g,
-        node.args[0],
-        size,
-        scales,
-        mode="nearest",
-        coordinate_transformation_mode="half_pixel",
-        nearest_mode="round_prefer_ceil",
-    )
+    return _nearest(g, node, True, coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
+
+
+def _nearest(g: GraphBuilder, node: FxNode, exact: bool, **named: Any) -> Value:
+    """Resize where every formula finds the same neighbours; else they are gathered where torch rounds in float."""
+    x = node.args[0]
+    axes = axes_of(g, node)
+    if all(is_plain_nearest(axis) for axis in axes):
+        factors = [float(a.ratio) if a.ratio is not None else a.factor for a in axes]
+        result: Value = g.op.Resize(x, None, _factors(g, factors), mode="nearest", **named)
+        return result
+    for number, axis in enumerate(axes):
+        if axis.ratio != 1 or (exact and axis.factor not in (None, 1.0)):
+            x = g.op.Gather(x, nearest_places(g, axis, exact), axis=2 + number)
+    return x
+
+
+def _factors(g: GraphBuilder, factors: Sequence[float | None]) -> Value:
+    return g.const(np.array([1.0, 1.0, *factors]), ir.DataType.FLOAT)
 
 
 def smooth(mode: str) -> Converter:
     """Linear and cubic interpolation."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        size, scales = _arguments(node)
-        corners = node.kwargs["align_corners"]
-        x = node.args[0]
-        if x.dtype == ir.DataType.DOUBLE and _is_static(x, node):
-            # ONNX Runtime's Resize places its points in float.
-            return _by_weights(g, x, node, scales, corners, mode, widen=False)
         named: dict[str, Any] = {"cubic_coeff_a": -0.75} if mode == "cubic" else {}
-        if corners and scales is not None:
-            # With aligned corners factors only settle the size.
-            size, scales = node.shape[2:], None
-            if not all(isinstance(s, int) for s in size):
-                raise Unsupported("interpolation by factors of dynamic sizes with align_corners=True")
-        transformation = "align_corners" if corners else "half_pixel"
-        return _resize(g, x, size, scales, mode=mode, coordinate_transformation_mode=transformation, **named)
+        return _smooth(g, node, mode, False, **named)
 
     convert.__name__ = convert.__qualname__ = mode
     return convert
-
-
-def _is_static(x: Value, node: FxNode) -> bool:
-    return all(isinstance(s, int) for s in (*list(x.shape or ())[2:], *node.shape[2:]))
-
-
-def _by_weights(
-    g: GraphBuilder, x: Value, node: FxNode, scales: Any, corners: bool, mode: str, *, widen: bool
-) -> Value:
-    """Separable interpolation as a product with a matrix of weights for each axis."""
-    inner = x.dtype if x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else ir.DataType.FLOAT
-    result = g.cast(x, inner)
-    rank = rank_of(x)
-    for number, out in enumerate(node.shape[2:]):
-        axis = 2 + number
-        size = (x.shape or ())[axis]
-        assert isinstance(size, int) and isinstance(out, int)
-        weights = _weights(size, out, scales[number] if scales else None, corners, mode, widen)
-        order = [a for a in range(rank) if a != axis] + [axis]
-        product = g.op.MatMul(g.op.Transpose(result, perm=order), g.const(weights.T, inner))
-        result = g.op.Transpose(product, perm=[order.index(a) for a in range(rank)])
-    if node.dtype.is_integer():
-        result = g.op.Clip(g.op.Round(result), g.const(0.0, inner), g.const(255.0, inner))
-    return g.cast(result, node.dtype)
-
-
-def _weights(size: int, out: int, factor: float | None, corners: bool, mode: str, widen: bool) -> np.ndarray:
-    """What each element of one axis contributes to each one of the result: [out, size].
-
-    Where torch places its points: ATen/native/UpSample.h, area_pixel_compute_scale and _source_index; with ``widen`` the
-    antialiasing filter grows with the step between points, as Pillow's.
-    """
-    if corners:
-        step = (size - 1) / (out - 1) if out > 1 else 0.0
-    else:
-        step = 1.0 / factor if factor else size / out
-    places = np.arange(size)
-    weights = np.zeros((out, size))
-    for i in range(out):
-        if widen:
-            stretch = max(step, 1.0)
-            center = step * (i + 0.5)
-            reach = (1.0 if mode == "linear" else 2.0) * stretch
-            first, last = max(int(center - reach + 0.5), 0), min(int(center + reach + 0.5), size)
-            row = _filter((places[first:last] - center + 0.5) / stretch, mode, -0.5)
-            weights[i, first:last] = row / row.sum()
-            continue
-        source = step * i if corners else step * (i + 0.5) - 0.5
-        if mode == "linear":
-            source = max(source, 0.0)
-        low = int(np.floor(source))
-        for j in range(low - 1, low + 3):
-            weight = float(_filter(np.array(source - j), mode, -0.75))
-            weights[i, min(max(j, 0), size - 1)] += weight
-    return weights
-
-
-def _filter(x: np.ndarray, mode: str, a: float) -> np.ndarray:
-    """The triangle, or Keys' cubic convolution with coefficient ``a`` (1981)."""
-    x = np.abs(x)
-    if mode == "linear":
-        return np.maximum(1.0 - x, 0.0)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
 def antialiased(mode: str) -> Converter:
     """Linear and cubic interpolation that widens the filter when it makes an image smaller."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        size, scales = _arguments(node)
-        corners = node.kwargs["align_corners"]
-        x = node.args[0]
-        if _is_static(x, node):
-            return _by_weights(g, x, node, scales, corners, mode, widen=True)
-        if g.opset < 18:
-            raise Unsupported("antialiased interpolation of dynamic sizes needs opset 18 or later")
-        if corners or scales is None:
-            size, scales = node.shape[2:] if size is None else size, None
         # torch's antialiased cubic takes a = -0.5, as Pillow's.
         named: dict[str, Any] = {"cubic_coeff_a": -0.5} if mode == "cubic" else {}
-        named["coordinate_transformation_mode"] = "align_corners" if corners else "half_pixel"
-        return _resize(g, x, size, scales, mode=mode, antialias=1, exclude_outside=1, **named)
+        return _smooth(g, node, mode, True, antialias=1, exclude_outside=1, **named)
 
     convert.__name__ = convert.__qualname__ = f"antialiased_{mode}"
     return convert
+
+
+def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any) -> Value:
+    """Resize where it places its points as torch does, else a product with weights for each axis."""
+    x = node.args[0]
+    corners = node.kwargs["align_corners"]
+    axes = axes_of(g, node)
+    static = all(axis.is_static for axis in axes)
+    plain = not (static and (widen or x.dtype == ir.DataType.DOUBLE)) and not (widen and (corners or g.opset < 18))
+    by_sizes = corners or all(_maps_by_sizes(a) for a in axes)
+    if not plain or not (by_sizes or all(_maps_by_factor(a) for a in axes)):
+        # ONNX Runtime's Resize places its points in float, and takes a factor as a float when it works out the size.
+        return by_weights(g, x, axes, node.dtype, corners=corners, mode=mode, widen=widen)
+    dtype = node.dtype
+    inner = g.cast(x, ir.DataType.FLOAT) if dtype.is_integer() else x
+    named["coordinate_transformation_mode"] = "align_corners" if corners else "half_pixel"
+    if by_sizes:
+        target = g.vector([g.dim(x, 0), g.dim(x, 1), *(a.out for a in axes)])
+        result: Value = g.op.Resize(inner, None, None, target, mode=mode, **named)
+    else:
+        factors = [a.factor if a.factor is not None else float(a.ratio or 1) for a in axes]
+        result = g.op.Resize(inner, None, _factors(g, factors), mode=mode, **named)
+    if not dtype.is_integer():
+        return result
+    # torch rounds bytes, ONNX Runtime cuts them off.
+    return g.cast(g.op.Clip(g.op.Round(result), g.const(0.0), g.const(255.0)), dtype)
+
+
+def _maps_by_sizes(axis: Axis) -> bool:
+    """Whether the ratio of the sizes is the factor."""
+    return axis.factor is None or (axis.ratio is not None and axis.factor == axis.ratio)
+
+
+def _maps_by_factor(axis: Axis) -> bool:
+    """Whether the size follows from a factor, also where that is rounded to a float."""
+    if axis.factor is None:
+        return axis.ratio is not None
+    # By a factor between 1 and 1.5 some sizes stay, which torch copies.
+    return axis.follows and float(np.float32(axis.factor)) == axis.factor and not 1.0 < axis.factor < 1.5
 
 
 def pixel_shuffle(g: GraphBuilder, node: FxNode) -> Value:

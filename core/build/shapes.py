@@ -223,6 +223,14 @@ class ShapeMixin:
         found = self.known_symbol(size)
         return found if found is not None else self._read_dim(x, axis, size.value)
 
+    def size(self, dim: int | ir.SymbolicDim) -> Size:
+        """A dimension as a size: an int, or the 0-dim int64 Value that holds it.
+
+        Raises:
+            Unsupported: No value in the graph holds it and it can't be computed from others.
+        """
+        return self._need(dim) if isinstance(dim, ir.SymbolicDim) else dim
+
     def dims(self, x: ir.Value) -> list[Size]:
         """The size of every axis of ``x``, whose rank must be known."""
         assert x.shape is not None

@@ -1,0 +1,280 @@
+"""Interpolation an axis at a time: where torch places its points, and what each element contributes to them.
+
+What is static is worked out here, what is only known at run time by the graph. The formulas are those of
+ATen/native/UpSample.h: ``area_pixel_compute_scale``, ``area_pixel_compute_source_index``, and for nearest neighbours
+``nearest_neighbor_compute_source_index``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.interpret.node import FxNode
+
+_INT64, _FLOAT, _DOUBLE = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE
+
+
+class Axis(NamedTuple):
+    """One axis of an interpolation.
+
+    Attributes:
+        size, out: Number of elements before and after: ints, or 0-dim int64 Values.
+        factor: The factor by which coordinates are mapped; ``None``: ``out / size``.
+        ratio: ``out / size`` where it is surely a whole number, else ``None``.
+        follows: ``out`` is surely ``size * factor`` rounded down.
+    """
+
+    size: Any
+    out: Any
+    factor: float | None
+    ratio: int | None
+    follows: bool
+
+    @property
+    def is_static(self) -> bool:
+        """Whether both sizes are ints."""
+        return isinstance(self.size, int) and isinstance(self.out, int)
+
+
+def axes_of(g: GraphBuilder, node: FxNode) -> list[Axis]:
+    """The spatial axes of either form of an upsampling operator (``.vec`` and the one with a factor an axis)."""
+    x = node.args[0]
+    named = node.kwargs
+    size = named["output_size"]
+    count = rank_of(x) - 2
+    if "scale_factors" in named:
+        factors = list(named["scale_factors"] or [None] * count)
+    else:
+        factors = [v for k, v in named.items() if k.startswith("scales")]
+    result = []
+    for number in range(count):
+        dim, want = (x.shape or ())[2 + number], node.shape[2 + number]
+        out: Any = want
+        if not isinstance(want, int):
+            given = size[number] if size is not None else None
+            out = given if isinstance(given, Value) else g.size(want)
+        # torch ignores a factor that is not positive.
+        factor = factors[number]
+        factor = float(factor) if factor is not None and factor > 0 else None
+        ratio = _ratio(g, dim, want)
+        follows = factor is not None and (size is None or factor == ratio)
+        if isinstance(dim, int) and isinstance(out, int):
+            follows = factor is not None and int(dim * factor) == out
+        result.append(Axis(g.dim(x, 2 + number), out, factor, ratio, follows))
+    return result
+
+
+def _ratio(g: GraphBuilder, size: Any, out: Any) -> int | None:
+    if isinstance(size, int) and isinstance(out, int):
+        return out // size if size and out % size == 0 else None
+    if isinstance(size, int) or isinstance(out, int):
+        return None
+    a, b = g.expressions.get(size.value), g.expressions.get(out.value)
+    quotient = b / a if a is not None and b is not None else None
+    return int(quotient) if quotient is not None and quotient.is_Integer else None
+
+
+# -- nearest neighbours ------------------------------------------------------------------------------------------------
+
+
+def nearest_places(g: GraphBuilder, axis: Axis, exact: bool) -> Value:
+    """The index of the nearest element for each element of the result, in float as torch works it out: [out].
+
+    Without ``exact`` torch takes a size that stays or doubles as such, whatever the factor.
+    """
+    if axis.is_static:
+        return g.const(_nearest(axis.size, axis.out, axis.factor, exact))
+    size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
+    if axis.factor is not None:
+        step: Value = g.const(1.0 / axis.factor, _FLOAT)
+        if not exact:
+            step = g.op.Where(g.op.Equal(out, g.op.Mul(size, g.const(2))), g.const(0.5, _FLOAT), step)
+            step = g.op.Where(g.op.Equal(out, size), g.const(1.0, _FLOAT), step)
+    else:
+        step = g.op.Div(g.cast(size, _FLOAT), g.cast(out, _FLOAT))
+    places = g.cast(g.op.Range(g.const(0), out, g.const(1)), _FLOAT)
+    if exact:
+        places = g.op.Add(places, g.const(0.5, _FLOAT))
+    index = g.cast(g.op.Floor(g.op.Mul(places, step)), _INT64)
+    result: Value = g.op.Min(index, g.op.Sub(size, g.const(1)))
+    return result
+
+
+def _nearest(size: int, out: int, factor: float | None, exact: bool) -> np.ndarray:
+    index = np.arange(out)
+    if not exact and out == size:
+        return index
+    if not exact and out == 2 * size:
+        return index // 2
+    step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(out)
+    places = index.astype(np.float32) + np.float32(0.5 if exact else 0.0)
+    return np.minimum(np.floor(places * step).astype(np.int64), size - 1)
+
+
+def is_plain_nearest(axis: Axis) -> bool:
+    """Whether every formula for the nearest neighbour gives the same: by a small whole number, or by half, a quarter …"""
+    if axis.ratio is not None and 1 <= axis.ratio <= 16 and axis.factor in (None, float(axis.ratio)):
+        return True
+    return axis.factor in (0.5, 0.25, 0.125) and axis.follows
+
+
+# -- linear and cubic --------------------------------------------------------------------------------------------------
+
+
+def by_weights(
+    g: GraphBuilder, x: Value, axes: list[Axis], dtype: ir.DataType, *, corners: bool, mode: str, widen: bool
+) -> Value:
+    """Separable interpolation as a product with a matrix of weights for each axis.
+
+    Args:
+        g: The builder.
+        x: [batch, channels, *sizes].
+        axes: Its spatial axes.
+        dtype: The result's.
+        corners: The first and last elements stay where they are.
+        mode: ``"linear"`` or ``"cubic"``.
+        widen: The filter grows with the step between points, as Pillow's (antialiasing).
+    """
+    inner = x.dtype if x.dtype in (_FLOAT, _DOUBLE) else _FLOAT
+    result = g.cast(x, inner)
+    rank = rank_of(x)
+    for number, axis in enumerate(axes):
+        place = 2 + number
+        if axis.is_static:
+            weights = g.const(weights_of(axis.size, axis.out, axis.factor, corners, mode, widen).T, inner)
+        else:
+            computed = _computed_weights(g, axis, corners, mode, widen, inner)
+            if (widen and corners) or (axis.factor is not None and (widen or mode == "linear")):
+                computed = _unless_same(g, axis, computed)
+            weights = g.op.Transpose(computed, perm=[1, 0])
+        order = [a for a in range(rank) if a != place] + [place]
+        product = g.op.MatMul(g.op.Transpose(result, perm=order), weights)
+        result = g.op.Transpose(product, perm=[order.index(a) for a in range(rank)])
+    if dtype.is_integer():
+        result = g.op.Clip(g.op.Round(result), g.const(0.0, inner), g.const(255.0, inner))
+    return g.cast(result, dtype)
+
+
+def weights_of(size: int, out: int, factor: float | None, corners: bool, mode: str, widen: bool) -> np.ndarray:
+    """What each element of one axis contributes to each one of the result: [out, size].
+
+    A size that stays is copied, whatever the factor; only plain cubic interpolation follows the factor there too.
+    """
+    if size == out and (mode == "linear" or widen):
+        return np.eye(size)
+    if corners:
+        step = (size - 1) / (out - 1) if out > 1 else 0.0
+    else:
+        step = 1.0 / factor if factor else size / out
+    places = np.arange(size)
+    weights = np.zeros((out, size))
+    for i in range(out):
+        if widen:
+            stretch = max(step, 1.0)
+            center = step * (i + 0.5)
+            reach = (1.0 if mode == "linear" else 2.0) * stretch
+            first, last = max(int(center - reach + 0.5), 0), min(int(center + reach + 0.5), size)
+            row = _filter((places[first:last] - center + 0.5) / stretch, mode, -0.5)
+            weights[i, first:last] = row / row.sum()
+            continue
+        source = step * i if corners else step * (i + 0.5) - 0.5
+        if mode == "linear":
+            source = max(source, 0.0)
+        low = int(np.floor(source))
+        for j in range(low - 1, low + 3):
+            weight = float(_filter(np.array(source - j), mode, -0.75))
+            weights[i, min(max(j, 0), size - 1)] += weight
+    return weights
+
+
+def _filter(x: np.ndarray, mode: str, a: float) -> np.ndarray:
+    """The triangle, or Keys' cubic convolution with coefficient ``a`` (1981)."""
+    x = np.abs(x)
+    if mode == "linear":
+        return np.maximum(1.0 - x, 0.0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+def _computed_weights(g: GraphBuilder, axis: Axis, corners: bool, mode: str, widen: bool, inner: ir.DataType) -> Value:
+    """As :func:`weights_of`, worked out by the graph in double."""
+    op = g.op
+    size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
+    one, half = g.const(1.0, _DOUBLE), g.const(0.5, _DOUBLE)
+    step = _computed_step(g, size, out, axis.factor, corners)
+    index = unsqueeze(g, g.cast(op.Range(g.const(0), out, g.const(1)), _DOUBLE), 1)
+    places = unsqueeze(g, g.cast(op.Range(g.const(0), size, g.const(1)), _DOUBLE), 0)
+    if widen:
+        stretch = op.Max(step, one)
+        center = op.Mul(op.Add(index, half), step)
+        reach = op.Mul(stretch, g.const(1.0 if mode == "linear" else 2.0, _DOUBLE))
+        # Converted to an int: cut towards zero.
+        first = g.cast(op.Add(op.Sub(center, reach), half), _INT64)
+        last = g.cast(op.Add(op.Add(center, reach), half), _INT64)
+        whole = g.cast(places, _INT64)
+        inside = op.And(op.GreaterOrEqual(whole, first), op.Less(whole, last))
+        row = _computed_filter(g, op.Div(op.Add(op.Sub(places, center), half), stretch), mode, -0.5)
+        row = op.Where(inside, row, g.const(0.0, _DOUBLE))
+        return g.cast(op.Div(row, op.ReduceSum(row, g.const([1]), keepdims=1)), inner)
+    end = g.cast(op.Sub(size, g.const(1)), _DOUBLE)
+    source = op.Mul(index, step) if corners else op.Sub(op.Mul(op.Add(index, half), step), half)
+    if mode == "linear":
+        source = op.Min(op.Max(source, g.const(0.0, _DOUBLE)), end)
+        return g.cast(_computed_filter(g, op.Sub(source, places), mode, 0.0), inner)
+    low = op.Floor(source)
+    total: Value | None = None
+    for offset in (-1.0, 0.0, 1.0, 2.0):
+        near = op.Add(low, g.const(offset, _DOUBLE))
+        weight = _computed_filter(g, op.Sub(source, near), mode, -0.75)
+        held = op.Min(op.Max(near, g.const(0.0, _DOUBLE)), end)
+        part = op.Where(op.Equal(held, places), weight, g.const(0.0, _DOUBLE))
+        total = part if total is None else op.Add(total, part)
+    assert total is not None
+    return g.cast(total, inner)
+
+
+def _unless_same(g: GraphBuilder, axis: Axis, weights: Value) -> Value:
+    """The identity where both sizes are the same at run time."""
+    size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
+    rows = unsqueeze(g, g.op.Range(g.const(0), out, g.const(1)), 1)
+    columns = unsqueeze(g, g.op.Range(g.const(0), size, g.const(1)), 0)
+    result: Value = g.op.Where(g.op.Equal(size, out), g.cast(g.op.Equal(rows, columns), weights.dtype), weights)
+    return result
+
+
+def _computed_step(g: GraphBuilder, size: Value, out: Value, factor: float | None, corners: bool) -> Value:
+    one = g.const(1)
+    if corners:
+        gaps = g.cast(g.op.Max(g.op.Sub(out, one), one), _DOUBLE)
+        step = g.op.Div(g.cast(g.op.Sub(size, one), _DOUBLE), gaps)
+        result: Value = g.op.Where(g.op.Greater(out, one), step, g.const(0.0, _DOUBLE))
+        return result
+    if factor is not None:
+        return g.const(1.0 / factor, _DOUBLE)
+    result = g.op.Div(g.cast(size, _DOUBLE), g.cast(out, _DOUBLE))
+    return result
+
+
+def _computed_filter(g: GraphBuilder, x: Value, mode: str, a: float) -> Value:
+    op = g.op
+
+    def number(value: float) -> Value:
+        return g.const(value, _DOUBLE)
+
+    x = op.Abs(x)
+    if mode == "linear":
+        result: Value = op.Max(op.Sub(number(1.0), x), number(0.0))
+        return result
+    square = op.Mul(x, x)
+    near = op.Add(op.Mul(op.Sub(op.Mul(x, number(a + 2)), number(a + 3)), square), number(1.0))
+    far = op.Mul(op.Sub(op.Mul(op.Add(op.Mul(op.Sub(x, number(5.0)), x), number(8.0)), x), number(4.0)), number(a))
+    far = op.Where(op.Less(x, number(2.0)), far, number(0.0))
+    result = op.Where(op.LessOrEqual(x, number(1.0)), near, far)
+    return result

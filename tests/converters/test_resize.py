@@ -1,0 +1,191 @@
+"""Interpolation of dynamic sizes in every mode, and of static ones by factors whose rounding shows."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.check import check
+
+SIZES = [{2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}]
+SMOOTH = ("bilinear", "bicubic")
+MODES = ("nearest", "nearest-exact", *SMOOTH, "area")
+
+
+def image(height: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(height * 100 + width)
+    return torch.randn(2, 3, height, width, generator=generator).to(dtype)
+
+
+OTHERS = [(image(12, 5),), (image(2, 31),), (image(7, 1),), (image(3, 4),)]
+
+
+def options() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for mode, factor in itertools.product(MODES, (2, 4.0, 0.5, 1.7, (1.5, 3.0))):
+        found.append({"mode": mode, "scale_factor": factor})
+    for mode, factor in itertools.product(SMOOTH, (2, 0.6, 1.3)):
+        found.append({"mode": mode, "scale_factor": factor, "align_corners": True})
+        found.append({"mode": mode, "scale_factor": factor, "antialias": True})
+        found.append({"mode": mode, "scale_factor": factor, "antialias": True, "align_corners": True})
+        found.append({"mode": mode, "scale_factor": factor, "recompute_scale_factor": True})
+    for mode in MODES:
+        # Sizes up to 3 stay.
+        found.append({"mode": mode, "scale_factor": 1.25})
+        found.append({"mode": mode, "scale_factor": 1.3, "recompute_scale_factor": True})
+        found.append({"mode": mode, "size": (6, 8)})
+        found.append({"mode": mode, "size": 1})
+    return found
+
+
+def close(mode: str) -> dict[str, float]:
+    # Weights of float32 are rounded elsewhere than torch's.
+    return {"rtol": 1e-5, "atol": 5e-5} if mode not in ("nearest", "nearest-exact") else {}
+
+
+@pytest.mark.parametrize("named", options(), ids=lambda named: " ".join(str(v) for v in named.items()))
+def test_dynamic_sizes(named: dict[str, Any]) -> None:
+    others = OTHERS
+    if named.get("scale_factor") in (0.5, 0.6) or "antialias" in named:
+        # Half of 1 is no size; antialiasing, torch 2.13 spreads the first element of an axis of size 1 over the other axis.
+        others = [(image(12, 5),), (image(2, 31),), (image(3, 4),)]
+    check(lambda x: F.interpolate(x, **named), image(9, 8), others=others, dynamic=SIZES, **close(named["mode"]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_to_the_size_of_another_image(mode: str) -> None:
+    def merge(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=y.shape[2:], mode=mode) + y
+
+    others = [(image(3, 5), image(10, 7)), (image(1, 4), image(4, 1)), (image(2, 2), image(82, 4))]
+    check(merge, image(4, 5), image(8, 9), others=others, dynamic=SIZES * 2, **close(mode))
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("mode", SMOOTH)
+@pytest.mark.parametrize("corners", [False, True])
+def test_opsets(mode: str, corners: bool, opset: int) -> None:
+    for extra in ({}, {"antialias": True}):
+        check(
+            lambda x, extra=extra: F.interpolate(x, scale_factor=2, mode=mode, align_corners=corners, **extra),
+            image(5, 4),
+            others=OTHERS,
+            dynamic=SIZES,
+            opset=opset,
+            **close(mode),
+        )
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape"), [("linear", (2, 3, 5)), ("trilinear", (1, 2, 3, 4, 5)), ("nearest", (2, 3, 5))]
+)
+@pytest.mark.parametrize("named", [{"scale_factor": 2}, {"scale_factor": 1.7}], ids=str)
+def test_one_and_three_axes(mode: str, shape: tuple[int, ...], named: dict[str, Any]) -> None:
+    x = torch.randn(*shape)
+    dynamic = [dict.fromkeys(range(2, len(shape)), torch.export.Dim.DYNAMIC)]
+    check(
+        lambda x: F.interpolate(x, mode=mode, **named),
+        x,
+        others=[(x[..., :1],), (x[..., 1:],)],
+        dynamic=dynamic,
+        **close(mode),
+    )
+    if mode != "nearest":
+        check(
+            lambda x: F.interpolate(x, mode=mode, align_corners=True, **named),
+            x,
+            others=[(x[..., :1],)],
+            dynamic=dynamic,
+            **close(mode),
+        )
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize(
+    ("size", "named"),
+    [
+        (2, {"size": (1, 82)}),
+        (2, {"size": (1, 41)}),
+        (34, {"scale_factor": (1.0, 0.3)}),
+        (100, {"scale_factor": (1.0, 0.29)}),
+        (60, {"scale_factor": (1.0, 1.05)}),
+        (12, {"scale_factor": (1.0, 1.05)}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dynamic", [None, SIZES], ids=["static", "dynamic"])
+def test_neighbours_are_rounded_in_float(size: int, named: dict[str, Any], mode: str, dynamic: Any) -> None:
+    check(lambda x: F.interpolate(x, mode=mode, **named), image(2, size), others=[(-image(2, size),)], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("mode", SMOOTH)
+@pytest.mark.parametrize(("size", "factor"), [(100, 0.29), (60, 1.05)])
+def test_the_size_by_a_factor_is_worked_out_in_double(size: int, factor: float, mode: str) -> None:
+    check(
+        lambda x: F.interpolate(x, mode=mode, scale_factor=(1.0, factor)),
+        image(2, size),
+        others=[(-image(2, size),)],
+        **close(mode),
+    )
+
+
+LOW_LEVEL = {
+    "bilinear": lambda x: torch.ops.aten.upsample_bilinear2d.default(x, [3, 3], False, 1.7, 0.9),
+    "bilinear corners": lambda x: torch.ops.aten.upsample_bilinear2d.default(x, [3, 3], True, 1.7, 0.9),
+    "bicubic": lambda x: torch.ops.aten.upsample_bicubic2d.default(x, [5, 3], False, 1.7, 0.9),
+    "bilinear antialiased": lambda x: torch.ops.aten._upsample_bilinear2d_aa.default(x, [3, 3], False, 1.7, 0.9),
+    "bicubic antialiased": lambda x: torch.ops.aten._upsample_bicubic2d_aa.default(x, [3, 4], False, 0.7, 0.9),
+    "nearest": lambda x: torch.ops.aten.upsample_nearest2d.default(x, [3, 3], 1.7, 0.9),
+    "nearest of sizes": lambda x: torch.ops.aten.upsample_nearest2d.default(x, [x.shape[3], x.shape[2] * 2], 1.7, 2.0),
+    "nearest exact": lambda x: torch.ops.aten._upsample_nearest_exact2d.default(x, [3, 3], 1.7, 0.9),
+    "doubled": lambda x: torch.ops.aten.upsample_bilinear2d.default(
+        x, [x.shape[2] * 2, x.shape[3] * 2], False, 2.0, 2.0
+    ),
+    "one factor": lambda x: torch.ops.aten.upsample_bilinear2d.default(x, [4, x.shape[3] * 2], False, None, 1.5),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, SIZES], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", LOW_LEVEL)
+def test_the_size_given_is_the_result_s_and_factors_steer_coordinates(name: str, dynamic: Any) -> None:
+    others = [(-image(6, 5),)] if dynamic is None else [(image(4, 9),), (image(7, 3),), (image(12, 5),)]
+    check(LOW_LEVEL[name], image(6, 5), others=others, dynamic=dynamic, rtol=1e-5, atol=5e-5)
+
+
+def test_bytes_of_dynamic_sizes() -> None:
+    x = (image(5, 4).abs() * 80).clamp(0, 255).to(torch.uint8)
+    for mode in ("nearest", "nearest-exact"):
+        check(
+            lambda x, mode=mode: F.interpolate(x, scale_factor=1.7, mode=mode), x, others=[(x[..., 1:],)], dynamic=SIZES
+        )
+
+
+class Pyramid(torch.nn.Module):
+    """Levels added from the top down, as feature pyramids do."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__()
+        self.named = named
+        self.lateral = torch.nn.ModuleList(torch.nn.Conv2d(c, 4, 1) for c in (3, 8, 8))
+        self.down = torch.nn.ModuleList(torch.nn.Conv2d(c, 8, 3, 2, 1) for c in (3, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        levels = [x]
+        for layer in self.down:
+            levels.append(layer(levels[-1]).relu())
+        sides = [layer(level) for layer, level in zip(self.lateral, levels, strict=True)]
+        top = sides.pop()
+        while sides:
+            side = sides.pop()
+            top = F.interpolate(top, size=side.shape[-2:], **self.named) + side
+        return F.interpolate(top, scale_factor=4, mode="bilinear", align_corners=True)
+
+
+@pytest.mark.parametrize("named", [{"mode": "nearest"}, {"mode": "bilinear", "align_corners": True}], ids=str)
+def test_a_pyramid_of_dynamic_sizes(named: dict[str, Any]) -> None:
+    others = [(image(17, 33),), (image(8, 12),), (image(31, 9),)]
+    check(Pyramid(**named).eval(), image(24, 16), others=others, dynamic=(SIZES[0],), rtol=1e-4, atol=1e-4)
