@@ -86,12 +86,29 @@ def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> V
 
         if node.shape[0] <= 4096:
             return g.const(torch.arange(start, end, step, dtype=_torch(dtype)))
+    if dtype.is_integer() and not whole:
+        return _arange_of_floats(g, dtype, start, end, step)
     inner = ir.DataType.INT64 if whole else ir.DataType.DOUBLE
     first, last, by = (operand(g, x, inner) for x in (start, end, step))
     if whole and not (g.never_negative(start) and isinstance(step, int) and step > 0):
         # ONNX Runtime makes a Slice of a Gather by a Range, to which a start or end of -1 is the last element.
         return g.cast(g.op.Neg(g.op.Range(g.op.Neg(first), g.op.Neg(last), g.op.Neg(by))), dtype)
     return g.cast(g.op.Range(first, last, by), dtype)
+
+
+def _arange_of_floats(g: GraphBuilder, dtype: ir.DataType, start: Any, end: Any, step: Any) -> Value:
+    """An arange of integers between floats: each argument is cut to an integer first.
+
+    For int64 they also give the count; for narrower integers the floats do (``arange_out`` of RangeFactories.cpp).
+    """
+    first, last, by = (g.cast(operand(g, x, ir.DataType.DOUBLE), ir.DataType.INT64) for x in (start, end, step))
+    if dtype == ir.DataType.INT64:
+        result: Value = g.op.Range(first, last, by)
+        return result
+    low, high, width = (operand(g, x, ir.DataType.DOUBLE) for x in (start, end, step))
+    count = g.cast(g.op.Ceil(g.op.Div(g.op.Sub(high, low), width)), ir.DataType.INT64)
+    places = g.op.Range(g.const(0), count, g.const(1))
+    return g.cast(g.op.Add(first, g.op.Mul(places, by)), dtype)
 
 
 def _torch(dtype: ir.DataType) -> Any:
