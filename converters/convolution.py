@@ -139,11 +139,25 @@ def conv_transpose(g: GraphBuilder, node: FxNode) -> Value:
     )
 
 
+def conv_tbc(g: GraphBuilder, node: FxNode) -> Value:
+    """conv_tbc(Tensor self, Tensor weight, Tensor bias, int pad=0) -> Tensor
+
+    A 1-d convolution of time first: x [T, B, Cin], weight [K, Cin, Cout], bias [Cout]; the result [T', B, Cout].
+    """
+    x, weight, bias, pad = node.args
+    batch_first = g.op.Transpose(x, perm=[1, 2, 0])
+    kernel = g.op.Transpose(weight, perm=[2, 1, 0])
+    result = _convolve(g, batch_first, kernel, bias, stride=1, pads=[pad, pad], dilation=1, groups=1)
+    moved: Value = g.op.Transpose(result, perm=[2, 0, 1])
+    return moved
+
+
 RULES: list[Rule] = [
     *[Rule(f"aten::conv{n}d.default", conv) for n in (1, 2, 3)],
     *[Rule(f"aten::conv{n}d.padding", conv_named_padding) for n in (1, 2, 3)],
     Rule("aten::convolution.default", convolution),
     Rule("aten::_convolution.default", convolution),
+    Rule("aten::conv_tbc.default", conv_tbc),
     Rule("aten::conv_transpose1d.default", conv_transpose),
     Rule("aten::conv_transpose2d.input", conv_transpose),
     Rule("aten::conv_transpose3d.input", conv_transpose),

@@ -261,3 +261,14 @@ def test_grouped_query_attention() -> None:
 def test_attention_without_batch() -> None:
     inputs = (tensor(4, 3, 8), tensor(4, 5, 8), tensor(4, 5, 8))
     check(ATTENTION["plain"], *inputs, others=[tuple(x * 2 for x in inputs)], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_convolution_of_time_first(pad: int) -> None:
+    weight, bias = torch.randn(3, 4, 5), torch.randn(5)
+    check(
+        lambda x: torch.conv_tbc(x, weight, bias, pad),
+        torch.randn(7, 2, 4),
+        others=[(torch.randn(3, 1, 4),)],
+        dynamic=({0: torch.export.Dim("t", min=3), 1: torch.export.Dim("b")},),
+    )
