@@ -19,12 +19,33 @@ class OnnxplugError(Exception):
     Args:
         message: What is wrong, and where.
         hint: What the user can do about it.
+
+    Attributes:
+        located: Whether the message says already which operator, at which of the user's lines, it is about.
     """
+
+    message: str = ""
+    hint: str | None = None
+    located: bool = False
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def add_place(self, place: str) -> None:
+        """Puts before the message where it happened. The error stays the object that it is, of a plugin's own class too.
+
+        Args:
+            place: Operator, the user's line, the rule and its package, in words.
+        """
+        self.located = True
+        if self.message:
+            self.message = f"{place}: {self.message}"
+            if place not in str(self):  # a class with a text of its own
+                self.add_note(place)
+        else:  # a class that does not call ours
+            self.message = f"{place}: {', '.join(map(str, self.args)) or type(self).__name__}"
 
     def __str__(self) -> str:
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
@@ -96,3 +117,4 @@ class Unsupported(ConversionError):
         super().__init__(reason, hint=hint)
         self.reason = reason
         self.context = context
+        self.located = context is not None

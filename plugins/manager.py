@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -29,6 +30,7 @@ from onnxplug.plugin_api import (
     TargetInfo,
 )
 from onnxplug.plugins import hookspecs
+from onnxplug.plugins.patience import Patience, limit
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import checked_names, closeness
@@ -183,18 +185,21 @@ class PluginManager:
         *,
         skip: Collection[tuple[str, str]] = frozenset(),
         starting: Callable[[PluginRecord], None] | None = None,
+        patient: bool = True,
     ) -> None:
         """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
 
         Args:
             skip: Distribution and name of entry points to leave alone.
             starting: Called before each plugin is imported.
+            patient: Name a plugin that hangs, and give it up after ``ONNXPLUG_PLUGIN_TIMEOUT`` seconds.
 
         Raises:
             PluginError: A required plugin is broken; with ``strict``, any.
         """
         with self._lock:
             if not self._loaded:
+                patience = Patience(limit()) if patient else None
                 self._loaded = True
                 seen: dict[int, str] = {}
                 for point, record in zip(self._points, self._records, strict=True):
@@ -203,7 +208,9 @@ class PluginManager:
                         continue
                     if starting is not None:
                         starting(record)
-                    self._load_one(point, record, seen)
+                    self._load_one(point, record, seen, None if record.is_builtin else patience)
+                if patience is not None:
+                    patience.close()
             self._check_broken()
 
     def _check_broken(self) -> None:
@@ -219,19 +226,25 @@ class PluginManager:
                     hint="Without --strict-plugins it is left out with a warning; --no-plugin leaves it out silently.",
                 )
 
-    def _load_one(self, point: EntryPoint, record: PluginRecord, seen: dict[int, str]) -> None:
+    def _load_one(
+        self, point: EntryPoint, record: PluginRecord, seen: dict[int, str], patience: Patience | None
+    ) -> None:
         started = time.perf_counter()
         plugin: Any = None
         try:
-            plugin = point.load()
+            if patience is None:
+                supply = _supply(point, seen)
+            else:
+                supply = patience.call(functools.partial(_supply, point, dict(seen)), f"the plugin {_label(record)}")
+            plugin = supply.plugin
             if id(plugin) in seen:
                 record.status, record.error = "blocked", f"the same module as {seen[id(plugin)]}"
                 return
-            record.hooks = _check_hooks(plugin)
+            record.hooks = supply.hooks
             if not _LATE_HOOKS.isdisjoint(record.hooks):
                 self._host.register(plugin, name=f"{record.distribution}:{record.name}")
                 self._host.check_pending()
-            self._collect(plugin, record)
+            self._accept(supply, record)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin may even call sys.exit
@@ -253,9 +266,9 @@ class PluginManager:
         finally:
             record.seconds = time.perf_counter() - started
 
-    def _collect(self, plugin: Any, record: PluginRecord) -> None:
-        """Calls the plugin's hooks, once."""
-        info = _call(plugin, "onnxplug_info") if "onnxplug_info" in record.hooks else PluginInfo()
+    def _accept(self, supply: _Supply, record: PluginRecord) -> None:
+        """Checks what the plugin's hooks returned, and keeps it."""
+        info = supply.info
         if not isinstance(info, PluginInfo):
             raise PluginError(f"onnxplug_info returned {info!r}, not a PluginInfo")
         record.namespaces, record.requires = tuple(info.namespaces), tuple(info.requires)
@@ -263,17 +276,12 @@ class PluginManager:
         checked_names("PluginInfo", [target.name for target in record.targets])
         if info.api != API_VERSION:
             raise PluginError(f"it is written for plugin API {info.api}; this onnxplug has {API_VERSION}")
-        for hook in _LIST_HOOKS:
-            if hook not in record.hooks:
-                continue
-            value = _call(plugin, hook)
+        for hook, value in supply.values.items():
             if hook == "onnxplug_decompositions":
                 if not isinstance(value, Mapping):
                     raise PluginError(f"{hook} returned {type(value).__name__}, not a mapping")
-            elif value is None or isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            elif not isinstance(value, list):
                 raise PluginError(f"{hook} returned {value!r}, not an iterable")
-            else:
-                value = list(value)
             if hook == "onnxplug_rules":
                 _check_rules(value, record)
             elif hook == "onnxplug_runtime":
@@ -448,8 +456,34 @@ def _label(record: PluginRecord) -> str:
     return f"{record.name} ({record.distribution} {record.version})"
 
 
-def _call(plugin: Any, hook: str) -> Any:
-    return getattr(plugin, hook)()
+@dataclass
+class _Supply:
+    """What importing a plugin and calling its hooks gave."""
+
+    plugin: Any
+    hooks: list[str] = field(default_factory=list)
+    info: Any = field(default_factory=PluginInfo)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def _supply(point: EntryPoint, seen: Mapping[int, str]) -> _Supply:
+    """Imports a plugin and calls its hooks, once: all of the plugin's code that loading it runs."""
+    supply = _Supply(point.load())
+    if id(supply.plugin) in seen:
+        return supply
+    supply.hooks = _check_hooks(supply.plugin)
+    if "onnxplug_info" in supply.hooks:
+        supply.info = supply.plugin.onnxplug_info()
+    if getattr(supply.info, "api", API_VERSION) != API_VERSION:
+        return supply
+    for hook in _LIST_HOOKS:
+        if hook not in supply.hooks:
+            continue
+        value = getattr(supply.plugin, hook)()
+        # An iterator is run here, where a plugin that hangs is noticed.
+        iterable = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        supply.values[hook] = list(value) if iterable else value
+    return supply
 
 
 def _check_hooks(plugin: Any) -> list[str]:

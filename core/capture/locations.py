@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
+import traceback
+from typing import Any
 
 import torch
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
@@ -34,6 +38,20 @@ def source_location(fx: torch.fx.Node) -> str | None:
     """The user's ``file:line`` of an FX node, ``None`` when torch recorded none."""
     trace = fx.meta.get("stack_trace")
     return _parse(trace) if trace else None
+
+
+def raised_at(error: BaseException, function: Any = None) -> str:
+    """Where an error was raised, as `` (file:line)``: the innermost frame in the code of ``function``'s own folder.
+
+    Without a function, or where no frame lies there, the innermost one that is neither torch's nor onnxplug's core's.
+    """
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    home = os.path.dirname(code.co_filename) + os.sep if code is not None else None
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [f for f in frames if not is_torch_file(f.filename) and not f.filename.startswith(_CORE)]
+    own = [f for f in frames if home and f.filename.startswith(home) and not f.filename.startswith(_CORE)]
+    frame = own[-1] if own else foreign[-1] if foreign else None
+    return f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
 
 
 def module_path(fx: torch.fx.Node) -> str:

@@ -149,7 +149,7 @@ def child(request: dict[str, Any]) -> None:
             report.write(json.dumps({"starting": positions[id(record)], "builtin": record.is_builtin}) + "\n")
             report.flush()
 
-        manager.load(skip=frozenset(map(tuple, request["skip"])), starting=starting)
+        manager.load(skip=frozenset(map(tuple, request["skip"])), starting=starting, patient=False)
         faulthandler.cancel_dump_traceback_later()
     records = []
     for record in manager.records():

@@ -19,7 +19,7 @@ from onnxplug.build.complexes import (
 )
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.capture.inplace import mutates
-from onnxplug.capture.locations import module_path
+from onnxplug.capture.locations import module_path, raised_at
 from onnxplug.errors import (
     ConversionError,
     Decline,
@@ -27,7 +27,6 @@ from onnxplug.errors import (
     OnnxplugError,
     OutputMismatchError,
     RuleConflictError,
-    Unsupported,
 )
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
 from onnxplug.interpret.mutating import convert_functionalized, is_functionalized
@@ -267,7 +266,7 @@ class DynamoInterpreter:
             raise
         except Exception as error:  # a plugin's predicate
             raise ConversionError(
-                f"a condition (`when`) of a rule for {node} raised {type(error).__name__}: {error}"
+                f"a condition (`when`) of a rule for {node} raised {type(error).__name__}: {error}{raised_at(error)}"
             ) from error
         return found
 
@@ -292,24 +291,17 @@ class DynamoInterpreter:
             raise
         except (MissingRuleError, OutputMismatchError):
             raise
-        except Unsupported as error:
-            if error.context is not None:
-                raise
-            raise Unsupported(
-                f"{self._describe(node, rule)}: {error.reason}", hint=error.hint, context=node.op_name
-            ) from error
         except OnnxplugError as error:
-            if getattr(error, "located", False):
-                raise
-            wrapped = type(error)(f"{self._describe(node, rule)}: {error.message}", hint=error.hint)
-            wrapped.located = True  # type: ignore[attr-defined]
-            raise wrapped from error
+            if not error.located:
+                error.add_place(self._describe(node, rule))
+            raise
         except Exception as error:
+            place = raised_at(error, rule.resolve())
             wrapped = ConversionError(
-                f"{self._describe(node, rule)}: the converter raised {type(error).__name__}: {error}",
-                hint=f"This is a defect of {rule.source or 'the rule'}; report it there with the line above.",
+                f"{self._describe(node, rule)}: the converter raised {type(error).__name__}: {error}{place}",
+                hint=f"This is a defect of {rule.source or 'the rule'}; report it there with the lines above.",
             )
-            wrapped.located = True  # type: ignore[attr-defined]
+            wrapped.located = True
             raise wrapped from error
 
     def _describe(self, node: FxNode, rule: Rule) -> str:

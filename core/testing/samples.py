@@ -69,11 +69,8 @@ class SampleCase:
                     given = sample_args(self.sample, other)
                     program.verify(args=(given, dict(self.sample.kwargs)), kwargs={}, seeds=())
         except OnnxplugError as error:
-            named = type(error).__new__(type(error))
-            named.__dict__.update(error.__dict__)
-            named.message = f"the sample of {self.sample.op} of {self.plugin} at opset {self.opset}: {error.message}"
-            named.args = (named.message,)
-            raise named from error
+            error.add_place(f"the sample of {self.sample.op} of {self.plugin} at opset {self.opset}")
+            raise
         return program
 
 

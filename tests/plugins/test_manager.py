@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,65 @@ for selection in (Selection(require=("onnxplug-shop",)), Selection(strict=True))
         except onnxplug.PluginError as e: print("broken" in str(e), "ZeroDivisionError" in str(e))
 """
     assert run(tmp_path, code).split() == ["True"] * 8
+
+
+HANGS = "import time\ndef wait():\n    time.sleep(600)\nwait()"
+HANGS_IN_A_HOOK = """
+import time
+from onnxplug import hookimpl
+@hookimpl
+def onnxplug_rules():
+    yield from ()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("source", [HANGS, HANGS_IN_A_HOOK])
+def test_a_plugin_that_hangs_is_named_and_given_up(tmp_path: Path, source: str) -> None:
+    install(tmp_path, "onnxplug-hangs", source, entry="a_first")
+    install(tmp_path, "onnxplug-shop", rule(MUL))
+    notice = "import onnxplug.plugins.patience as p; p.Patience.__init__.__defaults__ = (0.5,)\n"
+    printed = run(tmp_path, notice + EXPORT, ONNXPLUG_PLUGIN_TIMEOUT="2")
+    assert "onnxplug: waiting for the plugin a_first (onnxplug-hangs 1.0), until 2 s have passed" in printed
+    assert (
+        "PluginWarning: the plugin a_first of onnxplug-hangs 1.0 is not used: PluginError: it did not end within 2 s"
+        in printed
+    )
+    assert f"onnxplug_hangs.py:{source[: source.index('time.sleep')].count(chr(10)) + 1}, in " in printed
+    assert "['Mul']" in printed, "the others are loaded"
+    strict = "try: registry_for(selection=Selection(strict=True))\nexcept onnxplug.PluginError as e: print('strict', e)"
+    assert "strict the plugin a_first" in run(tmp_path, strict, ONNXPLUG_PLUGIN_TIMEOUT="1")
+
+
+def test_the_time_for_a_plugin_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxplug.errors import UsageError
+    from onnxplug.plugins.patience import LIMIT, limit
+
+    assert limit() == LIMIT
+    for text, seconds in (("", LIMIT), ("2.5", 2.5), ("0", None)):
+        monkeypatch.setenv("ONNXPLUG_PLUGIN_TIMEOUT", text)
+        assert limit() == seconds
+    for text in ("soon", "-1", "nan"):
+        monkeypatch.setenv("ONNXPLUG_PLUGIN_TIMEOUT", text)
+        with pytest.raises(UsageError, match="ONNXPLUG_PLUGIN_TIMEOUT"):
+            limit()
+
+
+def test_waiting_returns_and_raises_what_the_function_does() -> None:
+    import threading
+
+    from onnxplug.errors import PluginError
+    from onnxplug.plugins.patience import Patience
+
+    patience = Patience(5.0)
+    assert patience.call(lambda: threading.current_thread() is threading.main_thread(), "a test") is False
+    with pytest.raises(SystemExit):
+        patience.call(lambda: sys.exit(3), "a test")
+    hurried = Patience(0.05)
+    never = threading.Event()
+    with pytest.raises(PluginError, match=r"did not end within 0.05 s; it was at "):
+        hurried.call(never.wait, "a test")
+    assert hurried.call(lambda: 4, "a test") == 4
+    never.set()
+    patience.close()
+    hurried.close()
