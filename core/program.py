@@ -227,30 +227,24 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         """Saves the model: complete or not at all.
 
         Args:
-            destination: A path, or a binary file object.
+            destination: A path, or a binary file object. A symbolic link stays one; its target is replaced.
             include_initializers: Store the weights.
             keep_initializers_as_inputs: List the weights as inputs too, so that a run may replace them.
-            external_data: Weights in a file beside the model; ``None`` does so above 1.5 GB.
+            external_data: Weights in a file beside the model, ``model.onnx.data`` beside ``model.onnx``; ``None`` does so
+                above 1.5 GB. While a model in the folder uses a file of this name, ``model.onnx.data.2`` is next, so that the
+                replaced model is never paired with new weights. What no model refers to any more is removed.
 
         Raises:
             SaveError: It can't be written; what stood there before is untouched.
         """
-        graph = self.model.graph
-        initializers = dict(graph.initializers)
-        inputs = list(graph.inputs)
-        if not include_initializers:
-            graph.initializers.clear()
-        if keep_initializers_as_inputs:
-            graph.inputs.extend(initializers.values())
-        try:
-            save_model(self.model, destination, external_data=external_data)
-        finally:
-            if not include_initializers:
-                for value in initializers.values():
-                    graph.initializers.add(value)
-            if keep_initializers_as_inputs:
-                graph.inputs.clear()
-                graph.inputs.extend(inputs)
+        with collection_held():
+            save_model(
+                self.model,
+                destination,
+                external_data=external_data,
+                include_initializers=include_initializers,
+                keep_initializers_as_inputs=keep_initializers_as_inputs,
+            )
 
     def verify(
         self,

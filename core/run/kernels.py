@@ -243,9 +243,22 @@ def _choose_library(
             kernels.providers.insert(0, next(p for p in item.providers if p in available))
 
 
-def _available_providers() -> list[str]:
-    from onnxplug.run.session import onnxruntime_module
+def onnxruntime_module() -> Any:
+    """ONNX Runtime.
 
+    Raises:
+        OnnxplugError: It isn't installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise OnnxplugError(
+            "running the model needs ONNX Runtime, which is not installed", hint="pip install 'onnxplug[ort]'"
+        ) from error
+    return onnxruntime
+
+
+def _available_providers() -> list[str]:
     return list(onnxruntime_module().get_available_providers())
 
 

@@ -23,6 +23,7 @@ from onnxplug.run.kernels import (
     lacking_kernels,
     lacks_operator,
     missing_text,
+    onnxruntime_module,
     plugin_host,
     unknown_operators,
 )
@@ -36,21 +37,6 @@ _VIEWS = {
     torch.float8_e5m2: (torch.uint8, ir.DataType.FLOAT8E5M2),
     torch.float8_e5m2fnuz: (torch.uint8, ir.DataType.FLOAT8E5M2FNUZ),
 }
-
-
-def onnxruntime_module() -> Any:
-    """ONNX Runtime.
-
-    Raises:
-        OnnxplugError: It isn't installed.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise OnnxplugError(
-            "running the model needs ONNX Runtime, which is not installed", hint="pip install 'onnxplug[ort]'"
-        ) from error
-    return onnxruntime
 
 
 def make_session(
@@ -262,13 +248,3 @@ def from_ort_value(value: Any) -> torch.Tensor:
     if dtype in _VIEWS:
         return torch.utils.dlpack.from_dlpack(value._get_c_value()).clone()
     return torch.from_numpy(np.array(value.numpy(), copy=True))
-
-
-def check_names(names: Sequence[str], wanted: Sequence[str]) -> None:
-    """Holds the inputs of a model file against those that a target gives.
-
-    Raises:
-        VerificationError: They differ.
-    """
-    if list(names) != list(wanted):
-        raise VerificationError(f"the model takes {list(names)}, the target gives {list(wanted)}")

@@ -1,0 +1,146 @@
+"""Files that appear complete or not at all: staged, flushed and locked against other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from onnxplug.run.references import folder_references
+
+try:
+    import fcntl
+except ImportError:  # Windows: savers of one file are not held apart there
+    fcntl = None  # type: ignore[assignment]
+
+_PREFIX, _SUFFIX = ".onnxplug-", ".tmp"
+
+
+def staged_file(folder: Path) -> IO[bytes]:
+    """A new file under a name of its own, locked until it is closed. Those that killed processes left are removed."""
+    for leftover in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+        remove_if(leftover, lambda _: True, patience=0)
+    while True:
+        path = folder / f"{_PREFIX}{secrets.token_hex(6)}{_SUFFIX}"
+        file = open(path, "xb")  # noqa: SIM115 - the caller closes it
+        if _lock(file) and _is_at(file, path):  # else another saver took it for a leftover
+            return file
+        file.close()
+
+
+def flush(file: IO[bytes]) -> None:
+    """Waits until a file's content is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Waits until a folder's names are on the disk, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool]) -> IO[bytes]:
+    """The first of ``NAME.data``, ``NAME.data.2`` … that no model refers to and that nobody is writing, locked.
+
+    A file that is not there is made, empty. The caller closes it after its model refers to it.
+
+    Args:
+        folder: The folder.
+        name: The model file's name.
+        taken: Whether a name may not be used for another reason.
+    """
+    number = 1
+    while True:
+        path = folder / (f"{name}.data" if number == 1 else f"{name}.data.{number}")
+        number += 1
+        if taken(path.name) or (os.path.lexists(path) and not _is_plain(path)):
+            continue
+        made = not path.exists()
+        try:
+            file = open(path, "x+b" if made else "r+b")  # noqa: SIM115 - the caller closes it
+        except (FileExistsError, FileNotFoundError):  # another saver was faster
+            number -= 1
+            continue
+        except PermissionError:
+            if made:
+                raise
+            continue
+        if not _lock(file):
+            file.close()
+        elif not _is_at(file, path):  # replaced between opening and locking
+            file.close()
+            number -= 1
+        elif _is_read(path, name, made):
+            if made:  # a model refers to a file that is missing: it stays missing
+                path.unlink()
+            file.close()
+        else:
+            return file
+
+
+def _is_read(data: Path, name: str, made: bool) -> bool:
+    references = folder_references(data.parent, name)
+    return references.include(data.name) if made else references.may_include(data.name)
+
+
+def is_data_file(name: str, model: str) -> bool:
+    """Whether a file's name is one of those that :func:`claim_data_file` gives."""
+    return re.fullmatch(re.escape(model) + r"\.data(\.\d+)?", name) is not None
+
+
+def remove_if(path: Path, condition: Callable[[Path], bool], patience: float = 0.2) -> None:
+    """Removes a file if a condition holds while it is locked; errors leave it there.
+
+    Args:
+        path: The file.
+        condition: Whether to remove it.
+        patience: Seconds to wait for another process that writes it.
+    """
+    with contextlib.suppress(OSError):
+        if not _is_plain(path):
+            return
+        with open(path, "r+b") as file:
+            until = time.monotonic() + patience
+            while not _lock(file):
+                if time.monotonic() > until:
+                    return
+                time.sleep(0.01)
+            if _is_at(file, path) and condition(path):
+                path.unlink()
+
+
+def _is_plain(path: Path) -> bool:
+    return stat.S_ISREG(os.lstat(path).st_mode)
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Takes the file's lock; false if another has it. File systems without locks hold no one off."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
