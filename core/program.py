@@ -14,15 +14,15 @@ from torch.utils import _pytree
 
 from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META as DERIVED
+from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
 from onnxplug.run.save import save_model
 from onnxplug.run.session import Runner
+from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
 
 if TYPE_CHECKING:
     import onnx
-
-    from onnxplug.run.verify import VerificationReport
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         model: The ``onnx_ir.Model``.
         exported_program: The captured program.
         inputs, outputs: What the graph's inputs, state and outputs stand for.
+        slots: As ``outputs``, with the results that are ``None`` and so no output of the graph.
         captured: The capture, with the example inputs; ``None`` for a program made by hand.
         statistics: What was done and how long it took.
         host: The plugins of the export, whose libraries and kernels run custom operators; all that are installed when
@@ -71,7 +72,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         super().__init__(model, exported_program)
         self.inputs = list(inputs)
         self.outputs = [slot for slot in outputs if slot.value is not None]
-        self._slots = list(outputs)
+        self.slots = list(outputs)
         self.captured = captured
         self.statistics = statistics if statistics is not None else ExportStatistics()
         self.host = host
@@ -153,7 +154,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         Raises:
             UsageError: Another structure, rank, dtype or static size than the model's; another value than one baked in.
         """
-        leaves = self._flatten(args, kwargs)
+        leaves = self.flatten(args, kwargs)
         feed: dict[str, Any] = {}
         for slot in self.inputs:
             if slot.position is None:
@@ -168,9 +169,37 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                     f"the input {slot.name!r} is fixed at {slot.value!r} in the exported model, got {leaf!r}",
                     hint="Export it with Dim.DYNAMIC to keep an int an input.",
                 )
+        self._check_sizes(leaves)
         return feed
 
-    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _check_sizes(self, leaves: Sequence[Any]) -> None:
+        """Holds the sizes of the inputs against their names: one name is one size, an expression its value."""
+        slots = [slot for slot in self.inputs if slot.kind is InputKind.USER and slot.position is not None]
+        names = self.captured.dim_names if self.captured is not None else {}
+        known: dict[Any, int] = {}
+        later: list[tuple[InputSlot, int, Any, int]] = []
+        for slot in slots:
+            value, leaf = slot.node.meta.get("val"), leaves[slot.position or 0]
+            for axis, wanted in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                if isinstance(wanted, torch.SymInt):
+                    expr = in_names(names, wanted.node.expr)
+                    later.append((slot, axis, expr, int(leaf.shape[axis])))
+                    if expr.is_Symbol:
+                        known.setdefault(expr, int(leaf.shape[axis]))
+        for slot, axis, expr, size in later:
+            expected = expr.subs(known)
+            if expected.is_Integer and int(expected) != size:
+                raise UsageError(
+                    f"axis {axis} of the input {slot.name!r} is {expr} in the exported model, which is {expected} here, got "
+                    f"{size}"
+                )
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The inputs of a call of the PyTorch model in a row, as the exported program takes them.
+
+        Raises:
+            UsageError: They have another structure than the exported model's.
+        """
         program = self.exported_program
         spec = program.call_spec.in_spec if program is not None else None
         if spec is None:
@@ -201,7 +230,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         """The PyTorch model's own structure of what a call returned; constants and ``None`` are put back."""
         remaining = iter(results)
         leaves: list[Any] = []
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.kind is not OutputKind.USER:
                 continue
             if slot.value is None:
@@ -254,22 +283,31 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         rtol: float | None = None,
         atol: float | None = None,
         seeds: Sequence[int] = (0, 1, 2),
+        seed: int | None = None,
     ) -> VerificationReport:
         """Compares the model with eager PyTorch: on the export's inputs (or those given), and on generated ones.
 
+        Elements are compared one by one, ``|ONNX - PyTorch| <= atol + rtol * |PyTorch|``; ``docs/verification.md`` says how.
+
         Args:
             args, kwargs: Inputs to use instead of the export's.
-            rtol, atol: Tolerances; by dtype when ``None``.
-            seeds: One set of generated inputs a seed, of other sizes where dimensions are dynamic, 1 among them.
+            rtol, atol: Tolerances; by dtype, and ``atol`` by the size of the ordinary elements, when ``None``.
+            seeds: One set of generated inputs a seed, of other sizes where dimensions are dynamic, 1 among them. Sizes
+                that eager PyTorch rejects are drawn again.
+            seed: One seed instead of ``seeds``: what the message of a failure names.
 
         Raises:
             PluginError: A plugin's library is missing or does not load.
-            VerificationError: An output differs (the message names it, the index and both values), or the model does not
-                run.
+            VerificationError: An output differs (the message names it, the index, both values, sizes and seed), the
+                model has other outputs than PyTorch, or it does not run.
         """
-        from onnxplug.run.verify import verify_program
-
-        return verify_program(self, args=args, kwargs=kwargs, rtol=rtol, atol=atol, seeds=seeds)
+        return verify_program(
+            self,
+            args=args,
+            kwargs=kwargs,
+            tolerances=Tolerances(rtol=rtol, atol=atol),
+            seeds=seeds if seed is None else (seed,),
+        )
 
     def __repr__(self) -> str:
         graph = self.model.graph

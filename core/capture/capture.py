@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
 from onnxplug.capture.attempts import export_program, first_lines, quiet
-from onnxplug.capture.dynamic import dimension_names, parse_dynamic_shapes
+from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
@@ -72,6 +73,7 @@ def capture(
             stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
+        check_expressions(shapes, _pytree.tree_leaves((positional, keywords)))
         program, strategy = export_program(module, positional, keywords, shapes, strict)
     result = _captured(program, model, positional, keywords, strategy, started)
     result.dim_names = dimension_names(program, shapes)

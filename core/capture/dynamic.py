@@ -14,6 +14,7 @@ import torch
 from torch.export.dynamic_shapes import _DimHint
 from torch.utils import _pytree
 
+from onnxplug.capture.dimensions import evaluate, expand, in_names, is_expression, names_in
 from onnxplug.errors import CaptureError, UsageError
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
@@ -351,19 +352,31 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
 
 
 def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> dict[str, str]:
-    """Symbol of torch to the user's name for it; two symbols never share a name."""
+    """Symbol of torch to the user's name for it; two symbols share a name only if it is an expression of other names.
+
+    Raises:
+        UsageError: An expression has a name that no dimension has.
+        CaptureError: torch.export finds another relation between the sizes than an expression says.
+    """
     values = _user_values(program)
     names: dict[str, str] = {}
     if len(values) != len(shapes.leaves):
         return names
     symbols = {str(s) for v in values if isinstance(v, torch.Tensor) for d in v.shape for s in _free(d)}
+    sizes: dict[str, Any] = {}
+    expressions: list[tuple[int, int, str, Any]] = []
+    known = _plain_names(shapes)
     for leaf, axis, wanted in shapes.asked():
         name, value = _name_of(wanted), values[leaf]
         if name is None or not isinstance(value, torch.Tensor):
             continue
         size = value.shape[axis]
-        expr = size.node.expr if isinstance(size, torch.SymInt) else None
-        if expr is None or not expr.is_Symbol or str(expr) in names:
+        expr = size.node.expr if isinstance(size, torch.SymInt) else size
+        if isinstance(wanted, str) and is_expression(wanted, known):
+            expressions.append((leaf, axis, wanted, expr))
+            continue
+        sizes[name] = expr
+        if isinstance(expr, int) or not expr.is_Symbol or str(expr) in names:
             continue
         taken = set(names.values()) | (symbols - {str(expr)})
         unique, number = name, 1
@@ -371,7 +384,61 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
             number += 1
             unique = f"{name}_{number}"
         names[str(expr)] = unique
+    sizes = {name: in_names(names, size) for name, size in sizes.items()}
+    for leaf, axis, text, size in expressions:
+        _name_expression(names, sizes, shapes.name(leaf, axis), text, size)
     return names
+
+
+def _plain_names(shapes: DynamicShapes) -> dict[str, None]:
+    return {name: None for _, _, wanted in shapes.asked() if (name := _name_of(wanted)) and not names_in(name)}
+
+
+def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str, text: str, size: Any) -> None:
+    """Gives the symbol of a size its expression; a size that is an expression for torch too must be the same one."""
+    wanted = evaluate(text, sizes)
+    if str(size) not in names and getattr(size, "is_Symbol", False) and hasattr(wanted, "free_symbols"):
+        names[str(size)] = str(wanted)
+        return
+    found = in_names(names, size)
+    if expand(found - wanted) != 0:
+        raise CaptureError(
+            f"{where}: torch.export finds its size to be {found}",
+            hint="Name it by what the model makes of it, or let it be: {axis: Dim.AUTO}.",
+        )
+
+
+def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
+    """Holds the sizes of the inputs against the expressions that name their dimensions.
+
+    Args:
+        shapes: What was asked for.
+        leaves: The flattened inputs.
+
+    Raises:
+        UsageError: The inputs have other sizes, or an expression has a name that no dimension has.
+    """
+    known = _plain_names(shapes)
+    sizes: dict[str, int] = {}
+    expressions = []
+    for leaf, axis, wanted in shapes.asked():
+        name, value = _name_of(wanted), leaves[leaf]
+        if name is None or not isinstance(value, torch.Tensor):
+            continue
+        if isinstance(wanted, str) and is_expression(wanted, known):
+            expressions.append((leaf, axis, wanted))
+        else:
+            sizes.setdefault(name, int(value.shape[axis]))
+    for leaf, axis, text in expressions:
+        if not set(names_in(text)) <= set(sizes):
+            continue
+        expected, size = evaluate(text, sizes), int(leaves[leaf].shape[axis])
+        if size != expected:
+            given = ", ".join(f"{name} {sizes[name]}" for name in names_in(text))
+            raise UsageError(
+                f"axis {axis} of the input {shapes.paths[leaf]} is named {text!r}, which is {expected} ({given}), and it is "
+                f"{size} in the example"
+            )
 
 
 def _free(size: Any) -> Any:

@@ -145,6 +145,10 @@ def verify_(
     target: TargetArgument,
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="One draw of sizes and values, as a failure names it; three unless given"),
+    ] = None,
 ) -> None:
     """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
     from onnxplug.cli.inputs import parse_dynamic, parse_input
@@ -160,7 +164,15 @@ def verify_(
         shown("loading")
         loaded = load_target(target, specs)
         shown("verification")
-        report = verify_file(str(model), loaded.model, loaded.args, loaded.kwargs, shapes, host=registry()[1])
+        report = verify_file(
+            str(model),
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            shapes,
+            seeds=(0, 1, 2) if seed is None else (seed,),
+            host=registry()[1],
+        )
     verification(report)
 
 

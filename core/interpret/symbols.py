@@ -8,6 +8,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.capture.dimensions import in_names
+
 Dim = int | ir.SymbolicDim
 
 
@@ -40,11 +42,7 @@ class SymbolNames:
     def _work_out(self, expr: Any) -> Dim:
         if expr.is_Integer:
             return int(expr)
-        from sympy import Symbol
-
-        renamed = expr.xreplace(
-            {s: Symbol(self._names[str(s)], **s.assumptions0) for s in expr.free_symbols if str(s) in self._names}
-        )
+        renamed = in_names(self._names, expr)
         name = str(renamed)
         self.expressions[name] = renamed
         return ir.SymbolicDim(name)

@@ -2,107 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from onnxplug.capture.dimensions import evaluate, is_expression, named, names_in
+
 #: Sizes that dynamic dimensions take in turn, as offsets from the exported size; ``None`` is the size 1.
 _OFFSETS: tuple[int | None, ...] = (None, 1, 3, -1, 5)
 
+#: How often sizes are drawn for one seed before it is given up: PyTorch refuses some that no constraint rules out.
+ATTEMPTS = 12
 
-def generated_inputs(
-    leaves: Sequence[Any], values: Sequence[Any], ranges: Mapping[Any, Any], seed: int
-) -> tuple[list[Any], dict[str, int]]:
+
+@dataclass
+class Sizes:
+    """The sizes of a program's inputs, as torch and the user know them.
+
+    Attributes:
+        exported: Size at the export of each independent symbol, in the order of their names.
+        dependent: Symbol whose size the user named by an expression to that expression, of independent symbols.
+        ranges: ``range_constraints`` of the program.
+    """
+
+    exported: dict[Any, int]
+    dependent: dict[Any, Any]
+    ranges: Mapping[Any, Any]
+
+    @classmethod
+    def of(
+        cls, leaves: Sequence[Any], values: Sequence[Any], ranges: Mapping[Any, Any], names: Mapping[str, str]
+    ) -> Sizes:
+        """Reads them off the flattened inputs.
+
+        Args:
+            leaves: The example inputs.
+            values: What torch recorded for each: FakeTensor or symbolic number.
+            ranges: ``range_constraints`` of the program.
+            names: Symbol of torch to the user's name for it.
+        """
+        pairs = [(w.node.expr, size) for w, size in sized(leaves, values) if isinstance(w, torch.SymInt)]
+        symbols = sorted({s for expr, _ in pairs for s in expr.free_symbols}, key=str)
+        by_name = {str(named(names, s)): s for s in symbols}
+        dependent = {}
+        for symbol in symbols:
+            expr = named(names, symbol)
+            parts = {p: by_name.get(str(p)) for p in expr.free_symbols}
+            if not expr.is_Symbol and None not in parts.values():
+                dependent[symbol] = expr.xreplace(parts)
+        known: dict[Any, int] = {expr: size for expr, size in pairs if expr.is_Symbol}
+        for expr, size in pairs:
+            _solve(expr, size, known)
+        return cls({s: known.get(s, 2) for s in symbols if s not in dependent}, dependent, ranges)
+
+    def draw(self, seed: int, attempt: int = 0) -> dict[Any, int]:
+        """A size for each symbol; the same seed and attempt give the same ones."""
+        chosen = {s: self._clamp(s, size) for s, size in self._propose(seed, attempt).items()}
+        return {**chosen, **{s: int(expr.xreplace(_integers(chosen))) for s, expr in self.dependent.items()}}
+
+    def allows(self, sizes: Mapping[Any, int], values: Sequence[Any]) -> bool:
+        """Whether no size of the inputs is negative, and none that an expression gives is out of its range."""
+        bounded = [(expr, self.ranges[expr]) for expr in self.ranges if not expr.is_Symbol or expr in self.dependent]
+        numbers = _integers(sizes)
+        for expr, allowed in bounded:
+            found = expr.xreplace(numbers)
+            if found.is_Integer and not allowed.lower <= max(found, 2) <= allowed.upper:
+                return False
+        wanted = (w.node.expr.xreplace(numbers) for w, _ in sized(values, values) if isinstance(w, torch.SymInt))
+        return all(not size.is_Integer or size >= 0 for size in wanted)
+
+    def _propose(self, seed: int, attempt: int) -> dict[Any, int]:
+        if attempt == 0:
+            return {s: _offset(size, seed, place) for place, (s, size) in enumerate(self.exported.items())}
+        if attempt == 1:  # sizes that were equal stay equal
+            order = sorted(set(self.exported.values()))
+            return {s: _offset(size, seed, order.index(size)) for s, size in self.exported.items()}
+        if attempt == ATTEMPTS - 1:
+            return dict(self.exported)
+        if attempt % 2 == 0:  # multiples keep divisibility
+            factor = 1 + (seed + attempt // 2) % 4
+            return {s: factor * size for s, size in self.exported.items()}
+        generator = torch.Generator().manual_seed(seed * ATTEMPTS + attempt)
+        return {s: int(torch.randint(1, size + 6, (), generator=generator)) for s, size in self.exported.items()}
+
+    def _clamp(self, symbol: Any, size: int) -> int:
+        low, high = 1, 1 << 30
+        allowed = self.ranges.get(symbol)
+        if allowed is not None:
+            # torch's own lower bound of 2 comes of its treatment of 0 and 1, not from the model.
+            low = int(allowed.lower) if allowed.lower.is_Integer and int(allowed.lower) > 2 else 1
+            high = int(allowed.upper) if allowed.upper.is_Integer else high
+        return max(low, min(size, high))
+
+
+def sized(leaves: Sequence[Any], values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """What torch recorded for each size and number of the inputs, with its value."""
+    for leaf, value in zip(leaves, values, strict=True):
+        if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
+            yield from zip(value.shape, leaf.shape, strict=True)
+        elif isinstance(value, torch.SymInt):
+            yield value, leaf
+
+
+def _solve(expr: Any, size: int, known: dict[Any, int]) -> None:
+    """Finds the symbol that is still unknown in ``expr = size``, if it is one alone and enters linearly."""
+    unknown = [s for s in expr.free_symbols if s not in known]
+    if len(unknown) != 1:
+        return
+    import sympy
+
+    rest = expr.xreplace(_integers({s: known[s] for s in expr.free_symbols if s in known}))
+    if rest.is_polynomial(unknown[0]):
+        found = sympy.solve(rest - size, unknown[0])
+        known.update({unknown[0]: int(found[0])} if len(found) == 1 and found[0].is_Integer else {})
+
+
+def _offset(size: int, seed: int, place: int) -> int:
+    offset = _OFFSETS[(seed + (place if seed else 0)) % len(_OFFSETS)]
+    return 1 if offset is None else max(1, size + offset)
+
+
+def generated_inputs(leaves: Sequence[Any], values: Sequence[Any], sizes: Mapping[Any, int], seed: int) -> list[Any]:
     """New leaves for the flattened inputs.
 
     Args:
         leaves: The example inputs.
         values: What torch recorded for each (FakeTensor or symbolic number); static leaves are kept as they are.
-        ranges: ``range_constraints`` of the program.
-        seed: Decides sizes and values; the same seed gives the same inputs.
-
-    Returns:
-        The leaves, and the size that each symbol took.
+        sizes: Symbol to size.
+        seed: Decides the values; the same seed gives the same inputs.
     """
-    sizes = _choose_sizes(leaves, values, ranges, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     fresh: list[Any] = []
     for leaf, value in zip(leaves, values, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
-            shape = [_evaluate(size, sizes) for size in value.shape]
-            fresh.append(_tensor_like(leaf, shape, generator))
-        elif isinstance(value, torch.SymInt):
-            fresh.append(_evaluate(value, sizes))
+            fresh.append(_tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator))
         else:
-            fresh.append(leaf)
-    return fresh, {str(symbol): size for symbol, size in sizes.items()}
-
-
-def _choose_sizes(leaves: Sequence[Any], values: Sequence[Any], ranges: Mapping[Any, Any], seed: int) -> dict[Any, int]:
-    exported: dict[Any, int] = {}
-    for leaf, value in zip(leaves, values, strict=True):
-        pairs: Any = ()
-        if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
-            pairs = zip(leaf.shape, value.shape, strict=True)
-        elif isinstance(value, torch.SymInt):
-            pairs = [(leaf, value)]
-        for size, wanted in pairs:
-            if isinstance(wanted, torch.SymInt):
-                for symbol in wanted.node.expr.free_symbols:
-                    exported.setdefault(symbol, int(size) if wanted.node.expr.is_Symbol else 0)
-                if wanted.node.expr.is_Symbol:
-                    exported[wanted.node.expr] = int(size)
-    sizes: dict[Any, int] = {}
-    for position, symbol in enumerate(sorted(exported, key=str)):
-        offset = _OFFSETS[(seed + (position if seed else 0)) % len(_OFFSETS)]
-        size = 1 if offset is None else exported[symbol] + offset
-        sizes[symbol] = _clamp(size, ranges.get(symbol))
-    return sizes
+            fresh.append(_evaluate(value, sizes) if isinstance(value, torch.SymInt) else leaf)
+    return fresh
 
 
 def resized_inputs(
-    leaves: Sequence[Any], axes: Mapping[int, Mapping[int, str]], seed: int
+    leaves: Sequence[Any], axes: Mapping[int, Mapping[int, str]], seed: int, attempt: int = 0
 ) -> tuple[list[Any], dict[str, int]]:
-    """As :func:`generated_inputs`, where only the names of dynamic axes are known: leaf to axis to name."""
-    sizes: dict[str, int] = {}
-    for leaf, named in axes.items():
-        for axis, name in named.items():
-            offset = _OFFSETS[(seed + (len(sizes) if seed else 0)) % len(_OFFSETS)]
-            size = leaves[leaf].shape[axis]
-            sizes.setdefault(name, max(1, 1 if offset is None else size + offset))
+    """As :func:`generated_inputs`, where only the names of dynamic axes are known.
+
+    Args:
+        leaves: The example inputs.
+        axes: Leaf to axis to the name of its dimension, or an expression of other names.
+        seed, attempt: Decide sizes and values.
+
+    Returns:
+        The leaves, and the size that each name took.
+    """
+    from sympy import Symbol
+
+    places = [(leaf, axis, name) for leaf, named_axes in axes.items() for axis, name in named_axes.items()]
+    known = {name: Symbol(name) for _, _, name in places if not names_in(name)}
+    exported: dict[Any, int] = {}
+    dependent: dict[Any, Any] = {}
+    for leaf, axis, name in places:
+        if is_expression(name, known):
+            dependent[Symbol(name)] = evaluate(name, known)
+        else:
+            exported.setdefault(Symbol(name), int(leaves[leaf].shape[axis]))
+    sizes = {str(s): size for s, size in Sizes(exported, dependent, {}).draw(seed, attempt).items()}
     generator = torch.Generator().manual_seed(seed + 1)
     fresh: list[Any] = []
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             fresh.append(leaf)
             continue
-        shape = list(leaf.shape)
-        for axis, name in axes.get(position, {}).items():
-            shape[axis] = sizes[name]
+        shape = [
+            sizes[axes[position][axis]] if axis in axes.get(position, {}) else n for axis, n in enumerate(leaf.shape)
+        ]
         fresh.append(_tensor_like(leaf, shape, generator))
     return fresh, sizes
 
 
-def _clamp(size: int, allowed: Any) -> int:
-    low, high = 1, 1 << 30
-    if allowed is not None:
-        # torch's own lower bound of 2 comes of its treatment of 0 and 1, not from the model.
-        low = int(allowed.lower) if allowed.lower.is_Integer and int(allowed.lower) > 2 else 1
-        high = int(allowed.upper) if allowed.upper.is_Integer else high
-    return max(low, min(size, high))
-
-
 def _evaluate(size: Any, sizes: Mapping[Any, int]) -> int:
-    if isinstance(size, int):
-        return size
-    return int(size.node.expr.xreplace({s: _integer(v) for s, v in sizes.items()}))
+    return size if isinstance(size, int) else int(size.node.expr.xreplace(_integers(sizes)))
 
 
-def _integer(value: int) -> Any:
+def _integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
     from sympy import Integer
 
-    return Integer(value)
+    return {symbol: Integer(size) for symbol, size in sizes.items()}
 
 
 def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
@@ -114,7 +200,7 @@ def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.G
         return torch.randint(0, 2, list(shape), generator=generator).bool()
     if dtype.is_floating_point or dtype.is_complex:
         finite = example[torch.isfinite(example)] if example.numel() else example
-        if finite.numel() and set(finite.flatten()[:64].tolist()) <= {0.0, 1.0}:
+        if set(finite.flatten()[:64].tolist()) == {0.0, 1.0}:  # a mask
             return torch.randint(0, 2, list(shape), generator=generator).to(dtype)
         scale = float(finite.abs().double().mean()) if finite.numel() and not dtype.is_complex else 1.0
         fresh = torch.randn(

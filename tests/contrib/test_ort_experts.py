@@ -122,11 +122,11 @@ def test_transformers(name: str, vision: None) -> None:
     program = experts_program(model, **options)
     assert program.statistics.operators["MoE"] == 2
     for batch, length in ((2, 5), (1, 1), (3, 9)):
-        compare(program, model, input_ids=ids(batch, length), attention_mask=mask(batch, length))
+        compare(program, input_ids=ids(batch, length), attention_mask=mask(batch, length))
     if name == "Mixtral":
         plain = experts_program(model, registry=WITH_TRANSFORMERS)
         assert "MoE" not in plain.statistics.operators
-        compare(plain, model, **inputs)
+        compare(plain, **inputs)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -138,4 +138,4 @@ def test_other_gates_are_computed_by_group(vision: None) -> None:
         layer.mlp.experts.act_fn = nn.GELU()
     program = experts_program(model, opset_version={"": 21, "com.microsoft": 1}, registry=WITH_TRANSFORMERS)
     assert "MoE" not in program.statistics.operators
-    compare(program, model, input_ids=ids(3, 4), attention_mask=mask(3, 4))
+    compare(program, input_ids=ids(3, 4), attention_mask=mask(3, 4))

@@ -13,7 +13,7 @@ from tests.support.contrib import plugged
 from tests.support.experts import EXPERTS, compare, experts_program, ids, mask, mixture
 from tests.support.zoo import ZOO
 
-TEXT = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "total"}}
+TEXT = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "past + sequence"}}
 
 
 def test_without_transformers_nothing_is_imported() -> None:
@@ -48,7 +48,30 @@ def test_decoding_by_fused_operators(seeded: None) -> None:
         with torch.no_grad():
             past = model(input_ids=ids(batch, length)).past_key_values
         total = mask(batch, length + step)
-        compare(program, model, input_ids=ids(batch, step), attention_mask=total, past_key_values=past)
+        compare(program, input_ids=ids(batch, step), attention_mask=total, past_key_values=past)
+
+
+def test_the_decoder_verifies_at_every_seed(seeded: None) -> None:
+    """The example of the package's README: sizes are drawn that fit together."""
+    registry = plugged("onnxplug-transformers")
+    from onnxplug_transformers import cache_shapes
+
+    model = ZOO["llama"].module()
+    model.config.use_cache = True
+    with torch.no_grad():
+        past = model(input_ids=torch.ones(2, 4, dtype=torch.long), use_cache=True).past_key_values
+    program = onnxplug.to_onnx(
+        model,
+        kwargs={"input_ids": ids(2, 3), "attention_mask": mask(2, 7), "past_key_values": past},
+        dynamic_shapes={**TEXT, "past_key_values": cache_shapes(past)},
+        registry=registry,
+        verify=True,
+    )
+    assert [str(dim) for dim in program.model.graph.inputs[1].shape] == ["batch", "past + sequence"]
+    report = program.verify(seeds=range(20))
+    assert [case.seed for case in report.cases] == [None, *range(20)]
+    assert report.skipped == []
+    assert {case.sizes["past + sequence"] - case.sizes["past"] - case.sizes["sequence"] for case in report.cases} == {0}
 
 
 # -- mixtures of experts -----------------------------------------------------------------------------------------------
@@ -68,7 +91,7 @@ def test_mixture_of_experts(name: str, implementation: str | None, vision: None)
     loops = program.statistics.operators.get("Loop", 0)
     assert loops == (0 if implementation == "batched_mm" else 4)
     for batch, length in ((2, 5), (1, 1), (3, 9)):
-        compare(program, model, input_ids=ids(batch, length), attention_mask=mask(batch, length))
+        compare(program, input_ids=ids(batch, length), attention_mask=mask(batch, length))
     # Weights are stored as the products take them.
     for node in program.model.graph.all_nodes():
         assert node.op_type != "Transpose" or node.inputs[0].name not in program.model.graph.initializers
@@ -80,7 +103,7 @@ def test_mixture_of_experts_at_other_opsets(name: str, opset: int, vision: None)
     model = mixture(name)
     program = experts_program(model, opset)
     for batch, length in ((2, 5), (1, 1), (3, 8)):
-        compare(program, model, input_ids=ids(batch, length), attention_mask=mask(batch, length))
+        compare(program, input_ids=ids(batch, length), attention_mask=mask(batch, length))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,8 @@ from torch.utils import _pytree
 
 import onnxplug
 from onnxplug import OnnxProgram
+from onnxplug.run.compare import Scale
+from onnxplug.run.verify import Tolerances, verify_inputs
 
 
 class Call(torch.nn.Module):
@@ -58,30 +59,9 @@ def check(
     wanted_opset = opset[""] if isinstance(opset, dict) else opset
     expected_opset = wanted_opset if wanted_opset is not None else program.model.opset_imports[""]
     assert program.model.opset_imports[""] == expected_opset
-    for inputs in (args, *others):
-        with torch.no_grad():
-            expected = copy.deepcopy(module)(*copy.deepcopy(inputs), **copy.deepcopy(kwargs or {}))
-        wanted = [x for x in _pytree.tree_leaves(expected) if x is not None]
-        got = program(*copy.deepcopy(inputs), **copy.deepcopy(kwargs or {}))
-        for index, (actual, reference) in enumerate(zip(got, wanted, strict=False)):
-            reference = torch.as_tensor(reference)
-            assert actual.dtype == reference.dtype or not isinstance(wanted[index], torch.Tensor), (
-                f"output {index}: {actual.dtype} where torch has {reference.dtype}"
-            )
-            torch.testing.assert_close(
-                actual,
-                reference.to(actual.dtype),
-                rtol=rtol,
-                atol=atol,
-                equal_nan=True,
-                msg=functools.partial(_describe, index, inputs),
-            )
-        assert len(got) >= len(wanted)
+    sets = [(copy.deepcopy(inputs), copy.deepcopy(kwargs or {})) for inputs in (args, *others)]
+    verify_inputs(program, sets, Tolerances(Scale.OPERATOR, rtol, atol))
     return program
-
-
-def _describe(index: int, inputs: Sequence[Any], text: str) -> str:
-    return f"output {index} for inputs {[getattr(a, 'shape', a) for a in inputs]}: {text}"
 
 
 def _all_dynamic(x: Any) -> Any:

@@ -1,0 +1,115 @@
+"""Dimensions named by an expression of others: ``"past + sequence"``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onnxplug.errors import UsageError
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+}
+
+
+def names_in(text: str) -> list[str]:
+    """The names that a sum, difference or product is made of, in order; none if the text is a plain name or no expression."""
+    tree = _parse(text)
+    if tree is None:
+        return []
+    return list(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
+
+
+def is_expression(text: str, known: Mapping[str, Any]) -> bool:
+    """Whether a dimension's name is an expression of others.
+
+    Args:
+        text: The name.
+        known: The names of the other dimensions.
+
+    Raises:
+        UsageError: Some of its names are dimensions and others are not.
+    """
+    names = names_in(text)
+    unknown = [name for name in names if name not in known]
+    if len(unknown) == len(names):
+        return False  # a name that happens to contain an operator: "batch-size"
+    if unknown:
+        raise UsageError(
+            f"the dimension {text!r} names {unknown[0]!r}, which no dimension is called",
+            hint=f"The dimensions are {', '.join(sorted(name for name in known if not names_in(name)))}.",
+        )
+    return True
+
+
+def evaluate(text: str, values: Mapping[str, Any]) -> Any:
+    """The value of an expression, of numbers or of sympy's symbols.
+
+    Args:
+        text: A sum, difference or product of names and integers.
+        values: The value of each name.
+    """
+    tree = _parse(text)
+    assert tree is not None
+    return _value(tree, values)
+
+
+def named(names: Mapping[str, str], symbol: Any) -> Any:
+    """One of torch's symbols as sympy's expression of the user's names.
+
+    Args:
+        names: Symbol of torch (``"s77"``) to the user's name, which may be an expression of other names.
+        symbol: sympy's symbol, kept if it has no name.
+    """
+    text = names.get(str(symbol))
+    if text is None:
+        return symbol
+    from sympy import Symbol
+
+    parts = names_in(text)
+    if parts and set(parts) <= set(names.values()):
+        return evaluate(text, {part: Symbol(part, **symbol.assumptions0) for part in parts})
+    return Symbol(text, **symbol.assumptions0)
+
+
+def in_names(names: Mapping[str, str], size: Any) -> Any:
+    """A size, an int or torch's expression of symbols, with the user's names for the symbols.
+
+    Args:
+        names: As for :func:`named`.
+        size: The size.
+    """
+    return size if isinstance(size, int) else size.xreplace({s: named(names, s) for s in size.free_symbols})
+
+
+def expand(difference: Any) -> Any:
+    """An expression or number multiplied out: 0 if it is always 0."""
+    import sympy
+
+    return sympy.expand(difference)
+
+
+def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Name):
+        return values[node.id]
+    if isinstance(node, ast.Constant):
+        return node.value
+    assert isinstance(node, ast.BinOp)
+    return _OPERATORS[type(node.op)](_value(node.left, values), _value(node.right, values))
+
+
+def _parse(text: str) -> ast.expr | None:
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    return tree if isinstance(tree, ast.BinOp) and _allowed(tree) else None
+
+
+def _allowed(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return type(node.op) in _OPERATORS and _allowed(node.left) and _allowed(node.right)
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Constant) and type(node.value) is int)

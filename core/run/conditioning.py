@@ -1,0 +1,91 @@
+"""How far rounding alone moves PyTorch's own results: the last word on elements that cancellation leaves uncertain."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from onnxplug.run.inputs import clone_leaves
+
+#: How often inputs and weights are moved by one unit of rounding.
+_RUNS = 3
+
+#: A network rounds at each of its layers, not only what goes in: so much farther may the results be.
+_FACTOR = 16
+
+Run = Callable[[Any, list[Any]], list[tuple[str, Any]]]
+
+
+def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:
+    """How far each element of each result may be moved by rounding, measured on the eager model itself.
+
+    The model runs again with each floating-point input and weight moved by one unit of rounding, up or down at random. What
+    that changes in an element, it is uncertain by: a sum of large numbers that nearly cancel moves by much of itself, an
+    ordinary element by little, and a model that computes something else altogether is not excused by it.
+
+    Args:
+        run: Runs a model on flattened inputs, which it may write, and gives its results by name.
+        model: The eager model; weights are moved where it is a module, in a copy.
+        leaves: The flattened inputs.
+
+    Returns:
+        A tensor of doubles of each result's shape; ``None`` where the result is no floating-point tensor, or where
+        nothing can be said because two runs on the same inputs differ, or one fails.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            first = _results(run, model, clone_leaves(leaves))
+            again = _results(run, model, clone_leaves(leaves))
+            slack = [None if x is None else torch.zeros(x.shape, dtype=torch.float64) for x in first]
+            for seed in range(_RUNS):
+                generator = torch.Generator().manual_seed(seed)
+                moved = _results(run, _moved_model(model, generator), [_moved(x, generator) for x in leaves])
+                for index, (x, y) in enumerate(zip(first, moved, strict=True)):
+                    found = slack[index]
+                    if found is not None and x is not None and y is not None and x.shape == y.shape:
+                        slack[index] = found.maximum(torch.nan_to_num((x - y).abs(), nan=0.0, posinf=0.0) * _FACTOR)
+    except Exception:
+        return []
+    return [
+        s if x is not None and y is not None and _same(x, y) else None
+        for s, x, y in zip(slack, first, again, strict=True)
+    ]
+
+
+def _results(run: Run, model: Any, leaves: list[Any]) -> list[torch.Tensor | None]:
+    found: list[torch.Tensor | None] = []
+    for _, value in run(model, leaves):
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            value = torch.view_as_real(value.resolve_conj())
+        real = isinstance(value, torch.Tensor) and value.is_floating_point()
+        found.append(value.detach().cpu().double().clone() if real else None)
+    return found
+
+
+def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
+
+
+def _moved_model(model: Any, generator: torch.Generator) -> Any:
+    if not isinstance(model, torch.nn.Module):
+        return model
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in (*copied.parameters(), *copied.buffers()):
+            tensor.copy_(_moved(tensor, generator))
+    return copied
+
+
+def _moved(value: Any, generator: torch.Generator) -> Any:
+    """Each element moved by one unit of rounding."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_complex():
+        return torch.view_as_complex(_moved(torch.view_as_real(value.resolve_conj()), generator))
+    if not value.is_floating_point():
+        return value.clone()
+    signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device, torch.float64) * 2 - 1
+    return (value.double() * (1 + signs * torch.finfo(value.dtype).eps)).to(value.dtype)
