@@ -31,10 +31,11 @@ def onnxplug_info():
 """
 _MEASURE = """
 import gc, json, time
-import torch, onnxplug.export, onnxplug.rewrite.patterns, onnxplug.converters._index  # what an export has in memory anyway
+import torch, onnxplug.export, onnxplug.rewrite.patterns, onnxplug.plugins.builtin  # what an export has in memory anyway
 from types import SimpleNamespace
 from onnxplug.plugins.manager import registry_for
 from onnxplug.registry.target import Target
+onnxplug.plugins.builtin.families()
 gc.collect()
 started, busy = time.perf_counter(), time.process_time()
 registry, manager = registry_for()

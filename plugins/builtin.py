@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 from onnxplug.plugin_api import PluginInfo, TargetInfo, hookimpl
 from onnxplug.registry.rule import Rule
 
 
+def families() -> list[ModuleType]:
+    """The modules of ``onnxplug.converters``, each with a table ``RULES``."""
+    package = importlib.import_module("onnxplug.converters")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg)
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+
+
 @hookimpl
 def onnxplug_rules() -> Iterable[Rule]:
-    """Every rule of ``onnxplug.converters``; a family's module is imported when one of its operators occurs."""
-    from onnxplug.plugins.index import indexed_rules
-
-    return indexed_rules()
+    """Every rule of ``onnxplug.converters``."""
+    return [rule for family in families() for rule in family.RULES]
 
 
 @hookimpl

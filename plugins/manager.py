@@ -68,7 +68,7 @@ class PluginRecord:
         error: Why it failed, with the traceback.
         seconds: Time that importing it took.
         hooks: The hooks it implements.
-        rules: Number of rules that it supplies.
+        rules: Number of rules that it supplies; ``None`` for the builtin ones, whose tables are imported for the first export.
         namespaces: torch namespaces that it says it translates.
         requires: Requirements of packages that it says it needs.
         targets: Runtimes that it says it knows.
@@ -82,7 +82,7 @@ class PluginRecord:
     error: str | None = None
     seconds: float = 0.0
     hooks: list[str] = field(default_factory=list)
-    rules: int = 0
+    rules: int | None = 0
     namespaces: Sequence[str] = ()
     requires: Sequence[str] = ()
     targets: Sequence[TargetInfo] = ()
@@ -146,6 +146,7 @@ class PluginManager:
         self._host.add_hookspecs(hookspecs)
         self._sources: dict[int, PluginRecord] = {}
         self._results: dict[str, list[tuple[PluginRecord, Any]]] = {}
+        self._builtin: list[tuple[PluginRecord, Any]] = []
         self._rule_patches: list[Any] | None = None
         self._lock = threading.RLock()
         self._loaded = False
@@ -233,7 +234,7 @@ class PluginManager:
         plugin: Any = None
         try:
             if patience is None:
-                supply = _supply(point, seen)
+                supply = _supply(point, seen, later=("onnxplug_rules",) if record.is_builtin else ())
             else:
                 supply = patience.call(functools.partial(_supply, point, dict(seen)), f"the plugin {_label(record)}")
             plugin = supply.plugin
@@ -276,6 +277,9 @@ class PluginManager:
         checked_names("PluginInfo", [target.name for target in record.targets])
         if info.api != API_VERSION:
             raise PluginError(f"it is written for plugin API {info.api}; this onnxplug has {API_VERSION}")
+        if record.is_builtin and "onnxplug_rules" in record.hooks:
+            record.rules = None
+            self._builtin.append((record, supply.plugin))
         for hook, value in supply.values.items():
             if hook == "onnxplug_decompositions":
                 if not isinstance(value, Mapping):
@@ -288,6 +292,16 @@ class PluginManager:
                 _check_runtime(value)
             self._results.setdefault(hook, []).append((record, value))
 
+    def _collect_builtin_rules(self) -> None:
+        """Imports the builtin tables, once: discovery does without them."""
+        with self._lock:
+            self.load()
+            while self._builtin:
+                record, plugin = self._builtin.pop()
+                rules = list(plugin.onnxplug_rules())
+                _check_rules(rules, record)
+                self._results.setdefault("onnxplug_rules", []).append((record, rules))
+
     # -- what plugins supply -------------------------------------------------------------------------------------------
 
     def records(self) -> list[PluginRecord]:
@@ -296,7 +310,7 @@ class PluginManager:
 
     def supplied(self, record: PluginRecord) -> dict[str, Any]:
         """What each hook of one plugin returned, by the hook's name."""
-        self.load()
+        self._collect_builtin_rules()
         return {hook: value for hook, found in self._results.items() for r, value in found if r is record}
 
     def _all(self, hook: str) -> list[Any]:
@@ -305,7 +319,7 @@ class PluginManager:
 
     def rules(self) -> tuple[list[Rule], list[Rule]]:
         """The builtin rules and the plugins'."""
-        self.load()
+        self._collect_builtin_rules()
         builtin: list[Rule] = []
         plugin: list[Rule] = []
         for record, rules in self._results.get("onnxplug_rules", ()):
@@ -466,7 +480,7 @@ class _Supply:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def _supply(point: EntryPoint, seen: Mapping[int, str]) -> _Supply:
+def _supply(point: EntryPoint, seen: Mapping[int, str], later: Collection[str] = ()) -> _Supply:
     """Imports a plugin and calls its hooks, once: all of the plugin's code that loading it runs."""
     supply = _Supply(point.load())
     if id(supply.plugin) in seen:
@@ -477,7 +491,7 @@ def _supply(point: EntryPoint, seen: Mapping[int, str]) -> _Supply:
     if getattr(supply.info, "api", API_VERSION) != API_VERSION:
         return supply
     for hook in _LIST_HOOKS:
-        if hook not in supply.hooks:
+        if hook not in supply.hooks or hook in later:
             continue
         value = getattr(supply.plugin, hook)()
         # An iterator is run here, where a plugin that hangs is noticed.

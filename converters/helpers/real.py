@@ -221,6 +221,7 @@ def largest(x: Real) -> Value:
 
 def _named(convert: Converter, formula: Callable[..., Real]) -> Converter:
     convert.__name__ = convert.__qualname__ = formula.__name__
+    convert.__module__ = formula.__module__
     convert.__doc__ = formula.__doc__
     return convert
 

@@ -44,7 +44,7 @@ def plugins_list(as_json: JsonOption = False, timeout: TimeoutOption = PATIENCE)
                 record["distribution"],
                 record["version"],
                 escape(status),
-                str(record["rules"]),
+                "not read" if record["rules"] is None else str(record["rules"]),
                 _time_text(record),
                 hooks,
             )

@@ -353,17 +353,20 @@ def test_an_operator_reached_through_a_plugins_decomposition(expect_graph: Any) 
         def decompositions(self) -> Any:
             return {"shapes_within::opaque.default": lambda x: torch.ops.shapes_composite.leaf(x) + 1}
 
+        def targets(self) -> set[str]:
+            return set()
+
         def missing(self, node: Any) -> None:
             return None
 
         def explain_missing(self, namespace: str) -> None:
             return None
 
-    from onnxplug.plugins.index import indexed_rules
+    from onnxplug.plugins.builtin import onnxplug_rules
     from onnxplug.registry.registry import OnnxRegistry
 
     leaf = Rule("shapes_composite::leaf", _leaf)
-    table = OnnxRegistry(indexed_rules(), [leaf])
+    table = OnnxRegistry(onnxplug_rules(), [leaf])
     program = check(
         lambda x: torch.ops.shapes_within.opaque(x), X, others=OTHERS, dynamic=DYNAMIC, registry=(table, Host())
     )

@@ -10,7 +10,7 @@ import torch
 
 from onnxplug.build.complexes import COMPLEX_PREFIX
 from onnxplug.interpret.decompose import find_decompositions
-from onnxplug.plugins.index import rows
+from onnxplug.plugins.builtin import onnxplug_rules
 from tests.support.check import check
 
 #: Gradients for which torch has no decomposition; models in inference have none of them.
@@ -38,7 +38,7 @@ def core() -> dict[str, torch._ops.OpOverload]:
 
 
 def test_every_core_overload_is_covered() -> None:
-    ruled = {row[0].removeprefix(COMPLEX_PREFIX) for row in rows()}
+    ruled = {rule.op.removeprefix(COMPLEX_PREFIX) for rule in onnxplug_rules()}
     operators = core()
     assert len(operators) > 180
     bare = {

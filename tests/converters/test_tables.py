@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 
 import pytest
@@ -10,14 +9,12 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 import torch.onnx.ops  # registers onnx and onnx_symbolic
 
-from onnxplug.plugins.index import families, render, rows
+from onnxplug.plugins.builtin import families
 from onnxplug.registry.rule import Rule
 
 SPACES = ("aten::", "prims::", "quantized_decomposed::", "onnx::", "onnx_symbolic::")
 SCHEMA = re.compile(r"^(\w+(?:\.\w+)?)\((.*)\) -> ")
-RULES: list[tuple[str, Rule]] = [
-    (family, rule) for family in families() for rule in importlib.import_module(f"onnxplug.converters.{family}").RULES
-]
+RULES: list[tuple[str, Rule]] = [(family.__name__, rule) for family in families() for rule in family.RULES]
 
 
 def overload(name: str) -> torch._ops.OpOverload | None:
@@ -46,13 +43,6 @@ def test_docstring_is_the_schema(name: str) -> None:
     assert first[0] in schemas
 
 
-def test_index_says_what_the_tables_say() -> None:
-    path = importlib.import_module("onnxplug.converters._index").__file__
-    assert path is not None
-    with open(path, encoding="utf-8") as file:
-        assert file.read() == render(rows()), "run `python -m onnxplug.plugins.index`"
-
-
 def test_no_rule_stands_twice() -> None:
-    seen = [(rule.op, rule.opset) for _, rule in RULES]
+    seen = [(rule.op, rule.opset, rule.target, rule.exact) for _, rule in RULES]
     assert len(seen) == len(set(seen)), sorted({s for s in seen if seen.count(s) > 1})
