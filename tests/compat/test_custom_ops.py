@@ -356,6 +356,9 @@ def test_an_operator_reached_through_a_plugins_decomposition(expect_graph: Any) 
         def targets(self) -> set[str]:
             return set()
 
+        def kernels(self, runtime: str | None) -> None:
+            return None
+
         def missing(self, node: Any) -> None:
             return None
 
