@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 
+from onnxplug import arguments
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
@@ -70,7 +71,7 @@ def to_onnx(
 
     Args:
         model: A Module, a function, an ``ExportedProgram``, a ``GraphModule`` or a ScriptModule.
-        args: Example positional inputs.
+        args: Example positional inputs; a dict at the end holds keyword inputs, as in ``torch.onnx.export``.
         f: File to save to; not saved when ``None``.
         kwargs: Example keyword inputs.
         dynamic_shapes: Dynamic dimensions, in every form that ``torch.export.export`` takes; a dimension may also be
@@ -104,6 +105,7 @@ def to_onnx(
     Raises:
         UsageError: An argument is malformed, or nothing knows the target.
         OpsetError: The opset is unknown.
+        OnnxplugError: ``verify=True``, and ONNX Runtime is missing or too old for the opset.
         CaptureError: torch.export can't capture the model, or a dynamic dimension came out static.
         MissingRuleError: Operators have no rule; all are listed.
         ConversionError: A converter failed, or returned something else than torch computes.
@@ -113,13 +115,19 @@ def to_onnx(
     stage = progress if progress is not None else lambda _: None
     opsets = resolve_opsets(opset_version)
     items = tuple(CallHost.checked(runtime))
-    call_rules = [*_checked_rules(rules), *_table_rules(custom_translation_table)]
+    call_rules = arguments.rules_of_call(rules, custom_translation_table)
+    args, kwargs = arguments.positional_and_named(model, args, kwargs)
+    arguments.check_names(input_names, output_names, (args, kwargs) if args or kwargs else None)
+    arguments.check_destination(f)
+    if verify:
+        arguments.check_verifiable(opsets[""])
     if registry is None:
         registry = load_object(_PLUGIN_HOST, "the plugin manager")(
             plugins=plugins, call_rules=call_rules, prefer=prefer
         )
     table, host = registry
     runtime_name = check_runtime(target, table.targets() | host.targets())
+    domains = arguments.unknown_domains(opsets, table, host, items)
     held = [rule.patch for rule in call_rules if hasattr(rule, "patch")]
     if held and strict:
         raise UsageError("autograd functions are kept whole in torch.export's non-strict mode alone, and strict=True")
@@ -127,11 +135,12 @@ def to_onnx(
     captured = capture(
         model,
         args,
-        dict(kwargs) if kwargs else None,
+        kwargs,
         dynamic_shapes=dynamic_shapes,
         strict=False if held else strict,
         patches=[*host.patches(), *held] if not isinstance(model, torch.export.ExportedProgram) else (),
     )
+    arguments.check_operators(call_rules, late=True)
     stage("conversion")
     started = time.perf_counter()
     with collection_held():
@@ -145,6 +154,7 @@ def to_onnx(
             optimize=optimize,
         )
     seconds = time.perf_counter() - started
+    arguments.check_domains_used(converted, domains)
     operators = Counter(n.op_type for n in converted.graph.all_nodes())
     program = OnnxProgram(
         converted,
@@ -207,6 +217,7 @@ def convert(
     values, inputs, state = _bind_inputs(builder, symbols, functional.inputs)
     builder.state = state
     env = interpreter.run(functional.graph, values)
+    arguments.warn_of_unused_rules(registry, bound.asked())
     outputs = [
         (slot.name, env[slot.value] if isinstance(slot.value, torch.fx.Node) else slot.value)
         for slot in functional.outputs
@@ -308,21 +319,3 @@ def _add_symbols(builder: GraphBuilder, symbols: SymbolNames, slot: InputSlot, v
     for axis, dim in enumerate(value.shape or ()):
         if isinstance(dim, ir.SymbolicDim):
             builder.add_symbol_source(dim, value, axis)
-
-
-def _checked_rules(rules: Iterable[Any]) -> list[Rule]:
-    checked = []
-    for rule in [rules] if isinstance(rules, Rule) else rules:
-        if not isinstance(rule, Rule):
-            raise UsageError(f"rules= takes Rule objects, got {rule!r}", hint="Rule('mylib::nms', converter)")
-        checked.append(rule)
-    return checked
-
-
-def _table_rules(table: Mapping[Any, Any] | None) -> list[Rule]:
-    """Rules for a ``custom_translation_table``."""
-    if not table:
-        return []
-    from onnxplug.compat.table import table_rules
-
-    return table_rules(table)

@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.plugins.manager import PluginManager, PluginRecord, Selection
-from onnxplug.registry.names import find_overload, packet_of
+from onnxplug.registry.names import is_known_operator, packet_of
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target
@@ -163,22 +163,17 @@ def _dead(rules: Sequence[Rule], record: PluginRecord) -> Iterator[_Row]:
 
 
 def _known(op: str) -> bool:
-    op = op.removeprefix("complex:")
-    namespace, separator, rest = op.partition("::")
-    if not separator:
-        import torch
-
-        return op in torch._ops._higher_order_ops
-    if find_overload(op) is not None:
+    if is_known_operator(op):
         return True
-    # A Python function (`_operator::mul`), or a library that defines its operators when it is imported.
+    # A library that defines its operators when it is imported.
+    namespace = op.removeprefix("complex:").partition("::")[0]
     try:
         if namespace not in sys.modules and importlib.util.find_spec(namespace) is None:
             return False
-        module = importlib.import_module(namespace)
+        importlib.import_module(namespace)
     except Exception:
         return False
-    return find_overload(op) is not None or callable(getattr(module, rest, None))
+    return is_known_operator(op)
 
 
 def _shadowed(rules: Sequence[Rule], table: OnnxRegistry) -> Iterator[_Row]:
@@ -222,7 +217,8 @@ def _samples(
     manager: PluginManager,
     opsets: Sequence[int] | None,
 ) -> Iterator[_Row]:
-    from onnxplug.testing.samples import cases_of, newest_loadable_opset
+    from onnxplug.run.loadable import newest_loadable_opset
+    from onnxplug.testing.samples import cases_of
 
     sampled = {packet_of(sample.op) for sample in samples}
     without = sorted({rule.op for rule in rules if packet_of(rule.op) not in sampled})

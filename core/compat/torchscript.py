@@ -82,7 +82,9 @@ def registered_symbolics(*namespaces: str) -> list[Rule]:
         versions = sorted(own)
         for version, following in zip(versions, [*versions[1:], None], strict=True):
             until = following - 1 if following is not None else None
-            rules.append(Rule(name, symbolic(own[version]), opset=(version, until)))
+            convert = symbolic(own[version])
+            convert.onnxplug_registered = True  # type: ignore[attr-defined]
+            rules.append(Rule(name, convert, opset=(version, until)))
     return rules
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import sys
 from typing import Any
 
 _names: dict[Any, str] = {}
@@ -50,3 +52,39 @@ def find_overload(op: str) -> Any:
         return None
     names = found.overloads()
     return getattr(found, overload or ("default" if "default" in names else names[0]), None)
+
+
+def is_known_operator(op: str) -> bool:
+    """Whether torch knows an operator, or Python a function, of this qualified name; nothing is imported for it."""
+    import torch
+
+    op = op.removeprefix("complex:")
+    namespace, separator, rest = op.partition("::")
+    if not separator:
+        return op in torch._ops._higher_order_ops
+    return find_overload(op) is not None or callable(getattr(sys.modules.get(namespace), rest, None))
+
+
+def _registered() -> list[str]:
+    import torch
+
+    return list(torch._C._dispatch_get_all_op_names())
+
+
+def known_namespaces() -> set[str]:
+    """The namespaces in which torch has an operator."""
+    return {name.partition("::")[0] for name in _registered()}
+
+
+def close_operators(op: str) -> list[str]:
+    """Names of known operators that are like one that isn't known: other overloads first."""
+    import torch
+
+    packet = packet_of(op)
+    if "::" not in op:
+        return difflib.get_close_matches(op, list(torch._ops._higher_order_ops), 2)
+    names = set(_registered())
+    overloads = sorted(name for name in names if packet_of(name) == packet)
+    if overloads:
+        return difflib.get_close_matches(op, overloads, 2, 0.0)
+    return difflib.get_close_matches(op.partition(".")[0], sorted({packet_of(name) for name in names}), 2, 0.75)

@@ -294,6 +294,10 @@ class BoundRegistry:
         rules = self.candidates(node)
         return rules[0] if rules else None
 
+    def asked(self) -> set[str]:
+        """The operators for which rules were looked up."""
+        return set(self._ranked)
+
     def claims(self, op: str) -> bool:
         """Whether some rule may translate an operator: then it is never decomposed behind the rule's back."""
         return bool(self._registry.ranked(op, self._target))

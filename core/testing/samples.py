@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.plugin_api import OpSample
 from onnxplug.registry.names import packet_of
 from onnxplug.registry.rule import Rule
+from onnxplug.run.loadable import newest_loadable_opset
 
 if TYPE_CHECKING:
     import torch
@@ -150,28 +150,3 @@ def cases_of(plugin: str, samples: Iterable[OpSample], rules: Sequence[Rule]) ->
                     seen.add(key)
                     cases.append(SampleCase(plugin, sample, opset, domains))
     return cases
-
-
-@functools.cache
-def newest_loadable_opset() -> int:
-    """The newest opset of which the installed ONNX Runtime loads a model; the newest at all where there is none."""
-    import onnx
-    import onnx.helper
-
-    from onnxplug.run.session import make_session
-
-    try:
-        import onnxruntime  # noqa: F401
-    except ImportError:
-        return max_opset()
-    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "probe", [value], [out])
-    for opset in range(max_opset(), MIN_OPSET, -1):
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
-        try:
-            make_session(model.SerializeToString())
-        except Exception:
-            continue
-        return opset
-    return MIN_OPSET

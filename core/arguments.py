@@ -1,0 +1,254 @@
+"""Checks of an export's arguments: what can be known before the model is captured is checked before, capture takes long."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree
+
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces
+from onnxplug.registry.registry import Layer
+from onnxplug.registry.rule import Rule
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_MICROSOFT = ("com.microsoft", "com.microsoft.nchwc", "com.microsoft.experimental", "com.ms.internal.nhwc")
+
+
+class UnusedRuleWarning(UserWarning):
+    """A rule of the call is for an operator that the model does not have."""
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def positional_and_named(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any] | None]:
+    """The example inputs, a dict at the end of ``args`` taken for keyword inputs, as ``torch.onnx.export`` does.
+
+    It stays a positional input where the model's signature takes it as one and not as keywords.
+    """
+    if kwargs:
+        return args, dict(kwargs)
+    is_call = isinstance(args, tuple | list) and args and isinstance(args[-1], dict)
+    if not is_call or isinstance(model, torch.export.ExportedProgram):
+        return args, None
+    rest, last = tuple(args[:-1]), args[-1]
+    if not all(isinstance(name, str) for name in last) or (not _binds(model, rest, last) and _binds(model, args, {})):
+        return args, None
+    return rest, dict(last)
+
+
+def _binds(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call fits the model's signature; True where there is none."""
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def check_names(
+    input_names: Sequence[str] | None, output_names: Sequence[str] | None, inputs: tuple[Any, Any] | None
+) -> None:
+    """Checks the names of graph inputs and outputs as far as they can be without the graph.
+
+    Args:
+        input_names, output_names: As the user gave them.
+        inputs: The positional and the keyword inputs; ``None`` when they are not known.
+
+    Raises:
+        UsageError: A name is malformed, stands twice, or there are more names than inputs.
+    """
+    for argument, names in (("input_names", input_names), ("output_names", output_names)):
+        if names is None:
+            continue
+        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+            raise UsageError(f"{argument} must be a list of names, got {names!r}")
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise UsageError(f"{argument} has {repeated[0]!r} twice")
+    both = sorted(set(input_names or ()) & set(output_names or ()))
+    if both:
+        raise UsageError(f"{both[0]!r} is in input_names and in output_names", hint="A name stands for one value.")
+    if inputs is not None and input_names is not None:
+        leaves = [leaf for leaf in _pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor | int | float)]
+        if len(input_names) > len(leaves):
+            raise UsageError(f"input_names has {len(input_names)} names for {len(leaves)} inputs")
+
+
+# -- what runs and where it goes ---------------------------------------------------------------------------------------
+
+
+def check_destination(f: Any) -> None:
+    """Checks that a model can be written there.
+
+    Raises:
+        SaveError: The folder is missing or not writable, or it is no place for a file.
+        UsageError: It is neither a path nor a file object.
+    """
+    if f is None or hasattr(f, "write"):
+        return
+    if not isinstance(f, str | os.PathLike):
+        raise UsageError(f"f must be the path of a file, got {f!r}")
+    from onnxplug.run.save import check_destination as check
+
+    check(f)
+
+
+def check_verifiable(opset: int) -> None:
+    """Checks that ONNX Runtime is there and loads models of an opset.
+
+    Raises:
+        OnnxplugError: It is not installed, or too old.
+    """
+    from onnxplug.run.loadable import loads_opset, newest_loadable_opset
+    from onnxplug.run.session import onnxruntime_module
+
+    runtime = onnxruntime_module()
+    if not loads_opset(opset):
+        raise OnnxplugError(
+            f"verification needs an ONNX Runtime that loads opset {opset}; version {runtime.__version__} is installed, which "
+            f"loads opsets up to {newest_loadable_opset()}",
+            hint="Install a newer one (pip install -U onnxruntime), or choose an older opset.",
+        )
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def rules_of_call(rules: Iterable[Any], table: Mapping[Any, Any] | None) -> list[Rule]:
+    """The rules that a call gives, those of its ``custom_translation_table`` included.
+
+    Raises:
+        UsageError: Something is no rule, or names an operator that torch does not know in a namespace that it knows.
+    """
+    checked = []
+    for rule in [rules] if isinstance(rules, Rule) else rules:
+        if not isinstance(rule, Rule):
+            raise UsageError(f"rules= takes Rule objects, got {rule!r}", hint="Rule('mylib::nms', converter)")
+        checked.append(rule)
+    if table:
+        from onnxplug.compat.table import table_rules
+
+        checked += table_rules(table)
+    check_operators(checked, late=False)
+    return checked
+
+
+def check_operators(rules: Sequence[Rule], *, late: bool) -> None:
+    """Checks that torch knows the operators of the rules of a call.
+
+    Args:
+        rules: The rules.
+        late: After capture. Before it, operators of a namespace that torch does not know are let pass: the model may import
+            the library that registers them.
+
+    Raises:
+        UsageError: torch knows no such operator.
+    """
+    unknown = [rule for rule in rules if not _is_registered_symbolic(rule) and not is_known_operator(rule.op)]
+    if not unknown:
+        return
+    namespaces = known_namespaces()
+    for rule in unknown:
+        namespace = rule.op.removeprefix("complex:").partition("::")[0]
+        if late or "::" not in rule.op or namespace in namespaces:
+            near = close_operators(rule.op)
+            meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+            raise UsageError(
+                f"a rule of the call ({rule.name}) is for {rule.op!r}, an operator that torch does not know",
+                hint=f"{meant}The library that registers an operator must be imported before.",
+            )
+
+
+def warn_of_unused_rules(registry: Any, asked: Iterable[str]) -> None:
+    """Says which rules of the call were never asked for.
+
+    Args:
+        registry: The registry of the export.
+        asked: The operators for which rules were looked up.
+    """
+    names = {name.removeprefix("complex:") for name in asked}
+    packets = {name.partition(".")[0] if "::" in name else name for name in names}
+    unused = [
+        rule
+        for layer, rule in registry.rules()
+        if layer is Layer.CALL
+        and not _is_registered_symbolic(rule)
+        and rule.op.removeprefix("complex:") not in names | packets
+    ]
+    if not unused:
+        return
+    texts = []
+    for rule in unused:
+        packet = rule.op.removeprefix("complex:").partition(".")[0]
+        others = sorted(name for name in names if name.startswith(f"{packet}."))
+        texts.append(f"{rule.op} ({rule.name})" + (f", where the model has {', '.join(others)}" if others else ""))
+    warnings.warn(
+        f"the model has none of the operators that these rules of the call are for: {'; '.join(texts)}",
+        UnusedRuleWarning,
+        stacklevel=4,
+    )
+
+
+def _is_registered_symbolic(rule: Rule) -> bool:
+    """Whether it comes from ``compat.registered_symbolics``: all that were registered with torch, used or not."""
+    return getattr(rule.convert, "onnxplug_registered", False)
+
+
+# -- domains -----------------------------------------------------------------------------------------------------------
+
+
+def unknown_domains(opsets: Mapping[str, int], registry: Any, host: Any, runtime: Iterable[Any]) -> list[str]:
+    """The domains asked for that nothing declares; rules from outside onnxplug may still emit them.
+
+    Raises:
+        UsageError: There is one, and no rule from outside onnxplug.
+    """
+    import onnx.defs
+
+    known = {schema.domain for schema in onnx.defs.get_all_schemas_with_history()} if len(opsets) > 1 else set()
+    known |= {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", *_MICROSOFT, *(d.name for d in host.domains())}
+    known |= {name for _, rule in registry.rules() for name in rule.domains} if not known >= set(opsets) else set()
+    known |= {name for rewrite in host.rewrites() for name in getattr(rewrite, "domains", ())}
+    known |= {name for item in runtime for name in getattr(item, "domains", ())}
+    unknown = [name for name in opsets if name not in known]
+    if unknown and all(layer is Layer.BUILTIN for layer, _ in registry.rules()):
+        raise unknown_domain(unknown[0], known)
+    return unknown
+
+
+def check_domains_used(model: ir.Model, unknown: Sequence[str]) -> None:
+    """Checks that the domains that nothing declares are those of some node.
+
+    Raises:
+        UsageError: The model has no operator of such a domain.
+    """
+    if unknown:
+        used = {node.domain for node in model.graph.all_nodes()} | {key[0] for key in model.functions}
+        for name in unknown:
+            if name not in used:
+                raise unknown_domain(name, used | set(_MICROSOFT))
+
+
+def unknown_domain(name: str, known: Iterable[str]) -> UsageError:
+    """The error for a domain of ``opset_version`` that nobody knows."""
+    near = difflib.get_close_matches(name, [n for n in known if n], 1)
+    meant = f"Did you mean {near[0]!r}? " if near else ""
+    return UsageError(
+        f"opset_version names the domain {name!r}, which nothing here knows",
+        hint=f"{meant}A plugin declares a domain by its hook onnxplug_domains; `onnxplug plugins list` shows the plugins.",
+    )
