@@ -53,6 +53,7 @@ InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", help="'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; once an input"),
 ]
+PretrainedOption = Annotated[bool, typer.Option("--pretrained", help="Trained weights for timm:NAME; random without")]
 DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
 
 
@@ -82,6 +83,7 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write")],
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
+    pretrained: PretrainedOption = False,
     opset: Annotated[str | None, typer.Option("--opset", help="21, or 21,com.microsoft=1")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with PyTorch at several sizes")] = False,
     external_data: Annotated[
@@ -97,7 +99,7 @@ def export(
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
-    from onnxplug.cli.report import progress, summary, verification
+    from onnxplug.cli.report import note, progress, summary, verification
     from onnxplug.cli.targets import load_target
 
     opsets = parse_opset(opset)
@@ -105,10 +107,18 @@ def export(
     specs = [parse_input(text) for text in inputs or []]
     with progress() as shown:
         shown("loading")
-        loaded = load_target(target, specs)
         import torch
 
         import onnxplug
+        from onnxplug.arguments import check_destination, check_verifiable
+        from onnxplug.opsets import resolve_opsets
+
+        check_destination(output)
+        if verify:
+            check_verifiable(resolve_opsets(opsets)[""])
+        loaded = load_target(target, specs, pretrained=pretrained)
+        if loaded.note:
+            note(loaded.note)
 
         if isinstance(loaded.model, torch.nn.Module) and not isinstance(loaded.model, torch.jit.ScriptModule):
             loaded.model.eval()
@@ -145,14 +155,16 @@ def verify_(
     target: TargetArgument,
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
+    pretrained: PretrainedOption = False,
     seed: Annotated[
         int | None,
         typer.Option("--seed", help="One draw of sizes and values, as a failure names it; three unless given"),
     ] = None,
 ) -> None:
     """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
-    from onnxplug.cli.inputs import parse_dynamic, parse_input
-    from onnxplug.cli.report import progress, verification
+    from onnxplug.arguments import positional_and_named
+    from onnxplug.cli.inputs import dynamic_axes, parse_dynamic, parse_input
+    from onnxplug.cli.report import note, progress, verification
     from onnxplug.cli.targets import load_target
     from onnxplug.run.verify import verify_file
 
@@ -162,18 +174,31 @@ def verify_(
     specs = [parse_input(text) for text in inputs or []]
     with progress() as shown:
         shown("loading")
-        loaded = load_target(target, specs)
+        loaded = load_target(target, specs, pretrained=pretrained)
+        if loaded.note:
+            note(loaded.note)
+        args, kwargs = positional_and_named(loaded.model, loaded.args, loaded.kwargs)
         shown("verification")
         report = verify_file(
             str(model),
             loaded.model,
-            loaded.args,
-            loaded.kwargs,
-            shapes,
+            args,
+            kwargs or {},
+            dynamic_axes(shapes, _ranks(model)),
             seeds=(0, 1, 2) if seed is None else (seed,),
             host=registry()[1],
         )
     verification(report)
+
+
+def _ranks(model: Path) -> dict[str, int]:
+    """The ranks of a model's inputs; none for a file that can't be read, which running it says better."""
+    import onnx_ir as ir
+
+    try:
+        return {str(v.name): len(v.shape) for v in ir.load(model).graph.inputs if v.shape is not None}
+    except Exception:
+        return {}
 
 
 @app.command()

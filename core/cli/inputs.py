@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,13 +74,13 @@ def _random(dtype: torch.dtype, shape: Sequence[int], low: int, high: int) -> to
     return torch.randint(low, high + 1, list(shape), generator=generator).to(dtype)
 
 
-def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str]] | None:
-    """``x=batch,_,_,_``: a name for each dynamic axis, ``_`` for a static one.
+def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str | None]] | None:
+    """``x=batch,_,_,_``: a name for each dynamic axis, ``_`` (``None`` in the result) for a static one.
 
     Raises:
-        UsageError: A text can't be read, or names an input twice.
+        UsageError: A text can't be read, names an input twice, or a dimension by a number.
     """
-    shapes: dict[str, dict[int, str]] = {}
+    shapes: dict[str, dict[int, str | None]] = {}
     for text in texts:
         name, separator, axes = text.partition("=")
         words = [w.strip() for w in axes.split(",")]
@@ -88,8 +88,30 @@ def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str]] | None:
             raise UsageError(f"--dynamic {text!r} can't be read", hint="Write it as 'x=batch,_,_,_'.")
         if name.strip() in shapes:
             raise UsageError(f"--dynamic names {name.strip()!r} twice")
-        shapes[name.strip()] = {axis: word for axis, word in enumerate(words) if word != "_"}
+        number = next((word for word in words if word.isdigit()), None)
+        if number is not None:
+            raise UsageError(
+                f"--dynamic {text!r} names a dimension {number!r}, which is a number",
+                hint="Give a dynamic dimension a name; _ stands for a static one.",
+            )
+        shapes[name.strip()] = {axis: None if word == "_" else word for axis, word in enumerate(words)}
     return shapes or None
+
+
+def dynamic_axes(
+    shapes: Mapping[str, Mapping[int, str | None]] | None, ranks: Mapping[str, int]
+) -> dict[str, dict[int, str]]:
+    """The dynamic axes alone, of a model whose inputs have these ranks.
+
+    Raises:
+        UsageError: An input has fewer axes than were named.
+    """
+    for name, axes in (shapes or {}).items():
+        if name in ranks and len(axes) > ranks[name]:
+            raise UsageError(f"--dynamic names {len(axes)} axes of {name}, which has {ranks[name]}")
+    return {
+        name: {axis: word for axis, word in axes.items() if word is not None} for name, axes in (shapes or {}).items()
+    }
 
 
 def parse_opset(text: str | None) -> int | dict[str, int] | None:

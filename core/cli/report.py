@@ -59,6 +59,11 @@ def progress() -> Iterator[Progress]:
         shown.finish()
 
 
+def note(text: str) -> None:
+    """Something that the user should know, on standard error."""
+    err.print(f"[bold]note:[/] {escape(text)}")
+
+
 def failure(message: str, hint: str | None = None) -> None:
     """One clear message, and what to do."""
     err.print(f"[bold red]error:[/] {escape(message)}")

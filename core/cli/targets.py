@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -19,15 +20,30 @@ _FORMS = "package.module:callable, file.py:callable, FILE.pt2 or timm:NAME"
 
 @dataclass
 class Target:
-    """A model with its example inputs."""
+    """A model with its example inputs.
+
+    Attributes:
+        model: The model.
+        args, kwargs: Its example inputs.
+        note: What the user should know of it; empty for nothing.
+    """
 
     model: Any
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
 
 
-def load_target(text: str, inputs: Sequence[InputSpec] = ()) -> Target:
+def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool = False) -> Target:
     """Loads what TARGET names and puts the ``--input``s in.
+
+    An ``--input`` without a name takes the place of the target's own positional input, one by one; one with a name that of
+    the input so called. The target's other inputs stay.
+
+    Args:
+        text: TARGET.
+        inputs: The ``--input``s.
+        pretrained: Trained weights for ``timm:NAME``.
 
     Raises:
         UsageError: There is no such file, module or function.
@@ -37,22 +53,36 @@ def load_target(text: str, inputs: Sequence[InputSpec] = ()) -> Target:
 
     # A factory with random weights makes the same ones in `export` and in `verify`.
     torch.manual_seed(0)
+    if pretrained and not text.startswith("timm:"):
+        raise UsageError("--pretrained is for timm:NAME; a function that makes a model decides by itself")
     if text.endswith(".pt2"):
         target = _load_pt2(text)
     elif text.startswith("timm:"):
-        target = _load_timm(text[len("timm:") :], bool(inputs))
+        target = _load_timm(text[len("timm:") :], bool(inputs), pretrained)
     elif ":" in text:
         target = _load_callable(text)
     else:
         raise UsageError(f"TARGET {text!r} is none of {_FORMS}")
     positional = [i.value for i in inputs if i.name is None]
-    named = {i.name: i.value for i in inputs if i.name is not None}
-    if positional:
-        target.args = tuple(positional)
-    if named:
-        target.args = target.args if positional else ()
-        target.kwargs = {**(target.kwargs if positional else {}), **named}
+    args = [*positional, *target.args[len(positional) :]]
+    names = _positional_names(target.model)
+    for name, value in ((i.name, i.value) for i in inputs if i.name is not None):
+        if name in names[: len(args)]:
+            args[names.index(name)] = value
+        else:
+            target.kwargs[name] = value
+    target.args = tuple(args)
     return target
+
+
+def _positional_names(model: Any) -> list[str]:
+    """The names of a model's positional parameters, as far as they have one."""
+    try:
+        parameters = inspect.signature(getattr(model, "forward", model)).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds]
 
 
 def _load_pt2(path: str) -> Target:
@@ -66,7 +96,7 @@ def _load_pt2(path: str) -> Target:
         raise OnnxplugError(f"{path} is no exported program: {error}") from error
 
 
-def _load_timm(name: str, has_inputs: bool) -> Target:
+def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
     try:
         import timm
     except Exception as error:
@@ -80,11 +110,19 @@ def _load_timm(name: str, has_inputs: bool) -> Target:
     import torch
 
     try:
-        model = timm.create_model(name, pretrained=False).eval()
-    except RuntimeError as error:
-        raise UsageError(f"timm has no model {name!r}: {error}") from None
+        model = timm.create_model(name, pretrained=pretrained).eval()
+    except Exception as error:
+        if not pretrained and isinstance(error, RuntimeError):
+            raise UsageError(f"timm has no model {name!r}: {error}") from None
+        if not pretrained:
+            raise
+        raise OnnxplugError(
+            f"timm can't load the trained weights of {name}: {type(error).__name__}: {error}",
+            hint="They are downloaded at first use. Without --pretrained the weights are random.",
+        ) from error
     size = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
-    return Target(model, () if has_inputs else (torch.randn(2, *size),))
+    note = "" if pretrained else f"timm:{name} has random weights; --pretrained takes the trained ones"
+    return Target(model, () if has_inputs else (torch.randn(2, *size),), note=note)
 
 
 def _load_callable(text: str) -> Target:

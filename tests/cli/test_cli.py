@@ -94,7 +94,9 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     define_vision_schemas()
     options = ["--input", "x=float32[1,3,32,32]", "--dynamic", "x=batch,_,_,_"]
     assert run(["export", "timm:resnet18", "-o", "r.onnx", *options]) == 0
-    assert "batch, 1000" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "batch, 1000" in printed.out
+    assert "timm:resnet18 has random weights; --pretrained takes the trained ones" in printed.err
     assert run(["export", "timm:resnet19", "-o", "r.onnx"]) == 2
     assert "resnet19" in capsys.readouterr().err
 
@@ -126,6 +128,14 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "ghost>=1 is not installed",
         ),
         (["export", "my_model.py:make", "-o", "m.onnx", "--prefer", "x"], 2, "can't be read"),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--dynamic", "x=b,_,_"], 2, "no axis 2 in a tensor of rank 2"),
+        (
+            ["export", "my_model.py:make", "-o", "m.onnx", "--dynamic", "x=3,_"],
+            2,
+            "names a dimension '3', which is a number",
+        ),
+        (["export", "my_model.py:make", "-o", "m.onnx", "--pretrained"], 2, "--pretrained is for timm:NAME"),
+        (["export", "my_model.py:broken", "-o", "nowhere/m.onnx"], 1, "there is no folder nowhere"),
         (["verify", "nothere.onnx", "my_model.py:make"], 2, "there is no file"),
         (["why", "aten::ad.Tensor"], 1, "Did you mean aten::add.Tensor"),
         (["why", "aten::add.Tensor", "--opset", "3"], 2, "opset 3 is not supported"),
@@ -145,6 +155,80 @@ def test_failures(
     assert message in text
     assert "Traceback" not in text
     assert not list(folder.glob("*.tmp"))
+
+
+def test_trained_weights_of_timm(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.support.vision import define_vision_schemas
+
+    define_vision_schemas()
+    import timm
+    import torch
+
+    asked = []
+
+    def create_model(name: str, pretrained: bool) -> torch.nn.Module:
+        asked.append(pretrained)
+        if name == "unreachable":
+            raise OSError("no network")
+        return torch.nn.Conv2d(3, 1, 3)
+
+    monkeypatch.setattr(timm, "create_model", create_model)
+    assert run(["export", "timm:small", "-o", "r.onnx", "--pretrained", "--input", "float32[1,3,8,8]"]) == 0
+    assert asked == [True]
+    assert "random weights" not in capsys.readouterr().err
+    assert run(["export", "timm:unreachable", "-o", "r.onnx", "--pretrained"]) == 1
+    assert "can't load the trained weights of unreachable: OSError: no network" in capsys.readouterr().err
+
+
+def test_verify_with_more_axes_than_there_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "my_model.py:make", "-o", "m.onnx"]) == 0
+    assert run(["verify", "m.onnx", "my_model.py:make", "--dynamic", "x=b,_,_"]) == 2
+    assert "--dynamic names 3 axes of x, which has 2" in capsys.readouterr().err
+
+
+MASKED = """
+import torch
+class Masked(torch.nn.Module):
+    def forward(self, x, mask=None, *, scale=None):
+        return (x if mask is None else x * mask) * (1.0 if scale is None else scale)
+def make():
+    return Masked().eval(), (torch.ones(2, 4), torch.zeros(2, 4)), {"scale": torch.ones(4)}
+def dict_at_the_end():
+    return Masked().eval(), (torch.ones(2, 4), {"mask": torch.ones(2, 4)})
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        (["mask=float32[1,4]"], [[2, 4], [1, 4], [4]]),
+        (["scale=float32[1]"], [[2, 4], [2, 4], [1]]),
+        (["float32[1,4]"], [[1, 4], [2, 4], [4]]),
+        (["x=float32[1,4]", "scale=float32[1]"], [[1, 4], [2, 4], [1]]),
+        (["float32[3,4]", "mask=float32[3,1]"], [[3, 4], [3, 1], [4]]),
+    ],
+)
+def test_an_input_replaces_its_own_and_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], shapes: list[list[int]]
+) -> None:
+    (tmp_path / "masked.py").write_text(MASKED, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    inputs = [part for text in options for part in ("--input", text)]
+    assert run(["export", "masked.py:make", "-o", "m.onnx", *inputs]) == 0
+    import onnx
+
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    assert [i.name for i in graph.input] == ["x", "mask", "scale"]
+    assert [[d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input] == shapes
+
+
+def test_a_dict_at_the_end_of_a_targets_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "masked.py").write_text(MASKED, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", "masked.py:dict_at_the_end", "-o", "m.onnx", "--verify"]) == 0
+    assert run(["verify", "m.onnx", "masked.py:dict_at_the_end"]) == 0
 
 
 def test_verify_finds_a_difference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,8 +268,11 @@ def test_input_texts() -> None:
 
 
 def test_dynamic_and_opset_texts() -> None:
-    assert parse_dynamic(["x=batch,_,size", "y=_"]) == {"x": {0: "batch", 2: "size"}, "y": {}}
+    assert parse_dynamic(["x=batch,_,size", "y=_"]) == {
+        "x": {0: "batch", 1: None, 2: "size"},
+        "y": {0: None},
+    }
     assert parse_opset("21,com.microsoft=1") == {"": 21, "com.microsoft": 1}
-    for text in ("x", "x=a b", "=a"):
+    for text in ("x", "x=a b", "=a", "x=3,_"):
         with pytest.raises(UsageError):
             parse_dynamic([text])
