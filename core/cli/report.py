@@ -73,8 +73,11 @@ def failure(message: str, hint: str | None = None) -> None:
 
 def size_text(path: Path) -> str:
     """Size of a model's file and of the data beside it."""
+    from onnxplug.run.references import data_files
+
     total = path.stat().st_size
-    beside = sum(f.stat().st_size for f in path.parent.glob(f"{path.name}.*.data"))
+    files = [path.resolve().parent / name for name in data_files(path) or ()]
+    beside = sum(f.stat().st_size for f in files if f.is_file())
     return f"{total / 1e6:.2f} MB" + (f" and {beside / 1e6:.2f} MB of external data" if beside else "")
 
 

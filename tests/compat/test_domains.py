@@ -37,7 +37,8 @@ def test_imports_are_those_of_the_nodes() -> None:
     assert program.model.opset_imports == {"": 21, "com.acme": 3}
     # One that the user names is the one that is emitted, and one that nothing uses isn't imported.
     program = _export(
-        lambda g, node: g.domain("com.acme").Foo(node.args[0]), opset_version={"": 20, "com.acme": 7, "com.microsoft": 1}
+        lambda g, node: g.domain("com.acme").Foo(node.args[0]),
+        opset_version={"": 20, "com.acme": 7, "com.microsoft": 1},
     )
     assert program.model.opset_imports == {"": 20, "com.acme": 7}
 
