@@ -1,23 +1,17 @@
-"""Reductions, cumulative sums, statistics."""
+"""Reductions along axes and of everything."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axes, normalize_axis, rank_of, squeeze
-from onnxplug.converters.helpers.order import ordered_part, sort_axis
-from onnxplug.converters.helpers.reductions import reduce, reduced, reduction_dtype, variance_arguments, variance_of
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT64
+from onnxplug.converters.helpers.reductions import reduce, reduced, reduction_dtype
 from onnxplug.converters.helpers.slices import diagonal_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
-
-_BOOL, _INT32, _INT64, _FLOAT = ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def whole(op_type: str) -> Converter:
@@ -57,9 +51,9 @@ def _truth(g: GraphBuilder, node: FxNode, op_type: str) -> Value:
     axes, keepdim = (node.args[1], node.args[2]) if len(node.args) > 2 else (None, False)
     rank = rank_of(x)
     if axes == []:  # Unlike sums, over no axes at all.
-        return g.cast(g.cast(x, _BOOL), node.dtype)
-    wanted = g.cast(x, _BOOL) if op_type == "ReduceMax" else g.op.Not(g.cast(x, _BOOL))
-    count = reduce(g, "ReduceSum", g.cast(wanted, _INT64), normalize_axes(axes, rank) if rank else None, keepdim)
+        return g.cast(g.cast(x, BOOL), node.dtype)
+    wanted = g.cast(x, BOOL) if op_type == "ReduceMax" else g.op.Not(g.cast(x, BOOL))
+    count = reduce(g, "ReduceSum", g.cast(wanted, INT64), normalize_axes(axes, rank) if rank else None, keepdim)
     found = g.op.Greater(count, g.const(0))
     result: Value = found if op_type == "ReduceMax" else g.op.Not(found)
     return g.cast(result, node.dtype)
@@ -88,9 +82,9 @@ def _first_extremum(g: GraphBuilder, op_type: str, x: Value, axis: int, keepdim:
     index: Value = getattr(g.op, op_type)(x, axis=axis, keepdims=keep)
     if x.dtype is None or not x.dtype.is_floating_point():
         return index
-    flags = g.cast(g.op.IsNaN(x), _FLOAT)
+    flags = g.cast(g.op.IsNaN(x), FLOAT)
     first = g.op.ArgMax(flags, axis=axis, keepdims=keep)
-    some = g.cast(reduce(g, "ReduceMax", flags, [axis], keepdim), _BOOL)
+    some = g.cast(reduce(g, "ReduceMax", flags, [axis], keepdim), BOOL)
     result: Value = g.op.Where(some, first, index)
     return result
 
@@ -109,68 +103,6 @@ def extremum_dim(op_type: str) -> Converter:
 
     convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim"
     return convert
-
-
-def var(g: GraphBuilder, node: FxNode) -> Value:
-    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    axes, correction, keepdim = variance_arguments(node)
-    return variance_of(g, node.args[0], axes, correction, keepdim, node.dtype)[0]
-
-
-def std(g: GraphBuilder, node: FxNode) -> Value:
-    """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    result: Value = g.op.Sqrt(var(g, node))
-    return result
-
-
-def var_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
-    axes, correction, keepdim = variance_arguments(node)
-    return list(variance_of(g, node.args[0], axes, correction, keepdim, node.dtype))
-
-
-def std_mean(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
-    variance, mean = var_mean(g, node)
-    return [g.op.Sqrt(variance), mean]
-
-
-def vector_norm(g: GraphBuilder, node: FxNode) -> Value:
-    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    x, order, axes, keepdim = node.args[:4]
-    return _norm(g, g.cast(x, reduction_dtype(node.dtype)), order, axes, keepdim, node.dtype)
-
-
-def norm(g: GraphBuilder, node: FxNode) -> Value:
-    """norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"""
-    named = node.kwargs
-    order = named.get("p", 2)
-    x = g.cast(node.args[0], reduction_dtype(node.dtype))
-    return _norm(g, x, 2 if order is None else order, named.get("dim"), named.get("keepdim", False), node.dtype)
-
-
-def _norm(g: GraphBuilder, x: Value, order: float, axes: Any, keepdim: bool, dtype: ir.DataType) -> Value:
-    rank = rank_of(x)
-    over = normalize_axes(axes, rank) if rank else None
-    size = g.op.Abs(x)
-    kind = x.dtype
-    assert kind is not None
-    if order == float("inf"):
-        result = reduced(g, "ReduceMax", size, over, keepdim, kind)
-    elif order == float("-inf"):
-        result = reduced(g, "ReduceMin", size, over, keepdim, kind)
-    elif order == 0:
-        nonzero = g.cast(g.op.Not(g.op.Equal(x, g.const(0.0, kind))), kind)
-        result = reduce(g, "ReduceSum", nonzero, over, keepdim)
-    elif order == 1:
-        result = reduce(g, "ReduceSum", size, over, keepdim)
-    elif order == 2:
-        # ReduceL2 of ONNX Runtime overflows no earlier than the sum of squares, as torch's.
-        result = g.op.Sqrt(reduce(g, "ReduceSum", g.op.Mul(x, x), over, keepdim))
-    else:
-        powers = g.op.Pow(size, g.const(float(order), kind))
-        result = g.op.Pow(reduce(g, "ReduceSum", powers, over, keepdim), g.const(1.0 / order, kind))
-    return g.cast(result, dtype)
 
 
 def logsumexp(g: GraphBuilder, node: FxNode) -> Value:
@@ -204,52 +136,13 @@ def cumsum(g: GraphBuilder, node: FxNode) -> Value:
 def count_nonzero(g: GraphBuilder, node: FxNode) -> Value:
     """count_nonzero(Tensor self, int? dim=None) -> Tensor"""
     x = node.args[0]
-    return reduced(g, "ReduceSum", g.cast(g.cast(x, _BOOL), _INT64), node.args[1], False, _INT64)
-
-
-def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
-
-    Where NaN goes is up to the runtime.
-    """
-    x, k, axis, largest, ordered = node.args
-    if not rank_of(x):
-        return [x, g.const(0)]
-    x = g.cast(x, reduction_dtype(node.dtype))
-    values, indices = g.op.TopK(x, g.as_vector(k), axis=axis, largest=int(largest), sorted=int(ordered), _outputs=2)
-    return [g.cast(values, node.dtype), indices]
-
-
-def topk_exact(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
-
-    NaN counts as larger than +inf.
-    """
-    x, k, axis, largest, ordered = node.args
-    if not rank_of(x):
-        return [x, g.const(0)]
-    return ordered_part(g, x, g.as_vector(k), axis, largest, ordered)
-
-
-def sort(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
-
-    TopK of all; equal elements keep their order, as ONNX's TopK takes the lower index first.
-    """
-    named = node.kwargs
-    return sort_axis(g, node.args[0], named.get("dim", -1), named.get("descending", False))
-
-
-def argsort(g: GraphBuilder, node: FxNode) -> Value:
-    """argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"""
-    named = node.kwargs
-    return sort_axis(g, node.args[0], named.get("dim", -1), named.get("descending", False))[1]
+    return reduced(g, "ReduceSum", g.cast(g.cast(x, BOOL), INT64), node.args[1], False, INT64)
 
 
 def prod_dim(g: GraphBuilder, node: FxNode) -> Value:
     """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     x, axis, keepdim = node.args[:3]
-    if node.dtype == _INT64 and isinstance(axis, Value):
+    if node.dtype == INT64 and isinstance(axis, Value):
         raise Unsupported("prod over a dynamic axis")
     return reduced(g, "ReduceProd", x, axis, keepdim, node.dtype)
 
@@ -265,7 +158,6 @@ def trace(g: GraphBuilder, node: FxNode) -> Value:
     return reduced(g, "ReduceSum", diagonal_of(g, node.args[0], 0, 0, 1), None, False, node.dtype)
 
 
-_OVERLOADS = {"var": var, "std": std, "var_mean": var_mean, "std_mean": std_mean}
 RULES: list[Rule] = [
     Rule("aten::sum.default", whole("ReduceSum")),
     Rule("aten::trace.default", trace),
@@ -285,22 +177,7 @@ RULES: list[Rule] = [
     Rule("aten::argmin.default", arg_extremum("ArgMin")),
     *[Rule(f"aten::any.{overload}", any_) for overload in ("default", "dim", "dims")],
     *[Rule(f"aten::all.{overload}", all_) for overload in ("default", "dim", "dims")],
-    *[
-        Rule(f"aten::{name}.{overload}", convert)
-        for name, convert in _OVERLOADS.items()
-        for overload in ("default", "dim", "correction")
-    ],
-    Rule("aten::linalg_vector_norm.default", vector_norm),
-    Rule("aten::norm.ScalarOpt_dim", norm),
-    Rule("aten::norm.ScalarOpt_dim_dtype", norm),
-    Rule("aten::norm.Scalar", norm),
     Rule("aten::logsumexp.default", logsumexp),
     Rule("aten::cumsum.default", cumsum),
     Rule("aten::count_nonzero.default", count_nonzero),
-    Rule("aten::topk.default", topk_exact, exact=True, reason="NaN is the largest; a few of many cost 3 times as much"),
-    Rule("aten::topk.default", topk),
-    Rule("aten::sort.default", sort),
-    Rule("aten::sort.stable", sort),
-    Rule("aten::argsort.default", argsort),
-    Rule("aten::argsort.stable", argsort),
 ]

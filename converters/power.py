@@ -1,0 +1,107 @@
+"""Powers and roots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.arithmetic import compute
+from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
+from onnxplug.converters.helpers.promotion import operand, operands
+from onnxplug.converters.helpers.tables import overloads_of
+from onnxplug.errors import Unsupported
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+
+def pow_(g: GraphBuilder, node: FxNode) -> Value:
+    """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"""
+    x, exponent = node.args
+    dtype = node.dtype
+    if not isinstance(exponent, Value):
+        if exponent == 2:
+            return compute(g, "Mul", dtype, x, x)
+        if exponent == 0.5 and dtype.is_floating_point():
+            # As torch, whose (-inf) ** 0.5 is NaN where C's pow has inf.
+            result: Value = g.op.Sqrt(operand(g, x, dtype))
+            return result
+        if dtype.is_integer() and exponent < 0:
+            raise Unsupported("integers to a negative power: torch itself refuses it")
+    if dtype.is_integer():
+        return integer_power(g, x, exponent, dtype)
+    if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        wide = ir.DataType.FLOAT
+        return g.cast(g.op.Pow(*operands(g, x, exponent, dtype=wide)), dtype)
+    return compute(g, "Pow", dtype, x, exponent)
+
+
+def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) -> Value:
+    """An integer power, exact and wrapping as torch's: by squaring when the exponent is a small constant.
+
+    ONNX Runtime computes integer Pow through double, which is wrong above 2**53.
+    """
+    inner = dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64
+    if isinstance(exponent, int) and 0 <= exponent <= 64:
+        base = operand(g, x, inner)
+        if exponent == 0:
+            zero: Value = g.op.Mul(base, g.const(0, inner))
+            return g.cast(g.op.Add(zero, g.const(1, inner)), dtype)
+        result: Value | None = None
+        while exponent:
+            if exponent & 1:
+                result = base if result is None else g.op.Mul(result, base)
+            exponent >>= 1
+            if exponent:
+                base = g.op.Mul(base, base)
+        assert result is not None
+        return g.cast(result, dtype)
+    return g.cast(_squaring(g, *operands(g, x, exponent, dtype=ir.DataType.INT64)), dtype)
+
+
+def _squaring(g: GraphBuilder, base: Value, exponent: Value) -> Value:
+    """By repeated squaring of all elements at once, until every exponent is used up.
+
+    To a negative power 1 is 1, -1 is ±1 and everything else 0, as torch has it.
+    """
+    int64, zero, one, two = ir.DataType.INT64, g.const(0), g.const(1), g.const(2)
+    shape = g.op.Shape(g.op.Add(base, exponent))
+    base, exponent = (g.op.Expand(v, shape) for v in (base, exponent))
+    dims: Any = list(base.shape) if base.shape is not None else None
+
+    def body(number: Value, going: Value, result: Value, power: Value, rest: Value) -> list[Value]:
+        odd = g.op.Equal(g.op.Mod(rest, two), one)
+        result = g.op.Where(odd, g.op.Mul(result, power), result)
+        half = g.op.Div(rest, two)
+        left = g.op.Greater(g.op.ReduceMax(half, keepdims=0), zero)
+        return [left, result, g.op.Mul(power, power), half]
+
+    inputs = [(int64, ()), (BOOL, ()), *[(int64, dims)] * 3]
+    graph = g.subgraph(body, inputs, name="square")
+    start = g.op.Expand(one, shape)
+    power, _, _ = g.op.Loop(None, g.const(True), start, base, g.op.Abs(exponent), body=graph, _outputs=3)
+    unit = g.op.Equal(g.op.Abs(base), one)
+    negative = g.op.Less(exponent, zero)
+    result: Value = g.op.Where(g.op.And(negative, g.op.Not(unit)), zero, power)
+    return result
+
+
+def square(g: GraphBuilder, node: FxNode) -> Value:
+    """square(Tensor self) -> Tensor"""
+    x = node.args[0]
+    return compute(g, "Mul", node.dtype, x, x)
+
+
+def rsqrt(g: GraphBuilder, node: FxNode) -> Value:
+    """rsqrt(Tensor self) -> Tensor"""
+    result: Value = g.op.Reciprocal(g.op.Sqrt(operand(g, node.args[0], node.dtype)))
+    return result
+
+
+RULES: list[Rule] = [
+    *overloads_of("pow", "Tensor_Scalar Tensor_Tensor Scalar", pow_),
+    Rule("aten::rsqrt.default", rsqrt),
+    Rule("aten::square.default", square),
+]

@@ -1,0 +1,87 @@
+"""Elementwise operators of one tensor that ONNX has too, sign, absolute value and angle."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.arithmetic import compute
+from onnxplug.converters.helpers.dtypes import BOOL
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.tables import overloads_of
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+
+def unary(op_type: str) -> Converter:
+    """A converter for an operator that ONNX has under one name; integers become floats where torch's result is one."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        dtype = node.dtype
+        half = dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
+        x = operand(g, node.args[0], ir.DataType.FLOAT if half and op_type in _FLOAT_ONLY else dtype)
+        return g.cast(getattr(g.op, op_type)(x), dtype)
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
+    return convert
+
+
+#: ONNX Runtime has these for float (and double) alone, or loses precision in half.
+_FLOAT_ONLY = frozenset(
+    ["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Log", "Exp"]
+)
+
+
+def neg(g: GraphBuilder, node: FxNode) -> Value:
+    """neg(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if node.dtype in (ir.DataType.UINT8, ir.DataType.INT16):
+        return compute(g, "Sub", node.dtype, 0, x)
+    result: Value = g.op.Neg(x)
+    return result
+
+
+def abs_(g: GraphBuilder, node: FxNode) -> Value:
+    """abs(Tensor self) -> Tensor"""
+    result: Value = g.op.Abs(node.args[0])
+    return result
+
+
+def sign(g: GraphBuilder, node: FxNode) -> Value:
+    """sign(Tensor self) -> Tensor"""
+    x = node.args[0]
+    if node.dtype == BOOL:
+        return x
+    if not node.dtype.is_floating_point():
+        result: Value = g.op.Sign(x)
+        return result
+    # torch's sign of NaN is 0.
+    result = g.op.Where(g.op.IsNaN(x), g.const(0.0, node.dtype), g.op.Sign(x))
+    return result
+
+
+def angle(g: GraphBuilder, node: FxNode) -> Value:
+    """angle(Tensor self) -> Tensor
+
+    Of a real number: pi below zero, else 0; NaN of NaN.
+    """
+    x = operand(g, node.args[0], node.dtype)
+    zero = g.const(0.0, node.dtype)
+    turned: Value = g.op.Where(g.op.Less(x, zero), g.const(math.pi, node.dtype), zero)
+    return g.op.Where(g.op.IsNaN(x), x, turned) if node.args[0].dtype.is_floating_point() else turned
+
+
+_UNARY = {
+    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos",
+    "tanh": "Tanh", "sigmoid": "Sigmoid",
+}  # fmt: skip
+RULES: list[Rule] = [
+    *[Rule(f"aten::{name}.default", unary(op_type)) for name, op_type in _UNARY.items()],
+    *overloads_of("neg negative", "default", neg),
+    *overloads_of("abs absolute", "default", abs_),
+    *overloads_of("sign sgn", "default", sign),
+    Rule("aten::angle.default", angle),
+]
