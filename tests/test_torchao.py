@@ -14,6 +14,7 @@ from torch import nn
 
 import onnxplug
 from tests.support.check import check
+from tests.support.tolerances import looser
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -64,8 +65,7 @@ def test_quantised_linears(name: str, opset: int) -> None:
         others=[(torch.randn(9, 64) * 3,), (torch.randn(1, 64),)],
         dynamic=({0: torch.export.Dim.DYNAMIC},),
         opset=opset,
-        rtol=1e-4,
-        atol=1e-4,
+        **looser("quantised layers"),
     )
     stored = [v.dtype for v in program.model.graph.initializers.values()]
     if opset >= 21 and name in NIBBLES:
@@ -75,7 +75,7 @@ def test_quantised_linears(name: str, opset: int) -> None:
 
 
 #: Sums of 128 products: torch rounds each linear's result once, and so does the model, from sums in another order.
-HALVES = {torch.float16: {"rtol": 2e-3, "atol": 2e-3}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
+HALVES = {torch.float16: looser("quantised layers, float16"), torch.bfloat16: looser("quantised layers, bfloat16")}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -116,4 +116,4 @@ def test_half_the_file() -> None:
             session = onnxruntime.InferenceSession(str(Path(folder) / name), providers=["CPUExecutionProvider"])
             for rows in (x, -2 * x):
                 (found,) = session.run(None, {program.model.graph.inputs[0].name: rows.numpy()})
-                torch.testing.assert_close(torch.from_numpy(found), model(rows), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(torch.from_numpy(found), model(rows), **looser("restored weights"))

@@ -13,6 +13,7 @@ import onnxplug
 from tests.support.check import check
 from tests.support.contrib import plugged
 from tests.support.experts import compare, experts_program, ids, mask, mixture
+from tests.support.tolerances import looser
 
 REGISTRY = plugged("onnxplug-ort")
 WITH_TRANSFORMERS = plugged("onnxplug-transformers", "onnxplug-ort")
@@ -67,9 +68,9 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_experts(name: str, opset: int) -> None:
     model, others = Experts(**CASES[name]), [routed(1), routed(9)]
-    found = operators(model, routed(4), others, {"": opset, "com.microsoft": 1}, rtol=1e-4, atol=1e-5)
+    found = operators(model, routed(4), others, {"": opset, "com.microsoft": 1}, **looser("experts"))
     assert found["MoE"] == 1
-    assert operators(model, routed(4), others, opset, rtol=1e-4, atol=1e-5)["MoE"] == 0
+    assert operators(model, routed(4), others, opset, **looser("experts"))["MoE"] == 0
 
 
 def test_weights() -> None:
@@ -78,10 +79,10 @@ def test_weights() -> None:
     x, index, weights = routed(6)
     weights[0], weights[1, 0], weights[2] = 0.0, 0.0, 1e-30
     weights[3, 1], weights[4], weights[5, 0] = 1e-20, 1e6, float("nan")
-    assert operators(Experts(), routed(3), [(x, index, weights)], opset, rtol=1e-4, atol=1e-5)["MoE"] == 1
+    assert operators(Experts(), routed(3), [(x, index, weights)], opset, **looser("experts"))["MoE"] == 1
     for chosen in (1, 5):
         others = [routed(1, chosen), routed(7, chosen)]
-        assert operators(Experts(), routed(3, chosen), others, opset, rtol=1e-4, atol=1e-5)["MoE"] == 1
+        assert operators(Experts(), routed(3, chosen), others, opset, **looser("experts"))["MoE"] == 1
 
 
 def test_what_stays_plain() -> None:
@@ -103,7 +104,7 @@ def test_replaced_weights() -> None:
     model, other, args = Experts(transposed=True), Experts(transposed=True), routed(3)
     program = onnxplug.to_onnx(model, args, opset_version={"": 21, "com.microsoft": 1}, registry=REGISTRY)
     program.apply_weights(other.state_dict())
-    torch.testing.assert_close(program(*args)[0], other(*args), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(program(*args)[0], other(*args), **looser("experts"))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -116,7 +117,7 @@ def test_transformers(name: str, vision: None) -> None:
     with torch.no_grad():
         before = model(**inputs).logits
         after = set_experts(model)(**inputs).logits
-    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after, before, **looser("experts"))
     set_experts(model)
     options = {"opset_version": {"": 21, "com.microsoft": 1}, "registry": WITH_TRANSFORMERS}
     program = experts_program(model, **options)

@@ -11,11 +11,12 @@ import onnxplug
 from onnxplug import Rule, Unsupported
 from onnxplug.converters.linear import grouped_product
 from tests.support.check import check
+from tests.support.tolerances import looser
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 ROWS = ({0: DYNAMIC}, None, None)
 #: Sums of 16 products, rounded to bfloat16 once by torch, and by the model once more.
-BFLOAT16 = {"rtol": 1.6e-2, "atol": 1.6e-2}
+BFLOAT16 = looser("grouped, bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_groups(dtype: torch.dtype, opset: int) -> None:
         inputs([0, 0, 0, 0], 3, dtype),
         inputs([0, 0, 0, 0], 0, dtype),
     ]
-    tolerance = {"rtol": 2e-3, "atol": 1e-2} if dtype == torch.float16 else {}
+    tolerance = looser("grouped, float16") if dtype == torch.float16 else {}
     check(
         lambda a, b, e: by_group(a, b, e),
         *inputs([3, 3, 7, 10], 10, dtype),

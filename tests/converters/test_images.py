@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.check import check
+from tests.support.tolerances import looser
 
 D = torch.export.Dim.DYNAMIC
 X = torch.randn(2, 3, 9, 12, generator=torch.Generator().manual_seed(0))
@@ -81,14 +82,14 @@ INTERPOLATIONS = interpolations()
 @pytest.mark.parametrize("name", INTERPOLATIONS)
 def test_interpolation(name: str, dtype: torch.dtype) -> None:
     # Cubic weights of float32 are rounded elsewhere than torch's.
-    tolerance = {"rtol": 1e-5, "atol": 2e-5} if dtype == torch.float32 else {}
+    tolerance = looser("images, filters") if dtype == torch.float32 else {}
     check(INTERPOLATIONS[name], X.to(dtype), others=[(X.flip(0).to(dtype) * 3,)], **tolerance)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_interpolation_of_dynamic_sizes(mode: str) -> None:
-    check(lambda x: F.interpolate(x, size=(6, 8), mode=mode), X, others=OTHERS, dynamic=SIZES, rtol=1e-5, atol=3e-5)
-    check(lambda x: F.interpolate(x, scale_factor=2, mode=mode), X, others=OTHERS, dynamic=SIZES, rtol=1e-5, atol=3e-5)
+    check(lambda x: F.interpolate(x, size=(6, 8), mode=mode), X, others=OTHERS, dynamic=SIZES, **looser("images"))
+    check(lambda x: F.interpolate(x, scale_factor=2, mode=mode), X, others=OTHERS, dynamic=SIZES, **looser("images"))
 
 
 GRIDS = list(itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True)))
@@ -105,8 +106,7 @@ def test_grid_sample(mode: str, padding: str, corners: bool, opset: int) -> None
         grid,
         others=[(X.flip(0), other)],
         opset=opset,
-        rtol=1e-4,  # where a point lies is rounded: the slope of the image enlarges it
-        atol=1e-4,
+        **looser("images, grids"),
     )
 
 
@@ -152,6 +152,5 @@ def test_attention_at_every_opset(mask: str, opset: int) -> None:
         others=[inputs(1, 7), inputs(3, 1)],
         dynamic=[{0: "batch", 2: "length"}] * 3 + [{0: "batch", 2: "length", 3: "length"}],
         opset=opset,
-        rtol=1e-4,
-        atol=1e-5,
+        **looser("images, sizes"),
     )

@@ -12,6 +12,7 @@ from torch import nn
 
 import onnxplug
 from tests.support.check import check
+from tests.support.tolerances import looser
 
 AUTO = torch.export.Dim.AUTO
 
@@ -226,7 +227,7 @@ ATTENTION: dict[str, Callable[..., Any]] = {
 def test_attention(name: str, opset: int) -> None:
     first = (tensor(2, 4, 3, 8), tensor(2, 4, 5, 8, seed=1), tensor(2, 4, 5, 6, seed=2))
     second = (tensor(1, 4, 3, 8, seed=3), tensor(1, 4, 5, 8, seed=4), tensor(1, 4, 5, 6, seed=5))
-    check(ATTENTION[name], *first, others=[second], dynamic=[{0: AUTO}] * 3, opset=opset, rtol=1e-4, atol=1e-5)
+    check(ATTENTION[name], *first, others=[second], dynamic=[{0: AUTO}] * 3, opset=opset, **looser("attention"))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -239,8 +240,7 @@ def test_attention_of_dynamic_lengths(causal: bool) -> None:
         *sizes(2, 3, 5),
         others=[sizes(3, 6, 4), sizes(1, 1, 1)],
         dynamic=[{0: AUTO, 2: AUTO}] * 3,
-        rtol=1e-4,
-        atol=1e-5,
+        **looser("attention"),
     )
 
 
@@ -253,14 +253,13 @@ def test_grouped_query_attention() -> None:
         *sizes(2, 5),
         others=[sizes(3, 7), sizes(1, 1)],
         dynamic=[{0: AUTO, 2: AUTO}] * 3,
-        rtol=1e-4,
-        atol=1e-5,
+        **looser("attention"),
     )
 
 
 def test_attention_without_batch() -> None:
     inputs = (tensor(4, 3, 8), tensor(4, 5, 8), tensor(4, 5, 8))
-    check(ATTENTION["plain"], *inputs, others=[tuple(x * 2 for x in inputs)], rtol=1e-4, atol=1e-5)
+    check(ATTENTION["plain"], *inputs, others=[tuple(x * 2 for x in inputs)], **looser("attention"))
 
 
 @pytest.mark.parametrize("pad", [0, 2])

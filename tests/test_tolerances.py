@@ -1,0 +1,46 @@
+"""Tolerances looser than torch.testing's stand in one table, with their reasons."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.tolerances import LOOSER
+
+TESTS = Path(__file__).resolve().parent
+#: torch.testing's own for float32.
+OWN = {"rtol": 1.3e-6, "atol": 1e-5}
+#: The tables themselves, and the tests of the comparison.
+EXEMPT = {"support/tolerances.py", "opdb/tolerances.py", "run/test_compare.py"}
+
+
+def number(node: ast.expr) -> float | None:
+    """The value of a constant expression."""
+    try:
+        return float(eval(compile(ast.Expression(node), "tolerance", "eval"), {"__builtins__": {}}))
+    except Exception:
+        return None
+
+
+def loose() -> Iterator[str]:
+    for path in sorted(TESTS.rglob("*.py")):
+        name = path.relative_to(TESTS).as_posix()
+        if name in EXEMPT:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg in OWN:
+                value = number(node.value)
+                if value is not None and value > OWN[node.arg]:
+                    yield f"{name}:{node.value.lineno}: {node.arg}={value}"
+
+
+def test_no_test_loosens_a_tolerance_by_itself() -> None:
+    assert list(loose()) == []
+
+
+def test_every_row_is_used_and_says_why() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py") if path.name != "tolerances.py")
+    assert [name for name in LOOSER if f'"{name}"' not in texts] == []
+    assert all(row.reason for row in LOOSER.values())
+    assert all(row.rtol > OWN["rtol"] or row.atol > OWN["atol"] for row in LOOSER.values())
