@@ -72,10 +72,10 @@ def both(g: GraphBuilder, node: FxNode, *positions: int) -> list[Complex]:
 def partwise(g: GraphBuilder, node: FxNode) -> Any:
     """An operator that moves elements about: once for the real parts, once for the imaginary ones."""
     real, imag = node.part("real"), node.part("imag")
-    if not node.interpreter.registry.candidates(real):
+    if not g.has_rule(real):
         # Then its decomposition, whose operators come back here one by one.
         raise Decline("no rule for real tensors")
-    parts = [node.interpreter.convert_part(part) for part in (real, imag)]
+    parts = [g.convert(part) for part in (real, imag)]
     if isinstance(parts[0], list | tuple):
         return [Complex(a, b) for a, b in zip(*parts, strict=True)]
     return Complex(*parts)
@@ -84,23 +84,24 @@ def partwise(g: GraphBuilder, node: FxNode) -> Any:
 def partwise_mixed(g: GraphBuilder, node: FxNode) -> Any:
     """As :func:`partwise`, for operators that take several tensors of values, real ones among them."""
     dtype = part_dtype(node)
-    node.args = [
+    args = [
         [as_complex(g, b, dtype) for b in a]
         if isinstance(a, list | tuple) and any(isinstance(b, Complex) for b in a)
         else a
         for a in node.args
     ]
-    return partwise(g, node)
+    return partwise(g, node.with_args(args))
 
 
 def values_at(*positions: int) -> Converter:
     """As :func:`partwise`, the arguments at these positions made complex first."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Any:
+        args = list(node.args)
         for position in positions:
-            if not isinstance(node.args[position], Complex):
-                node.args[position] = as_complex(g, node.args[position], part_dtype(node))
-        return partwise(g, node)
+            if not isinstance(args[position], Complex):
+                args[position] = as_complex(g, args[position], part_dtype(node))
+        return partwise(g, node.with_args(args))
 
     convert.__name__ = convert.__qualname__ = "partwise_" + "_".join(map(str, positions))
     return convert
@@ -325,7 +326,7 @@ def of_real(name: str) -> Converter:
     """An operator whose result depends on the shape alone: that of the real part."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Any:
-        return node.interpreter.convert_part(node.part("real"))
+        return g.convert(node.part("real"))
 
     convert.__name__ = convert.__qualname__ = name
     return convert
@@ -333,9 +334,7 @@ def of_real(name: str) -> Converter:
 
 def nonzero_places(g: GraphBuilder, node: FxNode) -> Value:
     """nonzero(Tensor self) -> Tensor"""
-    real = node.part("real")
-    real.args = [nonzero(g, node.args[0])]
-    result: Value = node.interpreter.convert_part(real)
+    result: Value = g.convert(node.part("real").with_args([nonzero(g, node.args[0])]))
     return result
 
 
@@ -378,8 +377,7 @@ def constant_pad(g: GraphBuilder, node: FxNode) -> Complex:
     parts = []
     for name, number in (("real", value.real), ("imag", value.imag)):
         part = node.part(name)
-        part.args[2] = number
-        parts.append(node.interpreter.convert_part(part))
+        parts.append(g.convert(part.with_args([*part.args[:2], number, *part.args[3:]])))
     return Complex(*parts)
 
 

@@ -41,13 +41,13 @@ def _whole(parts: Iterable[Value], like: Sequence[Any]) -> list[Any]:
     return [Complex(next(rest), next(rest)) if pair else next(rest) for pair in is_complex]
 
 
-def _formals(node: FxNode, body: torch.fx.GraphModule, given: Sequence[Any], parts: Sequence[Value]) -> list[Any]:
+def _formals(g: GraphBuilder, body: torch.fx.GraphModule, given: Sequence[Any], parts: Sequence[Value]) -> list[Any]:
     """Dtype and dimensions of a body's first inputs, as it was traced with them."""
     placeholders = [fx for fx in body.graph.nodes if fx.op == "placeholder"]
     dims: list[Any] = []
     for item, fx in zip(given, placeholders, strict=False):
         val = fx.meta.get("val")
-        found = node.symbols.dims(val) if isinstance(val, torch.Tensor) else ()
+        found = g.symbolic_shape(val) if isinstance(val, torch.Tensor) else ()
         dims += [found] * (2 if isinstance(item, Complex) else 1)
     return [(part.dtype, found) for part, found in zip(parts, dims, strict=True)]
 
@@ -67,16 +67,16 @@ def _several(values: Any) -> tuple[Value, ...]:
 def inlined(g: GraphBuilder, node: FxNode) -> Any:
     """A region under another gradient or autocast mode: what it does is already in its operators; it is put in place."""
     position = next(i for i, a in enumerate(node.args) if hasattr(a, "graph") and hasattr(a, "code"))
-    return node.interpret(node.args[position], node.args[position + 1 :])
+    return g.inline(node.args[position], node.args[position + 1 :])
 
 
 def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
     """``torch.cond``: an If; each branch reads what it needs from outside."""
     predicate, true_graph, false_graph, operands = node.args
     if not isinstance(predicate, Value):
-        return node.interpret(true_graph if predicate else false_graph, operands)
+        return g.inline(true_graph if predicate else false_graph, operands)
     branches = [
-        g.subgraph(lambda m=module: _parts(g, node.interpret(m, operands)), name=name)
+        g.subgraph(lambda m=module: _parts(g, g.inline(m, operands)), name=name)
         for module, name in ((true_graph, "then"), (false_graph, "else"))
     ]
     count = len(branches[0].outputs)
@@ -96,15 +96,15 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
 
     def holds(values: Sequence[Any]) -> Value:
         with g.local_symbols():
-            (found,) = _parts(g, node.interpret(condition, [*values, *outside]))
+            (found,) = _parts(g, g.inline(condition, [*values, *outside]))
         return g.reshape(found, []) if found.shape is None or len(found.shape) else found
 
     def step(_: Value, __: Value, *parts: Value) -> list[Value]:
         with g.local_symbols():
-            results = node.interpret(body, [*_whole(parts, carried), *outside])
+            results = g.inline(body, [*_whole(parts, carried), *outside])
         return [holds(results), *_parts(g, results)]
 
-    graph = g.subgraph(step, [(_INT64, ()), (_BOOL, ()), *_formals(node, body, carried, first)], name="loop")
+    graph = g.subgraph(step, [(_INT64, ()), (_BOOL, ()), *_formals(g, body, carried, first)], name="loop")
     found = g.op.Loop(None, holds(carried), *first, body=graph, _outputs=len(first))
     return _whole(_several(found), carried)
 
@@ -132,9 +132,9 @@ def _scanned(
     states, slices = _parts(g, initial), _parts(g, sequences)
 
     def step(*parts: Value) -> list[Value]:
-        return _parts(g, node.interpret(body, [*_whole(parts, [*initial, *sequences]), *outside]))
+        return _parts(g, g.inline(body, [*_whole(parts, [*initial, *sequences]), *outside]))
 
-    graph = g.subgraph(step, _formals(node, body, [*initial, *sequences], [*states, *slices]), name="scan")
+    graph = g.subgraph(step, _formals(g, body, [*initial, *sequences], [*states, *slices]), name="scan")
     found = g.op.Scan(*states, *slices, body=graph, num_scan_inputs=len(slices), _outputs=len(graph.outputs))
     return _whole(_several(found), _results(node))
 

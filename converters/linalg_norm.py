@@ -85,7 +85,7 @@ def linalg_norm(g: GraphBuilder, node: FxNode) -> Value:
     x, order, axes, keepdim = node.args[:4]
     count = rank_of(x) if axes is None else len(axes)
     if order is None or count != 2:
-        result: Value = node.call_next(g)
+        result: Value = g.call_next(node)
         return result
     inner = ir.DataType.FLOAT if node.dtype in _HALF else node.dtype
     return g.cast(_norm(g, g.cast(x, inner), order, axes or (0, 1), keepdim), node.dtype)

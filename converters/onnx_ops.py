@@ -32,13 +32,9 @@ def _emit(g: GraphBuilder, node: FxNode, dtypes: list[int]) -> list[Value]:
         _check_version(g, op_type, version)
         version = None
     attributes = _attributes(node)
-    before, metadata = g.metadata, dict(g.metadata or {})
     keys, values = node.arg("metadata_props_keys"), node.arg("metadata_props_values")
-    g.metadata = {**metadata, **dict(zip(keys, values, strict=True))}
-    try:
+    with g.annotated(dict(zip(keys, values, strict=True))):
         made = getattr(g.domain(domain, version), op_type)(*node.arg("inputs"), _outputs=len(dtypes), **attributes)
-    finally:
-        g.metadata = before
     results = list(made) if isinstance(made, tuple) else [made]
     for result, dtype in zip(results, dtypes, strict=True):
         if result.dtype is None:

@@ -108,7 +108,7 @@ def _delegate(overload: str) -> Converter:
     """The converter of an aten overload whose leading arguments are the prim's; missing ones take their defaults."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Any:
-        return node.interpreter.convert_as(node, overload)
+        return g.convert(node.as_operator(overload))
 
     convert.__name__ = convert.__qualname__ = overload.rpartition("::")[2].partition(".")[0]
     return convert

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,17 @@ FORBIDDEN = {
     "core": ("onnxplug.converters", "onnxplug.plugins"),
     "converters": ("onnxplug.plugins",),
     "plugins": (),
+}
+#: The folders of core that are stages of an export, each with those that it may import.
+STAGES = {
+    "registry": (),
+    "capture": (),
+    "functionalize": ("capture",),
+    "build": ("registry",),
+    "interpret": ("registry", "capture", "functionalize", "build"),
+    "rewrite": ("registry", "build"),
+    "finish": ("build",),
+    "run": ("registry", "capture", "build"),
 }
 MAX_LINES = 700
 CODE = (*LAYERS, "tests", "benchmarks", "docs")
@@ -145,6 +156,37 @@ def test_families_stand_side_by_side() -> None:
     assert wrong == []
     order = graphlib.TopologicalSorter(needs).static_order()
     assert set(needs) >= {name for name in order if _within(name, (helpers,))}  # CycleError names a circle
+
+
+def _modules_of_core() -> dict[str, Path]:
+    found = {}
+    for path in _sources("core"):
+        parts = path.relative_to(ROOT / "core").with_suffix("").parts
+        found[".".join(["onnxplug", *(parts[:-1] if parts[-1] == "__init__" else parts)])] = path
+    return found
+
+
+def _imported(name: str, modules: Mapping[str, Path]) -> str | None:
+    """The module of core that an imported name is, or is in."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def test_stages_go_one_way() -> None:
+    """Also imports within functions and for type checkers."""
+    modules = _modules_of_core()
+    wrong = []
+    for module, path in modules.items():
+        stage = module.split(".")[1] if module.count(".") else ""
+        if stage not in STAGES:
+            continue
+        for line, name in _imports(path):
+            imported = _imported(name, modules)
+            other = imported.split(".")[1] if imported and imported.count(".") else None
+            if other in STAGES and other not in (stage, *STAGES[stage]):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize("folder", CODE)

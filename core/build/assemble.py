@@ -35,7 +35,7 @@ def assemble(
         Unsupported: A value has an element type that the opset lacks.
     """
     results = _distinct_outputs(g, inputs, outputs, state)
-    nodes = g._scope.live_nodes(results)
+    nodes = g.live(results)
     tensors: dict[ir.Value, torch.Tensor] = dict(state)
     if g.optimize:
         nodes = _fold_transposed_weights(nodes, tensors, {id(v) for v in results})
@@ -56,7 +56,9 @@ def _distinct_outputs(
         if not isinstance(value, ir.Value):
             value = g.const(value)
         if id(value) in taken or value.producer() is None or value in state:
-            value = g._identity(value)
+            made = value.producer()
+            with g.converting(None, made.metadata_props if made is not None else {"namespace": f"/{name}: output"}):
+                value = g.identity(value)
         taken.add(id(value))
         value.name = name
         results.append(value)

@@ -12,9 +12,12 @@ import torch
 
 from onnxplug.build import fold as folding
 from onnxplug.build.attributes import attribute_key, check_node, make_attribute
+from onnxplug.build.calls import CallMixin
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
+from onnxplug.build.functions import FunctionMixin
 from onnxplug.build.kernels import Kernels
-from onnxplug.build.scope import Mark, Scope
+from onnxplug.build.nesting import NestingMixin
+from onnxplug.build.scope import Mark
 from onnxplug.build.shapes import ShapeMixin
 from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
 from onnxplug.build.stored import StoredMixin
@@ -58,7 +61,7 @@ class Opset:
         return emit
 
 
-class GraphBuilder(ShapeMixin, StoredMixin):
+class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMixin):
     """Emits typed ONNX nodes and simplifies while it does.
 
     Args:
@@ -96,17 +99,12 @@ class GraphBuilder(ShapeMixin, StoredMixin):
         self._has_kernels = kernels is not None
         self._widening = Widening(self, kernels, islands=optimize and not exact)
         self.schemas: dict[str, Sequence[Any]] = dict(schemas or {})
-        self.functions: dict[Any, ir.Function] = {}
         self.op: Any = Opset(self, "", self.opset)
-        #: The FX node being converted: its location goes into errors, its metadata onto nodes.
-        self.current: Any = None
-        self.metadata: dict[str, str] | None = None
         self._declared = dict(domains or {})
         self._domains: dict[tuple[str, int], Opset] = {}
         self._domain_users: dict[str, str] = {}
         self._asked = frozenset(self.opsets)
         self._constants: dict[Any, Value] = {}
-        self._scope = Scope(None)
         super().__init__()
 
     # -- emission ------------------------------------------------------------------------------------------------------
@@ -290,10 +288,6 @@ class GraphBuilder(ShapeMixin, StoredMixin):
             return None
         return value.const_value.numpy()
 
-    def call_next(self, node: Any) -> Any:
-        """What the next rule for this node (or its decomposition) returns."""
-        return node.call_next(self)
-
     def cast(self, x: Value, dtype: torch.dtype | ir.DataType) -> Value:
         """``x`` converted to ``dtype``; ``x`` itself when it has that dtype."""
         wanted = to_onnx_dtype(dtype)
@@ -304,7 +298,7 @@ class GraphBuilder(ShapeMixin, StoredMixin):
         result: Value = self.op.Cast(x, to=int(wanted))
         return result
 
-    # -- undoing, subgraphs and functions ------------------------------------------------------------------------------
+    # -- undoing -------------------------------------------------------------------------------------------------------
 
     def mark(self) -> tuple[Mark, int]:
         """Where emission stands, for :meth:`rollback`."""
@@ -319,78 +313,3 @@ class GraphBuilder(ShapeMixin, StoredMixin):
             del self._domains[name, self.opsets[name]]
             if name not in self._asked:
                 del self.opsets[name]
-
-    def subgraph(
-        self,
-        build: Callable[..., Value | Sequence[Value]],
-        inputs: Sequence[tuple[torch.dtype | ir.DataType, Sequence[Any] | None]] = (),
-        name: str = "body",
-    ) -> ir.Graph:
-        """A graph for an If, Loop or Scan attribute; it may use every value of the graphs around it.
-
-        Args:
-            build: Called with one Value an input; returns the graph's outputs.
-            inputs: Dtype and dimensions (``None`` for an unknown rank) of each input.
-            name: The graph's name.
-        """
-        formals = [
-            Value(
-                name=f"{name}_in{self.fresh()}",
-                type=ir.TensorType(to_onnx_dtype(dtype)),
-                shape=ir.Shape(dims) if dims is not None else None,
-            )
-            for dtype, dims in inputs
-        ]
-        outer, self._scope = self._scope, Scope(self._scope)
-        try:
-            results = build(*formals)
-            outputs = [results] if isinstance(results, Value) else list(results)
-            # An output must be made inside the graph, and once.
-            made = {id(v) for node in self._scope.nodes for v in node.outputs}
-            for position, value in enumerate(outputs):
-                if id(value) not in made or any(value is o for o in outputs[:position]):
-                    outputs[position] = self._identity(value)
-            nodes = self._scope.live_nodes(outputs)
-            # Named here, uniquely: ir.Graph would count from 0 in each, and a name is visible in the graphs within.
-            for value in (v for node in nodes for v in node.outputs if v.name is None):
-                value.name = f"{name}_value{self.fresh()}"
-        finally:
-            self._forget_symbols(self._scope.values())
-            self._scope = outer
-        return ir.Graph(formals, outputs, nodes=nodes, name=f"{name}_{self.fresh()}")
-
-    def _identity(self, value: Value) -> Value:
-        result = Value(type=value.type, shape=value.shape.copy() if value.shape is not None else None)
-        self._scope.add(ir.Node("", "Identity", [value], outputs=[result]), None, (result,))
-        return result
-
-    def function(
-        self,
-        domain: str,
-        name: str,
-        build: Callable[..., Value | Sequence[Value]],
-        inputs: Sequence[Input],
-        *,
-        version: int | None = None,
-        outputs: int = 1,
-        attributes: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Calls a model-local function, defining it at first use.
-
-        Args:
-            domain: The function's domain; the model imports it at ``version``.
-            name: The function's name.
-            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not; ``None`` for
-                an absent input) and with a reference an attribute, to be given to the nodes of the body as theirs; emits
-                the body through this builder and returns its outputs.
-            inputs: The call's inputs.
-            version: Version of the domain; the one that the plugin or the target gives it when ``None``, else 1.
-            outputs: Number of outputs.
-            attributes: The call's attributes. The function declares them; calls with other values share the body.
-
-        Returns:
-            The call's output, or a tuple of them when ``outputs`` is not 1.
-        """
-        from onnxplug.build.functions import call_function
-
-        return call_function(self, domain, name, build, inputs, version, outputs, attributes or {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -13,93 +13,127 @@ from onnxplug.build.spec import OpSpec
 from onnxplug.errors import ConversionError
 
 if TYPE_CHECKING:
-    from onnxplug.build.builder import GraphBuilder
+    from contextlib import AbstractContextManager
 
 
-def call_function(
-    g: GraphBuilder,
-    domain: str,
-    name: str,
-    build: Callable[..., Any],
-    inputs: Sequence[Any],
-    version: int | None,
-    outputs: int,
-    attributes: Mapping[str, Any],
-) -> Any:
-    """What :meth:`GraphBuilder.function` does."""
-    if not domain:
-        raise ConversionError(f"the model-local function {name!r} needs a domain of its own, not ai.onnx's")
-    actual = [v if v is None or isinstance(v, ir.Value) else g.const(v) for v in inputs]
-    untyped = OpSpec(domain, name, 1, None)
-    attrs = {k: make_attribute(untyped, k, v) for k, v in attributes.items() if v is not None}
-    # Bodies are typed by their first call: another signature is another function.
-    signature = (
-        tuple(v and (v.dtype, len(v.shape) if v.shape is not None else None) for v in actual),
-        tuple((k, a.type) for k, a in attrs.items()),
-        outputs,
-    )
-    opset = g.domain(domain, version)
-    key = (domain, name, signature)
-    function = g.functions.get(key)
-    if function is None:
-        taken = sum(1 for d, n, _ in g.functions if (d, n) == (domain, name))
-        own_name = f"{name}_{taken + 1}" if taken else name
-        function = g.functions[key] = define_function(g, domain, own_name, build, actual, attrs)
-    if len(function.outputs) != outputs:
-        del g.functions[key]
-        raise ConversionError(f"the function {name!r} returns {len(function.outputs)} values, {outputs} are asked for")
-    results = getattr(opset, function.name)(*actual, _outputs=outputs, **attrs)
-    for result, formal in zip((results,) if outputs == 1 else results, function.outputs, strict=True):
-        if result.dtype is None and formal.dtype is not None:
-            result.type = ir.TensorType(formal.dtype)
-        if result.shape is None and formal.shape is not None:
-            result.shape = ir.Shape([None] * len(formal.shape))
-    return results
+class FunctionMixin:
+    """Model-local functions of :class:`GraphBuilder`.
 
+    Attributes:
+        functions: Those defined so far, by domain, name and signature.
+    """
 
-def define_function(
-    g: GraphBuilder,
-    domain: str,
-    name: str,
-    build: Callable[..., Any],
-    actual: Sequence[ir.Value | None],
-    attributes: Mapping[str, ir.Attr] | None = None,
-) -> ir.Function:
-    """Builds the body of a function for inputs of the dtypes and ranks of ``actual``."""
-    formals = [
-        ir.Value(
-            name=f"x{index}",
-            type=ir.TensorType(value.dtype) if value is not None and value.dtype is not None else None,
-            shape=ir.Shape([None] * len(value.shape)) if value is not None and value.shape is not None else None,
+    opset: int
+    opsets: dict[str, int]
+    current: Any
+
+    def __init__(self) -> None:
+        self.functions: dict[Any, ir.Function] = {}
+        super().__init__()
+
+    if TYPE_CHECKING:
+
+        def const(self, value: Any) -> ir.Value: ...
+        def domain(self, name: str, version: int | None = None) -> Any: ...
+        def nested(self, *, isolated: bool = False) -> AbstractContextManager[Scope]: ...
+        def live(self, outputs: Iterable[ir.Value]) -> list[ir.Node]: ...
+        def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]: ...
+        def converting(self, call: Any, metadata: Mapping[str, str] | None) -> AbstractContextManager[None]: ...
+        def only_symbols_within(self) -> AbstractContextManager[None]: ...
+
+    def function(
+        self,
+        domain: str,
+        name: str,
+        build: Callable[..., ir.Value | Sequence[ir.Value]],
+        inputs: Sequence[Any],
+        *,
+        version: int | None = None,
+        outputs: int = 1,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls a model-local function, defining it at first use.
+
+        Args:
+            domain: The function's domain; the model imports it at ``version``.
+            name: The function's name.
+            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not; ``None`` for
+                an absent input) and with a reference an attribute, to be given to the nodes of the body as theirs; emits
+                the body through this builder and returns its outputs.
+            inputs: The call's inputs.
+            version: Version of the domain; the one that the plugin or the target gives it when ``None``, else 1.
+            outputs: Number of outputs.
+            attributes: The call's attributes. The function declares them; calls with other values share the body.
+
+        Returns:
+            The call's output, or a tuple of them when ``outputs`` is not 1.
+
+        Raises:
+            ConversionError: It has no domain of its own, reads values of the graph around it, or returns another number of
+                outputs.
+        """
+        if not domain:
+            raise ConversionError(f"the model-local function {name!r} needs a domain of its own, not ai.onnx's")
+        actual = [v if v is None or isinstance(v, ir.Value) else self.const(v) for v in inputs]
+        untyped = OpSpec(domain, name, 1, None)
+        attrs = {k: make_attribute(untyped, k, v) for k, v in (attributes or {}).items() if v is not None}
+        # Bodies are typed by their first call: another signature is another function.
+        signature = (
+            tuple(v and (v.dtype, len(v.shape) if v.shape is not None else None) for v in actual),
+            tuple((k, a.type) for k, a in attrs.items()),
+            outputs,
         )
-        for index, value in enumerate(actual)
-    ]
-    references = {k: ir.RefAttr(k, k, a.type) for k, a in (attributes or {}).items()}
-    outer, g._scope = g._scope, Scope(g._scope, isolated=True)
-    metadata, g.metadata = g.metadata, None
-    symbols = g.hide_symbols()
-    try:
-        given = [None if value is None else formal for value, formal in zip(actual, formals, strict=True)]
-        results = build(*given, **references)
-        outputs = [results] if isinstance(results, ir.Value) else list(results)
-        made = {id(v) for v in g._scope.values()}
-        for position, value in enumerate(outputs):
-            if id(value) not in made or any(value is o for o in outputs[:position]):
-                outputs[position] = g._identity(value)
-        nodes = g._scope.live_nodes(outputs)
-    finally:
-        g._scope = outer
-        g.metadata = metadata
-        g.restore_symbols(symbols)
-    nodes = [*_constant_nodes(nodes), *nodes]
-    _refuse_captures(f"{domain}::{name}", formals, nodes)
-    imports = {"": g.opset}
-    graph = ir.Graph(formals, outputs, nodes=nodes, opset_imports=imports, name=name)
-    # A node inside a branch or a loop counts too.
-    imports = {node.domain: g.opsets[node.domain] for node in graph.all_nodes() if node.domain}
-    graph.opset_imports.update(imports)
-    declared = [ir.Attr(k, a.type, None) for k, a in (attributes or {}).items()]
-    return ir.Function(domain, name, graph=graph, attributes=declared)
+        opset = self.domain(domain, version)
+        key = (domain, name, signature)
+        function = self.functions.get(key)
+        if function is None:
+            taken = sum(1 for d, n, _ in self.functions if (d, n) == (domain, name))
+            own_name = f"{name}_{taken + 1}" if taken else name
+            function = self.functions[key] = self.define_function(domain, own_name, build, actual, attrs)
+        if len(function.outputs) != outputs:
+            del self.functions[key]
+            raise ConversionError(
+                f"the function {name!r} returns {len(function.outputs)} values, {outputs} are asked for"
+            )
+        results = getattr(opset, function.name)(*actual, _outputs=outputs, **attrs)
+        for result, formal in zip((results,) if outputs == 1 else results, function.outputs, strict=True):
+            if result.dtype is None and formal.dtype is not None:
+                result.type = ir.TensorType(formal.dtype)
+            if result.shape is None and formal.shape is not None:
+                result.shape = ir.Shape([None] * len(formal.shape))
+        return results
+
+    def define_function(
+        self,
+        domain: str,
+        name: str,
+        build: Callable[..., Any],
+        actual: Sequence[ir.Value | None],
+        attributes: Mapping[str, ir.Attr] | None = None,
+    ) -> ir.Function:
+        """Builds the body of a function for inputs of the dtypes and ranks of ``actual``."""
+        formals = [
+            ir.Value(
+                name=f"x{index}",
+                type=ir.TensorType(value.dtype) if value is not None and value.dtype is not None else None,
+                shape=ir.Shape([None] * len(value.shape)) if value is not None and value.shape is not None else None,
+            )
+            for index, value in enumerate(actual)
+        ]
+        references = {k: ir.RefAttr(k, k, a.type) for k, a in (attributes or {}).items()}
+        with self.nested(isolated=True), self.converting(self.current, None), self.only_symbols_within():
+            given = [None if value is None else formal for value, formal in zip(actual, formals, strict=True)]
+            outputs = self.own_outputs(build(*given, **references))
+            nodes = self.live(outputs)
+        nodes = [*_constant_nodes(nodes), *nodes]
+        _refuse_captures(f"{domain}::{name}", formals, nodes)
+        imports = {"": self.opset}
+        graph = ir.Graph(formals, outputs, nodes=nodes, opset_imports=imports, name=name)
+        # A node inside a branch or a loop counts too.
+        imports = {node.domain: self.opsets[node.domain] for node in graph.all_nodes() if node.domain}
+        graph.opset_imports.update(imports)
+        declared = [ir.Attr(k, a.type, None) for k, a in (attributes or {}).items()]
+        return ir.Function(domain, name, graph=graph, attributes=declared)
 
 
 def _refuse_captures(name: str, formals: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> None:

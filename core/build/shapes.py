@@ -172,15 +172,15 @@ class ShapeMixin:
             if size is not None and self._vector_of.get(size) is value:
                 del self._vector_of[size]
 
-    def hide_symbols(self) -> Any:
-        """Forgets every symbol until :meth:`restore_symbols`: a function's body can't see values outside it."""
+    @contextmanager
+    def only_symbols_within(self) -> Iterator[None]:
+        """Forgets every symbol until it is left: the body of a function can't read values outside of it."""
         state = (self._symbols, self._symbol_of, self._sources, self._vector_of, self._scalar_of)
         self._symbols, self._symbol_of, self._sources, self._vector_of, self._scalar_of = {}, {}, {}, {}, {}
-        return state
-
-    def restore_symbols(self, state: Any) -> None:
-        """Undoes :meth:`hide_symbols`."""
-        self._symbols, self._symbol_of, self._sources, self._vector_of, self._scalar_of = state
+        try:
+            yield
+        finally:
+            self._symbols, self._symbol_of, self._sources, self._vector_of, self._scalar_of = state
 
     @contextmanager
     def local_symbols(self) -> Iterator[None]:

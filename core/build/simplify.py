@@ -7,24 +7,36 @@ emit other nodes through ``g``. Everything here is exact: no value changes by a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.infer import broadcast, dims_of
 
-if TYPE_CHECKING:
-    from onnxplug.build.builder import GraphBuilder
+
+class Emitter(Protocol):
+    """What a simplification needs of the builder."""
+
+    @property
+    def op(self) -> Any:
+        """The operators of ai.onnx."""
+
+    def const(self, value: Any) -> ir.Value:
+        """A shared constant."""
+
+    def constant(self, value: ir.Value | None) -> np.ndarray | None:
+        """The array that a value is known to be."""
+
 
 Inputs = Sequence[ir.Value | None]
 Attributes = Mapping[str, Any]
-Simplifier = Callable[["GraphBuilder", Inputs, Attributes], "ir.Value | None"]
+Simplifier = Callable[[Emitter, Inputs, Attributes], "ir.Value | None"]
 
 _INT_MAX = (1 << 31) - 1
 
 
-def _ints(g: GraphBuilder, value: ir.Value | None) -> list[int] | None:
+def _ints(g: Emitter, value: ir.Value | None) -> list[int] | None:
     array = g.constant(value) if value is not None else None
     return [int(v) for v in array.reshape(-1)] if array is not None else None
 
@@ -41,16 +53,16 @@ def _same_dims(a: Any, b: Any) -> bool:
     return all(x is y or (x == y and (isinstance(x, int) or x.value is not None)) for x, y in zip(a, b, strict=True))
 
 
-def _identity(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _identity(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     return inputs[0]
 
 
-def _cast(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _cast(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     x = inputs[0]
     return x if x is not None and x.dtype == attributes["to"] else None
 
 
-def _transpose(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _transpose(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     x = inputs[0]
     perm = attributes.get("perm")
     if x is None or perm is None:
@@ -65,7 +77,7 @@ def _transpose(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Va
     return None
 
 
-def _reshape(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _reshape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     x, shape = inputs[0], inputs[1]
     target = _ints(g, shape)
     if x is None or target is None:
@@ -85,7 +97,7 @@ def _reshape(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Valu
     return None
 
 
-def _expand(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _expand(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     x = inputs[0]
     dims, target = dims_of(x), _ints(g, inputs[1])
     if dims is None or target is None or len(target) > len(dims):
@@ -94,7 +106,7 @@ def _expand(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value
     return x if all(t == 1 or (isinstance(d, int) and d == t) for d, t in zip(tail, target, strict=True)) else None
 
 
-def _squeeze(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _squeeze(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     x = inputs[0]
     axes = _ints(g, inputs[1]) if len(inputs) > 1 else None
     if not axes:  # ONNX Runtime and the reference differ in what no axes mean: the node stays.
@@ -108,7 +120,7 @@ def _squeeze(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Valu
     return None
 
 
-def _unsqueeze(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _unsqueeze(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     axes = _ints(g, inputs[1]) if len(inputs) > 1 else None
     if axes is None:
         return None
@@ -126,7 +138,7 @@ def _unsqueeze(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Va
     return None
 
 
-def _slice(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _slice(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     starts, ends = _ints(g, inputs[1]), _ints(g, inputs[2])
     steps = _ints(g, inputs[4]) if len(inputs) > 4 and inputs[4] is not None else None
     axes = _ints(g, inputs[3]) if len(inputs) > 3 and inputs[3] is not None else None
@@ -142,11 +154,11 @@ def _slice(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value 
     return inputs[0]
 
 
-def _concat(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _concat(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     return inputs[0] if len(inputs) == 1 else None
 
 
-def _neutral(g: GraphBuilder, x: ir.Value | None, other: ir.Value | None, number: int) -> bool:
+def _neutral(g: Emitter, x: ir.Value | None, other: ir.Value | None, number: int) -> bool:
     """Whether ``other`` is a constant full of ``number`` that leaves the shape of ``x`` as it is."""
     if x is None or other is None or x.dtype != other.dtype:
         return False
@@ -157,12 +169,12 @@ def _neutral(g: GraphBuilder, x: ir.Value | None, other: ir.Value | None, number
     return dims is not None and _same_dims(broadcast([dims, array.shape]), dims)
 
 
-def _mul(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _mul(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     a, b = inputs
     return a if _neutral(g, a, b, 1) else b if _neutral(g, b, a, 1) else None
 
 
-def _div(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _div(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     return inputs[0] if _neutral(g, inputs[0], inputs[1], 1) else None
 
 
@@ -170,18 +182,18 @@ def _is_integer(value: ir.Value | None) -> bool:
     return value is not None and value.dtype is not None and value.dtype.is_integer()
 
 
-def _add(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _add(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     a, b = inputs
     if not _is_integer(a):  # -0.0 + 0.0 is 0.0
         return None
     return a if _neutral(g, a, b, 0) else b if _neutral(g, b, a, 0) else None
 
 
-def _sub(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _sub(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     return inputs[0] if _is_integer(inputs[0]) and _neutral(g, inputs[0], inputs[1], 0) else None
 
 
-def _shape(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+def _shape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     dims = dims_of(inputs[0])
     if dims is None:
         return None
@@ -192,7 +204,7 @@ def _shape(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value 
 
 
 def _undo(op_type: str) -> Simplifier:
-    def simplify(g: GraphBuilder, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
+    def simplify(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
         before = _made_by(inputs[0], op_type)
         return before.inputs[0] if before is not None else None
 

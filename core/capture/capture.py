@@ -67,8 +67,8 @@ def capture(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_keywords_spelled_out(module, keywords))
         stack.enter_context(onnx_export_flag())
-        stack.enter_context(shape_kernels())
-        stack.enter_context(packed_sequences())
+        stack.enter_context(shape_kernels(module))
+        stack.enter_context(packed_sequences(module))
         for patch in patches:
             stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
         # Under the patches: a plugin's pytree nodes say what an input is made of.

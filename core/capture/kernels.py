@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
+from onnxplug.capture.mentions import mentions
+from onnxplug.capture.patching import patched_kernel
+
 Kernel = Callable[..., Any]
 
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_RECURRENT_NAMES = frozenset((*_RECURRENT, "RNNBase", "LSTM", "GRU", "RNN"))
 _FAKE_QUANTIZE = (
     "fake_quantize_per_tensor_affine_cachemask",
     "fake_quantize_per_channel_affine_cachemask",
@@ -38,37 +42,44 @@ def _result_and_mask(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.T
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
-def _kernels() -> Iterator[tuple[Any, DispatchKey, Kernel]]:
-    aten = torch.ops.aten
+def is_recurrent(name: str) -> bool:
+    """Whether a name is that of a recurrent layer or its operator."""
+    return name in _RECURRENT_NAMES
+
+
+def _is_fake_quantization(name: str) -> bool:
+    return "fake_quant" in name or "FakeQuant" in name
+
+
+def _recurrent_kernels() -> Iterator[tuple[torch._ops.OpOverload, DispatchKey, Kernel]]:
     for name in _RECURRENT:
-        for op, packed in ((getattr(aten, name).input, False), (getattr(aten, name).data, True)):
+        packet = getattr(torch.ops.aten, name)
+        for op, packed in ((packet.input, False), (packet.data, True)):
             for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
                 if key in op.py_kernels:
                     yield op, key, _recurrent(op.py_kernels[key], packed)
+
+
+def _fake_quantize_operators() -> Iterator[torch._ops.OpOverload]:
+    """Those that torch has no kernel for shapes of."""
     for name in _FAKE_QUANTIZE:
-        op = getattr(aten, name).default
+        op = getattr(torch.ops.aten, name).default
         if DispatchKey.Meta not in op.py_kernels:
-            yield op, DispatchKey.Meta, _result_and_mask
+            yield op
 
 
 @contextlib.contextmanager
-def shape_kernels() -> Iterator[None]:
+def shape_kernels(model: torch.nn.Module) -> Iterator[None]:
     """While it holds, tracing these operators computes the shapes of their results and nothing else.
 
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes as long as there
-    are steps; and it has no kernel at all for fake quantisation of dynamic sizes.
+    are steps; and it has no kernel at all for fake quantisation of dynamic sizes. Only what the model may use is patched.
     """
-    replaced: list[tuple[Any, DispatchKey, Kernel | None]] = []
-    try:
-        for op, key, kernel in list(_kernels()):
-            replaced.append((op, key, op.py_kernels.get(key)))
-            op.py_kernels[key] = kernel
-            op._dispatch_cache.clear()
+    with contextlib.ExitStack() as stack:
+        if mentions(model, is_recurrent):
+            for op, key, kernel in list(_recurrent_kernels()):
+                stack.enter_context(patched_kernel(op, key, kernel))
+        if mentions(model, _is_fake_quantization):
+            for op in _fake_quantize_operators():
+                stack.enter_context(patched_kernel(op, DispatchKey.Meta, _result_and_mask))
         yield
-    finally:
-        for op, key, original in replaced:
-            if original is None:
-                del op.py_kernels[key]
-            else:
-                op.py_kernels[key] = original
-            op._dispatch_cache.clear()

@@ -30,8 +30,8 @@ def _parse(trace: str) -> str | None:
 
 
 def is_torch_file(path: str) -> bool:
-    """Whether a source file is torch's own."""
-    return path.startswith(_TORCH)
+    """Whether a source file is torch's own, or code that torch generated."""
+    return path.startswith((_TORCH, "<eval_with_key>"))
 
 
 def source_location(fx: torch.fx.Node) -> str | None:

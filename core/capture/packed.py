@@ -13,8 +13,17 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.rnn import PackedSequence
 
+from onnxplug.capture.mentions import mentions
+from onnxplug.capture.patching import patched
+
 _OP = torch.ops.aten._pack_padded_sequence.default
 _LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
+_PACKING = frozenset(
+    (
+        "PackedSequence pack_padded_sequence pack_sequence pad_packed_sequence unpack_sequence _pack_padded_sequence "
+        "_pad_packed_sequence"
+    ).split()
+)
 
 
 class _Source(NamedTuple):
@@ -105,13 +114,20 @@ class _Patches:
         return get_expected_size
 
 
+def _is_packing(name: str) -> bool:
+    return name in _PACKING
+
+
 @contextlib.contextmanager
-def packed_sequences() -> Iterator[None]:
+def packed_sequences(model: torch.nn.Module) -> Iterator[None]:
     """While it holds, tracing gets through packed sequences and the recurrent layers over them.
 
     torch.export knows neither how many rows a packed sequence has nor, from the sequence alone, how many sequences there
-    are; and its functions ask both in order to go on.
+    are; and its functions ask both in order to go on. Nothing is patched for a model that packs no sequences.
     """
+    if not mentions(model, _is_packing):
+        yield
+        return
     patches = _Patches()
     planned: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._VF, "_pack_padded_sequence", patches.pack),
@@ -124,10 +140,7 @@ def packed_sequences() -> Iterator[None]:
     shapes = table.get(_OP)
     with contextlib.ExitStack() as stack:
         for owner, name, patch in planned:
-            own = name in vars(owner)
-            original = getattr(owner, name)
-            setattr(owner, name, patch(original))
-            stack.callback(setattr, owner, name, original) if own else stack.callback(delattr, owner, name)
+            stack.enter_context(patched(owner, name, patch(getattr(owner, name))))
         table[_OP] = _packed_shapes
         try:
             yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
@@ -136,7 +135,7 @@ def _as_node(call: torch.fx.Node, target: Any) -> FxNode:
     import torch
 
     from onnxplug.build.dtypes import to_onnx_dtype
-    from onnxplug.interpret.node import FxNode, schema_parameters
+    from onnxplug.interpret.node import FxNode, frozen, output_specs, schema_parameters
     from onnxplug.interpret.symbols import SymbolNames
     from onnxplug.registry.names import qualified_name
 
@@ -151,5 +150,5 @@ def _as_node(call: torch.fx.Node, target: Any) -> FxNode:
     args = [value(a) for a in call.args]
     for parameter in schema_parameters(target)[len(args) :]:
         args.append(value(call.kwargs.get(parameter.name, parameter.default)))
-    interpreter: Any = SimpleNamespace(symbols=SymbolNames({}), outer_location=None, has_complex=False, has_empty=False)
-    return FxNode(call, qualified_name(target), args, interpreter)
+    outputs = output_specs(call.meta["val"], SymbolNames({}))
+    return FxNode(call, target, qualified_name(target), tuple(map(frozen, args)), outputs, "unknown source")

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from onnxplug.capture.inplace import make_functional, mutates
+from onnxplug.functionalize.effects import mutates
+from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of
 
 Decompositions = Mapping[str, "Callable[..., Any] | None"]
@@ -111,7 +112,7 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
                     *inputs
                 )
         else:
-            module = torch.fx.GraphModule(module, done[0])
+            module = torch.fx.GraphModule(module, done.graph)
     if shape_env is not None:
         _refuse_guards(shape_env, known_guards)
     return module, list(dynamic)

@@ -3,42 +3,55 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
+from torch.fx.immutable_collections import immutable_list
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.complexes import (
-    COMPLEX_PREFIX,
-    PART_DTYPE,
-    Complex,
-    complex_constant,
-    touches_complex,
-)
+from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex, complex_constant, touches_complex
 from onnxplug.build.dtypes import to_onnx_dtype
-from onnxplug.capture.inplace import mutates
-from onnxplug.capture.locations import module_path, raised_at
-from onnxplug.errors import (
-    ConversionError,
-    Decline,
-    MissingRuleError,
-    OnnxplugError,
-    OutputMismatchError,
-    RuleConflictError,
-)
+from onnxplug.capture.locations import module_path, raised_at, source_location
+from onnxplug.errors import ConversionError, Decline, MissingRuleError, OnnxplugError, OutputMismatchError
+from onnxplug.functionalize.effects import mutates
+from onnxplug.functionalize.subgraphs import functional_subgraph
+from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
+from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of
+from onnxplug.interpret.graphs import features_of, is_empty, live_nodes
 from onnxplug.interpret.mutating import convert_functionalized, is_functionalized
-from onnxplug.interpret.node import FxNode, OutputSpec, schema_parameters
-from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.interpret.node import FxNode, output_specs, schema_parameters
+from onnxplug.interpret.symbols import Dim, SymbolNames
 from onnxplug.registry.names import qualified_name
+from onnxplug.registry.registry import BoundRegistry
 from onnxplug.registry.rule import Rule
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+#: How deep decompositions nest before the search ends.
+_DEEPEST = 16
 
 MissingHandler = Callable[[FxNode], "Callable[..., Any] | None"]
-Explain = Callable[[str], "str | None"]
+
+
+class _Frame(NamedTuple):
+    """One graph under conversion, and where it stands.
+
+    Attributes:
+        values: What its nodes became.
+        owner: The module that its ``get_attr`` nodes name attributes of.
+        location: The user's line of the operator that the graph is the decomposition of; ``None`` for the user's graphs.
+        path: The module of that operator.
+        decomposing: The operators that the graph is a decomposition of, the outermost first.
+    """
+
+    values: dict[torch.fx.Node, Any]
+    owner: torch.nn.Module | None
+    location: str | None = None
+    path: str = ""
+    decomposing: tuple[str, ...] = ()
 
 
 class DynamoInterpreter:
@@ -46,7 +59,7 @@ class DynamoInterpreter:
 
     Args:
         builder: Where the rules emit.
-        registry: The rules of this export, bound to its target (``find(node)``, ``candidates(node)``).
+        registry: The rules of this export, bound to its target.
         symbols: Names of dynamic sizes.
         decompositions: Plugins' own decompositions; ``None`` as value forbids one.
         missing: Asked for a converter when an operator has neither rule nor decomposition.
@@ -56,25 +69,23 @@ class DynamoInterpreter:
     def __init__(
         self,
         builder: GraphBuilder,
-        registry: Any,
+        registry: BoundRegistry,
         symbols: SymbolNames,
         *,
         decompositions: Decompositions | None = None,
         missing: MissingHandler | None = None,
         explain_missing: Explain | None = None,
     ) -> None:
-        self.builder = builder
-        self.registry = registry
-        self.symbols = symbols
-        self.outer_location: str | None = None
-        self.has_complex = False
-        self.has_empty = False
+        self._builder = builder
+        self._registry = registry
+        self._symbols = symbols
         self._decompositions = decompositions
         self._missing_handler = missing
-        self._explain_missing = explain_missing
-        self._missing: dict[str, list[str]] = {}
-        self._env: dict[torch.fx.Node, Any] = {}
-        self._decomposing: list[str] = []
+        self._missing = MissingRules(explain_missing)
+        self._has_complex = False
+        self._has_empty = False
+        self._frame = _Frame({}, None)
+        builder.attach(self)
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 
@@ -88,29 +99,37 @@ class DynamoInterpreter:
             MissingRuleError: Operators have no rule; all of them are listed.
             ConversionError: A converter failed.
         """
-        self._env = dict(values)
-        self._walk(graph, None)
-        self.raise_missing()
-        return self._env
+        frame = _Frame(dict(values), graph.owning_module)
+        with self._within(frame):
+            self._walk(graph)
+        self._missing.raise_any()
+        return frame.values
 
-    def inline(self, graph: torch.fx.Graph, inputs: Sequence[Any], owner: torch.nn.Module | None = None) -> list[Any]:
-        """Converts another graph in place, its placeholders bound to ``inputs``; returns what its output node returns."""
-        outer = self._env
+    def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        """Converts a subgraph in place, its placeholders bound to ``inputs``; returns what its output node returns."""
+        graph = functional_subgraph(module.graph, str(self._builder.current))
+        return self._inline(graph, inputs, self._frame._replace(owner=module))
+
+    def _inline(self, graph: torch.fx.Graph, inputs: Sequence[Any], frame: _Frame) -> list[Any]:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        self._env = dict(zip(placeholders, inputs, strict=True))
-        try:
-            self._walk(graph, owner)
-            results = self._resolve(graph.output_node().args[0])
-        finally:
-            self._env = outer
+        with self._within(frame._replace(values=dict(zip(placeholders, inputs, strict=True)))):
+            self._walk(graph)
+            results = self.value_of(graph.output_node().args[0])
         return list(results) if isinstance(results, list | tuple) else [results]
 
-    def _walk(self, graph: torch.fx.Graph, owner: torch.nn.Module | None) -> None:
-        env = self._env
-        builder = self.builder
-        has_complex, has_empty = _features(graph)
-        self.has_complex, self.has_empty = self.has_complex or has_complex, self.has_empty or has_empty
-        live = _live(graph)
+    @contextmanager
+    def _within(self, frame: _Frame) -> Iterator[None]:
+        outer, self._frame = self._frame, frame
+        try:
+            yield
+        finally:
+            self._frame = outer
+
+    def _walk(self, graph: torch.fx.Graph) -> None:
+        values = self._frame.values
+        has_complex, has_empty = features_of(graph)
+        self._has_complex, self._has_empty = self._has_complex or has_complex, self._has_empty or has_empty
+        live = live_nodes(graph)
         for fx in graph.nodes:
             kind = fx.op
             if kind == "call_function":
@@ -119,92 +138,55 @@ class DynamoInterpreter:
                     raise ConversionError(f"the FX graph writes in place, {fx.format_node()}; it should be functional")
                 if fx not in live:
                     continue
-                if target is operator.getitem and type(env.get(fx.args[0])) in (list, tuple):
-                    env[fx] = env[fx.args[0]][fx.args[1]]
+                if target is operator.getitem and type(values.get(fx.args[0])) in (list, tuple):
+                    values[fx] = values[fx.args[0]][fx.args[1]]
                 elif is_functionalized(target):
-                    env[fx] = convert_functionalized(self, fx)
+                    values[fx] = self._functionalized(fx)
                 else:
-                    env[fx] = self._call(fx)
+                    values[fx] = self._call(fx)
             elif kind == "get_attr":
-                env[fx] = self._attribute(fx, owner if owner is not None else graph.owning_module)
+                values[fx] = self._attribute(fx)
             elif kind not in ("placeholder", "output") and fx.users:
                 raise ConversionError(
                     f"the FX graph has a {kind} node, {fx.format_node()}; only exported graphs convert"
                 )
-        builder.current = None
-        builder.metadata = None
 
-    def _attribute(self, fx: torch.fx.Node, owner: torch.nn.Module | None) -> Any:
-        found: Any = owner
+    def _attribute(self, fx: torch.fx.Node) -> Any:
+        found: Any = self._frame.owner
         for part in str(fx.target).split("."):
             found = getattr(found, part)
         if isinstance(found, torch.Tensor) and not isinstance(found, torch._subclasses.FakeTensor):
             if found.is_complex():
-                return complex_constant(self.builder, found, PART_DTYPE[to_onnx_dtype(found.dtype)])
-            return self.builder.const(found)
+                return complex_constant(self._builder, found, PART_DTYPE[to_onnx_dtype(found.dtype)])
+            return self._builder.const(found)
         return found
 
-    def _resolve(self, argument: Any) -> Any:
-        kind = type(argument)
-        if kind is torch.fx.Node:
-            return self._env[argument]
-        if kind is list or isinstance(argument, list | tuple):
-            resolve = self._resolve
-            return [resolve(a) for a in argument]
+    def value_of(self, argument: Any) -> Any:
+        """An FX argument with its nodes replaced by what they became. Its lists can't be changed."""
+        if type(argument) is torch.fx.Node:
+            return self._frame.values[argument]
+        if isinstance(argument, list | tuple):
+            return immutable_list([self.value_of(a) for a in argument])
         if isinstance(argument, slice):
-            return slice(*(self._resolve(a) for a in (argument.start, argument.stop, argument.step)))
+            return slice(*(self.value_of(a) for a in (argument.start, argument.stop, argument.step)))
         return argument
 
-    def value_of(self, node: torch.fx.Node) -> Any:
-        """What a node of the graph under conversion became."""
-        return self._env[node]
+    def dims(self, tensor: torch.Tensor) -> tuple[Dim, ...]:
+        """The ONNX dimensions of a fake tensor."""
+        return self._symbols.dims(tensor)
 
-    def set_value(self, node: torch.fx.Node, value: Any) -> None:
-        """Says what a node that stands in no graph is."""
-        self._env[node] = value
-
-    def resolve(self, argument: Any) -> Any:
-        """An FX argument with its nodes replaced by what they became."""
-        return self._resolve(argument)
-
-    def convert_node(self, node: FxNode) -> Any:
-        """Converts a node that was made for another one."""
-        self.builder.current = node
-        self.builder.metadata = {
-            "namespace": f"{module_path(node.fx)}/{node.fx.name}: {node.op_name}",
-            "pkg.onnxplug.source": node.location,
-        }
-        return self._apply(node, self._candidates(node))
-
-    # -- one node ------------------------------------------------------------------------------------------------------
-
-    def _bind(self, fx: torch.fx.Node, target: Any) -> list[Any]:
-        env = self._env
-        resolve = self._resolve
-        args = [env[a] if type(a) is torch.fx.Node else resolve(a) for a in fx.args]
-        if isinstance(target, torch._ops.OpOverload):
-            parameters = schema_parameters(target)
-            if len(args) < len(parameters):
-                kwargs = fx.kwargs
-                for parameter in parameters[len(args) :]:
-                    if parameter.name in kwargs:
-                        args.append(resolve(kwargs[parameter.name]))
-                    else:
-                        args.append(parameter.default)
-        else:
-            args.extend(resolve(v) for v in fx.kwargs.values())
-        return args
+    # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _call(self, fx: torch.fx.Node) -> Any:
-        builder = self.builder
+        """Converts a node of the graph."""
         symbol = None
         val = fx.meta.get("val")
         if isinstance(val, _SYMBOLIC):
-            number = self.symbols.number(val)
+            number = self._symbols.number(val)
             if not isinstance(number, str):
                 return number
             symbol = number
-            found = builder.known_symbol(symbol)
+            found = self._builder.known_symbol(symbol)
             if found is not None:
                 return found
         elif type(val) in (int, float, bool):
@@ -212,372 +194,199 @@ class DynamoInterpreter:
         target: Any = fx.target
         name = qualified_name(target)
         args = self._bind(fx, target)
-        if self.has_complex and isinstance(target, torch._ops.OpOverload) and touches_complex(val, args):
+        if self._has_complex and isinstance(target, torch._ops.OpOverload) and touches_complex(val, args):
             name = COMPLEX_PREFIX + name
-        node = FxNode(fx, name, args, self)
-        builder.current = node
-        builder.metadata = {"namespace": f"{module_path(fx)}/{fx.name}: {name}", "pkg.onnxplug.source": node.location}
-        if self.has_empty:
-            nothing = self._nothing(node, val)
-            if nothing is not None:
-                return nothing
-        rules = self._candidates(node)
-        results = self._apply(node, rules)
+        results = self.convert_alone(self.new_call(fx, name, args))
         if "unbacked_bindings" in fx.meta:
-            builder.add_symbol_sources(results)
+            self._builder.add_symbol_sources(results)
         if type(results) is ir.Value:
             if symbol is not None:
-                builder.set_symbol(symbol, results)
+                self._builder.set_symbol(symbol, results)
             if results.name is None and results.const_value is None:
                 results.name = fx.name
         return results
 
-    def _nothing(self, node: FxNode, val: Any) -> Any:
-        """The result of an operator of torch that is known to hold no element.
+    def _bind(self, fx: torch.fx.Node, target: Any) -> tuple[Any, ...]:
+        """A node's arguments in schema order, defaults filled in."""
+        values = self._frame.values
+        value_of = self.value_of
+        args = [values[a] if type(a) is torch.fx.Node else value_of(a) for a in fx.args]
+        if isinstance(target, torch._ops.OpOverload):
+            parameters = schema_parameters(target)
+            if len(args) < len(parameters):
+                kwargs = fx.kwargs
+                for parameter in parameters[len(args) :]:
+                    if parameter.name in kwargs:
+                        args.append(value_of(kwargs[parameter.name]))
+                    else:
+                        args.append(parameter.default)
+        else:
+            args.extend(value_of(v) for v in fx.kwargs.values())
+        return tuple(args)
 
-        A constant: ONNX Runtime's kernels are at their weakest over axes of size 0, and there is nothing to compute.
+    def new_call(self, fx: torch.fx.Node, name: str, args: tuple[Any, ...]) -> FxNode:
+        """The call that an FX node is, with what its arguments became."""
+        location = source_location(fx) or self._frame.location or "unknown source"
+        return FxNode(fx, fx.target, name, args, output_specs(fx.meta.get("val"), self._symbols), location)
+
+    def convert_alone(self, call: FxNode) -> Any:
+        """Converts a call with no other one around it: errors name it, and what it emits bears its metadata."""
+        fx = call.fx
+        metadata = {
+            "namespace": f"{module_path(fx) or self._frame.path}/{fx.name}: {call.op_name}",
+            "pkg.onnxplug.source": call.location,
+        }
+        with self._builder.converting(call, metadata):
+            if self._has_empty:
+                results = self._empty_results(call)
+                if results is not None:
+                    return results
+            return self.convert(call)
+
+    def _functionalized(self, fx: torch.fx.Node) -> list[Any]:
+        location = source_location(fx) or self._frame.location
+        with self._within(self._frame._replace(location=location, path=module_path(fx) or self._frame.path)):
+            return convert_functionalized(self, fx)
+
+    def _empty_results(self, call: FxNode) -> Any:
+        """The results of an operator of torch that are known to hold no element; ``None`` for any other.
+
+        Constants: ONNX Runtime's kernels are at their weakest over axes of size 0, and there is nothing to compute.
         """
+        val = call.fx.meta.get("val")
         items = val if isinstance(val, list | tuple) else (val,)
-        if not items or not all(isinstance(item, torch.Tensor) and _is_empty(item) for item in items):
+        if not items or not all(isinstance(item, torch.Tensor) and is_empty(item) for item in items):
             return None
-        if getattr(node.target, "namespace", None) not in ("aten", "prims"):
+        if getattr(call.target, "namespace", None) not in ("aten", "prims"):
             return None
+        builder = self._builder
         results = []
-        for spec in node.outputs:
+        for spec in call.outputs:
             assert spec is not None
-            found = [size if isinstance(size, int) else self.builder.symbol(size) for size in spec.shape]
+            found = [size if isinstance(size, int) else builder.symbol(size) for size in spec.shape]
             sizes = [size for size in found if size is not None]
             if len(sizes) < len(found):
                 return None
-            zero = self.builder.const(0, PART_DTYPE.get(spec.dtype, spec.dtype))
-            part = self.builder.op.Expand(zero, self.builder.vector(sizes))
+            zero = builder.const(0, PART_DTYPE.get(spec.dtype, spec.dtype))
+            part = builder.op.Expand(zero, builder.vector(sizes))
             results.append(Complex(part, part) if spec.dtype in PART_DTYPE else part)
-        return self._check(
-            node, Rule(node.op_name, DynamoInterpreter._nothing), results if items is val else results[0]
-        )
+        rule = Rule(call.op_name, DynamoInterpreter._empty_results)
+        return checked(call, rule, results if items is val else results[0])
 
-    def _candidates(self, node: FxNode) -> Sequence[Rule]:
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def has_rule(self, call: FxNode) -> bool:
+        """Whether some rule applies to a call."""
+        return bool(self._candidates(call))
+
+    def convert(self, call: FxNode) -> Any:
+        """Converts a call by the first of its rules that doesn't decline, else by its decomposition.
+
+        Raises:
+            Decline: It was made of another call (:attr:`FxNode.derived`), and no rule is left for it.
+            ConversionError: The rule fails.
+        """
+        rules = self._candidates(call) if call.rules is None else call.rules
+        declined: list[str] = []
+        for position, rule in enumerate(rules, 1):
+            mark = self._builder.mark()
+            try:
+                results = self._apply(rule, call.with_rules(rules[position:]))
+            except Decline as decline:
+                self._builder.rollback(mark)
+                declined.append(f"{rule.name} declined: {decline.reason or 'no reason given'}")
+                continue
+            return checked(call, rule, results)
+        if call.derived:
+            raise Decline("; ".join(declined) or f"no rule for {call.op_name}")
+        return self._without_rule(call, declined)
+
+    def _candidates(self, call: FxNode) -> Sequence[Rule]:
         """The rules to try in order; for a plain case just one, found without looking at the rest."""
         try:
-            found: Sequence[Rule] = self.registry.candidates(node)
-        except RuleConflictError:
-            raise
+            return self._registry.candidates(call)
         except OnnxplugError:
             raise
         except Exception as error:  # a plugin's predicate
             raise ConversionError(
-                f"a condition (`when`) of a rule for {node} raised {type(error).__name__}: {error}{raised_at(error)}"
+                f"a condition (`when`) of a rule for {call} raised {type(error).__name__}: {error}{raised_at(error)}"
             ) from error
-        return found
 
-    def _apply(self, node: FxNode, rules: Sequence[Rule]) -> Any:
-        declined: list[str] = []
-        for position, rule in enumerate(rules):
-            node._rest = rules[position + 1 :]
-            mark = self.builder.mark()
-            try:
-                results = self._convert(node, rule)
-            except Decline as decline:
-                self.builder.rollback(mark)
-                declined.append(f"{rule.name} declined: {decline.reason or 'no reason given'}")
-                continue
-            return self._check(node, rule, results)
-        return self._without_rule(node, declined)
-
-    def _convert(self, node: FxNode, rule: Rule) -> Any:
+    def _apply(self, rule: Rule, call: FxNode) -> Any:
         try:
-            return rule.resolve()(self.builder, node)
+            return rule.resolve()(self._builder, call)
         except Decline:
             raise
         except (MissingRuleError, OutputMismatchError):
             raise
         except OnnxplugError as error:
             if not error.located:
-                error.add_place(self._describe(node, rule))
+                error.add_place(place_of(call, rule, self._builder.opset))
             raise
         except Exception as error:
-            place = raised_at(error, rule.resolve())
-            wrapped = ConversionError(
-                f"{self._describe(node, rule)}: the converter raised {type(error).__name__}: {error}{place}",
-                hint=f"This is a defect of {rule.source or 'the rule'}; report it there with the lines above.",
-            )
-            wrapped.located = True
-            raise wrapped from error
+            raise defect(error, call, rule, self._builder.opset) from error
 
-    def _describe(self, node: FxNode, rule: Rule) -> str:
-        shapes = ", ".join(_describe_value(a) for a in node.args)
-        source = f" of {rule.source}" if rule.source else ""
-        return f"cannot convert {node.op_name}({shapes}) at {node.location} (rule {rule.name}{source}, opset {self.builder.opset})"
-
-    def convert_part(self, node: FxNode) -> Any:
-        """Converts a node whose complex arguments were replaced by one of their parts, by the rules for real ones."""
-        return self._apply(node, self._candidates(node))
-
-    def convert_as(self, node: FxNode, op_name: str) -> Any:
-        """Converts a node by the rules of another overload, whose first parameters are the node's arguments."""
-        packet, _, overload = op_name.partition("::")[2].partition(".")
-        target = getattr(getattr(torch.ops.aten, packet), overload)
-        args = [*node.args, *(p.default for p in schema_parameters(target)[len(node.args) :])]
-        other = FxNode(node.fx, op_name, args, self)
-        other.target = target
-        rules = self._candidates(other)
-        if not rules:
-            raise Decline(f"no rule for {op_name}")
-        return self._apply(other, rules)
-
-    def call_next(self, node: FxNode) -> Any:
-        """What the next rule for the node returns, else its decomposition's result."""
-        rest = node._rest
-        try:
-            return self._apply(node, rest)
-        finally:
-            node._rest = rest
-
-    # -- no rule -------------------------------------------------------------------------------------------------------
-
-    def _without_rule(self, node: FxNode, declined: Sequence[str]) -> Any:
-        results, failures = self._decompose(node)
+    def _without_rule(self, call: FxNode, declined: Sequence[str]) -> Any:
+        results, failures = self._decompose(call)
         if results is not None:
             return results
         if self._missing_handler is not None:
-            converter = self._missing_handler(node)
+            converter = self._missing_handler(call)
             if converter is not None:
-                rule = Rule(node.op_name, converter)
+                rule = Rule(call.op_name, converter)
                 rule.source = "the hook onnxplug_missing"
-                return self._check(node, rule, self._convert(node, rule))
-        place = node.location
-        if declined or failures:
-            place = f"{place} ({'; '.join([*declined, *failures])})"
-        name = node.op_name
-        if self._decomposing:
-            name, place = self._decomposing[0], f"{place} (its decomposition needs {node.op_name})"
-        self._missing.setdefault(name, []).append(place)
-        # Stand-ins let the walk go on, so that every operator without a rule is found at once.
-        stand_ins = [_stand_in(spec) for spec in node.outputs]
-        return stand_ins if isinstance(node.fx.meta.get("val"), list | tuple) else stand_ins[0]
+                return checked(call, rule, self._apply(rule, call.with_rules(())))
+        return self._missing.stand_ins(call, self._frame.decomposing, [*declined, *failures])
 
-    def _decompose(self, node: FxNode) -> tuple[Any, list[str]]:
+    def _decompose(self, call: FxNode) -> tuple[Any, list[str]]:
         """What the first decomposition that torch can trace gives; ``None`` and why each failed when none does."""
         failures: list[str] = []
-        if len(self._decomposing) > 16:
+        if len(self._frame.decomposing) > _DEEPEST:
             return None, failures
-        for function in find_decompositions(node.target, node.op_name, self._decompositions):
+        for function in find_decompositions(call.target, call.op_name, self._decompositions):
             try:
-                module, inputs = trace_decomposition(node.fx, function)
+                module, inputs = trace_decomposition(call.fx, function)
             except Exception as error:
                 first_line = (str(error).strip() or "no message").splitlines()[0]
                 failures.append(f"its decomposition raised {type(error).__name__}: {first_line}")
                 continue
-            if any(n.target is node.target for n in module.graph.nodes):
+            if any(n.target is call.target for n in module.graph.nodes):
                 continue
-            return self._inline_decomposition(node, function, module, inputs), failures
+            return self._inline_decomposition(call, function, module, inputs), failures
         return None, failures
 
     def _inline_decomposition(
-        self, node: FxNode, function: Callable[..., Any], module: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node]
+        self, call: FxNode, function: Callable[..., Any], module: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node]
     ) -> Any:
-        outer, self.outer_location = self.outer_location, node.location
-        self._decomposing.append(node.op_name)
-        try:
-            results = self.inline(module.graph, [self._env[fx] for fx in inputs], module)
-        finally:
-            self._decomposing.pop()
-            self.outer_location = outer
-        self.builder.current = node
-        rule = Rule(node.op_name, function)
+        frame = self._frame
+        inner = frame._replace(
+            owner=module,
+            location=call.location,
+            path=module_path(call.fx) or frame.path,
+            decomposing=(*frame.decomposing, call.op_name),
+        )
+        bound = _bound_nodes(call)
+        results = self._inline(module.graph, [bound[fx] for fx in inputs], inner)
+        rule = Rule(call.op_name, function)
         rule.source = "torch's decomposition"
-        single = not isinstance(node.fx.meta.get("val"), list | tuple)
-        return self._check(node, rule, results[0] if single else results)
-
-    def raise_missing(self) -> None:
-        """Raises if operators without a rule were met.
-
-        Raises:
-            MissingRuleError: Lists all of them, each with its source lines and what could supply it.
-        """
-        if not self._missing:
-            return
-        lines = []
-        hints = []
-        for name, places in self._missing.items():
-            where = ", ".join(dict.fromkeys(places[:3])) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
-            lines.append(f"  {name}: {where}")
-            namespace = name.partition("::")[0]
-            told = self._explain_missing(namespace) if self._explain_missing is not None else None
-            if told and told not in hints:
-                hints.append(told)
-        count = len(self._missing)
-        raise MissingRuleError(
-            f"{count} operator{'s have' if count > 1 else ' has'} no rule and no decomposition:\n" + "\n".join(lines),
-            missing=self._missing,
-            hint="\n".join(
-                [*hints, "Install a plugin that translates them, or pass rules=[Rule('namespace::op', converter)]."]
-            ),
-        )
-
-    # -- the check against torch's own result --------------------------------------------------------------------------
-
-    def _check(self, node: FxNode, rule: Rule, results: Any) -> Any:
-        val = node.fx.meta.get("val")
-        if isinstance(val, torch.Tensor):
-            if type(results) in (list, tuple) and len(results) == 1:
-                results = results[0]
-            self._check_value(node, rule, results, node.outputs[0], 0)
-            return results
-        if isinstance(val, list | tuple):
-            specs = node.outputs
-            if isinstance(results, ir.Value):
-                results = [results]
-            if not isinstance(results, list | tuple) or len(_leaves(results)) < _needed(node.fx, len(specs)):
-                got = len(results) if isinstance(results, list | tuple) else repr(results)
-                raise self._mismatch(node, rule, f"returned {got} results where torch has {len(specs)}")
-            if len(results) > len(specs):
-                raise self._mismatch(node, rule, f"returned {len(results)} results where torch has {len(specs)}")
-            if any(isinstance(result, list | tuple) for result in results):
-                # A list among the results, (Tensor, Tensor[]): checked leaf by leaf.
-                for leaf, spec in zip(_leaves(results), specs, strict=False):
-                    self._check_value(node, rule, leaf, spec, 0)
-                return list(results)
-            used = _used_indices(node.fx)
-            for index, result in enumerate(results):
-                if result is not None or used is None or index in used:
-                    self._check_value(node, rule, result, specs[index], index)
-            return list(results)
-        if isinstance(val, _SYMBOLIC) and type(results) in (int, float, bool):
-            return results
-        if isinstance(val, _SYMBOLIC):
-            self._check_value(node, rule, results, node.outputs[0], 0)
-            return results
-        if val is None and results is None:
-            return None
-        return results
-
-    def _check_value(self, node: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, index: int) -> None:
-        if spec is None:
-            return
-        if type(value) is Complex and spec.dtype in PART_DTYPE:
-            part = OutputSpec(PART_DTYPE[spec.dtype], spec.shape)
-            self._check_value(node, rule, value.real, part, index)
-            self._check_value(node, rule, value.imag, part, index)
-            return
-        if type(value) is not ir.Value:
-            what = "None" if value is None else f"a {type(value).__name__} ({value!r})"
-            raise self._mismatch(node, rule, f"returned {what} as result {index} where torch has a {_text(spec)}")
-        dtype, dims = spec
-        if value.dtype is None:
-            value.type = ir.TensorType(dtype)
-        elif value.dtype != dtype:
-            raise self._mismatch(
-                node, rule, f"returned {value.dtype.name.lower()} as result {index} where torch has a {_text(spec)}"
-            )
-        shape = value.shape
-        if shape is None:
-            value.shape = ir.Shape(dims)
-            return
-        given = shape.dims
-        if given == dims:
-            return
-        if len(given) != len(dims):
-            raise self._mismatch(
-                node,
-                rule,
-                f"returned rank {len(given)} (shape {list(map(str, given))}) as result {index} where torch has a {_text(spec)}",
-            )
-        changed = False
-        for got, expected in zip(given, dims, strict=True):
-            if got is expected:
-                continue
-            if isinstance(got, int):
-                if isinstance(expected, int) and got != expected:
-                    raise self._mismatch(
-                        node,
-                        rule,
-                        f"returned the shape {list(map(str, given))} as result {index} where torch has a {_text(spec)}",
-                    )
-            elif got != expected:
-                changed = True
-        if changed:
-            value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(given, dims, strict=True)])
-
-    def _mismatch(self, node: FxNode, rule: Rule, what: str) -> OutputMismatchError:
-        source = f" of {rule.source}" if rule.source else ""
-        return OutputMismatchError(
-            f"rule {rule.name}{source} for {node.op_name} {what}; at {node.location}",
-            hint="The converter is wrong, not the model: it must return what torch computes, in count, dtype and shape.",
-        )
+        single = not isinstance(call.fx.meta.get("val"), list | tuple)
+        return checked(call, rule, results[0] if single else results)
 
 
-def _used_indices(fx: torch.fx.Node) -> set[int] | None:
-    """Which results of a node are read, ``None`` when that can't be told."""
-    used = set()
-    for user in fx.users:
-        if user.target is not operator.getitem or not isinstance(user.args[1], int):
-            return None
-        if user.users:
-            used.add(user.args[1])
-    return used
-
-
-def _leaves(results: Any) -> list[Any]:
-    if isinstance(results, list | tuple):
-        return [leaf for item in results for leaf in _leaves(item)]
-    return [results]
-
-
-def _live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The nodes that an output needs. What only assertions read (sizes, offsets) isn't converted."""
-    live: set[torch.fx.Node] = set()
-    for fx in reversed(graph.nodes):
-        if fx.op == "output":
-            live.add(fx)
-            live.update(fx.all_input_nodes)
-        elif fx in live:
-            live.update(fx.all_input_nodes)
-    return live
-
-
-def _features(graph: torch.fx.Graph) -> tuple[bool, bool]:
-    """Whether any value of a graph is complex, and whether any is empty. (A complex number shows where it is given.)"""
-    is_complex = empty = False
-    for fx in graph.nodes:
-        val = fx.meta.get("val")
-        for item in val if isinstance(val, list | tuple) else (val,):
-            if isinstance(item, torch.Tensor):
-                is_complex = is_complex or item.dtype.is_complex
-                empty = empty or _is_empty(item)
-    return is_complex, empty
-
-
-def _is_empty(tensor: torch.Tensor) -> bool:
-    """Whether a size is known to be 0; dynamic sizes are not asked, which would fix them."""
-    return any(type(size) is int and size == 0 for size in tensor.shape)
-
-
-def _stand_in(spec: OutputSpec | None) -> Any:
-    """A value of the dtype and shape that an operator without a rule has."""
-    if spec is None:
-        return None
-    dtype = PART_DTYPE.get(spec.dtype, spec.dtype)
-    parts = [ir.Value(type=ir.TensorType(dtype), shape=ir.Shape(spec.shape)) for _ in range(2)]
-    return Complex(*parts) if spec.dtype in PART_DTYPE else parts[0]
-
-
-def _needed(fx: torch.fx.Node, count: int) -> int:
-    """How many results at least must be returned: up to the last one that is read."""
-    used = _used_indices(fx)
-    if used is None:
-        return count
-    return max(used, default=-1) + 1
-
-
-def _text(spec: OutputSpec) -> str:
-    return f"{spec.dtype.name.lower()}[{', '.join(str(d) for d in spec.shape)}]"
-
-
-def _describe_value(argument: Any) -> str:
-    if isinstance(argument, ir.Value):
-        dims = ", ".join(str(d) for d in argument.shape) if argument.shape is not None else "?"
-        return f"{argument.dtype.name.lower() if argument.dtype is not None else '?'}[{dims}]"
-    if isinstance(argument, list | tuple):
-        return "[" + ", ".join(_describe_value(a) for a in argument) + "]"
-    return repr(argument)
+def _bound_nodes(call: FxNode) -> dict[torch.fx.Node, Any]:
+    """The FX nodes among a call's arguments, each with what it became."""
+    fx = call.fx
+    bound: dict[torch.fx.Node, Any] = {}
+    pending: list[tuple[Any, Any]] = list(zip(fx.args, call.args, strict=False))
+    if call.parameters:
+        named = call.kwargs
+        pending += ((given, named[name]) for name, given in fx.kwargs.items())
+    else:
+        pending += zip(fx.kwargs.values(), call.args[len(fx.args) :], strict=True)
+    while pending:
+        given, value = pending.pop()
+        if isinstance(given, torch.fx.Node):
+            bound[given] = value
+        elif isinstance(given, list | tuple):
+            pending += zip(given, value, strict=True)
+    return bound

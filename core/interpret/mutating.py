@@ -9,17 +9,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+from torch.fx.immutable_collections import immutable_list
 from torch.utils import _pytree
 
 from onnxplug.interpret.decompose import trace_function
 from onnxplug.interpret.node import FxNode, meta_of
 from onnxplug.registry.names import qualified_name
 
-if TYPE_CHECKING:
-    from onnxplug.interpret.interpreter import DynamoInterpreter
+
+class Walk(Protocol):
+    """What this needs of the interpreter."""
+
+    def value_of(self, argument: Any) -> Any:
+        """What an FX argument became."""
+
+    def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        """Converts a graph in place."""
+
+    def new_call(self, fx: torch.fx.Node, name: str, args: tuple[Any, ...]) -> FxNode:
+        """The call that an FX node is."""
+
+    def convert_alone(self, call: FxNode) -> Any:
+        """Converts a call."""
 
 
 def is_functionalized(target: Any) -> bool:
@@ -27,7 +41,7 @@ def is_functionalized(target: Any) -> bool:
     return getattr(target, "__name__", "") == "auto_functionalized_v2"
 
 
-def convert_functionalized(interpreter: DynamoInterpreter, fx: torch.fx.Node) -> list[Any]:
+def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
     """Converts a wrapped call; returns the operator's results (``None`` for none), then the new value of each base."""
     from torch._higher_order_ops.auto_functionalize import get_mutable_args, read_view_information_from_args
 
@@ -36,7 +50,7 @@ def convert_functionalized(interpreter: DynamoInterpreter, fx: torch.fx.Node) ->
     bases: list[torch.fx.Node] = list(kwargs.pop("_all_bases"))
     names, types = get_mutable_args(operator)
     views = read_view_information_from_args(names, types, kwargs, bases)  # type: ignore[arg-type]
-    scratch = _Scratch(interpreter, fx)
+    scratch = _Scratch(walk, fx)
     stands = [scratch.place(base) for base in bases]
     given: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
     for name in names:
@@ -46,10 +60,9 @@ def convert_functionalized(interpreter: DynamoInterpreter, fx: torch.fx.Node) ->
     count = len(operator._schema.returns)
     returned = list(fx.meta["val"][:count])
     arguments = [given[a.name] for a in operator._schema.arguments if a.name in given]
-    node = scratch.node(operator, arguments, given, [*returned, *written])
-    results = interpreter.convert_node(node)
-    results = _regrouped(results, [*returned, *written])
-    values = [interpreter.value_of(base) for base in bases]
+    call = scratch.call(operator, arguments, given, [*returned, *written])
+    results = _regrouped(walk.convert_alone(call), [*returned, *written])
+    values = [walk.value_of(base) for base in bases]
     news = iter(results[count:])
     for name in names:
         if given[name] is None:
@@ -82,24 +95,33 @@ def _with_sizes(info: Any, number: Callable[[torch.fx.Node], Any]) -> Any:
 class _Scratch:
     """A graph beside the graph, which holds the node of the operator as it would stand without functionalization."""
 
-    def __init__(self, interpreter: DynamoInterpreter, fx: torch.fx.Node) -> None:
-        self._interpreter = interpreter
+    def __init__(self, walk: Walk, fx: torch.fx.Node) -> None:
+        self._walk = walk
         self._fx = fx
         self._graph = torch.fx.Graph()
         self._placed: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._values: dict[torch.fx.Node, Any] = {}
 
     def place(self, node: torch.fx.Node) -> torch.fx.Node:
         """A placeholder that stands for a node of the graph."""
         found = self._placed.get(node)
         if found is None:
-            found = self._placed[node] = self._new(node.meta.get("val"), self._interpreter.value_of(node), node.name)
+            found = self._placed[node] = self._new(node.meta.get("val"), self._walk.value_of(node), node.name)
         return found
 
     def _new(self, meta: Any, value: Any, name: str) -> torch.fx.Node:
         placed = self._graph.placeholder(name)
         placed.meta["val"] = meta
-        self._interpreter.set_value(placed, value)
+        self._values[placed] = value
         return placed
+
+    def _value_of(self, argument: Any) -> Any:
+        """What an argument of the operator became."""
+        if isinstance(argument, torch.fx.Node):
+            return self._values[argument] if argument in self._values else self._walk.value_of(argument)
+        if isinstance(argument, list | tuple):
+            return immutable_list(map(self._value_of, argument))
+        return argument
 
     def view(self, info: Any, stands: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
         """What stands for a written argument: a base, or a part of one."""
@@ -142,17 +164,17 @@ class _Scratch:
 
         nodes = [*tensors, *sizes]
         module = trace_function(call, [node.meta["val"] for node in nodes])
-        (result,) = self._interpreter.inline(module.graph, [self._interpreter.value_of(node) for node in nodes], module)
+        (result,) = self._walk.inline(module, [self._value_of(node) for node in nodes])
         output: Any = module.graph.output_node().args[0]
         return meta_of(output[0] if isinstance(output, list | tuple) else output), result
 
-    def node(self, operator: Any, args: Sequence[Any], given: dict[str, Any], val: list[Any]) -> FxNode:
+    def call(self, operator: Any, args: Sequence[Any], given: dict[str, Any], val: list[Any]) -> FxNode:
         """The call of the operator itself, at the user's line."""
         formals = operator._schema.arguments
         positional = [given[a.name] for a in formals if a.name in given and not a.kwarg_only]
         keywords = {a.name: given[a.name] for a in formals if a.name in given and a.kwarg_only}
-        call = self._graph.call_function(operator, tuple(positional), keywords)
-        call.meta = {**self._fx.meta, "val": tuple(val)}
-        call.name = self._fx.name
+        fx = self._graph.call_function(operator, tuple(positional), keywords)
+        fx.meta = {**self._fx.meta, "val": tuple(val)}
+        fx.name = self._fx.name
         # Every result is read: by whatever reads the wrapper's.
-        return FxNode(call, qualified_name(operator), [self._interpreter.resolve(a) for a in args], self._interpreter)
+        return self._walk.new_call(fx, qualified_name(operator), tuple([self._value_of(a) for a in args]))

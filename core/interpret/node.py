@@ -1,23 +1,21 @@
-"""FxNode: one call of the FX graph as a converter sees it."""
+"""FxNode: one call of an operator as a converter sees it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
+from torch.fx.immutable_collections import immutable_list
 
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex
 from onnxplug.build.dtypes import to_onnx_dtype
-from onnxplug.capture.locations import source_location
-from onnxplug.capture.regions import functional_inner
 from onnxplug.interpret.symbols import Dim, SymbolNames
-
-if TYPE_CHECKING:
-    from onnxplug.interpret.interpreter import DynamoInterpreter
-    from onnxplug.registry.rule import Rule
+from onnxplug.registry.names import find_overload, qualified_name
+from onnxplug.registry.rule import Rule
 
 
 class OutputSpec(NamedTuple):
@@ -43,45 +41,44 @@ class Parameter(NamedTuple):
 @functools.cache
 def schema_parameters(target: torch._ops.OpOverload) -> tuple[Parameter, ...]:
     """The parameters of an operator in schema order."""
-    return tuple(Parameter(a.name, a.has_default_value(), a.default_value) for a in target._schema.arguments)
+    return tuple(Parameter(a.name, a.has_default_value(), frozen(a.default_value)) for a in target._schema.arguments)
 
 
+def frozen(argument: Any) -> Any:
+    """An argument whose lists can't be changed: a converter that declines leaves nothing behind for the next one."""
+    return immutable_list(map(frozen, argument)) if isinstance(argument, list | tuple) else argument
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FxNode:
-    """One call of the FX graph, its arguments bound to what they became in ONNX.
+    """One call of an operator, its arguments bound to what they became in ONNX. It can't be changed.
 
     Attributes:
-        args: The operator's arguments in schema order, defaults filled in. Tensors and dynamic sizes are
-            ``onnx_ir.Value``; everything else stays Python.
         fx: The ``torch.fx.Node``.
         target: The operator or function called.
         op_name: Its qualified name, e.g. ``"aten::add.Tensor"``.
+        args: The operator's arguments in schema order, defaults filled in. Tensors and dynamic sizes are
+            ``onnx_ir.Value``, complex tensors ``Complex``; everything else stays Python.
+        outputs: Dtype and shape of each result; ``None`` for a result that is not a tensor or number.
+        location: The user's file and line, ``"unknown source"`` when torch recorded none.
+        rules: The rules that are still to be tried; ``None`` for all that apply.
+        derived: Whether a converter made the call of another one. ``fx`` computes something else then, so that the call
+            can't be decomposed.
     """
 
-    __slots__ = ("_outputs", "_rest", "args", "fx", "interpreter", "op_name", "target")
-
-    def __init__(self, fx: torch.fx.Node, op_name: str, args: list[Any], interpreter: DynamoInterpreter) -> None:
-        self.fx = fx
-        self.target: Any = fx.target
-        self.op_name = op_name
-        self.args = args
-        self.interpreter = interpreter
-        self._outputs: list[OutputSpec | None] | None = None
-        self._rest: Sequence[Rule] = ()
+    fx: torch.fx.Node
+    target: Any
+    op_name: str
+    args: tuple[Any, ...]
+    outputs: tuple[OutputSpec | None, ...]
+    location: str
+    rules: Sequence[Rule] | None = None
+    derived: bool = False
 
     @property
     def name(self) -> str:
         """The FX node's name."""
         return self.fx.name
-
-    @property
-    def location(self) -> str:
-        """The user's file and line, ``"unknown source"`` when torch recorded none."""
-        return source_location(self.fx) or self.interpreter.outer_location or "unknown source"
-
-    @property
-    def symbols(self) -> SymbolNames:
-        """The names of dynamic sizes."""
-        return self.interpreter.symbols
 
     def arg(self, name: str) -> Any:
         """An argument by its name in the schema.
@@ -103,13 +100,6 @@ class FxNode:
     def kwargs(self) -> Mapping[str, Any]:
         """The arguments by name."""
         return dict(zip((p.name for p in self.parameters), self.args, strict=False))
-
-    @property
-    def outputs(self) -> list[OutputSpec | None]:
-        """Dtype and shape of each result; ``None`` for a result that is not a tensor or number."""
-        if self._outputs is None:
-            self._outputs = output_specs(self.fx.meta.get("val"), self.symbols)
-        return self._outputs
 
     @property
     def dtype(self) -> ir.DataType:
@@ -139,26 +129,52 @@ class FxNode:
         name = self.parameters[position].name
         return meta_of(self.fx.kwargs.get(name, self.parameters[position].default))
 
-    def call_next(self, g: Any) -> Any:
-        """What the next rule for this node returns; its decomposition's result when there is no other rule."""
-        return self.interpreter.call_next(self)
+    # -- other calls made of this one ----------------------------------------------------------------------------------
+
+    def with_rules(self, rules: Sequence[Rule]) -> FxNode:
+        """The same call, for which only these rules are left."""
+        return FxNode(self.fx, self.target, self.op_name, self.args, self.outputs, self.location, rules, self.derived)
+
+    def with_args(self, args: Iterable[Any]) -> FxNode:
+        """A call of the same operator with other arguments, all rules before it; for ``g.convert``."""
+        return FxNode(
+            self.fx,
+            self.target,
+            self.op_name,
+            tuple([frozen(a) for a in args]),
+            self.outputs,
+            self.location,
+            derived=True,
+        )
 
     def part(self, name: str) -> FxNode:
         """The same call on real numbers: every complex argument replaced by one of its parts, ``real`` or ``imag``.
 
-        For operators that move elements about, or that are linear in their one complex argument.
+        For operators that move elements about, or that are linear in their one complex argument; for ``g.convert``.
         """
-        args = [_part_of(a, name) for a in self.args]
-        node = FxNode(self.fx, self.op_name.removeprefix(COMPLEX_PREFIX), args, self.interpreter)
-        node._outputs = [
-            spec if spec is None else OutputSpec(PART_DTYPE.get(spec.dtype, spec.dtype), spec.shape)
-            for spec in self.outputs
-        ]
-        return node
+        return FxNode(
+            self.fx,
+            self.target,
+            self.op_name.removeprefix(COMPLEX_PREFIX),
+            tuple([_part_of(a, name) for a in self.args]),
+            tuple([spec and OutputSpec(PART_DTYPE.get(spec.dtype, spec.dtype), spec.shape) for spec in self.outputs]),
+            self.location,
+            derived=True,
+        )
 
-    def interpret(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-        """Converts another graph (a branch, a loop's body) in place; returns what it returns."""
-        return self.interpreter.inline(functional_inner(module.graph, str(self)), inputs, module)
+    def as_operator(self, op: str) -> FxNode:
+        """A call of another overload, whose first parameters are this one's; the others have their defaults.
+
+        For ``g.convert``.
+
+        Raises:
+            KeyError: torch has no such overload.
+        """
+        target = find_overload(op)
+        if target is None:
+            raise KeyError(f"torch has no operator {op!r}")
+        args = (*self.args, *(p.default for p in schema_parameters(target)[len(self.args) :]))
+        return FxNode(self.fx, target, qualified_name(target), args, self.outputs, self.location, derived=True)
 
     def __str__(self) -> str:
         return f"{self.op_name} at {self.location}"
@@ -168,7 +184,7 @@ def _part_of(argument: Any, name: str) -> Any:
     if isinstance(argument, Complex):
         return getattr(argument, name)
     if isinstance(argument, list | tuple):
-        return [_part_of(a, name) for a in argument]
+        return immutable_list(_part_of(a, name) for a in argument)
     return argument
 
 
@@ -181,16 +197,16 @@ def meta_of(argument: Any) -> Any:
     return argument
 
 
-def output_specs(val: Any, symbols: SymbolNames) -> list[OutputSpec | None]:
+def output_specs(val: Any, symbols: SymbolNames) -> tuple[OutputSpec | None, ...]:
     """Dtype and shape of everything that an FX node returns."""
-    if isinstance(val, list | tuple):
-        return [spec for item in val for spec in output_specs(item, symbols)]
     if isinstance(val, torch.Tensor):
-        return [OutputSpec(to_onnx_dtype(val.dtype), symbols.dims(val))]
+        return (OutputSpec(to_onnx_dtype(val.dtype), symbols.dims(val)),)
+    if isinstance(val, list | tuple):
+        return tuple([spec for item in val for spec in output_specs(item, symbols)])
     if isinstance(val, bool | torch.SymBool):
-        return [OutputSpec(ir.DataType.BOOL, ())]
+        return (OutputSpec(ir.DataType.BOOL, ()),)
     if isinstance(val, int | torch.SymInt):
-        return [OutputSpec(ir.DataType.INT64, ())]
+        return (OutputSpec(ir.DataType.INT64, ()),)
     if isinstance(val, float | torch.SymFloat):
-        return [OutputSpec(ir.DataType.DOUBLE, ())]
-    return [None]
+        return (OutputSpec(ir.DataType.DOUBLE, ()),)
+    return (None,)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxplug.build.scope import Scope, detach
+from onnxplug.build.scope import detach
 from onnxplug.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -62,26 +62,21 @@ def _key(node: ir.Node) -> str:
 
 def _try(g: GraphBuilder, graph: ir.Graph, node: ir.Node, rewrite: Rewrite) -> list[ir.Node] | None:
     """Applies one rewrite at one node; returns the nodes to look at again."""
-    outer, g._scope = g._scope, Scope(g._scope, isolated=True)
-    g.metadata = dict(node.metadata_props)
-    scope = g._scope
-    try:
-        result = rewrite.apply(g, node)
-        if result is None:
-            scope.rollback(0)
-            return None
-        values = [result] if isinstance(result, ir.Value) else list(result)
-        _check(node, values, rewrite)
-        made = scope.live_nodes(values)
-    except ConversionError:
-        raise
-    except Exception as error:
-        raise ConversionError(
-            f"the rewrite {rewrite.name!r} raised {type(error).__name__} at {_key(node)}: {error}"
-        ) from error
-    finally:
-        g._scope = outer
-        g.metadata = None
+    with g.nested(isolated=True) as scope, g.converting(None, dict(node.metadata_props)):
+        try:
+            result = rewrite.apply(g, node)
+            if result is None:
+                scope.rollback(0)
+                return None
+            values = [result] if isinstance(result, ir.Value) else list(result)
+            _check(node, values, rewrite)
+            made = g.live(values)
+        except ConversionError:
+            raise
+        except Exception as error:
+            raise ConversionError(
+                f"the rewrite {rewrite.name!r} raised {type(error).__name__} at {_key(node)}: {error}"
+            ) from error
     graph.insert_before(node, made)
     return [*made, *_replace(graph, node, values)]
 

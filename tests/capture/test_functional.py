@@ -12,7 +12,7 @@ from torch import nn
 
 import onnxplug
 from onnxplug.capture.capture import capture
-from onnxplug.capture.functional import prepare
+from onnxplug.functionalize.prepare import prepare
 from tests.support.check import Call, check
 
 X = torch.randn(3, 4)
@@ -312,9 +312,9 @@ def test_a_write_in_a_branch_is_not_dropped() -> None:
     inner = torch.fx.symbolic_trace(lambda y: torch.ops.aten.add_.Tensor(y, 1))
 
     def converter(g: Any, node: Any) -> Any:
-        return node.interpret(inner, [node.args[0]])[0]
+        return g.inline(inner, [node.args[0]])[0]
 
-    with pytest.raises(onnxplug.ConversionError, match="writes in place what it is given"):
+    with pytest.raises(onnxplug.ConversionError, match="writes its inputs in place"):
         onnxplug.to_onnx(lambda x: x.sin(), (X,), rules=[onnxplug.Rule("aten::sin", converter)])
 
 

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-import onnxplug
-from onnxplug.errors import CaptureError
-from tests.support.check import Call, check
+from tests.support.check import check
 
 AUTO = torch.export.Dim.AUTO
 
@@ -112,34 +110,3 @@ def test_packing_alone(batch_first: bool) -> None:
 
 def test_lengths_as_a_list() -> None:
     check(lambda x: pad_packed_sequence(pack_padded_sequence(x, [4, 2, 1])), torch.randn(4, 3, 2))
-
-
-def test_torch_is_left_as_it_was() -> None:
-    def state() -> list[Any]:
-        import torch._subclasses.fake_impls as fake
-
-        rnn = torch.nn.modules.rnn
-        found: list[Any] = [
-            vars(kind).get(n)
-            for kind in (rnn.RNNBase, nn.LSTM, nn.GRU, nn.RNN)
-            for n in ("forward", "get_expected_hidden_size", "get_expected_cell_size")
-        ]
-        found += [vars(torch._VF).get(name) for name in ("_pack_padded_sequence", "_pad_packed_sequence")]
-        found.append(fake.op_implementations_dict.get(torch.ops.aten._pack_padded_sequence.default))
-        for op in (
-            torch.ops.aten.lstm.input,
-            torch.ops.aten.gru.data,
-            torch.ops.aten.fake_quantize_per_tensor_affine_cachemask.default,
-        ):
-            found.append(dict(op.py_kernels))
-        return found
-
-    before = state()
-    onnxplug.to_onnx(nn.GRU(3, 4), (torch.randn(2, 2, 3),))
-    assert state() == before
-    with pytest.raises(CaptureError):
-        onnxplug.to_onnx(Call(lambda x: x.missing()), (torch.randn(2),))
-    assert state() == before
-    layer = nn.LSTM(3, 4)
-    packed = pack_padded_sequence(torch.randn(4, 2, 3), torch.tensor([4, 2]))
-    assert isinstance(layer(packed)[0], PackedSequence)

@@ -66,7 +66,7 @@ for name in ("count", "dtype", "rank", "size", "nothing", "raises"):
     assert "torch has a float[2, 3]" in lines["count"]
     assert "returned double" in lines["dtype"]
     assert "returned rank 3" in lines["rank"]
-    assert "returned the shape ['4', '3']" in lines["size"]
+    assert "returned the shape [4, 3]" in lines["size"]
     assert "returned None" in lines["nothing"]
     assert "the converter raised ZeroDivisionError" in lines["raises"]
     assert "of onnxplug-shop" in lines["raises"]

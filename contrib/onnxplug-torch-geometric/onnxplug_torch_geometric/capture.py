@@ -13,9 +13,8 @@ from torch._C import DispatchKey
 from torch.fx.experimental import proxy_tensor
 
 from onnxplug import Unsupported
+from onnxplug.capture.patching import patched, patched_kernel
 from onnxplug_torch_geometric import FUNCTIONS
-
-_ABSENT = object()
 
 
 def function_of(op: str) -> Callable[..., Any]:
@@ -95,7 +94,7 @@ def companions() -> Iterator[None]:
                 continue
             if op in FUNCTIONS:
                 namespace, _, name = op.partition("::")
-                stack.enter_context(_attribute(getattr(torch.ops, namespace), name, _traced(op, packet)))
+                stack.enter_context(patched(getattr(torch.ops, namespace), name, _traced(op, packet)))
                 stack.enter_context(_kernel(packet.default, whole(op)))
             else:
                 stack.enter_context(_kernel(packet.default, _SHAPES[op]))
@@ -114,32 +113,8 @@ def _traced(op: str, packet: Any) -> Callable[..., Any]:
     return traced
 
 
-@contextlib.contextmanager
-def _attribute(home: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(home).get(name, _ABSENT)
-    setattr(home, name, value)
-    try:
-        yield
-    finally:
-        if before is _ABSENT:
-            delattr(home, name)
-        else:
-            setattr(home, name, before)
-
-
-@contextlib.contextmanager
-def _kernel(op: Any, kernel: Callable[..., Any]) -> Iterator[None]:
+def _kernel(op: Any, kernel: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """The kernel in place of the operator's own where torch works out shapes."""
     composite = DispatchKey.CompositeImplicitAutograd
     key = composite if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite) else DispatchKey.Meta
-    before = op.py_kernels.get(key)
-    op.py_kernels[key] = kernel
-    op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        if before is None:
-            del op.py_kernels[key]
-        else:
-            op.py_kernels[key] = before
-        op._dispatch_cache.clear()
+    return patched_kernel(op, key, kernel)

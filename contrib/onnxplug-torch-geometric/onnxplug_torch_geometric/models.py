@@ -12,9 +12,9 @@ import torch
 import torch_geometric
 from torch import Tensor
 
+from onnxplug.capture.patching import patched
 from onnxplug_torch_geometric import layers
 
-_ABSENT = object()
 #: Packages in whose modules ``int(…)`` is asked for the value of a tensor.
 _PACKAGES = ("torch_geometric.nn.", "torch_geometric.utils.", "torch_geometric.index")
 
@@ -81,15 +81,7 @@ def _changes() -> list[tuple[Any, str, Any]]:
 @contextlib.contextmanager
 def models() -> Iterator[None]:
     """Holds during capture."""
-    changes = _changes()
-    before = [vars(home).get(name, _ABSENT) for home, name, _ in changes]
-    for home, name, new in changes:
-        setattr(home, name, new)
-    try:
+    with contextlib.ExitStack() as stack:
+        for home, name, new in _changes():
+            stack.enter_context(patched(home, name, new))
         yield
-    finally:
-        for (home, name, _), old in zip(changes, before, strict=True):
-            if old is _ABSENT:
-                delattr(home, name)
-            else:
-                setattr(home, name, old)

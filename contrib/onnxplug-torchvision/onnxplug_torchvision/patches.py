@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torchvision
 
-_ABSENT = object()
+from onnxplug.capture.patching import patched
 
 
 def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:
@@ -39,14 +39,7 @@ def detection() -> Iterator[None]:
         (torchvision.ops, "batched_nms", batched_nms),
         (poolers, "len", length),  # a global of that module goes before the builtin
     ]
-    before = [vars(home).get(name, _ABSENT) for home, name, _ in changes]
-    for home, name, new in changes:
-        setattr(home, name, new)
-    try:
+    with contextlib.ExitStack() as stack:
+        for home, name, new in changes:
+            stack.enter_context(patched(home, name, new))
         yield
-    finally:
-        for (home, name, _), old in zip(changes, before, strict=True):
-            if old is _ABSENT:
-                delattr(home, name)
-            else:
-                setattr(home, name, old)

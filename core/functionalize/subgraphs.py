@@ -1,4 +1,4 @@
-"""Graphs within a graph: the branches and bodies of control flow, and regions under another gradient or autocast mode."""
+"""Subgraphs: branches and bodies of control flow, and regions under another gradient or autocast mode."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.inplace import make_functional, mutates
 from onnxplug.errors import ConversionError
+from onnxplug.functionalize.effects import mutates
+from onnxplug.functionalize.inplace import make_functional
 
-#: What runs its graph as it stands, under another mode.
+#: Higher-order operators that run their subgraph unchanged, under another mode.
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 Copies = dict[torch.fx.Node, torch.fx.Node]
 
 
-def inner_graph(node: torch.fx.Node, owner: torch.nn.Module | None) -> torch.fx.GraphModule | None:
+def subgraph_at(node: torch.fx.Node, owner: torch.nn.Module | None) -> torch.fx.GraphModule | None:
     """The graph that a ``get_attr`` node names, ``None`` for anything else."""
     if node.op != "get_attr" or owner is None:
         return None
@@ -27,54 +28,54 @@ def inner_graph(node: torch.fx.Node, owner: torch.nn.Module | None) -> torch.fx.
     return found if isinstance(found, torch.fx.GraphModule) else None
 
 
-def inner_graphs(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> Iterator[torch.fx.GraphModule]:
-    """Every graph within, at any depth."""
+def subgraphs_of(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> Iterator[torch.fx.GraphModule]:
+    """Every subgraph of a graph, at any depth."""
     for node in graph.nodes:
-        inner = inner_graph(node, owner)
+        inner = subgraph_at(node, owner)
         if inner is not None:
             yield inner
-            yield from inner_graphs(inner.graph, inner)
+            yield from subgraphs_of(inner.graph, inner)
 
 
-def is_plain(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> bool:
-    """Whether every graph within can be made functional by itself: it writes nothing that it is given."""
-    for inner in inner_graphs(graph, owner):
+def subgraphs_are_functional(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> bool:
+    """Whether every subgraph can be made functional by itself: none writes its inputs."""
+    for inner in subgraphs_of(graph, owner):
         if any(mutates(node) for node in inner.graph.nodes):
             done = make_functional(inner.graph)
-            if done is None or done[2]:
+            if done is None or done.mutated:
                 return False
     return True
 
 
-def functional_inner(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
-    """A graph within, made functional by itself.
+def functional_subgraph(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
+    """A subgraph, made functional by itself.
 
     Args:
-        graph: The graph.
-        call: What calls it, for the message.
+        graph: The subgraph.
+        call: The call that runs it, for the message.
 
     Raises:
-        ConversionError: It writes what it is given, or has no functional form.
+        ConversionError: It writes its inputs, or has no functional form.
     """
     if not any(mutates(node) for node in graph.nodes):
         return graph
     done = make_functional(graph)
-    if done is None or done[2]:
+    if done is None or done.mutated:
         raise ConversionError(
-            f"the graph within {call} writes in place what it is given, or in a way that has no functional form",
+            f"the subgraph of {call} writes its inputs in place, or writes in a way that has no functional form",
             hint="Replace in-place writes there (x[...] = y, x.add_(y)) by torch.where, torch.cat or x + y.",
         )
-    return done[0]
+    return done.graph
 
 
-def without_regions(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Copies]:
-    """The graph, and what its nodes became, with every region put in place where one of them writes in place.
+def inline_regions(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Copies]:
+    """The graph, and what its nodes became, with every region inlined if one of them writes in place.
 
-    A region may write what it is given, which nothing outside would see; in place it is as any other node.
+    A region may write its inputs, which nodes outside of it would not see; once it is inlined they do.
     """
     owner = graph.owning_module
     regions = [found[1] for node in graph.nodes if (found := _region(node, owner)) is not None]
-    writes = (mutates(n) for r in regions for g in (r, *inner_graphs(r.graph, r)) for n in g.graph.nodes)
+    writes = (mutates(n) for r in regions for g in (r, *subgraphs_of(r.graph, r)) for n in g.graph.nodes)
     if not any(writes):
         return graph, {node: node for node in graph.nodes}
     copy = torch.fx.Graph(owning_module=owner)
@@ -89,7 +90,7 @@ def _region(node: torch.fx.Node, owner: torch.nn.Module | None) -> tuple[int, to
     if node.op != "call_function" or getattr(node.target, "__name__", "") not in _REGIONS:
         return None
     for position, argument in enumerate(node.args):
-        inner = inner_graph(argument, owner) if isinstance(argument, torch.fx.Node) else None
+        inner = subgraph_at(argument, owner) if isinstance(argument, torch.fx.Node) else None
         if inner is not None:
             return position, inner
     return None
@@ -98,7 +99,7 @@ def _region(node: torch.fx.Node, owner: torch.nn.Module | None) -> tuple[int, to
 def _copy(
     graph: torch.fx.Graph, owner: torch.nn.Module | None, prefix: str, copy: torch.fx.Graph, copies: dict[Any, Any]
 ) -> None:
-    """Copies nodes, those of regions in place of their calls; ``prefix`` leads to the graph's own module."""
+    """Copies nodes, the calls of regions replaced by their nodes; ``prefix`` leads to the graph's own module."""
     results: dict[torch.fx.Node, Any] = {}
     for node in graph.nodes:
         if prefix and node.op in ("placeholder", "output"):

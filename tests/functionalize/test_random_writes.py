@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from onnxplug.capture.inplace import make_functional, mutates
+from onnxplug.functionalize.effects import mutates
+from onnxplug.functionalize.inplace import make_functional
 
 Tensors = list[torch.Tensor]
 Step = Callable[[torch.Tensor, random.Random], "torch.Tensor | Tensors"]

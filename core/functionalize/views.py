@@ -1,4 +1,4 @@
-"""Views as data: which operators only look at memory in another way, and how a write through one reaches its base."""
+"""View operators as data: which results alias the first argument, and how a write to the view reaches its base."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 aten = torch.ops.aten
 
-Undo = Callable[[torch.fx.Graph, torch.fx.Node, torch.fx.Node, Sequence[Any], Any], "torch.fx.Node | None"]
+Inverse = Callable[[torch.fx.Graph, torch.fx.Node, torch.fx.Node, Sequence[Any], Any], "torch.fx.Node | None"]
 """``(graph, base, new, args, val)``: the base's value when its view, made with ``args`` after the base, is ``new``.
 
-``base`` is what the base holds before, ``val`` the fake tensor that tells its shape. ``None``: it can't be said.
+``base`` is what the base holds before the write, ``val`` the fake tensor that has its shape. ``None``: the view can't be
+inverted with these arguments.
 """
 
 
@@ -23,15 +24,15 @@ _DROPOUTS = frozenset(
 )
 
 
-def is_dropped(node: torch.fx.Node) -> bool:
-    """Whether a node is a dropout outside of training."""
+def is_inactive_dropout(node: torch.fx.Node) -> bool:
+    """Whether a node is a dropout outside of training, which returns its argument itself."""
     return node.target in _DROPOUTS and len(node.args) == 3 and node.args[2] is False
 
 
-def undo_item(
+def invert_item(
     graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, split: Any, args: Sequence[Any], index: int
 ) -> torch.fx.Node | None:
-    """The same for item ``index`` of the list of views that ``split(base, *args)`` is."""
+    """The base's value when item ``index`` of the list of views ``split(base, *args)`` is ``new``; ``None`` as for an inverse."""
     if index < 0:
         return None
     if split is aten.unbind.int:
@@ -46,20 +47,20 @@ def undo_item(
     return graph.call_function(aten.slice_scatter.default, (base, new, axis, start, start + size, 1))
 
 
-def _scattered(target: Any) -> Undo:
-    def undo(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+def _scattered(target: Any) -> Inverse:
+    def inverse(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
         return graph.call_function(target, (base, new, *args))
 
-    return undo
+    return inverse
 
 
-def _itself(target: Any) -> Undo:
-    """Views that undo themselves."""
+def _itself(target: Any) -> Inverse:
+    """For views that are their own inverse."""
 
-    def undo(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+    def inverse(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
         return graph.call_function(target, (new, *args))
 
-    return undo
+    return inverse
 
 
 def _no_change(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
@@ -93,16 +94,16 @@ def _narrow(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args
     return graph.call_function(aten.slice_scatter.default, (base, new, axis, start, start + length, 1))
 
 
-def _moved(target: Any) -> Undo:
-    def undo(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+def _moved(target: Any) -> Inverse:
+    def inverse(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
         return graph.call_function(target, (new, args[1], args[0]))
 
-    return undo
+    return inverse
 
 
-#: Operators whose result is always a view of their first argument. The value: how a write through it reaches the base;
-#: ``None`` where that can't be said, which forbids the write but not reading through it again after another one.
-VIEWS: dict[Any, Undo | None] = {
+#: Operators whose result is always a view of their first argument, each with its inverse. ``None``: a write to such a view
+#: isn't made functional, but it may be read after its base is written.
+VIEWS: dict[Any, Inverse | None] = {
     aten.alias.default: _no_change,
     aten.detach.default: _no_change,
     aten.lift_fresh.default: _no_change,

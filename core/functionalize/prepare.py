@@ -12,11 +12,12 @@ from torch.export.graph_signature import InputKind as TorchInput
 from torch.export.graph_signature import OutputKind as TorchOutput
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from onnxplug.capture.inplace import hidden_views, hides_mutation, make_functional, mutates
-from onnxplug.capture.naming import assign_names, result_names
-from onnxplug.capture.regions import is_plain, without_regions
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import CaptureError, UsageError
+from onnxplug.functionalize.effects import hidden_views, hides_mutation, mutates
+from onnxplug.functionalize.inplace import make_functional
+from onnxplug.functionalize.naming import assign_names, result_names
+from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional
 
 _STATE = {
     TorchInput.PARAMETER: InputKind.PARAMETER,
@@ -43,16 +44,16 @@ def prepare(
 
 
 def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
-    graph, copies = without_regions(program.graph)
-    plain = is_plain(graph, graph.owning_module)
+    graph, copies = inline_regions(program.graph)
+    plain = subgraphs_are_functional(graph, graph.owning_module)
     if plain and not any(mutates(node) or hides_mutation(node) for node in graph.nodes):
         return _slots(program, graph, copies, "unchanged")
     if plain and not any(hides_mutation(node) for node in graph.nodes):
         done = make_functional(graph)
         if done is not None:
-            graph, functional, mutated = done
-            copies = {old: functional[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
-            return _slots(program, graph, copies, "linear", {functional[old]: new for old, new in mutated.items()})
+            copies = {old: done.nodes[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
+            mutated = {done.nodes[old]: new for old, new in done.mutated.items()}
+            return _slots(program, done.graph, copies, "linear", mutated)
     try:
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         program = program.run_decompositions({t: partial(t._op_dk, key) for t in hidden_views(program.graph)})

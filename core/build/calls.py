@@ -1,0 +1,122 @@
+"""The builder's side of interpretation: the call under conversion, and what a converter asks of the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+
+from onnxplug.errors import UsageError
+
+
+class Interpretation(Protocol):
+    """Whoever walks the FX graph and converts its calls (``onnxplug.FxNode`` objects)."""
+
+    def convert(self, call: Any) -> Any:
+        """What the first rule that doesn't decline returns for a call."""
+
+    def has_rule(self, call: Any) -> bool:
+        """Whether some rule applies to a call."""
+
+    def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        """Converts a subgraph in place."""
+
+    def value_of(self, argument: Any) -> Any:
+        """What an FX argument became."""
+
+    def dims(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """The ONNX dimensions of a fake tensor."""
+
+
+class Converting:
+    """While it holds, a call is the builder's current one: errors name it, and nodes bear its metadata."""
+
+    __slots__ = ("_after", "_before", "_builder")
+
+    def __init__(self, builder: CallMixin, current: Any, metadata: Mapping[str, str] | None) -> None:
+        self._builder = builder
+        self._after = current, metadata
+
+    def __enter__(self) -> None:
+        builder = self._builder
+        self._before = builder.current, builder.metadata
+        builder.current, builder.metadata = self._after
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._builder.current, self._builder.metadata = self._before
+
+
+class CallMixin:
+    """What :class:`GraphBuilder` knows of the call under conversion.
+
+    Attributes:
+        current: The call under conversion, ``None`` between calls.
+        metadata: What every node that is emitted bears as its metadata.
+    """
+
+    def __init__(self) -> None:
+        self.current: Any = None
+        self.metadata: Mapping[str, str] | None = None
+        self._interpretation: Interpretation | None = None
+        super().__init__()
+
+    def converting(self, call: Any, metadata: Mapping[str, str] | None) -> Converting:
+        """A context in which ``call`` is the current one; what was current before is so again afterwards."""
+        return Converting(self, call, metadata)
+
+    @contextmanager
+    def annotated(self, properties: Mapping[str, str]) -> Iterator[None]:
+        """A context in which nodes bear further metadata."""
+        with Converting(self, self.current, {**(self.metadata or {}), **properties}):
+            yield
+
+    def attach(self, interpretation: Interpretation) -> None:
+        """Says who converts calls."""
+        self._interpretation = interpretation
+
+    def _interpreter(self) -> Interpretation:
+        if self._interpretation is None:
+            raise UsageError("no FX graph is under conversion: calls are converted by an interpreter")
+        return self._interpretation
+
+    # -- what converters use -------------------------------------------------------------------------------------------
+
+    def convert(self, call: Any) -> Any:
+        """What the rules give for a call that was made of the current one: ``g.convert(node.part("real"))``.
+
+        Raises:
+            Decline: No rule translates it; the converter that asks for it declines too unless it handles that.
+        """
+        return self._interpreter().convert(call)
+
+    def call_next(self, node: Any) -> Any:
+        """What the next rule for this node returns, or its decomposition."""
+        return self._interpreter().convert(node)
+
+    def has_rule(self, call: Any) -> bool:
+        """Whether some rule applies to a call."""
+        return self._interpreter().has_rule(call)
+
+    def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        """Converts another graph (a branch, a loop's body) in place, its placeholders bound to ``inputs``.
+
+        Returns:
+            What it returns, one item a result.
+
+        Raises:
+            ConversionError: It writes its inputs in place, or has no functional form.
+        """
+        return self._interpreter().inline(module, inputs)
+
+    def value_of(self, argument: Any) -> Any:
+        """What an argument of an FX node of this graph became; lists element by element, numbers as they are."""
+        return self._interpreter().value_of(argument)
+
+    def symbolic_shape(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """The ONNX dimensions of a tensor of torch's trace: ints, and named dimensions where the size is dynamic."""
+        return self._interpreter().dims(tensor)

@@ -1,0 +1,93 @@
+"""Graphs within the graph under construction: subgraphs of If, Loop and Scan, and the nodes that outputs need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.scope import Scope
+
+
+class NestingMixin:
+    """Scopes of :class:`GraphBuilder`: nodes go into the innermost one."""
+
+    metadata: Mapping[str, str] | None
+
+    def __init__(self) -> None:
+        self._scope = Scope(None)
+        super().__init__()
+
+    if TYPE_CHECKING:
+
+        def fresh(self) -> int: ...
+        def _forget_symbols(self, values: Iterable[ir.Value]) -> None: ...
+
+    @contextmanager
+    def nested(self, *, isolated: bool = False) -> Iterator[Scope]:
+        """A context whose nodes go into a scope of their own.
+
+        Args:
+            isolated: Nodes of the scopes around it are not shared.
+        """
+        outer, self._scope = self._scope, Scope(self._scope, isolated=isolated)
+        try:
+            yield self._scope
+        finally:
+            self._scope = outer
+
+    def live(self, outputs: Iterable[ir.Value]) -> list[ir.Node]:
+        """The nodes emitted into the present scope that the outputs need, in order; the others let go of their inputs."""
+        return self._scope.live_nodes(outputs)
+
+    def identity(self, value: ir.Value) -> ir.Value:
+        """A value of its own that equals ``value``; never simplified away, as ``g.op.Identity`` is."""
+        result = ir.Value(type=value.type, shape=value.shape.copy() if value.shape is not None else None)
+        metadata = dict(self.metadata) if self.metadata else None
+        self._scope.add(ir.Node("", "Identity", [value], outputs=[result], metadata_props=metadata), None, (result,))
+        return result
+
+    def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]:
+        """The outputs of a graph: each is made inside of the present scope, and stands once."""
+        outputs = [results] if isinstance(results, ir.Value) else list(results)
+        made = {id(v) for v in self._scope.values()}
+        for position, value in enumerate(outputs):
+            if id(value) not in made or any(value is o for o in outputs[:position]):
+                outputs[position] = self.identity(value)
+        return outputs
+
+    def subgraph(
+        self,
+        build: Callable[..., ir.Value | Sequence[ir.Value]],
+        inputs: Sequence[tuple[torch.dtype | ir.DataType, Sequence[Any] | None]] = (),
+        name: str = "body",
+    ) -> ir.Graph:
+        """A graph for an If, Loop or Scan attribute; it may use every value of the graphs around it.
+
+        Args:
+            build: Called with one Value an input; returns the graph's outputs.
+            inputs: Dtype and dimensions (``None`` for an unknown rank) of each input.
+            name: The graph's name.
+        """
+        formals = [
+            ir.Value(
+                name=f"{name}_in{self.fresh()}",
+                type=ir.TensorType(to_onnx_dtype(dtype)),
+                shape=ir.Shape(dims) if dims is not None else None,
+            )
+            for dtype, dims in inputs
+        ]
+        with self.nested() as scope:
+            try:
+                outputs = self.own_outputs(build(*formals))
+                nodes = self.live(outputs)
+                # Named here, uniquely: ir.Graph would count from 0 in each, and a name is visible in the graphs within.
+                for value in (v for node in nodes for v in node.outputs if v.name is None):
+                    value.name = f"{name}_value{self.fresh()}"
+            finally:
+                self._forget_symbols(scope.values())
+        return ir.Graph(formals, outputs, nodes=nodes, name=f"{name}_{self.fresh()}")

@@ -1,0 +1,50 @@
+"""Attributes and kernels replaced while a context holds, and put back as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_ABSENT: Any = object()
+
+
+@contextlib.contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an object, class or module another attribute while the context holds.
+
+    An attribute that ``owner`` inherits, or doesn't have, is deleted from it afterwards.
+    """
+    before = vars(owner).get(name, _ABSENT)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def patched_kernel(op: torch._ops.OpOverload, key: torch._C.DispatchKey, kernel: Callable[..., Any]) -> Iterator[None]:
+    """Gives an operator another Python kernel for a dispatch key while the context holds.
+
+    Args:
+        op: The overload.
+        key: ``CompositeImplicitAutograd`` for a composite operator; ``Meta`` for the kernel that computes shapes.
+        kernel: Called with the operator's arguments.
+    """
+    before = op.py_kernels.get(key)
+    op.py_kernels[key] = kernel
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        if before is None:
+            del op.py_kernels[key]
+        else:
+            op.py_kernels[key] = before
+        op._dispatch_cache.clear()

@@ -1,0 +1,122 @@
+"""What goes into the graph and comes out of it: values for placeholders, and those that the outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
+from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.capture.signature import InputKind, InputSlot, OutputSlot
+from onnxplug.errors import UsageError
+from onnxplug.interpret.symbols import SymbolNames
+
+
+def bind_inputs(
+    builder: GraphBuilder, symbols: SymbolNames, slots: Sequence[InputSlot]
+) -> tuple[dict[torch.fx.Node, Any], list[ir.Value], dict[ir.Value, torch.Tensor]]:
+    """A Value for every placeholder that has one: graph inputs, and state whose equal tensors are stored once.
+
+    Returns:
+        What every placeholder is, the graph inputs in order, and the values of the state with their tensors.
+
+    Raises:
+        UsageError: The program lacks a tensor of its state.
+    """
+    values: dict[torch.fx.Node, Any] = {}
+    inputs: list[ir.Value] = []
+    state: dict[ir.Value, torch.Tensor] = {}
+    stored: dict[Any, ir.Value] = {}
+    for slot in slots:
+        if slot.kind is InputKind.NONE:
+            values[slot.node] = None
+        elif slot.kind is InputKind.STATIC:
+            values[slot.node] = slot.value
+        elif slot.kind is InputKind.USER:
+            value = _input_value(slot, symbols)
+            inputs.append(value)
+            values[slot.node] = _maybe_complex(builder, slot, value)
+            _add_symbols(builder, symbols, slot, value)
+        elif slot.tensor is None:
+            raise UsageError(f"the exported program holds no tensor for {slot.name!r}")
+        elif slot.kind is InputKind.CONSTANT and slot.tensor.numel() <= 64 and not slot.tensor.is_complex():
+            values[slot.node] = builder.const(slot.tensor)
+        else:
+            key = _tensor_key(slot.tensor)
+            found = stored.get(key)
+            if found is None:
+                found = stored[key] = _state_value(slot)
+                state[found] = _real(slot.tensor)
+            values[slot.node] = _maybe_complex(builder, slot, found)
+    return values, inputs, state
+
+
+def bind_outputs(
+    builder: GraphBuilder, values: Mapping[torch.fx.Node, Any], slots: Iterable[OutputSlot]
+) -> list[tuple[str, Any]]:
+    """Name and value (or number) of every graph output; what the model returns as ``None`` is none."""
+    outputs: list[tuple[str, Any]] = []
+    for slot in slots:
+        value = values[slot.value] if isinstance(slot.value, torch.fx.Node) else slot.value
+        if isinstance(value, Complex):
+            with builder.converting(None, {"namespace": f"/{slot.name}: output"}):
+                value = to_pairs(builder, value)
+        if value is not None:
+            outputs.append((slot.name, value))
+    return outputs
+
+
+def _maybe_complex(builder: GraphBuilder, slot: InputSlot, value: ir.Value) -> Any:
+    """What the placeholder stands for: the parts of a complex tensor, whose value holds them on its last axis."""
+    meta = slot.node.meta.get("val")
+    if isinstance(meta, torch.Tensor) and meta.dtype.is_complex:
+        with builder.converting(None, {"namespace": f"/{slot.name}: input"}):
+            return from_pairs(builder, value)
+    return value
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _tensor_key(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are the same memory seen the same way: tied weights."""
+    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor) or not tensor.numel():
+        return id(tensor)
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _state_value(slot: InputSlot) -> ir.Value:
+    assert slot.tensor is not None
+    tensor = _real(slot.tensor)
+    return ir.Value(
+        name=slot.name, type=ir.TensorType(to_onnx_dtype(tensor.dtype)), shape=ir.Shape(tuple(tensor.shape))
+    )
+
+
+def _input_value(slot: InputSlot, symbols: SymbolNames) -> ir.Value:
+    val = slot.node.meta["val"]
+    if isinstance(val, torch.Tensor):
+        dtype, dims = to_onnx_dtype(val.dtype), symbols.dims(val)
+        if dtype in PART_DTYPE:
+            dtype, dims = PART_DTYPE[dtype], (*dims, 2)
+    else:
+        dtype = {torch.SymFloat: ir.DataType.DOUBLE, torch.SymBool: ir.DataType.BOOL}.get(type(val), ir.DataType.INT64)
+        dims = ()
+    return ir.Value(name=slot.name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
+
+
+def _add_symbols(builder: GraphBuilder, symbols: SymbolNames, slot: InputSlot, value: ir.Value) -> None:
+    val = slot.node.meta["val"]
+    if isinstance(val, torch.SymInt):
+        name = symbols.number(val)
+        if isinstance(name, str):
+            builder.set_symbol(name, value)
+        return
+    for axis, dim in enumerate(value.shape or ()):
+        if isinstance(dim, ir.SymbolicDim):
+            builder.add_symbol_source(dim, value, axis)

@@ -1,0 +1,144 @@
+"""The check of what a converter returns against what torch computed: count, dtype, rank and static dimensions."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.complexes import PART_DTYPE, Complex
+from onnxplug.errors import OutputMismatchError
+from onnxplug.interpret.node import FxNode, OutputSpec
+from onnxplug.registry.rule import Rule
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def checked(call: FxNode, rule: Rule, results: Any) -> Any:
+    """The results of a rule for a call, as torch has them: one, or a list. Dtypes and dimensions they lack are filled in.
+
+    Raises:
+        OutputMismatchError: They differ from what torch computed.
+    """
+    val = call.fx.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        if type(results) in (list, tuple) and len(results) == 1:
+            results = results[0]
+        _check_value(call, rule, results, call.outputs[0], 0)
+        return results
+    if isinstance(val, list | tuple):
+        return _checked_list(call, rule, results)
+    if isinstance(val, _SYMBOLIC) and type(results) not in (int, float, bool):
+        _check_value(call, rule, results, call.outputs[0], 0)
+    return results
+
+
+def _checked_list(call: FxNode, rule: Rule, results: Any) -> list[Any]:
+    specs = call.outputs
+    if isinstance(results, ir.Value):
+        results = [results]
+    if not isinstance(results, list | tuple) or len(_leaves(results)) < _needed(call.fx, len(specs)):
+        got = len(results) if isinstance(results, list | tuple) else repr(results)
+        raise _mismatch(call, rule, f"returned {got} results where torch has {len(specs)}")
+    if len(results) > len(specs):
+        raise _mismatch(call, rule, f"returned {len(results)} results where torch has {len(specs)}")
+    if any(isinstance(result, list | tuple) for result in results):
+        # A list among the results, (Tensor, Tensor[]): checked leaf by leaf.
+        for leaf, spec in zip(_leaves(results), specs, strict=False):
+            _check_value(call, rule, leaf, spec, 0)
+        return list(results)
+    used = _used_indices(call.fx)
+    for index, result in enumerate(results):
+        if result is not None or used is None or index in used:
+            _check_value(call, rule, result, specs[index], index)
+    return list(results)
+
+
+def _check_value(call: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, index: int) -> None:
+    if spec is None:
+        return
+    if type(value) is Complex and spec.dtype in PART_DTYPE:
+        part = OutputSpec(PART_DTYPE[spec.dtype], spec.shape)
+        _check_value(call, rule, value.real, part, index)
+        _check_value(call, rule, value.imag, part, index)
+        return
+    if type(value) is not ir.Value:
+        what = "None" if value is None else f"a {type(value).__name__} ({value!r})"
+        raise _mismatch(call, rule, f"returned {what} as result {index} where torch has {_text(spec)}")
+    dtype, dims = spec
+    if value.dtype is None:
+        value.type = ir.TensorType(dtype)
+    elif value.dtype != dtype:
+        raise _mismatch(
+            call, rule, f"returned {value.dtype.name.lower()} as result {index} where torch has {_text(spec)}"
+        )
+    shape = value.shape
+    if shape is None:
+        value.shape = ir.Shape(dims)
+        return
+    given = shape.dims
+    if given != dims:
+        _check_dims(call, rule, value, given, spec, index)
+
+
+def _check_dims(call: FxNode, rule: Rule, value: ir.Value, given: Any, spec: OutputSpec, index: int) -> None:
+    """Compares static sizes; where torch's name for a dynamic one differs, the value gets torch's."""
+    dims = spec.shape
+    text = f"[{', '.join(str(d) for d in given)}]"
+    if len(given) != len(dims):
+        raise _mismatch(
+            call,
+            rule,
+            f"returned rank {len(given)} (shape {text}) as result {index} where torch has {_text(spec)}",
+        )
+    renamed = False
+    for got, expected in zip(given, dims, strict=True):
+        if isinstance(got, int):
+            if isinstance(expected, int) and got != expected:
+                raise _mismatch(
+                    call, rule, f"returned the shape {text} as result {index} where torch has {_text(spec)}"
+                )
+        elif got is not expected and got != expected:
+            renamed = True
+    if renamed:
+        value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(given, dims, strict=True)])
+
+
+def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:
+    source = f" of {rule.source}" if rule.source else ""
+    return OutputMismatchError(
+        f"rule {rule.name}{source} for {call.op_name} {what}; at {call.location}",
+        hint="The converter is wrong, not the model: it must return what torch computes, in count, dtype and shape.",
+    )
+
+
+def _used_indices(fx: torch.fx.Node) -> set[int] | None:
+    """Which results of a node are read, ``None`` when that can't be told."""
+    used = set()
+    for user in fx.users:
+        if user.target is not operator.getitem or not isinstance(user.args[1], int):
+            return None
+        if user.users:
+            used.add(user.args[1])
+    return used
+
+
+def _needed(fx: torch.fx.Node, count: int) -> int:
+    """How many results at least must be returned: up to the last one that is read."""
+    used = _used_indices(fx)
+    if used is None:
+        return count
+    return max(used, default=-1) + 1
+
+
+def _leaves(results: Any) -> list[Any]:
+    if isinstance(results, list | tuple):
+        return [leaf for item in results for leaf in _leaves(item)]
+    return [results]
+
+
+def _text(spec: OutputSpec) -> str:
+    dtype = spec.dtype.name.lower()
+    return f"{'an' if dtype[0] in 'aeiou' and not dtype.startswith('u') else 'a'} {dtype}[{', '.join(map(str, spec.shape))}]"

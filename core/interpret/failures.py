@@ -1,0 +1,103 @@
+"""Failures with their place: errors of converters, and the operators that have no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxplug.build.complexes import PART_DTYPE, Complex
+from onnxplug.capture.locations import raised_at
+from onnxplug.errors import ConversionError, MissingRuleError
+from onnxplug.interpret.node import FxNode, OutputSpec
+from onnxplug.registry.rule import Rule
+
+Explain = Callable[[str], "str | None"]
+
+
+def place_of(call: FxNode, rule: Rule, opset: int) -> str:
+    """The operator, the user's line, the rule and its package, as errors of converters begin."""
+    shapes = ", ".join(_describe_value(a) for a in call.args)
+    source = f" of {rule.source}" if rule.source else ""
+    return f"cannot convert {call.op_name}({shapes}) at {call.location} (rule {rule.name}{source}, opset {opset})"
+
+
+def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> ConversionError:
+    """The error for an exception that a converter didn't raise on purpose."""
+    found = ConversionError(
+        f"{place_of(call, rule, opset)}: the converter raised {type(error).__name__}: {error}"
+        f"{raised_at(error, rule.resolve())}",
+        hint=f"This is a defect of {rule.source or 'the rule'}; report it there with the lines above.",
+    )
+    found.located = True
+    return found
+
+
+def _describe_value(argument: Any) -> str:
+    if isinstance(argument, ir.Value):
+        dims = ", ".join(str(d) for d in argument.shape) if argument.shape is not None else "?"
+        return f"{argument.dtype.name.lower() if argument.dtype is not None else '?'}[{dims}]"
+    if isinstance(argument, list | tuple):
+        return "[" + ", ".join(_describe_value(a) for a in argument) + "]"
+    return repr(argument)
+
+
+class MissingRules:
+    """The operators met so far that have no rule.
+
+    Args:
+        explain: Says why a namespace's plugin supplied nothing, if that is known.
+    """
+
+    def __init__(self, explain: Explain | None = None) -> None:
+        self._explain = explain
+        self._places: dict[str, list[str]] = {}
+
+    def stand_ins(self, call: FxNode, decomposing: Sequence[str], reasons: Sequence[str]) -> Any:
+        """Notes an operator without a rule; returns values of its dtypes and shapes.
+
+        The walk goes on with them, so that every operator without a rule is found at once.
+        """
+        name, place = call.op_name, call.location
+        if reasons:
+            place = f"{place} ({'; '.join(reasons)})"
+        if decomposing:
+            name, place = decomposing[0], f"{place} (its decomposition needs {call.op_name})"
+        self._places.setdefault(name, []).append(place)
+        values = [_stand_in(spec) for spec in call.outputs]
+        return values if isinstance(call.fx.meta.get("val"), list | tuple) else values[0]
+
+    def raise_any(self) -> None:
+        """Raises if operators without a rule were met.
+
+        Raises:
+            MissingRuleError: Lists all of them, each with its source lines and what could supply it.
+        """
+        if not self._places:
+            return
+        lines = []
+        hints = []
+        for name, places in self._places.items():
+            where = ", ".join(dict.fromkeys(places[:3])) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+            lines.append(f"  {name}: {where}")
+            told = self._explain(name.partition("::")[0]) if self._explain is not None else None
+            if told and told not in hints:
+                hints.append(told)
+        count = len(self._places)
+        raise MissingRuleError(
+            f"{count} operator{'s have' if count > 1 else ' has'} no rule and no decomposition:\n" + "\n".join(lines),
+            missing=self._places,
+            hint="\n".join(
+                [*hints, "Install a plugin that translates them, or pass rules=[Rule('namespace::op', converter)]."]
+            ),
+        )
+
+
+def _stand_in(spec: OutputSpec | None) -> Any:
+    """A value of the dtype and shape of a result."""
+    if spec is None:
+        return None
+    dtype = PART_DTYPE.get(spec.dtype, spec.dtype)
+    parts = [ir.Value(type=ir.TensorType(dtype), shape=ir.Shape(spec.shape)) for _ in range(2)]
+    return Complex(*parts) if spec.dtype in PART_DTYPE else parts[0]
