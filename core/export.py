@@ -120,6 +120,8 @@ def to_onnx(
     arguments.check_destination(f)
     if verify:
         arguments.check_verifiable(opsets[""])
+    if registry is not None and (call_rules or plugins is not None or prefer):
+        raise UsageError("registry= stands for what rules=, plugins= and prefer= select: give it alone, or those")
     if registry is None:
         registry = load_object(_PLUGIN_HOST, "the plugin manager")(
             plugins=plugins, call_rules=call_rules, prefer=prefer

@@ -68,6 +68,14 @@ def test_what_is_known_first_is_checked_first(
         onnxplug.to_onnx(lambda x: x.relu(), (X,), **options)
 
 
+@pytest.mark.parametrize("options", [{"rules": [Rule("aten::relu", relu)]}, {"plugins": []}, {"prefer": {"a::b": "c"}}])
+def test_a_registry_stands_alone(options: dict[str, Any], no_capture: None) -> None:
+    from onnxplug.plugins.manager import registry_for
+
+    with pytest.raises(UsageError, match="registry= stands for"):
+        onnxplug.to_onnx(lambda x: x.relu(), (X,), registry=registry_for(plugins=[]), **options)
+
+
 def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_capture: None) -> None:
     monkeypatch.setattr("os.access", lambda *_, **__: False)
     with pytest.raises(SaveError, match="no permission"):
