@@ -114,8 +114,8 @@ def check_verifiable(opset: int) -> None:
     Raises:
         OnnxplugError: It is not installed, or too old.
     """
+    from onnxplug.run.kernels import onnxruntime_module
     from onnxplug.run.loadable import loads_opset, newest_loadable_opset
-    from onnxplug.run.session import onnxruntime_module
 
     runtime = onnxruntime_module()
     if not loads_opset(opset):
