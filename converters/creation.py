@@ -140,8 +140,15 @@ def linspace(g: GraphBuilder, node: FxNode) -> Value:
 
 def eye(g: GraphBuilder, node: FxNode) -> Value:
     """eye(SymInt n, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""
-    rows = node.args[0]
-    columns = node.args[1] if node.op_name.endswith(".m") else rows
+    return _identity_matrix(g, node, node.args[0], node.args[0])
+
+
+def eye_m(g: GraphBuilder, node: FxNode) -> Value:
+    """eye.m(SymInt n, SymInt m, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return _identity_matrix(g, node, *node.args[:2])
+
+
+def _identity_matrix(g: GraphBuilder, node: FxNode, rows: Any, columns: Any) -> Value:
     row = g.op.Range(g.const(0), g.as_scalar(rows), g.const(1))
     column = g.op.Range(g.const(0), g.as_scalar(columns), g.const(1))
     return g.cast(g.op.Equal(unsqueeze(g, row, 1), unsqueeze(g, column, 0)), node.dtype)
@@ -203,7 +210,7 @@ RULES: list[Rule] = [
     Rule("aten::arange.start_step", arange_step),
     Rule("aten::linspace.default", linspace),
     Rule("aten::eye.default", eye),
-    Rule("aten::eye.m", eye),
+    Rule("aten::eye.m", eye_m),
     Rule("aten::tril.default", triangle(0)),
     Rule("aten::triu.default", triangle(1)),
     Rule("aten::fill.Scalar", fill),

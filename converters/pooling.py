@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.promotion import comparable
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.tables import of_rank
 from onnxplug.converters.helpers.windows import (
     adaptive_mask,
     adaptive_max_dynamic,
@@ -25,11 +26,7 @@ from onnxplug.converters.helpers.windows import (
 )
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
-from onnxplug.registry.rule import Converter, Rule
-
-
-def _spatial_rank(node: FxNode) -> int:
-    return int(next(c for c in node.op_name.rpartition("pool")[2] if c.isdigit()))
+from onnxplug.registry.rule import Rule
 
 
 def _batched(g: GraphBuilder, x: Value, spatial: int) -> tuple[Value, bool]:
@@ -37,8 +34,7 @@ def _batched(g: GraphBuilder, x: Value, spatial: int) -> tuple[Value, bool]:
     return (unsqueeze(g, x, 0) if single else x), single
 
 
-def _window(node: FxNode, kernel: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
-    spatial = _spatial_rank(node)
+def _window(spatial: int, kernel: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
     kernel = spread(kernel, spatial)
     return kernel, spread(stride, spatial) if stride not in ([], None) else kernel, spread(padding, spatial)
 
@@ -65,10 +61,9 @@ def _ceil_extra(
     return extra
 
 
-def _max_pool(g: GraphBuilder, node: FxNode, outputs: int) -> tuple[Any, Value, bool]:
+def _max_pool(g: GraphBuilder, node: FxNode, spatial: int, outputs: int) -> tuple[Any, Value, bool]:
     x, kernel, stride, padding, dilation, ceil = node.args
-    spatial = _spatial_rank(node)
-    kernel, stride, pads = _window(node, kernel, stride, padding)
+    kernel, stride, pads = _window(spatial, kernel, stride, padding)
     dilation = spread(dilation, spatial)
     x, single = _batched(g, x, spatial)
     window = {"kernel_shape": kernel, "strides": stride, "dilations": dilation}
@@ -125,19 +120,19 @@ def _explicitly_padded(
     return values, index
 
 
-def max_pool(g: GraphBuilder, node: FxNode) -> Value:
+def max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"""  # noqa: E501
-    result, _, single = _max_pool(g, node, 1)
+    result, _, single = _max_pool(g, node, spatial, 1)
     result = g.cast(result, node.dtype)
     return squeeze(g, result, 0) if single else result
 
 
-def max_pool_with_indices(g: GraphBuilder, node: FxNode) -> list[Value]:
+def max_pool_with_indices(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)
 
     torch counts within a plane, ONNX within the whole tensor.
     """  # noqa: E501
-    (values, indices), x, single = _max_pool(g, node, 2)
+    (values, indices), x, single = _max_pool(g, node, spatial, 2)
     plane: Any = 1
     for axis in range(2, rank_of(x)):
         size = g.dim(x, axis)
@@ -147,7 +142,7 @@ def max_pool_with_indices(g: GraphBuilder, node: FxNode) -> list[Value]:
     return [squeeze(g, v, 0) if single else v for v in (values, indices)]
 
 
-def avg_pool(g: GraphBuilder, node: FxNode) -> Value:
+def avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
 
     The part of a last window that ceil_mode adds beyond the padding counts for nothing, whatever count_include_pad says.
@@ -156,8 +151,7 @@ def avg_pool(g: GraphBuilder, node: FxNode) -> Value:
     divisor = node.args[6] if len(node.args) > 6 else None
     if node.dtype.is_integer():
         raise Unsupported("average pooling of integers")
-    spatial = _spatial_rank(node)
-    kernel, stride, pads = _window(node, kernel, stride, padding)
+    kernel, stride, pads = _window(spatial, kernel, stride, padding)
     x, single = _batched(g, x, spatial)
     ends = list(pads)
     if ceil:
@@ -182,13 +176,12 @@ def avg_pool(g: GraphBuilder, node: FxNode) -> Value:
     return squeeze(g, result, 0) if single else result
 
 
-def adaptive_avg_pool(g: GraphBuilder, node: FxNode) -> Value:
+def adaptive_avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor
 
     To size 1 a global mean; where the sizes divide an ordinary pool; else by one matrix of weights an axis.
     """
     x, size = node.args
-    spatial = _spatial_rank(node)
     out: list[Any] = spread(size, spatial)
     x, single = _batched(g, x, spatial)
     if all(isinstance(o, int) and o == 1 for o in out):
@@ -236,10 +229,9 @@ def _mean_windows(g: GraphBuilder, size: Any, out: Any, dtype: ir.DataType) -> V
     return result
 
 
-def adaptive_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
+def adaptive_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
     x, size = node.args
-    spatial = _spatial_rank(node)
     out = g.concrete_shape(spread(size, spatial), "output size")
     x, single = _batched(g, x, spatial)
     if not all(isinstance(s, int) for s in list(x.shape or ())[2:]):
@@ -255,8 +247,8 @@ def adaptive_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
     return [squeeze(g, v, 0) if single else v for v in (values, indices)]
 
 
-def _each(name: str, convert: Converter) -> list[Rule]:
-    return [Rule(f"aten::{name.replace('N', str(n))}.default", convert) for n in (1, 2, 3)]
+def _each(name: str, convert: Callable[[GraphBuilder, FxNode, int], Any]) -> list[Rule]:
+    return [Rule(f"aten::{name.replace('N', str(n))}.default", of_rank(convert, n)) for n in (1, 2, 3)]
 
 
 RULES: list[Rule] = [
@@ -264,7 +256,7 @@ RULES: list[Rule] = [
     *_each("max_poolNd_with_indices", max_pool_with_indices),
     *_each("avg_poolNd", avg_pool),
     *_each("adaptive_avg_poolNd", adaptive_avg_pool),
-    Rule("aten::_adaptive_avg_pool2d.default", adaptive_avg_pool),
-    Rule("aten::_adaptive_avg_pool3d.default", adaptive_avg_pool),
+    Rule("aten::_adaptive_avg_pool2d.default", of_rank(adaptive_avg_pool, 2)),
+    Rule("aten::_adaptive_avg_pool3d.default", of_rank(adaptive_avg_pool, 3)),
     *_each("adaptive_max_poolNd", adaptive_max_pool),
 ]

@@ -11,6 +11,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.promotion import comparable
+from onnxplug.converters.helpers.tables import of_rank
 from onnxplug.converters.helpers.windows import largest_along, spread
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -18,14 +19,13 @@ from onnxplug.registry.rule import Rule
 _INT64 = ir.DataType.INT64
 
 
-def fractional_max_pool(g: GraphBuilder, node: FxNode) -> list[Value]:
+def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
 
     Graham (2014): with alpha = (n - k) / (o - 1) window i starts at floor((i + u) alpha) - floor(u alpha), the last one at
     n - k; u is the random sample of the axis, one for each image and channel, the last axis's first.
     """
     x, kernel, out, samples = node.args
-    spatial = 2 if "2d" in node.op_name else 3
     single = rank_of(x) == spatial + 1
     x = unsqueeze(g, x, 0) if single else x
     x = g.cast(x, comparable(node.dtype))
@@ -67,13 +67,12 @@ def _starts(g: GraphBuilder, u: Value, size: int, k: int, o: int, dtype: ir.Data
     return result
 
 
-def max_unpool(g: GraphBuilder, node: FxNode) -> Value:
+def max_unpool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor
 
     Each element goes to its place in an empty plane.
     """
     x, indices, size = node.args[:3]
-    spatial = 2 if "2d" in node.op_name else 3
     single = rank_of(x) == spatial + 1
     if single:
         x, indices = unsqueeze(g, x, 0), unsqueeze(g, indices, 0)
@@ -87,8 +86,6 @@ def max_unpool(g: GraphBuilder, node: FxNode) -> Value:
 
 
 RULES: list[Rule] = [
-    Rule("aten::fractional_max_pool2d.default", fractional_max_pool),
-    Rule("aten::fractional_max_pool3d.default", fractional_max_pool),
-    Rule("aten::max_unpool2d.default", max_unpool),
-    Rule("aten::max_unpool3d.default", max_unpool),
+    *[Rule(f"aten::fractional_max_pool{n}d.default", of_rank(fractional_max_pool, n)) for n in (2, 3)],
+    *[Rule(f"aten::max_unpool{n}d.default", of_rank(max_unpool, n)) for n in (2, 3)],
 ]

@@ -71,17 +71,23 @@ def _integers(g: GraphBuilder, node: FxNode, shaped: Value, low: Any, high: Any)
 
 
 def randint(g: GraphBuilder, node: FxNode) -> Value:
+    """randint(SymInt high, SymInt[] size, *, ScalarType? dtype=4, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return _integers(g, node, filled(g, 0, sizes_of(node, 1), _DOUBLE), 0, node.args[0])
+
+
+def randint_low(g: GraphBuilder, node: FxNode) -> Value:
     """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=4, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
-    bounded = node.op_name.endswith(".low")
-    low, high = node.args[:2] if bounded else (0, node.args[0])
-    shaped = filled(g, 0, sizes_of(node, 2 if bounded else 1), _DOUBLE)
-    return _integers(g, node, shaped, low, high)
+    return _integers(g, node, filled(g, 0, sizes_of(node, 2), _DOUBLE), *node.args[:2])
 
 
 def randint_like(g: GraphBuilder, node: FxNode) -> Value:
+    """randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"""  # noqa: E501
+    return _integers(g, node, node.args[0], 0, node.args[1])
+
+
+def randint_like_low(g: GraphBuilder, node: FxNode) -> Value:
     """randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"""  # noqa: E501
-    low, high = node.args[1:3] if "low" in node.op_name else (0, node.args[1])
-    return _integers(g, node, node.args[0], low, high)
+    return _integers(g, node, node.args[0], *node.args[1:3])
 
 
 def randperm(g: GraphBuilder, node: FxNode) -> Value:
@@ -225,20 +231,34 @@ def _leaky(g: GraphBuilder, node: FxNode, x: Value, lower: float, upper: float, 
 
 
 def alpha_dropout(g: GraphBuilder, node: FxNode) -> Value:
-    """alpha_dropout(Tensor input, float p, bool train) -> Tensor
+    """alpha_dropout(Tensor input, float p, bool train) -> Tensor"""
+    return _special_dropout(g, node, channels=False, alpha=True)
 
-    Dropped elements take SELU's lower limit; scaled and shifted so that mean and variance stay (Klambauer et al., 2017).
-    The feature forms drop whole channels.
+
+def feature_dropout(g: GraphBuilder, node: FxNode) -> Value:
+    """feature_dropout(Tensor input, float p, bool train) -> Tensor"""
+    return _special_dropout(g, node, channels=True, alpha=False)
+
+
+def feature_alpha_dropout(g: GraphBuilder, node: FxNode) -> Value:
+    """feature_alpha_dropout(Tensor input, float p, bool train) -> Tensor"""
+    return _special_dropout(g, node, channels=True, alpha=True)
+
+
+def _special_dropout(g: GraphBuilder, node: FxNode, *, channels: bool, alpha: bool) -> Value:
+    """Dropout of single elements or of whole channels.
+
+    With ``alpha`` what is dropped takes SELU's lower limit; the result is scaled and shifted so that mean and variance
+    stay (Klambauer et al., 2017). Else it is 0.
     """
     x, p, train = node.args
     if not train or p == 0:
         return x
     if p == 1:
         return g.op.Mul(x, g.const(0.0, node.dtype))
-    name = node.op_name
     dtype = node.dtype
     source = x
-    if "feature" in name:
+    if channels:
         rank = rank_of(x)
         if rank < 2:
             raise Unsupported("feature dropout of fewer than two dimensions")
@@ -246,7 +266,7 @@ def alpha_dropout(g: GraphBuilder, node: FxNode) -> Value:
         source = filled(g, 0, shape, _FLOAT)
     drawn = g.op.Less(uniform_like(g, source, _FLOAT), g.const(1.0 - p, _FLOAT))
     keep = g.cast(drawn, dtype)
-    if "alpha" not in name:
+    if not alpha:
         return g.op.Mul(g.op.Mul(x, keep), g.const(1.0 / (1.0 - p), dtype))
     limit = -1.7580993408473766  # -scale * alpha of SELU
     a = 1.0 / ((limit * limit * p + 1.0) * (1.0 - p)) ** 0.5
@@ -263,9 +283,9 @@ RULES: list[Rule] = [
     Rule("aten::rand.default", rand(normal=False)),
     Rule("aten::randn.default", rand(normal=True)),
     Rule("aten::randint.default", randint),
-    Rule("aten::randint.low", randint),
+    Rule("aten::randint.low", randint_low),
     Rule("aten::randint_like.default", randint_like),
-    Rule("aten::randint_like.low_dtype", randint_like),
+    Rule("aten::randint_like.low_dtype", randint_like_low),
     Rule("aten::randperm.default", randperm),
     *[Rule(f"aten::normal.{overload}", normal) for overload in ("Tensor_Tensor", "Tensor_float", "float_Tensor")],
     Rule("aten::normal.float_float", normal),
@@ -280,8 +300,7 @@ RULES: list[Rule] = [
     Rule("aten::rrelu.default", rrelu),
     Rule("aten::rrelu_with_noise.default", rrelu_with_noise),
     Rule("aten::rrelu_with_noise_functional.default", rrelu_with_noise),
-    *[
-        Rule(f"aten::{name}.default", alpha_dropout)
-        for name in ("alpha_dropout", "feature_dropout", "feature_alpha_dropout")
-    ],
+    Rule("aten::alpha_dropout.default", alpha_dropout),
+    Rule("aten::feature_dropout.default", feature_dropout),
+    Rule("aten::feature_alpha_dropout.default", feature_alpha_dropout),
 ]

@@ -28,16 +28,36 @@ def _bag_of_each(g: GraphBuilder, starts: Value, count: Any) -> Value:
 
 
 def embedding_bag(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)"""  # noqa: E501
+    return _bags(g, node, -1)
+
+
+def embedding_bag_padding_idx(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """embedding_bag.padding_idx(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq, int mode, bool sparse, Tensor? per_sample_weights, bool include_last_offset, int? padding_idx) -> (Tensor, Tensor, Tensor, Tensor)
+
+    A negative padding index counts from the end of the table; without one no row is padding.
+    """  # noqa: E501
+    weight, padding = node.args[0], node.args[8]
+    if padding is not None and padding < 0:
+        padding += g.concrete_shape(weight, "embedding table")[0]
+    return _bags(g, node, -1 if padding is None else padding)
+
+
+def embedding_bag_forward_only(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_embedding_bag_forward_only(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)
 
-    Modes 0 sum, 1 mean, 2 max. Sum and mean are products with the matrix that says which item lies in which bag. An empty
-    bag is 0. What the padding index names counts for nothing.
+    Here a padding index of -1 means that no row is padding.
     """  # noqa: E501
+    return _bags(g, node, node.args[8])
+
+
+def _bags(g: GraphBuilder, node: FxNode, padding: int) -> list[Value | None]:
+    """The sum (mode 0), mean (1) or maximum (2) of the rows in each bag; 0 for an empty bag.
+
+    Sum and mean are products with the matrix that says which item lies in which bag. Rows that the padding index names
+    are left out.
+    """
     weight, indices, offsets, _, mode, _, weights, include_last = node.args[:8]
-    padding = node.args[8] if len(node.args) > 8 and node.args[8] is not None else -1
-    if "forward" not in node.op_name and len(node.args) > 8 and padding < 0 and node.args[8] is not None:
-        # Here a negative index counts from the end; in the inner operator -1 means none.
-        padding = padding + g.concrete_shape(weight, "embedding table")[0]
     dtype = wide(node.dtype)
     indices, offsets = g.cast(indices, _INT64), g.cast(offsets, _INT64)
     if include_last:
@@ -115,8 +135,8 @@ def segment_reduce(g: GraphBuilder, node: FxNode) -> Value:
 
 RULES: list[Rule] = [
     Rule("aten::embedding_bag.default", embedding_bag),
-    Rule("aten::embedding_bag.padding_idx", embedding_bag),
-    Rule("aten::_embedding_bag_forward_only.default", embedding_bag),
-    Rule("aten::_embedding_bag.default", embedding_bag),
+    Rule("aten::embedding_bag.padding_idx", embedding_bag_padding_idx),
+    Rule("aten::_embedding_bag_forward_only.default", embedding_bag_forward_only),
+    Rule("aten::_embedding_bag.default", embedding_bag_forward_only),
     Rule("aten::segment_reduce.default", segment_reduce),
 ]
