@@ -88,7 +88,7 @@ def i0e(x: Real) -> Real:
 def i0(x: Real) -> Real:
     """i0(Tensor self) -> Tensor
 
-    NaN at infinity, as torch has it.
+    NaN at infinity, as in torch.
     """
     return abs(x).exp() * i0e(x)
 
@@ -160,7 +160,7 @@ def _airy_near(x: Real) -> Real:
 def airy_ai(x: Real) -> Real:
     """special_airy_ai(Tensor x) -> Tensor
 
-    Beyond 2.09 on either side by asymptotic forms in ζ = 2/3 |x|^(3/2). NaN at both infinities, as torch has it.
+    Beyond 2.09 on either side by asymptotic forms in ζ = 2/3 |x|^(3/2). NaN at both infinities, as in torch.
     """
     size = abs(x)
     root = size.sqrt()

@@ -17,7 +17,7 @@ from onnxplug.registry.rule import Rule
 def to(g: GraphBuilder, node: FxNode) -> Value:
     """to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 
-    Device and memory format mean nothing in ONNX.
+    ONNX has no devices and no memory formats, so these arguments are ignored.
     """  # noqa: E501
     return convert_dtype(g, node.args[0], node.dtype)
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.promotion import common_dtype, comparable, through
+from onnxplug.converters.helpers.promotion import common_dtype, comparable, operands_in
 from onnxplug.converters.helpers.selection import select
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -20,7 +20,7 @@ def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Con
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
         dtype = common_dtype(node, 0, 1)
-        a, b = through(g, x, y, dtype=dtype, inner=comparable(dtype, op_type == "Equal"))
+        a, b = operands_in(g, x, y, dtype=dtype, inner=comparable(dtype, op_type == "Equal"))
         result: Value = getattr(g.op, op_type)(*((b, a) if swap else (a, b)))
         return g.op.Not(result) if negate else result
 
@@ -98,7 +98,7 @@ def where(g: GraphBuilder, node: FxNode) -> Value:
 def masked_fill(g: GraphBuilder, node: FxNode) -> Value:
     """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor
 
-    The value takes the tensor's dtype; it promotes nothing.
+    The value is converted to the tensor's dtype; there is no promotion.
     """
     x, mask, value = node.args
     return select(g, mask, value, x, node.dtype)

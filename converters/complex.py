@@ -277,11 +277,6 @@ def logical(op_type: str) -> Converter:
     return convert
 
 
-def magnitude(g: GraphBuilder, node: FxNode) -> Value:
-    """abs(Tensor self) -> Tensor"""
-    return c_abs(g, node.args[0])
-
-
 def filled(g: GraphBuilder, node: FxNode) -> Complex:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
     name = node.op_name.partition(".")[0]
@@ -437,7 +432,7 @@ _UNARY: dict[str, Any] = {
     "expm1": lambda g, x: (lambda e: Complex(g.op.Sub(e.real, g.const(1.0, e.real.dtype)), e.imag))(c_exp(g, x)),
     "exp2": lambda g, x: c_exp(g, c_scale(g, x, g.const(math.log(2.0), x.real.dtype))),
     "conj": c_conj, "_conj": c_conj, "conj_physical": c_conj, "_conj_physical": c_conj, "resolve_conj": lambda g, x: x,
-    "angle": c_angle, "abs": c_abs, "sign": c_sgn,
+    "angle": c_angle, "abs": c_abs, "absolute": c_abs, "sign": c_sgn,
 }  # fmt: skip
 _FILLED = """
 full full_like new_full zeros zeros_like new_zeros zero ones ones_like new_ones fill empty empty_like
@@ -493,7 +488,6 @@ RULES: list[Rule] = [
     _rules("isinf", test_parts("IsInf")),
     _rules("isfinite", test_parts("", every=True)),
     *[_rules(f"logical_{op.lower()}", logical(op)) for op in ("And", "Or", "Xor", "Not")],
-    _rules("absolute", magnitude),
     *[_rules(name, filled) for name in _FILLED],
     _rules("prod", prod_dim),
     _rules("nonzero", nonzero_places),

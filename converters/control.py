@@ -116,7 +116,7 @@ def scan(g: GraphBuilder, node: FxNode) -> list[Any]:
 
 
 def map_impl(g: GraphBuilder, node: FxNode) -> list[Any]:
-    """``map``: a Scan that carries nothing."""
+    """``map``: a Scan without state."""
     body, sequences, outside = node.args
     return _scanned(g, node, body, [], sequences, outside)
 

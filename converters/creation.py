@@ -1,4 +1,4 @@
-"""Tensors out of nothing: filled, counted, random, triangular."""
+"""Tensors made from sizes and numbers: filled, ranges, identity matrices; and triangles of a tensor."""
 
 from __future__ import annotations
 

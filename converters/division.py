@@ -10,7 +10,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute, truncated
 from onnxplug.converters.helpers.dtypes import WIDE_INTEGERS
-from onnxplug.converters.helpers.promotion import operands, through, wide
+from onnxplug.converters.helpers.promotion import operands, operands_in, wide
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -55,7 +55,7 @@ def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Valu
     """
     if dtype.is_integer():
         inner = dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64
-        a, b = through(g, x, y, dtype=dtype, inner=inner)
+        a, b = operands_in(g, x, y, dtype=dtype, inner=inner)
         quotient = g.op.Div(a, b)
         remainder = g.op.Sub(a, g.op.Mul(quotient, b))
         zero = g.const(0, inner)
@@ -91,7 +91,7 @@ def remainder(g: GraphBuilder, node: FxNode) -> Value:
     dtype = node.dtype
     if dtype.is_integer():
         inner = dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64
-        return g.cast(g.op.Mod(*through(g, x, y, dtype=dtype, inner=inner)), dtype)
+        return g.cast(g.op.Mod(*operands_in(g, x, y, dtype=dtype, inner=inner)), dtype)
     a, b = operands(g, x, y, dtype=dtype)
     zero = g.const(0.0, dtype)
     rest = g.op.Mod(a, b, fmod=1)
@@ -108,8 +108,8 @@ def fmod(g: GraphBuilder, node: FxNode) -> Value:
     x, y = node.args
     dtype = node.dtype
     if dtype.is_integer():
-        # ONNX Runtime's fmod of integers goes through double; its division of integers is exact.
-        a, b = through(g, x, y, dtype=dtype, inner=dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64)
+        # ONNX Runtime's fmod of integers goes operands_in double; its division of integers is exact.
+        a, b = operands_in(g, x, y, dtype=dtype, inner=dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64)
         return g.cast(g.op.Sub(a, g.op.Mul(g.op.Div(a, b), b)), dtype)
     return g.cast(g.op.Mod(*operands(g, x, y, dtype=dtype), fmod=1), dtype)
 

@@ -175,7 +175,7 @@ def bincount(g: GraphBuilder, node: FxNode) -> Value:
     x, weights, least = node.args
     x = g.cast(x, INT64)
     if x.shape is not None and x.shape[0] == 0:
-        raise Unsupported("bincount of nothing")
+        raise Unsupported("bincount of an empty tensor")
     size = g.op.Max(g.op.Add(reduce(g, "ReduceMax", x, None, False), g.const(1)), g.as_scalar(least))
     hits = g.op.Equal(unsqueeze(g, g.op.Range(g.const(0), size, g.const(1)), 1), unsqueeze(g, x, 0))
     counted = g.cast(hits, node.dtype)

@@ -90,13 +90,13 @@ def shift(left: bool) -> Converter:
         x, count = operands(g, *node.args[:2], dtype=_INT64)
         width = dtype.bitwidth
         outside = g.op.Or(g.op.Less(count, g.const(0)), g.op.GreaterOrEqual(count, g.const(width)))
-        held = g.op.Where(outside, g.const(0), count)
+        in_range = g.op.Where(outside, g.const(0), count)
         if left:
-            power = g.op.Gather(g.const(_POWERS), held, axis=0)
+            power = g.op.Gather(g.const(_POWERS), in_range, axis=0)
             result = g.op.Where(outside, g.const(0), g.op.Mul(x, power))
         else:
             gone = g.op.Where(g.op.Less(x, g.const(0)), g.const(-1), g.const(0))
-            result = g.op.Where(outside, gone, _shifted_right(g, x, held))
+            result = g.op.Where(outside, gone, _shifted_right(g, x, in_range))
         return g.cast(result, dtype)
 
     convert.__name__ = convert.__qualname__ = "bitwise_left_shift" if left else "bitwise_right_shift"

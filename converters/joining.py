@@ -18,7 +18,7 @@ from onnxplug.registry.rule import Rule
 def cat(g: GraphBuilder, node: FxNode) -> Value:
     """cat(Tensor[] tensors, int dim=0) -> Tensor
 
-    Operands promote. Empty 1-dim tensors of any dtype are left out, as torch has it for old times' sake.
+    Operands promote. Empty 1-dim tensors of any dtype are left out: torch allows them for compatibility.
     """
     tensors, axis = node.args
     kept = [x for x in tensors if not (rank_of(x) == 1 and x.shape[0] == 0 and len(node.shape) != 1)]

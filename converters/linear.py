@@ -81,8 +81,8 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     bias, a, b, beta, alpha = node.args
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
     # Without a single product to add, ONNX Runtime's Gemm forgets beta.
-    nothing = a.shape is not None and a.shape[-1] == 0
-    if node.dtype in GEMM_DTYPES and plain and not nothing and not is_restored(b):
+    empty_sum = a.shape is not None and a.shape[-1] == 0
+    if node.dtype in GEMM_DTYPES and plain and not empty_sum and not is_restored(b):
         if beta == 0:
             result: Value = g.op.Gemm(a, b, alpha=float(alpha))
         else:

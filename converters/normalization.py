@@ -216,8 +216,8 @@ def _by_batch(g: GraphBuilder, x: Value, weight: Any, bias: Any, eps: float) -> 
 def native_batch_norm_inference(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""  # noqa: E501
     x, weight, bias, mean, variance, _, eps = node.args
-    nothing = g.const(np.zeros(0), mean.dtype)
-    return [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing]
+    empty = g.const(np.zeros(0), mean.dtype)
+    return [_batch_norm(g, x, weight, bias, mean, variance, eps), empty, empty]
 
 
 def native_batch_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
@@ -229,8 +229,8 @@ def native_batch_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     x, weight, bias, eps = (named[key] for key in ("input", "weight", "bias", "eps"))
     mean, variance = named.get("running_mean"), named.get("running_var")
     if not named["training"] and mean is not None and variance is not None:
-        nothing = g.const(np.zeros(0), mean.dtype)
-        return [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing]
+        empty = g.const(np.zeros(0), mean.dtype)
+        return [_batch_norm(g, x, weight, bias, mean, variance, eps), empty, empty]
     result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
     inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(batch_variance, g.const(eps, batch_variance.dtype))))
     specs = node.outputs[1:]
@@ -245,9 +245,9 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
     x, weight, bias, mean, variance, training, momentum, eps = node.args
     if not training:
         spec = node.outputs[1]
-        nothing = g.const(np.zeros(0), spec.dtype if spec is not None else mean.dtype)
+        empty = g.const(np.zeros(0), spec.dtype if spec is not None else mean.dtype)
         return _as_specified(
-            g, node, [_batch_norm(g, x, weight, bias, mean, variance, eps), nothing, nothing, mean, variance]
+            g, node, [_batch_norm(g, x, weight, bias, mean, variance, eps), empty, empty, mean, variance]
         )
     result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
     inner = batch_mean.dtype

@@ -20,7 +20,7 @@ _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 
 def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: Any, dtype: ir.DataType) -> Value:
-    """``x`` padded; ``pads`` as torch has it: (before, after) of the last axis, then of the one before …"""
+    """``x`` padded; ``pads`` in the order of torch: (before, after) of the last axis, then of the one before …"""
     rank = rank_of(x)
     if mode == "circular":
         return _circular(g, x, pads)

@@ -145,7 +145,7 @@ def max_pool_with_indices(g: GraphBuilder, node: FxNode, spatial: int) -> list[V
 def avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
 
-    The part of a last window that ceil_mode adds beyond the padding counts for nothing, whatever count_include_pad says.
+    The part of a last window that ceil_mode adds beyond the padding is never counted, whatever count_include_pad is.
     """  # noqa: E501
     x, kernel, stride, padding, ceil, include = node.args[:6]
     divisor = node.args[6] if len(node.args) > 6 else None

@@ -64,7 +64,7 @@ def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) ->
 def _squaring(g: GraphBuilder, base: Value, exponent: Value) -> Value:
     """By repeated squaring of all elements at once, until every exponent is used up.
 
-    To a negative power 1 is 1, -1 is ±1 and everything else 0, as torch has it.
+    To a negative power 1 is 1, -1 is ±1 and everything else 0, as in torch.
     """
     int64, zero, one, two = ir.DataType.INT64, g.const(0), g.const(1), g.const(2)
     shape = g.op.Shape(g.op.Add(base, exponent))

@@ -33,14 +33,14 @@ def to_result_shape(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def squeeze(g: GraphBuilder, node: FxNode) -> Value:
-    """prims::squeeze: of axes whose size is 1."""
+    """squeeze(Tensor(a) a, int[] dimensions) -> Tensor(a)"""
     x, axes = node.args
     result: Value = g.op.Squeeze(x, g.const(list(axes), ir.DataType.INT64)) if axes else x
     return result
 
 
 def transpose(g: GraphBuilder, node: FxNode) -> Value:
-    """prims::transpose: by a permutation."""
+    """transpose(Tensor(a) a, int[] permutation) -> Tensor(a)"""
     x, order = node.args
     result: Value = g.op.Transpose(x, perm=list(order)) if order else x
     return result
@@ -60,7 +60,7 @@ def reduction(op_type: str) -> Converter:
 
 
 def var(g: GraphBuilder, node: FxNode) -> Value:
-    """prims::var"""
+    """var(Tensor inp, int[]? dims, float? correction=1, *, ScalarType? output_dtype=None) -> Tensor"""
     x, axes, correction = node.args[:3]
     return variance_of(g, x, axes, 1.0 if correction is None else correction, False, node.dtype)[0]
 
@@ -137,7 +137,10 @@ _BINARY = {
 
 
 def div(g: GraphBuilder, node: FxNode) -> Value:
-    """prims::div: of integers the quotient rounded towards zero."""
+    """div(Tensor self, Tensor other) -> Tensor
+
+    Integers give the quotient rounded towards zero.
+    """
     x, y = node.args
     return compute(g, "Div", node.dtype, x, y)
 
@@ -149,7 +152,7 @@ def copy_to(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def item(g: GraphBuilder, node: FxNode) -> Value:
-    """prims::item"""
+    """item(Tensor a) -> Scalar"""
     return g.reshape(node.args[0], [])
 
 

@@ -135,7 +135,7 @@ def uniform(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def prims_uniform(g: GraphBuilder, node: FxNode) -> Value:
-    """prims::uniform: a shape between two bounds."""
+    """uniform(SymInt[] shape, *, Scalar low, Scalar high, ScalarType dtype, Device device, SymInt[] stride, Generator? generator=None) -> Tensor"""  # noqa: E501
     named = node.kwargs
     return _uniform(g, node, _like(g, node, sizes_of(node, 0)), named["low"], named["high"])
 

@@ -87,7 +87,7 @@ def median_dim(ignore_nan: bool) -> Converter:
 
 
 def median(ignore_nan: bool) -> Converter:
-    """median, nanmedian of everything; NaN of nothing."""
+    """median, nanmedian of all elements; NaN for an empty tensor."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         inner = comparable(node.dtype)

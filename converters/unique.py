@@ -24,11 +24,11 @@ def unique2(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def _wanted(g: GraphBuilder, node: FxNode, values: Value, inverse: Value, counts: Value) -> list[Value]:
-    """What isn't asked for is empty, as torch has it."""
-    nothing = g.const(np.zeros(0, dtype=np.int64))
+    """The three results; torch returns an empty tensor for each that was not asked for."""
+    empty = g.const(np.zeros(0, dtype=np.int64))
     results = [g.cast(values, node.dtype), inverse, counts]
     return [
-        nothing if i and s is not None and s.shape == (0,) else r
+        empty if i and s is not None and s.shape == (0,) else r
         for i, (r, s) in enumerate(zip(results, node.outputs, strict=True))
     ]
 

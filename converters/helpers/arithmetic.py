@@ -10,18 +10,18 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
-from onnxplug.converters.helpers.promotion import operands, through
+from onnxplug.converters.helpers.promotion import operands, operands_in
 
 
 def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Value:
-    """An arithmetic node in a dtype that ONNX Runtime computes in; small integers go through int32 and wrap back."""
+    """An arithmetic node in a dtype that ONNX Runtime computes in; small integers go operands_in int32 and wrap back."""
     if dtype == BOOL:
         logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
         truth: Value = getattr(g.op, logical)(*operands(g, *args, dtype=BOOL))
         return truth
     if dtype.is_integer() and dtype not in WIDE_INTEGERS:
         inner = ir.DataType.INT64 if dtype.bitwidth > 16 else ir.DataType.INT32
-        return g.cast(getattr(g.op, op_type)(*through(g, *args, dtype=dtype, inner=inner)), dtype)
+        return g.cast(getattr(g.op, op_type)(*operands_in(g, *args, dtype=dtype, inner=inner)), dtype)
     scales = op_type in ("Mul", "Div") and dtype == ir.DataType.FLOAT16
     if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):
         # torch scales by the number itself, in float.

@@ -38,9 +38,9 @@ def c_sqrt(g: GraphBuilder, x: Complex) -> Complex:
     zero, one, half = g.const(0.0, dtype), g.const(1.0, dtype), g.const(0.5, dtype)
     size = g.op.Abs(x.real)
     t = g.op.Sqrt(g.op.Add(g.op.Mul(half, size), g.op.Mul(half, c_abs(g, x))))
-    nothing = g.op.Equal(t, zero)
-    other = g.op.Div(g.op.Abs(x.imag), g.op.Mul(g.const(2.0, dtype), g.op.Where(nothing, one, t)))
-    other = g.op.Where(nothing, zero, other)
+    is_zero = g.op.Equal(t, zero)
+    other = g.op.Div(g.op.Abs(x.imag), g.op.Mul(g.const(2.0, dtype), g.op.Where(is_zero, one, t)))
+    other = g.op.Where(is_zero, zero, other)
     right = g.op.GreaterOrEqual(x.real, zero)
     imag = g.op.Where(right, other, t)
     return Complex(g.op.Where(right, t, other), with_sign(g, imag, is_negative(g, x.imag)))
@@ -58,7 +58,7 @@ def c_tanh(g: GraphBuilder, x: Complex) -> Complex:
     """Kahan (1987): with s = sinh a, t = tan b: (s rho beta + i t) / (1 + beta s²), rho² = 1 + s², beta = 1 + t²."""
     dtype = x.real.dtype
     one = g.const(1.0, dtype)
-    # Beyond |a| = 20 the real part is ±1 and the imaginary one vanishes: held there, s² does not overflow.
+    # Beyond |a| = 20 the real part is ±1 and the imaginary one vanishes: clipped there, s² does not overflow.
     bounded = g.op.Clip(x.real, g.const(-20.0, dtype), g.const(20.0, dtype))
     s = sinh_of(g, bounded)
     t = g.op.Div(g.op.Sin(x.imag), g.op.Cos(x.imag))

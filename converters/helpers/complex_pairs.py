@@ -80,9 +80,9 @@ def c_div(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
     zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
     wide = g.op.GreaterOrEqual(g.op.Abs(y.real), g.op.Abs(y.imag))
     large, small = g.op.Where(wide, y.real, y.imag), g.op.Where(wide, y.imag, y.real)
-    nothing = g.op.Equal(large, zero)
-    ratio = g.op.Where(nothing, zero, g.op.Div(small, g.op.Where(nothing, one, large)))
-    scale = g.op.Div(one, g.op.Add(g.op.Where(nothing, g.op.Abs(large), large), g.op.Mul(small, ratio)))
+    is_zero = g.op.Equal(large, zero)
+    ratio = g.op.Where(is_zero, zero, g.op.Div(small, g.op.Where(is_zero, one, large)))
+    scale = g.op.Div(one, g.op.Add(g.op.Where(is_zero, g.op.Abs(large), large), g.op.Mul(small, ratio)))
     top = g.op.Where(wide, g.op.Add(x.real, g.op.Mul(x.imag, ratio)), g.op.Add(g.op.Mul(x.real, ratio), x.imag))
     low = g.op.Where(wide, g.op.Sub(x.imag, g.op.Mul(x.real, ratio)), g.op.Sub(g.op.Mul(x.imag, ratio), x.real))
     return Complex(g.op.Mul(top, scale), g.op.Mul(low, scale))
@@ -105,6 +105,6 @@ def c_sgn(g: GraphBuilder, x: Complex) -> Complex:
     """z / |z|, 0 of 0."""
     dtype = x.real.dtype
     size = c_abs(g, x)
-    nothing = g.op.Equal(size, g.const(0.0, dtype))
-    size = g.op.Where(nothing, g.const(1.0, dtype), size)
+    is_zero = g.op.Equal(size, g.const(0.0, dtype))
+    size = g.op.Where(is_zero, g.const(1.0, dtype), size)
     return Complex(g.op.Div(x.real, size), g.op.Div(x.imag, size))

@@ -48,7 +48,7 @@ def eye(g: GraphBuilder, m: Size, n: Size, dtype: ir.DataType) -> Value:
 def full(g: GraphBuilder, value: float | Value, dtype: ir.DataType, sizes: Sequence[Size]) -> Value:
     """A tensor of these sizes with one value, or with a tensor broadcast to them."""
     if any(isinstance(size, int) and size == 0 for size in sizes):
-        # ONNX Runtime takes an Expand from 1 to 0 for one that does nothing.
+        # ONNX Runtime removes an Expand from size 1 to size 0 as if it changed nothing.
         value = 0.0
     number = value if isinstance(value, Value) else g.const(value, dtype)
     result: Value = g.op.Expand(number, g.vector(list(sizes)))

@@ -36,7 +36,7 @@ def lu(g: GraphBuilder, a: Value, *, permutation: bool = False, pivots: bool = F
     """LU by outer products with partial pivoting (Golub & Van Loan, 3.4.1), for any m and n.
 
     On ``[A | B]`` of m rows, A square, the columns of B become ``inv(L) P B``. The pivot is what LAPACK's getf2 takes: the
-    first of the largest, but a NaN in the diagonal's place stays there. A pivot of 0 divides nothing.
+    first of the largest, but a NaN in the diagonal's place stays there. There is no division by a pivot of 0.
     """
     dtype = dtype_of(a)
     rank = rank_of(a)

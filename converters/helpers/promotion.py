@@ -25,10 +25,10 @@ def operands(g: GraphBuilder, *args: Any, dtype: torch.dtype | ir.DataType) -> t
     return tuple([operand(g, x, wanted) for x in args])
 
 
-def through(g: GraphBuilder, *args: Any, dtype: ir.DataType, inner: ir.DataType) -> tuple[Value, ...]:
-    """Several operands in ``inner``, in which a runtime computes, having been rounded or wrapped to ``dtype`` as torch's.
+def operands_in(g: GraphBuilder, *args: Any, dtype: ir.DataType, inner: ir.DataType) -> tuple[Value, ...]:
+    """Several operands, converted to ``dtype`` first, as torch does, and then to ``inner``, in which a runtime computes.
 
-    What a Python number or a wider tensor loses shows: -1 is 255 in uint8, 0.1 is more than 0.1 in float16.
+    The first conversion wraps integers and rounds floats: -1 becomes 255 in uint8, and 0.1 becomes 0.09998 in float16.
     """
     given = operands(g, *args, dtype=dtype)
     return given if dtype == inner else operands(g, *given, dtype=inner)
@@ -37,7 +37,7 @@ def through(g: GraphBuilder, *args: Any, dtype: ir.DataType, inner: ir.DataType)
 def common_dtype(node: FxNode, *positions: int) -> ir.DataType:
     """The dtype to which torch promotes the arguments at these positions, scalars and 0-dim tensors by their category.
 
-    Needed where the result's dtype says nothing of it: comparisons, for one.
+    Comparisons need it, because their result's dtype is bool whatever was compared.
     """
     first, *rest = (node.args[p] for p in positions)
     if isinstance(first, Value) and all(isinstance(x, Value) and x.dtype == first.dtype for x in rest):

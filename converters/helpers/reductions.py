@@ -62,7 +62,7 @@ def reduced(
     x = g.cast(x, inner)
     over = normalize_axes(axes, rank) if rank else None
     if op_type == "ReduceMean" and rank and any((x.shape or ())[a] == 0 for a in over or []):
-        # The mean of nothing; ONNX Runtime has 0.
+        # The mean of no elements is NaN; ONNX Runtime gives 0.
         sums = reduce(g, "ReduceSum", x, over, keepdim)
         return g.cast(g.op.Div(sums, g.const(0.0, inner)), dtype)
     if wide and rank and inner == INT64 and op_type in _EXACT:
@@ -85,7 +85,7 @@ def _exact(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdim
         size = (x.shape or ())[axis]
         start = 0 if op_type == "ReduceSum" else 1
         if not isinstance(size, int) or size == 0:
-            # One more element: of nothing there is no last one.
+            # One more element in front, because an empty axis has no last element.
             edge = g.op.Gather(g.op.Shape(x), g.const([a for a in range(rank_of(x)) if a != axis], INT64), axis=0)
             before = g.op.Slice(edge, g.const([0]), g.const([axis]))
             after = g.op.Slice(edge, g.const([axis]), g.const([rank_of(x)]))

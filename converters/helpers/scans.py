@@ -56,7 +56,7 @@ def scan(g: GraphBuilder, x: Value, axis: int, starts: list[Any], step: Step) ->
 
 
 def is_empty(x: Value) -> bool:
-    """Whether a tensor is known to hold nothing. ONNX Runtime's Scan fails over an axis of size 0."""
+    """Whether a tensor is known to be empty. ONNX Runtime's Scan fails over an axis of size 0."""
     return x.shape is not None and 0 in list(x.shape)
 
 

@@ -9,11 +9,11 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.dtypes import BOOL
-from onnxplug.converters.helpers.promotion import through
+from onnxplug.converters.helpers.promotion import operands_in
 
 
 def select(g: GraphBuilder, condition: Value, x: Any, y: Any, dtype: ir.DataType) -> Value:
-    """``Where`` in a dtype for which ONNX Runtime has it: bools by logic, what it lacks through a wider dtype."""
+    """``Where`` in a dtype for which ONNX Runtime has it: bools by logic, what it lacks operands_in a wider dtype."""
     condition = g.cast(condition, BOOL)
     inner = dtype
     if dtype == BOOL:
@@ -22,5 +22,5 @@ def select(g: GraphBuilder, condition: Value, x: Any, y: Any, dtype: ir.DataType
         inner = ir.DataType.INT32
     elif dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         inner = ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else dtype
-    a, b = through(g, x, y, dtype=dtype, inner=inner)
+    a, b = operands_in(g, x, y, dtype=dtype, inner=inner)
     return g.cast(g.op.Where(condition, a, b), dtype)

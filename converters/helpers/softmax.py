@@ -13,6 +13,6 @@ def zero_hidden_rows(g: GraphBuilder, scores: Value, weights: Value, axis: int) 
     dtype = scores.dtype
     assert dtype is not None
     top = reduce(g, "ReduceMax", scores, [axis], True)
-    nothing = g.op.Equal(top, g.const(float("-inf"), dtype))
-    result: Value = g.op.Where(nothing, g.const(0.0, dtype), weights)
+    hidden = g.op.Equal(top, g.const(float("-inf"), dtype))
+    result: Value = g.op.Where(hidden, g.const(0.0, dtype), weights)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import torch
@@ -29,18 +30,44 @@ def test_rule_is_for_an_operator_of_torch(op: str) -> None:
     assert overload(op) is not None, f"torch has no {op}: the rule can never be used"
 
 
+#: Operators that have no ATen schema: Python's functions on sizes, higher-order operators, and a library that tests may lack.
+WITHOUT_SCHEMA = re.compile(r"(_operator|torch|math|builtins|torchao)::|\w+$")
+#: Converters for dozens of operators at once, by what the operators' arguments are.
+FOR_MANY = {"partwise", "partwise_mixed"}
+
+
+def schemas_of(op: str) -> list[str]:
+    """The schemas of an overload, or of every overload of a packet, without the namespace."""
+    name = op.removeprefix("complex:")
+    namespace, _, rest = name.partition("::")
+    if "." in rest:
+        found = [overload(name)]
+    else:
+        packet = getattr(getattr(torch.ops, namespace), rest)
+        found = [getattr(packet, which) for which in packet.overloads()]
+    return [str(one._schema).partition("::")[2] for one in found if one is not None]
+
+
 @pytest.mark.parametrize("name", sorted({rule.name for _, rule in RULES}))
 def test_docstring_is_the_schema(name: str) -> None:
-    function = next(rule for _, rule in RULES if rule.name == name).resolve()
-    first = (function.__doc__ or "").strip().splitlines()
-    if not first or not SCHEMA.match(first[0]):
-        # A row of a table of identical operators, or a Python function: what it is for stands on its factory.
-        return
-    match = SCHEMA.match(first[0])
-    assert match is not None
-    found = [overload(f"{space}{match[1]}") for space in SPACES]
-    schemas = [str(op._schema).partition("::")[2] for op in found if op is not None]
-    assert first[0] in schemas
+    """A function's docstring begins with the schema of an operator that it translates; a factory says what it makes."""
+    for function in {id(f): f for f in (rule.resolve() for _, rule in RULES if rule.name == name)}.values():
+        doc = (function.__doc__ or "").strip()
+        factory = function.__code__.co_qualname.partition(".<locals>")[0]
+        if not doc and factory != function.__code__.co_qualname:
+            assert (getattr(sys.modules[function.__module__], factory).__doc__ or "").strip()
+            continue
+        assert doc
+        # Functions made of one, for several ranks or overloads, share its docstring.
+        ops = [
+            rule.op
+            for _, rule in RULES
+            if rule.resolve().__doc__ == function.__doc__ and rule.resolve().__module__ == function.__module__
+        ]
+        if all(WITHOUT_SCHEMA.match(op) for op in ops) or function.__name__ in FOR_MANY:
+            assert not SCHEMA.match(doc)
+            continue
+        assert doc.splitlines()[0] in [schema for op in ops for schema in schemas_of(op)]
 
 
 def test_no_rule_stands_twice() -> None:
