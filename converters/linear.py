@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -14,7 +15,7 @@ from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, u
 from onnxplug.converters.helpers.products import GEMM_DTYPES, is_restored, product
 from onnxplug.converters.helpers.promotion import comparable, operand
 from onnxplug.converters.helpers.reductions import reduce, reduced
-from onnxplug.errors import Decline, Unsupported
+from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -114,18 +115,39 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"""
     equation, tensors = node.args[:2]
     plain = equation.replace(" ", "")
-    if "..." in plain and len({rank_of(x) for x in tensors}) > 1:
-        # ONNX wants the same axes behind every ellipsis; torch broadcasts them.
-        raise Decline("an ellipsis over different numbers of axes")
+    if "..." in plain:
+        plain = without_ellipses(plain, [rank_of(x) for x in tensors])
     tensors = [g.cast(x, node.dtype) for x in tensors]
     if node.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, *_WIDE):
         lowered = [g.cast(x, ir.DataType.FLOAT) for x in tensors]
         return g.cast(g.op.Einsum(*lowered, equation=plain), node.dtype)
-    letters = set(plain) - set("->,.")
+    letters = set(plain) - set("->,")
     if any(letter not in string.ascii_letters for letter in letters):
         raise Unsupported(f"the einsum equation {equation!r}")
     result: Value = g.op.Einsum(*tensors, equation=plain)
     return result
+
+
+def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
+    """An einsum equation with letters for the axes of its ellipses.
+
+    ONNX wants as many axes behind every ellipsis; torch lines them up at the last one, and broadcasts.
+    """
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    counts = [
+        rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in zip(terms, ranks, strict=True)
+    ]
+    unused = [letter for letter in string.ascii_letters if letter not in equation]
+    if max(counts) > len(unused):
+        raise Unsupported(f"the einsum equation {equation!r} has too many axes for its letters")
+    letters = "".join(unused[: max(counts)])
+    if not arrow:
+        # The axes of the ellipses, then every letter that stands once.
+        named = left.replace("...", "").replace(",", "")
+        right = "..." + "".join(sorted(letter for letter in named if named.count(letter) == 1))
+    terms = [term.replace("...", letters[len(letters) - n :]) for term, n in zip(terms, counts, strict=True)]
+    return ",".join(terms) + "->" + right.replace("...", letters)
 
 
 def tensordot(g: GraphBuilder, node: FxNode) -> Value:

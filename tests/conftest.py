@@ -11,7 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tests see the plugins they ask for, not those of the developer's shell.
 os.environ.pop("ONNXPLUG_PLUGINS", None)
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -22,6 +22,25 @@ def pytest_configure(config: pytest.Config) -> None:
     """The fixtures of `onnxplug.testing`, also where this checkout was installed before it had its entry point."""
     if not config.pluginmanager.is_registered(onnxplug_fixtures):
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shape_warnings() -> Iterator[None]:
+    """ONNX Runtime's warnings go to stderr."""
+    from onnxplug.testing.warnings import shape_warnings
+
+    with shape_warnings():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Every test fails where ONNX Runtime warns that a shape in the model is wrong."""
+    from onnxplug.testing.warnings import fail_on_shape_warnings
+
+    report = yield
+    fail_on_shape_warnings(report)
+    return report
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from onnxplug.build.attributes import attribute_key, check_node, make_attribute
 from onnxplug.build.calls import CallMixin
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.functions import FunctionMixin
+from onnxplug.build.infer import Result
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.nesting import NestingMixin
 from onnxplug.build.scope import Mark
@@ -200,7 +201,11 @@ class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMix
         key: Any,
     ) -> Any:
         # Nothing is inferred from an attribute that is known at a function's call alone.
-        inferred = spec.infer(values, raw, spec) if spec.infer is not None and raw is not None else []
+        inferred: Result = []
+        if raw is not None:
+            inferred = spec.infer(values, raw, spec) if spec.infer is not None else []
+            if spec.schema is not None and (not inferred or inferred[0][1] is None):
+                inferred = self._infer_by_onnx(spec, values, attrs, outputs) or inferred
         results = []
         for index in range(outputs):
             dtype, dims = inferred[index] if index < len(inferred) else (None, None)
@@ -223,6 +228,15 @@ class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMix
         answer = tuple(node.outputs)
         self._scope.add(node, key, answer)
         return answer[0] if outputs == 1 else answer
+
+    def _infer_by_onnx(
+        self, spec: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, ir.Attr], outputs: int
+    ) -> Result:
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attrs.values()):
+            return []
+        from onnxplug.build.onnx_inference import infer_by_onnx
+
+        return infer_by_onnx(spec.schema, values, attrs, outputs, self.opsets)
 
     # -- inputs and attributes -----------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 What a converter emits must carry dtype and shape at once: converters read them, and the interpreter compares the last one
 with what torch computed. Each function takes ``(inputs, attributes, spec)`` and gives one ``(dtype, dims)`` an output; a
-``None`` dtype means what the schema says, ``None`` dims an unknown rank, and a ``None`` dimension an unknown size. An
-operator without a function here has the schema's dtype and an unknown shape.
+``None`` dtype means what the schema says, ``None`` dims an unknown rank, and a ``None`` dimension an unknown size. For an
+operator without a function here, and for an unknown rank, onnx's own inference is asked (``onnx_inference.py``).
 """
 
 from __future__ import annotations
@@ -369,18 +369,44 @@ def _pad(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
 
 
 def _spatial(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
-    """Convolution and pooling keep the rank and the batch; channels follow the weight; sizes are left to torch's meta."""
+    """Convolution and pooling keep the rank and the batch; channels follow the weight, sizes the windows."""
     dims = dims_of(inputs[0])
     if dims is None:
         return [(None, None)]
     channels: Dim = dims[1]
+    count = len(dims) - 2
+    kernel: Sequence[Dim] = attributes.get("kernel_shape") or (None,) * count
     weight = dims_of(inputs[1]) if len(inputs) > 1 else None
+    transposed = spec.op_type == "ConvTranspose"
     if weight is not None:
-        transposed = spec.op_type == "ConvTranspose"
         first = weight[1] if transposed else weight[0]
         channels = first * attributes.get("group", 1) if transposed and isinstance(first, int) else first
-    out = (dims[0], channels, *(None,) * (len(dims) - 2))
+        kernel = weight[2:]
+    sizes = _windows(dims[2:], kernel, attributes, transposed) or (None,) * count
+    out = (dims[0], channels, *sizes)
     return [(None, out), (ir.DataType.INT64, out)]
+
+
+def _windows(
+    sizes: Sequence[Dim], kernel: Sequence[Dim], attributes: Attributes, transposed: bool
+) -> tuple[Dim, ...] | None:
+    """The size of each axis after windows of ``kernel`` went over it; ``None`` where that takes more than the formula."""
+    if attributes.get("auto_pad", "NOTSET") != "NOTSET" or attributes.get("ceil_mode") or "output_shape" in attributes:
+        return None
+    count = len(sizes)
+    strides, dilations = attributes.get("strides") or (1,) * count, attributes.get("dilations") or (1,) * count
+    pads, extra = attributes.get("pads") or (0,) * (2 * count), attributes.get("output_padding") or (0,) * count
+    result: list[Dim] = []
+    for axis, (size, k) in enumerate(zip(sizes, kernel, strict=True)):
+        if not isinstance(size, int) or not isinstance(k, int):
+            result.append(None)
+            continue
+        span, padding = dilations[axis] * (k - 1) + 1, pads[axis] + pads[count + axis]
+        if transposed:
+            result.append(strides[axis] * (size - 1) + extra[axis] + span - padding)
+        else:
+            result.append((size + padding - span) // strides[axis] + 1)
+    return tuple(result)
 
 
 def _global_pool(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
@@ -390,7 +416,58 @@ def _global_pool(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
 
 def _resize(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
     dims = dims_of(inputs[0])
-    return [(None, (None,) * len(dims) if dims is not None else None)]
+    if dims is None:
+        return [(None, None)]
+    sizes = known(inputs[3]) if len(inputs) > 3 else None
+    plain = "axes" not in attributes and attributes.get("keep_aspect_ratio_policy", "stretch") == "stretch"
+    return [(None, tuple(sizes) if sizes is not None and plain else (None,) * len(dims))]
+
+
+def _tile(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    dims, repeats = dims_of(inputs[0]), known(inputs[1])
+    if dims is None or repeats is None:
+        return [(None, (None,) * len(dims) if dims is not None else None)]
+    return [(None, tuple(_times(d, r) for d, r in zip(dims, repeats, strict=True)))]
+
+
+def _times(dim: Dim, factor: int) -> Dim:
+    return dim * factor if isinstance(dim, int) else dim if factor == 1 else None
+
+
+def _depth_to_space(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    dims = dims_of(inputs[0])
+    if dims is None or len(dims) != 4:
+        return [(None, None)]
+    block = attributes["blocksize"]
+    batch, channels, *sizes = dims
+    if spec.op_type == "SpaceToDepth":
+        down = (s // block if isinstance(s, int) else None for s in sizes)
+        return [(None, (batch, _times(channels, block * block), *down))]
+    fewer = channels // (block * block) if isinstance(channels, int) else None
+    return [(None, (batch, fewer, *(_times(s, block) for s in sizes)))]
+
+
+def _grid_sample(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    dims, grid = dims_of(inputs[0]), dims_of(inputs[1])
+    if dims is None or grid is None:
+        return [(None, None)]
+    return [(None, (*dims[:2], *grid[1:-1]))]
+
+
+def _flatten(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    dims = dims_of(inputs[0])
+    if dims is None:
+        return [(None, (None, None))]
+    axis = attributes.get("axis", 1)
+    axis += len(dims) if axis < 0 else 0
+    halves = dims[:axis], dims[axis:]
+    return [(None, tuple(_product(h) if all(isinstance(d, int) for d in h) else _only(h) for h in halves))]
+
+
+def _only(dims: Sequence[Dim]) -> Dim:
+    """The one dimension that is not 1."""
+    others = [d for d in dims if d != 1]
+    return others[0] if len(others) == 1 else None
 
 
 def _non_zero(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
@@ -486,7 +563,8 @@ INFER: dict[str, Callable[[Inputs, Attributes, Any], Result]] = {
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), _global_pool),
     **dict.fromkeys(("RandomNormal", "RandomUniform"), _random),
     **dict.fromkeys(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike"), _random_like),
-    **dict.fromkeys(("DFT", "Tile", "GridSample", "DepthToSpace", "SpaceToDepth", "CenterCropPad"), _rank_kept),
+    **dict.fromkeys(("DFT", "CenterCropPad"), _rank_kept),
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _depth_to_space),
     "Attention": _attention,
     "Cast": _cast,
     "CastLike": _cast_like,
@@ -496,10 +574,12 @@ INFER: dict[str, Callable[[Inputs, Attributes, Any], Result]] = {
     "Det": _det,
     "Dropout": _dropout,
     "Expand": _expand,
+    "Flatten": _flatten,
     "Gather": _gather,
     "GatherElements": _second,
     "GatherND": _gather_nd,
     "Gemm": _gemm,
+    "GridSample": _grid_sample,
     "GRU": _recurrent,
     "If": _branches,
     "LayerNormalization": _layer_norm,
@@ -520,6 +600,7 @@ INFER: dict[str, Callable[[Inputs, Attributes, Any], Result]] = {
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "TopK": _top_k,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,

@@ -41,7 +41,8 @@ class OpSpec:
         input_dtypes: For each formal input the only dtype that it takes, or ``None``.
         output_groups: For each formal output its type variable, or the one dtype that it always has.
         pure: Two nodes with equal inputs and attributes give equal results.
-        has_schema: Whether onnx (or a plugin) describes the operator.
+        schema: Its schema, by onnx or a plugin; ``None`` when there is none.
+        has_schema: Whether there is one.
         infer, simplify, fold: Shape inference, simplification at emission and constant folding, when there are any.
     """
 
@@ -64,6 +65,7 @@ class OpSpec:
         "output_groups",
         "pure",
         "required_attributes",
+        "schema",
         "simplify",
         "since",
         "variadic_input",
@@ -78,6 +80,7 @@ class OpSpec:
         #: The version since which the operator has this schema.
         self.since = schema.since_version if schema is not None else version
         self.has_schema = schema is not None
+        self.schema = schema
         self.attributes: dict[str, ir.AttributeType] = {}
         self.required_attributes: tuple[str, ...] = ()
         self.input_groups: list[str] = []

@@ -29,6 +29,9 @@ from onnxplug.run.kernels import (
 )
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 
+#: What ONNX Runtime writes to stderr: errors. Tests set it to 2, warnings (onnxplug.testing.shape_warnings).
+LOG_SEVERITY = 3
+
 #: Element types that numpy has no dtype for: they travel as integers of the same width.
 _VIEWS = {
     torch.bfloat16: (torch.uint16, ir.DataType.BFLOAT16),
@@ -64,7 +67,7 @@ def make_session(
     runtime = onnxruntime_module()
     if options is None:
         options = runtime.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = LOG_SEVERITY
     if threads is not None:
         options.intra_op_num_threads = threads
     for library in libraries:

@@ -8,7 +8,7 @@ Importing this loads neither torch nor onnx: pytest imports it at every start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Makes the marker known."""
     config.addinivalue_line("markers", "onnxplug(name): the plugin whose samples the fixture onnx_sample goes through")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test by ``onnx_check`` or ``onnx_sample`` fails where ONNX Runtime warns of a wrong shape."""
+    report = yield
+    if {"onnx_check", "onnx_sample"} & set(getattr(item, "fixturenames", ())):
+        from onnxplug.testing.warnings import fail_on_shape_warnings
+
+        fail_on_shape_warnings(report)
+    return report
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -41,11 +52,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def onnx_check() -> Callable[..., Any]:
-    """``onnx_check(model, args, …)``: exports, runs and compares with PyTorch; see ``onnxplug.testing.check_model``."""
-    from onnxplug.testing.check import check_model
+def onnx_check() -> Iterator[Callable[..., Any]]:
+    """``onnx_check(model, args, …)``: exports, runs and compares with PyTorch; see ``onnxplug.testing.check_model``.
 
-    return check_model
+    The test fails where ONNX Runtime warns that a shape in the model is wrong.
+    """
+    from onnxplug.testing.check import check_model
+    from onnxplug.testing.warnings import shape_warnings
+
+    with shape_warnings():
+        yield check_model
 
 
 @pytest.fixture

@@ -1,0 +1,58 @@
+"""Products of matrices: einsum's ellipses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.check import check
+
+# Equation, shapes of its operands; each first axis is dynamic.
+ELLIPSES = [
+    ("...chw,kc->...khw", (2, 3, 4, 5), (6, 3)),
+    ("...chw,kc->...khw", (3, 4, 5), (6, 3)),
+    ("...ij,...jk->...ik", (2, 3, 4, 5), (5, 6)),
+    ("...ij,...jk->...ik", (4, 5), (2, 3, 5, 6)),
+    ("...ij,...jk->...ik", (3, 4, 5), (2, 1, 5, 6)),
+    ("...ij,jk", (2, 3, 4, 5), (5, 6)),
+    ("b...,...", (2, 3, 4), (3, 4)),
+    ("...i,...i", (2, 3, 5), (5,)),
+    ("...i,...i->...", (2, 3, 5), (3, 5)),
+    ("i...->...", (2, 3, 5)),
+    ("...ij->...ji", (2, 3, 5)),
+    ("...ii->...i", (2, 3, 3)),
+    ("...ij->ij", (2, 3, 5)),
+    ("...,...->...", (2, 3), (4, 2, 3)),
+    ("Ba...,...a", (2, 3, 5), (5, 3)),
+    ("...a,...b,...c->...abc", (2, 3), (4,), (2, 2, 5)),
+]
+
+
+def _operand(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in ELLIPSES])
+def test_einsum_with_ellipses(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    first = [_operand(shape, i) for i, shape in enumerate(shapes)]
+    second = [_operand(shape, 10 + i) for i, shape in enumerate(shapes)]
+    check(lambda *x: torch.einsum(equation, *x), *first, others=[second])
+
+
+N, M = torch.export.Dim("n"), torch.export.Dim("m")
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "others", "dynamic"),
+    [
+        ("...chw,kc->...khw", [(2, 3, 4, 5), (6, 3)], [(1, 3, 4, 9), (6, 3)], [{0: N, 3: M}, None]),
+        ("...c,kc->...k", [(2, 7, 3), (6, 3)], [(5, 1, 3), (6, 3)], [{0: N, 1: M}, None]),
+        ("...ac,...c->...a", [(2, 5, 4, 3), (2, 5, 3)], [(1, 3, 4, 3), (1, 3, 3)], [{0: N, 1: M}, {0: N, 1: M}]),
+        ("...ac,...c->...a", [(2, 5, 4, 3), (5, 3)], [(1, 3, 4, 3), (3, 3)], [{0: N, 1: M}, {0: M}]),
+    ],
+)
+def test_einsum_with_ellipses_of_dynamic_sizes(equation: str, shapes: Any, others: Any, dynamic: Any) -> None:
+    first, second = ([_operand(shape, 10 * n + i) for i, shape in enumerate(s)] for n, s in enumerate((shapes, others)))
+    check(lambda *x: torch.einsum(equation, *x), *first, others=[second], dynamic=(*dynamic,))
