@@ -12,6 +12,7 @@ from onnxplug.converters.helpers.axes import unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.order import count_below
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.scattering import scatter_rows
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -45,9 +46,7 @@ def histc(g: GraphBuilder, node: FxNode) -> Value:
     inside = g.op.And(g.op.GreaterOrEqual(x, first), g.op.LessOrEqual(x, last))
     scaled = g.op.Div(g.op.Mul(g.op.Sub(x, first), g.const(float(bins), dtype)), g.op.Sub(last, first))
     place = g.op.Min(g.cast(g.op.Where(inside, scaled, g.const(0.0, dtype)), INT64), g.const(bins - 1))
-    place = g.op.Where(inside, place, g.const(-1))
-    hits = g.op.Equal(unsqueeze(g, place, 0), g.const(np.arange(bins, dtype=np.int64).reshape(-1, 1)))
-    return g.cast(reduce(g, "ReduceSum", g.cast(hits, dtype), [1], False), node.dtype)
+    return g.cast(scatter_rows(g, g.cast(inside, INT64), place, bins, "sum", INT64), node.dtype)
 
 
 def _histogram(g: GraphBuilder, node: FxNode, x: Value, edges: Value, weight: Value | None, density: bool) -> Value:
@@ -150,11 +149,11 @@ def _histogramdd(g: GraphBuilder, x: Value, edges: list[Value], weight: Value | 
     total = sizes[0]
     for size in sizes[1:]:
         total = g.op.Mul(total, size)
-    place = g.op.Where(outside, g.const(-1), place)
-    hits = g.cast(g.op.Equal(unsqueeze(g, g.op.Range(g.const(0), total, g.const(1)), 1), unsqueeze(g, place, 0)), dtype)
+    kept = g.cast(g.op.Not(outside), dtype)
     if weight is not None:
-        hits = g.op.Mul(hits, unsqueeze(g, g.reshape(g.cast(weight, dtype), [-1]), 0))
-    sums = g.op.Reshape(reduce(g, "ReduceSum", hits, [1], False), g.vector(sizes))
+        kept = g.op.Where(outside, g.const(0.0, dtype), g.reshape(g.cast(weight, dtype), [-1]))
+    place = g.op.Where(outside, g.const(0), place)
+    sums = g.op.Reshape(scatter_rows(g, kept, place, total, "sum", dtype), g.vector(sizes))
     if not density:
         return sums
     sums = g.op.Div(sums, reduce(g, "ReduceSum", sums, None, False))
@@ -177,11 +176,8 @@ def bincount(g: GraphBuilder, node: FxNode) -> Value:
     if x.shape is not None and x.shape[0] == 0:
         raise Unsupported("bincount of an empty tensor")
     size = g.op.Max(g.op.Add(reduce(g, "ReduceMax", x, None, False), g.const(1)), g.as_scalar(least))
-    hits = g.op.Equal(unsqueeze(g, g.op.Range(g.const(0), size, g.const(1)), 1), unsqueeze(g, x, 0))
-    counted = g.cast(hits, node.dtype)
-    if weights is not None:
-        counted = g.op.Mul(counted, unsqueeze(g, g.cast(weights, node.dtype), 0))
-    return reduce(g, "ReduceSum", counted, [1], False)
+    counted = weights if weights is not None else g.op.Expand(g.const(1, node.dtype), g.op.Shape(x))
+    return scatter_rows(g, counted, x, size, "sum", node.dtype)
 
 
 RULES: list[Rule] = [

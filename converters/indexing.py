@@ -10,6 +10,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.distances import norm_of_difference
 from onnxplug.converters.helpers.indices import index_tensors, join_indices
+from onnxplug.converters.helpers.scattering import scatter_rows
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -54,9 +55,9 @@ def embedding_renorm(g: GraphBuilder, node: FxNode) -> Value:
     dtype = node.dtype
     norms = norm_of_difference(g, table, float(order), 1)
     factor = g.op.Div(g.const(float(largest), dtype), g.op.Add(norms, g.const(1e-7, dtype)))
-    rows = g.op.Range(g.const(0), g.as_scalar(g.dim(table, 0)), g.const(1))
-    named = g.op.Equal(unsqueeze(g, rows, 1), unsqueeze(g, g.reshape(g.cast(indices, _INT64), [-1]), 0))
-    some = g.op.Greater(g.op.ReduceSum(g.cast(named, _INT64), g.const([1]), keepdims=0), g.const(0))
+    named = g.reshape(g.cast(indices, _INT64), [-1])
+    ones = g.op.Expand(g.const(1), g.op.Shape(named))
+    some = g.op.Greater(scatter_rows(g, ones, named, g.as_scalar(g.dim(table, 0)), "sum", _INT64), g.const(0))
     scaled = g.op.And(some, g.op.Greater(norms, g.const(float(largest), dtype)))
     result: Value = g.op.Mul(table, unsqueeze(g, g.op.Where(scaled, factor, g.const(1.0, dtype)), 1))
     return result

@@ -9,93 +9,19 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
 from onnxplug.converters.helpers.indices import index_tensors, join_indices
 from onnxplug.converters.helpers.promotion import comparable, operand
-from onnxplug.converters.helpers.reductions import reduced
+from onnxplug.converters.helpers.scattering import REDUCTIONS, neutral, scatter_elements, scatter_slices
 from onnxplug.converters.helpers.selection import select
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
-#: Opset from which ScatterElements and ScatterND have a reduction.
-_SINCE = {"none": 13, "add": 16, "mul": 16, "max": 18, "min": 18}
-_COMBINE = {
-    "add": ("ReduceSum", "Add", "sum"),
-    "mul": ("ReduceProd", "Mul", "prod"),
-    "max": ("ReduceMax", "Max", "amax"),
-    "min": ("ReduceMin", "Min", "amin"),
-}
-
-
-def _by_hits(g: GraphBuilder, x: Value, places: Value, source: Value, reduction: str) -> Value:
-    """A scatter with a reduction before ONNX had one: each element of ``x`` against every place that is written.
-
-    Args:
-        g: The builder.
-        x: The tensor, in a dtype that reduces.
-        places: Where each element of the source goes in the flattened tensor.
-        source: The elements.
-        reduction: ``add``, ``mul``, ``max`` or ``min``.
-    """
-    op_type, combine, name = _COMBINE[reduction]
-    dtype = x.dtype
-    assert dtype is not None
-    flat = g.reshape(x, [-1])
-    if not all(isinstance(d, int) and d for d in places.shape or (None,)):
-        # One more that goes nowhere: of nothing there is no greatest element.
-        neutral = g.const(np.array([_neutral(name, dtype)]), dtype)
-        places = g.op.Concat(g.reshape(places, [-1]), g.const([-1]), axis=0)
-        source = g.op.Concat(g.reshape(source, [-1]), neutral, axis=0)
-    places, source = (g.op.Unsqueeze(g.reshape(v, [-1]), g.const([0])) for v in (places, source))
-    count = g.op.Squeeze(g.op.Shape(flat), g.const([0]))
-    every = g.op.Unsqueeze(g.op.Range(g.const(0), count, g.const(1)), g.const([1]))
-    shown = g.op.Where(g.op.Equal(every, places), source, g.const(_neutral(name, dtype), dtype))
-    total = reduced(g, op_type, shown, 1, False, dtype)
-    result: Value = g.op.Reshape(getattr(g.op, combine)(flat, total), g.shape(x))
-    return result
-
-
-def _numbered(g: GraphBuilder, x: Value) -> Value:
-    """Each place's number in the flattened tensor, in the shape of the tensor."""
-    count = g.op.Size(x)
-    result: Value = g.op.Reshape(g.op.Range(g.const(0), count, g.const(1)), g.shape(x))
-    return result
-
-
-def _scatter(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, reduction: str = "none") -> Value:
-    """ScatterElements; only the part of the source that the index covers is used, as in torch."""
-    if not rank_of(x):
-        one = [unsqueeze(g, v, 0) if not rank_of(v) else v for v in (x, index, source)]
-        return squeeze(g, _scatter(g, one[0], 0, one[1], one[2], reduction), 0)
-    if not rank_of(index):
-        index, source = unsqueeze(g, index, 0), unsqueeze(g, source, 0) if not rank_of(source) else source
-    if tuple(index.shape or ()) != tuple(source.shape or ()):
-        rank = rank_of(source)
-        source = g.op.Slice(
-            source,
-            g.const([0] * rank, ir.DataType.INT64),
-            g.shape(index),
-            g.const(list(range(rank)), ir.DataType.INT64),
-        )
-    named = {} if reduction == "none" else {"reduction": reduction}
-    dtype = x.dtype
-    assert dtype is not None
-    # ONNX Runtime has the reductions neither of halves nor of bools.
-    inner = comparable(dtype) if named else dtype
-    if g.opset < _SINCE[reduction]:
-        places = g.op.GatherElements(_numbered(g, x), index, axis=normalize_axis(axis, rank_of(x)))
-        return g.cast(_by_hits(g, g.cast(x, inner), places, g.cast(source, inner), reduction), dtype)
-    result = g.op.ScatterElements(
-        g.cast(x, inner), index, g.cast(source, inner), axis=normalize_axis(axis, rank_of(x)), **named
-    )
-    return g.cast(result, dtype)
 
 
 def scatter(g: GraphBuilder, node: FxNode) -> Value:
     """scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
     x, axis, index, source = node.args
-    return _scatter(g, x, axis, index, source)
+    return scatter_elements(g, x, axis, index, source)
 
 
 def scatter_value(g: GraphBuilder, node: FxNode) -> Value:
@@ -104,20 +30,20 @@ def scatter_value(g: GraphBuilder, node: FxNode) -> Value:
     source = (
         g.op.Expand(operand(g, value, node.dtype), g.shape(index)) if rank_of(index) else operand(g, value, node.dtype)
     )
-    reduction = _REDUCTIONS[node.args[4]] if len(node.args) > 4 else "none"
-    return _scatter(g, x, axis, index, source, reduction)
+    reduction = REDUCTIONS[node.args[4]] if len(node.args) > 4 else "none"
+    return scatter_elements(g, x, axis, index, source, reduction)
 
 
 def scatter_reduce_source(g: GraphBuilder, node: FxNode) -> Value:
     """scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"""
     x, axis, index, source, reduction = node.args
-    return _scatter(g, x, axis, index, source, _REDUCTIONS[reduction])
+    return scatter_elements(g, x, axis, index, source, REDUCTIONS[reduction])
 
 
 def scatter_add(g: GraphBuilder, node: FxNode) -> Value:
     """scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
     x, axis, index, source = node.args
-    return _scatter(g, x, axis, index, source, "add")
+    return scatter_elements(g, x, axis, index, source, "add")
 
 
 def scatter_reduce(g: GraphBuilder, node: FxNode) -> Value:
@@ -138,19 +64,19 @@ def _reduce_into(
     inner = comparable(dtype)
     x, source = g.cast(x, inner), g.cast(source, inner)
     if not include_self:
-        start = g.const(_neutral(reduction, inner), inner)
+        start = g.const(neutral(reduction, inner), inner)
         start = g.op.Expand(start, g.shape(index)) if rank_of(index) else start
-        x = _scatter(g, x, axis, index, start)
+        x = scatter_elements(g, x, axis, index, start)
     if reduction != "mean":
-        return g.cast(_scatter(g, x, axis, index, source, _REDUCTIONS[reduction]), dtype)
-    total = _scatter(g, x, axis, index, source, "add")
+        return g.cast(scatter_elements(g, x, axis, index, source, REDUCTIONS[reduction]), dtype)
+    total = scatter_elements(g, x, axis, index, source, "add")
     one = g.const(1, inner)
     ones = [g.op.Expand(one, g.shape(v)) if rank_of(v) else one for v in (x, index)]
     count = ones[0]
     if not include_self:
         zero = g.const(0, inner)
-        count = _scatter(g, count, axis, index, g.op.Expand(zero, g.shape(index)) if rank_of(index) else zero)
-    count = _scatter(g, count, axis, index, ones[1], "add")
+        count = scatter_elements(g, count, axis, index, g.op.Expand(zero, g.shape(index)) if rank_of(index) else zero)
+    count = scatter_elements(g, count, axis, index, ones[1], "add")
     if inner.is_floating_point():
         return g.cast(g.op.Div(total, count), dtype)
     # Integers are divided rounding down.
@@ -158,18 +84,6 @@ def _reduce_into(
     rest = g.op.Sub(total, g.op.Mul(quotient, count))
     lower = g.op.Less(rest, g.const(0, inner))
     return g.cast(g.op.Sub(quotient, g.cast(lower, inner)), dtype)
-
-
-def _neutral(reduction: str, dtype: ir.DataType) -> Any:
-    """What a reduction starts from where the tensor's own value is left out."""
-    if reduction in ("sum", "mean", "add"):
-        return 0
-    if reduction in ("prod", "multiply"):
-        return 1
-    if dtype.is_floating_point():
-        return float("-inf") if reduction == "amax" else float("inf")
-    top = (1 << (dtype.bitwidth - 1)) - 1
-    return -top - 1 if reduction == "amax" else top
 
 
 def index_reduce(g: GraphBuilder, node: FxNode) -> Value:
@@ -195,7 +109,7 @@ def put(g: GraphBuilder, node: FxNode) -> Value:
     dtype = node.dtype
     inner = comparable(dtype) if accumulate else dtype
     flat = [g.reshape(v, [-1]) for v in (g.cast(x, inner), index, g.cast(source, inner))]
-    done = _scatter(g, flat[0], 0, flat[1], flat[2], "add" if accumulate else "none")
+    done = scatter_elements(g, flat[0], 0, flat[1], flat[2], "add" if accumulate else "none")
     return g.cast(g.op.Reshape(done, g.shape(x)), dtype)
 
 
@@ -268,7 +182,7 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
         values = g.op.Expand(values, target)
     if accumulate:
         inner = comparable(node.dtype)
-        done = g.cast(_added(g, g.cast(moved, inner), joined, g.cast(values, inner)), node.dtype)
+        done = g.cast(scatter_slices(g, g.cast(moved, inner), joined, g.cast(values, inner)), node.dtype)
     else:
         done = g.op.ScatterND(moved, joined, values)
     result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
@@ -287,14 +201,6 @@ def index_add(g: GraphBuilder, node: FxNode) -> Value:
     if alpha != 1:
         source = g.op.Mul(source, operand(g, alpha, inner))
     return g.cast(_by_rows(g, g.cast(x, inner), axis, index, source, add=True), node.dtype)
-
-
-def _added(g: GraphBuilder, x: Value, places: Value, source: Value) -> Value:
-    """ScatterND that adds."""
-    if g.opset < _SINCE["add"]:
-        return _by_hits(g, x, g.op.GatherND(_numbered(g, x), places), source, "add")
-    result: Value = g.op.ScatterND(x, places, source, reduction="add")
-    return result
 
 
 def index_copy(g: GraphBuilder, node: FxNode) -> Value:
@@ -328,7 +234,7 @@ def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, 
     index = index if rank_of(index) else unsqueeze(g, index, 0)
     moved, rows_of_source = (g.op.Transpose(v, perm=order) for v in (x, source))
     places = unsqueeze(g, g.cast(index, ir.DataType.INT64), 1)
-    done = _added(g, moved, places, rows_of_source) if add else g.op.ScatterND(moved, places, rows_of_source)
+    done = scatter_slices(g, moved, places, rows_of_source) if add else g.op.ScatterND(moved, places, rows_of_source)
     result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
     return result
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.order import count_below
-from onnxplug.converters.helpers.promotion import common_dtype, comparable, operand, operands
+from onnxplug.converters.helpers.promotion import common_dtype, comparable, operand, operands, unique_dtype
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.scattering import scatter_rows
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -32,15 +34,57 @@ def searchsorted(g: GraphBuilder, node: FxNode) -> Value:
     return g.cast(count_below(g, edges, operand(g, x, dtype), after, dtype), node.dtype)
 
 
+#: With at most so many elements to test against, all are compared with each.
+_FEW = 64
+
+
 def isin(g: GraphBuilder, node: FxNode) -> Value:
-    """isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"""
+    """isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor
+
+    NaN is in nothing.
+    """
     x, tested, _, invert = node.args
     dtype = comparable(common_dtype(node, 0, 1), True)
     a, b = operands(g, x, tested, dtype=dtype)
-    same = g.op.Equal(unsqueeze(g, a, rank_of(a)), g.reshape(b, [-1]))
-    count = reduce(g, "ReduceSum", g.cast(same, INT64), [rank_of(a)], False)
-    found: Value = g.op.Greater(count, g.const(0))
+    b = g.reshape(b, [-1])
+    size = g.dim(b, 0)
+    few = isinstance(size, int) and size <= _FEW
+    found = _among_few(g, a, b) if few else _among_many(g, a, b)
     return g.op.Not(found) if invert else found
+
+
+def _among_few(g: GraphBuilder, a: Value, b: Value) -> Value:
+    """Each element of ``a`` compared with all of ``b``."""
+    same = g.op.Equal(unsqueeze(g, a, rank_of(a)), b)
+    count = reduce(g, "ReduceSum", g.cast(same, INT64), [rank_of(a)], False)
+    result: Value = g.op.Greater(count, g.const(0))
+    return result
+
+
+def _among_many(g: GraphBuilder, a: Value, b: Value) -> Value:
+    """Both numbered by what is equal, and the numbers of ``b`` marked."""
+    assert a.dtype is not None
+    inner = unique_dtype(a.dtype)
+    flat = g.reshape(a, [-1])
+    both = g.op.Concat(g.cast(flat, inner), g.cast(b, inner), axis=0)
+    ordinary: Value | None = None
+    if inner.is_floating_point():
+        # Unique's order has no place for NaN.
+        ordinary = g.op.Not(g.op.IsNaN(both))
+        both = g.op.Where(ordinary, both, g.const(0.0, inner))
+    _, _, number, counts = g.op.Unique(both, sorted=1, _outputs=4)
+    cut = g.op.Shape(flat)
+    end, axis = np.array([np.iinfo(np.int64).max]), np.array([0])
+    mark = g.op.Expand(g.const(1), g.op.Shape(b))
+    if ordinary is not None:
+        mark = g.cast(g.op.Slice(ordinary, cut, end, axis), INT64)
+    size = g.op.Squeeze(g.op.Shape(counts), g.const([0]))
+    marked = scatter_rows(g, mark, g.op.Slice(number, cut, end, axis), size, "sum", INT64)
+    found = g.op.Greater(g.op.Gather(marked, g.op.Slice(number, g.const([0]), cut, axis)), g.const(0))
+    if ordinary is not None:
+        found = g.op.And(found, g.op.Slice(ordinary, g.const([0]), cut, axis))
+    result: Value = g.op.Reshape(found, g.shape(a)) if rank_of(a) else squeeze(g, found, 0)
+    return result
 
 
 RULES: list[Rule] = [

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import INT32
-from onnxplug.converters.helpers.order import at_rank, median_of, ordered_part, sort_axis
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze
+from onnxplug.converters.helpers.dtypes import INT32, INT64
+from onnxplug.converters.helpers.order import at_rank, median_of, order, ordered_part, sort_axis
 from onnxplug.converters.helpers.promotion import comparable
-from onnxplug.converters.helpers.reductions import reduce, reduction_dtype
+from onnxplug.converters.helpers.reductions import reduction_dtype
+from onnxplug.converters.helpers.scattering import scatter_elements
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -103,29 +103,36 @@ def median(ignore_nan: bool) -> Converter:
 def mode(g: GraphBuilder, node: FxNode) -> list[Value]:
     """mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
 
-    The most frequent element, the smallest of equally frequent ones, and the index of its last occurrence. Every element
-    is compared with every other of its row.
+    The most frequent element, the smallest of equally frequent ones, and the index of its last occurrence: the longest run
+    of equal elements in ascending order.
     """
     x, axis, keepdim = node.args
     if not rank_of(x):
         return [x, g.const(0)]
-    rank = rank_of(x)
-    axis = normalize_axis(axis, rank)
-    inner = comparable(node.dtype)
-    order = [a for a in range(rank) if a != axis] + [axis]
-    rows = g.op.Transpose(g.cast(x, inner), perm=order)
-    same = g.op.Equal(unsqueeze(g, rows, rank), unsqueeze(g, rows, rank - 1))
-    counts = reduce(g, "ReduceSum", g.cast(same, INT32), [rank], False)
-    often = g.op.Equal(counts, reduce(g, "ReduceMax", counts, [rank - 1], True))
-    top: Any = float("inf") if inner.is_floating_point() else (1 << (inner.bitwidth - 1)) - 1
-    value = reduce(g, "ReduceMin", g.op.Where(often, rows, g.const(top, inner)), [rank - 1], True)
-    here = g.cast(g.op.Equal(rows, value), INT32)
-    index = g.op.ArgMax(here, axis=rank - 1, keepdims=1, select_last_index=1)
-    results = [g.cast(value, node.dtype), index]
-    if not keepdim:
-        return [squeeze(g, v, rank - 1) for v in results]
-    back = [order.index(a) for a in range(rank)]
-    return [g.op.Transpose(v, perm=back) for v in results]
+    axis = normalize_axis(axis, rank_of(x))
+    x = g.cast(x, comparable(node.dtype))
+    places = order(g, x, g.as_vector(g.dim(x, axis)), axis, largest=False)
+    ascending = g.op.GatherElements(x, places, axis=axis)
+    run = _run_numbers(g, ascending, axis)
+    zeros, ones = (g.op.Expand(g.const(number), g.shape(x)) for number in (0, 1))
+    lengths = scatter_elements(g, zeros, axis, run, ones, "add")
+    longest = g.op.ArgMax(lengths, axis=axis, keepdims=1)
+    inside = g.cast(g.op.Equal(run, longest), INT32)
+    last = g.op.ArgMax(inside, axis=axis, keepdims=1, select_last_index=1)
+    found = [g.cast(g.op.GatherElements(ascending, last, axis=axis), node.dtype)]
+    found.append(g.op.GatherElements(places, last, axis=axis))
+    return found if keepdim else [squeeze(g, v, axis) for v in found]
+
+
+def _run_numbers(g: GraphBuilder, x: Value, axis: int) -> Value:
+    """For each element of an axis the number of the run of equal elements that it lies in."""
+    place, end = np.array([axis]), np.array([np.iinfo(np.int64).max])
+    first = g.op.Slice(x, np.array([0]), np.array([1]), place)
+    after, before = g.op.Slice(x, np.array([1]), end, place), g.op.Slice(x, np.array([0]), np.array([-1]), place)
+    changed = g.cast(g.op.Not(g.op.Equal(after, before)), INT64)
+    zero = g.op.Expand(g.const(0), g.op.Shape(first))
+    result: Value = g.op.CumSum(g.op.Concat(zero, changed, axis=axis), g.const(axis))
+    return result
 
 
 RULES: list[Rule] = [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT32, INT64
-from onnxplug.converters.helpers.promotion import comparable
+from onnxplug.converters.helpers.dtypes import INT32, INT64
+from onnxplug.converters.helpers.promotion import comparable, unique_dtype
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -18,7 +17,7 @@ from onnxplug.registry.rule import Rule
 def unique2(g: GraphBuilder, node: FxNode) -> list[Value]:
     """_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""
     x = node.args[0]
-    inner = _unique_dtype(node.dtype)
+    inner = unique_dtype(node.dtype)
     values, _, inverse, counts = g.op.Unique(g.reshape(g.cast(x, inner), [-1]), sorted=1, _outputs=4)
     return _wanted(g, node, values, g.op.Reshape(inverse, g.shape(x)), counts)
 
@@ -33,17 +32,10 @@ def _wanted(g: GraphBuilder, node: FxNode, values: Value, inverse: Value, counts
     ]
 
 
-def _unique_dtype(dtype: ir.DataType) -> ir.DataType:
-    """The dtypes that ONNX Runtime's Unique has: float, double, int64 and int8."""
-    if dtype in (FLOAT, DOUBLE, INT64, ir.DataType.INT8):
-        return dtype
-    return FLOAT if dtype.is_floating_point() else INT64
-
-
 def unique_dim(g: GraphBuilder, node: FxNode) -> list[Value]:
     """unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""  # noqa: E501
     x, axis = node.args[:2]
-    inner = _unique_dtype(node.dtype)
+    inner = unique_dtype(node.dtype)
     axis = normalize_axis(axis, rank_of(x))
     values, _, inverse, counts = g.op.Unique(g.cast(x, inner), axis=axis, sorted=1, _outputs=4)
     return [g.cast(values, node.dtype), inverse, counts]

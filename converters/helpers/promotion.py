@@ -10,7 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import TORCH_TO_ONNX, to_onnx_dtype
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, HALVES, INT64
 from onnxplug.interpret.node import FxNode
 
 
@@ -85,3 +85,10 @@ def comparable(dtype: ir.DataType, equality: bool = False) -> ir.DataType:
 def wide(dtype: ir.DataType) -> ir.DataType:
     """The dtype to compute in: halves in float."""
     return FLOAT if dtype in HALVES else dtype
+
+
+def unique_dtype(dtype: ir.DataType) -> ir.DataType:
+    """The dtypes that ONNX Runtime's Unique has: float, double, int64 and int8."""
+    if dtype in (FLOAT, DOUBLE, INT64, ir.DataType.INT8):
+        return dtype
+    return FLOAT if dtype.is_floating_point() else INT64

@@ -470,6 +470,18 @@ def _only(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else None
 
 
+def _unique(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    x = inputs[0]
+    dims = dims_of(x)
+    axis = attributes.get("axis")
+    if axis is None:
+        values: Dims = (None,)
+    else:
+        values = None if dims is None else tuple(None if a == axis % len(dims) else d for a, d in enumerate(dims))
+    indices = (ir.DataType.INT64, (None,))
+    return [(x.dtype if x is not None else None, values), indices, indices, indices]
+
+
 def _non_zero(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
     dims = dims_of(inputs[0])
     return [(None, (len(dims) if dims is not None else None, None))]
@@ -603,5 +615,6 @@ INFER: dict[str, Callable[[Inputs, Attributes, Any], Result]] = {
     "Tile": _tile,
     "TopK": _top_k,
     "Transpose": _transpose,
+    "Unique": _unique,
     "Unsqueeze": _unsqueeze,
 }
