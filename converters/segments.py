@@ -58,31 +58,35 @@ def _embedding_bag(
 ) -> list[Value | None]:
     """Sums, means or maxima (mode 0, 1, 2) of the rows of each bag.
 
-    An empty bag is 0. Rows that the padding index names do not count, nor do items after the last offset where that is
-    included. weight [rows, width], indices [items], offsets [bags] or, with the last one, [bags + 1].
+    An empty bag is 0. Rows that the padding index names do not count. weight [rows, width], indices [items], offsets [bags],
+    or [bags + 1] with the last one. Items after that last offset belong to the last bag in eager PyTorch, but for its fast
+    sums (no padding index, not double), which leave them out; a fast mean leaves them out of the sum, not of the count.
     """
     dtype = wide(node.dtype)
     indices, offsets = g.cast(indices, INT64), g.cast(offsets, INT64)
-    bag = run_of_each(g, offsets, g.dim(indices, 0))
-    bags = g.as_scalar(g.dim(offsets, 0))
-    last = g.op.Sub(bags, g.const(1)) if include_last else bags
+    starts = g.op.Slice(offsets, np.array([0]), np.array([-1]), np.array([0])) if include_last else offsets
+    bags = g.as_scalar(g.dim(starts, 0))
+    counted = run_of_each(g, starts, g.dim(indices, 0))
     # One more bag takes what belongs to none.
     if padding is not None:
-        bag = g.op.Where(g.op.Equal(indices, g.const(padding)), last, bag)
+        counted = g.op.Where(g.op.Equal(indices, g.const(padding)), bags, counted)
+    taken = counted
+    if include_last and padding is None and mode != 2 and node.dtype != ir.DataType.DOUBLE:
+        item = g.op.Range(g.const(0), g.as_scalar(g.dim(indices, 0)), g.const(1))
+        taken = g.op.Where(g.op.Less(item, g.op.Gather(offsets, g.const([-1]))), counted, bags)
     rows = g.cast(g.op.Gather(weight, indices, axis=0), dtype)
     if weights is not None:
         rows = g.op.Mul(rows, unsqueeze(g, g.cast(weights, dtype), 1))
-    whole = bags if include_last else g.op.Add(bags, g.const(1))
 
-    def of_bags(values: Value, reduction: str, inner: ir.DataType) -> Value:
-        reduced = scatter_rows(g, values, bag, whole, reduction, inner)
+    def of_bags(values: Value, places: Value, reduction: str, inner: ir.DataType) -> Value:
+        reduced = scatter_rows(g, values, places, g.op.Add(bags, g.const(1)), reduction, inner)
         kept: Value = g.op.Slice(reduced, np.array([0]), np.array([-1]), np.array([0]))
         return kept
 
-    result = of_bags(rows, "amax" if mode == 2 else "sum", dtype)
+    result = of_bags(rows, taken, "amax" if mode == 2 else "sum", dtype)
     if mode:
         ones = g.op.Expand(g.const(1), g.op.Shape(indices))
-        sizes = unsqueeze(g, of_bags(ones, "sum", INT64), 1)
+        sizes = unsqueeze(g, of_bags(ones, counted, "sum", INT64), 1)
         if mode == 1:
             result = g.op.Div(result, g.cast(g.op.Max(sizes, g.const(1)), dtype))
         else:

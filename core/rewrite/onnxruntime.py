@@ -169,6 +169,47 @@ def second_rounding(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return result
 
 
+def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """A ``ScatterND`` with a reduction is a ``ScatterElements`` of rows.
+
+    ONNX Runtime's ScatterND adds slices in several threads at once, without a lock: slices that go to one place are lost now
+    and then. Its ScatterElements goes through them one after the other.
+    """
+    reduction = node.attributes.get("reduction")
+    x, index, updates = node.inputs
+    shape, places = dims_of(x), dims_of(index)
+    if reduction is None or reduction.as_string() == "none" or shape is None or not places:
+        return None
+    depth = places[-1]
+    assert x is not None and index is not None and updates is not None
+    if not isinstance(depth, int) or depth < 1:
+        return None
+    axis, one = g.const(0), g.const([-1])
+    sizes = g.op.Shape(x)
+    row: ir.Value | None = None
+    for number in range(depth):
+        size = g.op.Gather(sizes, g.const(number))
+        place = g.op.Gather(index, g.const(number), axis=-1)
+        place = g.op.Where(g.op.Less(place, axis), g.op.Add(place, size), place)
+        row = place if row is None else g.op.Add(g.op.Mul(row, size), place)
+    assert row is not None
+    flat = g.op.Reshape(row, one)
+    if depth == len(shape):
+        data, source = g.op.Reshape(x, one), g.op.Reshape(updates, one)
+    else:
+        width = g.op.ReduceProd(g.op.Slice(sizes, g.const([depth]), g.const([len(shape)])), keepdims=1)
+        rows = g.op.Concat(
+            g.op.ReduceProd(g.op.Slice(sizes, g.const([0]), g.const([depth])), keepdims=1), width, axis=0
+        )
+        data = g.op.Reshape(x, rows)
+        all_of = g.op.Concat(g.op.Shape(flat), width, axis=0)
+        source = g.op.Reshape(updates, all_of)
+        flat = g.op.Expand(g.op.Unsqueeze(flat, g.const([1])), all_of)
+    done = g.op.ScatterElements(data, flat, source, axis=0, reduction=reduction.as_string())
+    result: ir.Value = g.op.Reshape(done, sizes)
+    return result
+
+
 def _kept_right(
     op: str, apply: Callable[[GraphBuilder, ir.Node], ir.Value | None], reason: str, since: int | None = None
 ) -> Rewrite:
@@ -180,6 +221,7 @@ REWRITES = [
     _kept_right("Pad", pad_apart_from_max_pool, "ONNX Runtime makes a Pad of 0 the MaxPool's own, which is of −∞"),
     _kept_right("Mul", one_scale_before_matmul, _SCALES),
     _kept_right("Div", one_scale_before_matmul, _SCALES),
+    _kept_right("ScatterND", scatter_in_turn, "ONNX Runtime reduces in several threads without a lock"),
     _kept_right("DequantizeLinear", second_rounding, "ONNX Runtime makes one quantisation of two"),
     _kept_right("DequantizeLinear", unsigned_bytes, "ONNX Runtime repeats the pair without its zero point", since=21),
 ]

@@ -1,0 +1,105 @@
+"""Reductions of runs of rows, counts and memberships: bags, segments, histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.check import check
+
+torch.manual_seed(0)
+TABLE = torch.randn(10, 3)
+INDICES = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9, 2])
+#: An empty bag in the middle, and one at the end.
+OFFSETS = torch.tensor([0, 3, 3, 7, 9])
+
+
+@pytest.mark.parametrize("opset", [13, 16, 21])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2, -8])
+def test_embedding_bag(mode: str, padding: int | None, opset: int) -> None:
+    check(
+        lambda i, o: F.embedding_bag(i, TABLE, o, mode=mode, padding_idx=padding),
+        INDICES,
+        OFFSETS,
+        others=[(INDICES.flip(0)[:4], torch.tensor([0, 4])), (INDICES[:1], torch.tensor([0]))],
+        dynamic=({0: torch.export.Dim.DYNAMIC}, {0: torch.export.Dim.DYNAMIC}),
+        opset=opset,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_items_after_the_last_offset(mode: str, padding: int | None, dtype: torch.dtype) -> None:
+    """Eager leaves them out of its fast sums, and counts them to the last bag elsewhere."""
+    table = TABLE.to(dtype)
+    check(
+        lambda i, o: F.embedding_bag(i, table, o, mode=mode, include_last_offset=True, padding_idx=padding),
+        INDICES,
+        torch.tensor([0, 3, 3, 7, 9]),
+        others=[
+            (INDICES, torch.tensor([0, 3, 3, 7, 8])),
+            (INDICES, torch.tensor([0, 3, 3, 7, 7])),
+            (INDICES.flip(0), torch.tensor([0, 2, 5])),
+        ],
+        dynamic=(None, {0: torch.export.Dim.DYNAMIC}),
+    )
+
+
+def test_weights_of_a_bag() -> None:
+    check(
+        lambda i, o, w: F.embedding_bag(i, TABLE, o, mode="sum", per_sample_weights=w),
+        INDICES,
+        OFFSETS,
+        torch.randn(9),
+    )
+
+
+@pytest.mark.parametrize("initial", [None, 1.5])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "max", "min", "prod"])
+def test_segment_reduce(reduction: str, initial: float | None) -> None:
+    lengths = torch.tensor([2, 0, 3, 4])
+    for x in (torch.randn(9), torch.randn(9, 2, 3)):
+        check(lambda x, n: torch.segment_reduce(x, reduction, lengths=n, initial=initial, axis=0), x, lengths)
+        offsets = torch.tensor([0, 2, 2, 5, 9])
+        check(lambda x, o: torch.segment_reduce(x, reduction, offsets=o, initial=initial, axis=0), x, offsets)
+
+
+MANY = torch.arange(100).remainder(83) * 3
+NAN = torch.tensor([float("nan"), 1.0, float("inf"), -0.0, 7.5, float("-inf"), 3.0])
+
+COUNTED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "bincount": (lambda x: torch.bincount(x) + 0, (INDICES,)),
+    "bincount, weights": (lambda x, w: torch.bincount(x, w, 12) + 0, (INDICES, torch.randn(9))),
+    "histc": (lambda x: torch.histc(x, 7, -1, 2), (torch.randn(50),)),
+    "histc of the data's range": (lambda x: torch.histc(x, 4), (torch.randn(50),)),
+    "isin of few": (lambda x: torch.isin(x, torch.tensor([2, 9])), (INDICES,)),
+    "isin of many": (lambda x: torch.isin(x, MANY), (torch.arange(24).view(2, 3, 4),)),
+    "isin of many, none": (lambda x: torch.isin(x, MANY, invert=True), (torch.arange(24),)),
+    "isin of many floats": (
+        lambda x: torch.isin(x, torch.cat([MANY.float(), NAN])),
+        (torch.cat([NAN, torch.arange(9.0)]),),
+    ),
+    "isin of many, a number": (lambda x: torch.isin(x.sum(), MANY), (INDICES,)),
+    "isin of many halves": (
+        lambda x: torch.isin(x, torch.arange(0, 99, 3).repeat(3).half()),
+        (torch.arange(9).half(),),
+    ),
+    "mode": (lambda x: x.mode(-1), (torch.tensor([[3, 1, 3, 2, 1, 5], [4, 4, 4, 0, 0, 0]]),)),
+    "mode of another axis": (lambda x: x.mode(0, keepdim=True)[0], (torch.tensor([[3.0, 1], [2, 1], [2, 0]]),)),
+    "mode of one": (lambda x: x.mode(-1), (torch.tensor([[3.0], [1.0]]),)),
+    "embedding_renorm": (lambda i: F.embedding(i, TABLE * 4, max_norm=1.0), (INDICES,)),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("name", COUNTED)
+def test_counting(name: str, opset: int) -> None:
+    function, args = COUNTED[name]
+    others = [tuple(a.flip(0) for a in args)]
+    check(function, *args, others=others, opset=opset)
