@@ -145,7 +145,7 @@ def zeta(s: Real, q: Real) -> Real:
         steps, lambda k, a, total: [a + 1.0, total + (a + 1.0) ** -s], start, start**-s, name="zeta_terms"
     )
     term = w**-s
-    # The product with w is taken last, as in torch, so that NaN comes out for the same arguments.
+    # The same products as in torch, so that NaN appears for the same arguments.
     tail = polynomial_of_steps(s, 1.0 / (w * w)) * (s / w) + (w / (s - 1.0) - 0.5)
     # A term that adds nothing ends the sum: for large s the formula would multiply it by infinity.
     value = where(abs(term) < abs(total) * 2.0**-53, total, total + term * tail)

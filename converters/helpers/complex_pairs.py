@@ -9,8 +9,9 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.complexes import Complex, complex_constant
+from onnxplug.build.complexes import PART_DTYPE, Complex, complex_constant
 from onnxplug.converters.helpers.elementary import arctan2, hypot_of
+from onnxplug.interpret.node import FxNode
 
 
 def as_complex(g: GraphBuilder, x: Any, dtype: ir.DataType) -> Complex:
@@ -108,3 +109,19 @@ def c_sgn(g: GraphBuilder, x: Complex) -> Complex:
     is_zero = g.op.Equal(size, g.const(0.0, dtype))
     size = g.op.Where(is_zero, g.const(1.0, dtype), size)
     return Complex(g.op.Div(x.real, size), g.op.Div(x.imag, size))
+
+
+def part_dtype(node: FxNode) -> ir.DataType:
+    """The element type of the parts of a node's complex result."""
+    return PART_DTYPE[node.dtype]
+
+
+def both(g: GraphBuilder, node: FxNode, *positions: int) -> list[Complex]:
+    """Arguments as complex tensors in the result's precision."""
+    return [as_complex(g, node.args[p], part_dtype(node)) for p in positions]
+
+
+def nonzero(g: GraphBuilder, x: Complex) -> Value:
+    """Where a complex number isn't 0."""
+    result: Value = g.op.Or(g.cast(x.real, ir.DataType.BOOL), g.cast(x.imag, ir.DataType.BOOL))
+    return result

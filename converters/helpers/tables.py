@@ -24,3 +24,8 @@ def of_rank(convert: Callable[[GraphBuilder, FxNode, int], Any], spatial: int) -
     of_this_rank.__name__ = of_this_rank.__qualname__ = f"{convert.__name__}{spatial}d"
     of_this_rank.__module__, of_this_rank.__doc__ = convert.__module__, convert.__doc__
     return of_this_rank
+
+
+def complex_rule(name: str, convert: Converter) -> Rule:
+    """A rule for every overload of an operator of aten on complex tensors."""
+    return Rule(f"complex:aten::{name}", convert)

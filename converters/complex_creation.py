@@ -1,0 +1,58 @@
+"""Complex tensors made from sizes and numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from onnx_ir import Value
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.complexes import Complex
+from onnxplug.converters.helpers.complex_pairs import as_complex, part_dtype
+from onnxplug.converters.helpers.fill import filled as fill
+from onnxplug.converters.helpers.tables import complex_rule
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Rule
+
+
+def filled(g: GraphBuilder, node: FxNode) -> Complex:
+    """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    name = node.op_name.partition(".")[0]
+    value: Any = 1 if "ones" in name else 0
+    if "full" in name or "fill" in name:
+        value = node.args[2 if "new_full" in name else 1]
+    dtype = part_dtype(node)
+    sizes: list[Any] = [d if isinstance(d, int) else g.symbol(d) for d in node.shape]
+    if isinstance(value, Value | Complex):
+        pair = as_complex(g, value, dtype)
+        return Complex(fill(g, pair.real, sizes, dtype), fill(g, pair.imag, sizes, dtype))
+    number = complex(value)
+    return Complex(fill(g, number.real, sizes, dtype), fill(g, number.imag, sizes, dtype))
+
+
+def random_normal(g: GraphBuilder, node: FxNode) -> Complex:
+    """randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
+
+    Both parts have the variance one half.
+    """
+    dtype = part_dtype(node)
+    shape = filled(g, node).real
+    half = g.const(math.sqrt(0.5), dtype)
+    return Complex(*(g.op.Mul(g.op.RandomNormalLike(shape, dtype=int(dtype)), half) for _ in range(2)))
+
+
+def scalar_tensor(g: GraphBuilder, node: FxNode) -> Complex:
+    """scalar_tensor(Scalar s, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return as_complex(g, node.args[0], part_dtype(node))
+
+
+_FILLED = """
+full full_like new_full zeros zeros_like new_zeros zero ones ones_like new_ones fill empty empty_like
+new_empty empty_strided new_empty_strided empty_permuted
+""".split()
+RULES: list[Rule] = [
+    *[complex_rule(name, filled) for name in _FILLED],
+    *[complex_rule(name, random_normal) for name in ("randn", "randn_like")],
+    complex_rule("scalar_tensor", scalar_tensor),
+]

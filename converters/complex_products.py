@@ -1,0 +1,65 @@
+"""Products of complex matrices."""
+
+from __future__ import annotations
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.complexes import Complex, complex_constant
+from onnxplug.converters.helpers.complex_pairs import bilinear, both, c_add, c_conj, c_div, c_mul, part_dtype
+from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.tables import complex_rule
+from onnxplug.interpret.node import FxNode
+from onnxplug.registry.rule import Converter, Rule
+
+
+def product(op_type: str) -> Converter:
+    """matmul, mm, bmm, mv, dot: four products of real matrices."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Complex:
+        return bilinear(g, getattr(g.op, op_type), *both(g, node, 0, 1))
+
+    convert.__name__ = convert.__qualname__ = "matmul"
+    return convert
+
+
+def vdot(g: GraphBuilder, node: FxNode) -> Complex:
+    """vdot(Tensor self, Tensor other) -> Tensor"""
+    x, y = both(g, node, 0, 1)
+    return bilinear(g, g.op.MatMul, c_conj(g, x), y)
+
+
+def addmm(g: GraphBuilder, node: FxNode) -> Complex:
+    """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    bias, a, b = both(g, node, 0, 1, 2)
+    beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
+    return c_add(g, c_mul(g, bias, beta), c_mul(g, bilinear(g, g.op.MatMul, a, b), alpha))
+
+
+def add_scaled_product(divide: bool) -> Converter:
+    """addcmul, addcdiv."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> Complex:
+        x, a, b = both(g, node, 0, 1, 2)
+        scale = complex_constant(g, node.args[3], part_dtype(node))
+        return c_add(g, x, c_mul(g, scale, c_div(g, a, b) if divide else c_mul(g, a, b)))
+
+    convert.__name__ = convert.__qualname__ = "addcdiv" if divide else "addcmul"
+    return convert
+
+
+def addbmm(g: GraphBuilder, node: FxNode) -> Complex:
+    """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    bias, a, b = both(g, node, 0, 1, 2)
+    beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
+    product = bilinear(g, g.op.MatMul, a, b)
+    total = Complex(*(reduce(g, "ReduceSum", part, [0], False) for part in (product.real, product.imag)))
+    return c_add(g, c_mul(g, bias, beta), c_mul(g, total, alpha))
+
+
+RULES: list[Rule] = [
+    *[complex_rule(name, product("MatMul")) for name in ("matmul", "mm", "bmm", "mv", "dot")],
+    complex_rule("vdot", vdot),
+    complex_rule("addmm", addmm),
+    complex_rule("addcmul", add_scaled_product(divide=False)),
+    complex_rule("addcdiv", add_scaled_product(divide=True)),
+    complex_rule("addbmm", addbmm),
+]
