@@ -92,28 +92,34 @@ def scaled_sum(sign: int, *, reverse: bool = False) -> Converter:
     return convert
 
 
-def prod_dim(g: GraphBuilder, node: FxNode) -> Complex:
-    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
-
-    A static axis, element by element.
-    """
+def prod(g: GraphBuilder, node: FxNode) -> Complex:
+    """prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
     x = as_complex(g, node.args[0], part_dtype(node))
-    every = node.op_name.endswith(".default")
-    if every:
-        x = Complex(g.reshape(x.real, [-1]), g.reshape(x.imag, [-1]))
+    return _product_along(g, node, Complex(g.reshape(x.real, [-1]), g.reshape(x.imag, [-1])), 0)
+
+
+def prod_dim(g: GraphBuilder, node: FxNode) -> Complex:
+    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    x = as_complex(g, node.args[0], part_dtype(node))
     rank = rank_of(x.real)
-    axis = 0 if every else normalize_axis(node.args[1], rank)
     if not rank:
         return x
+    axis = normalize_axis(node.args[1], rank)
+    total = _product_along(g, node, x, axis)
+    if node.args[2]:
+        total = Complex(unsqueeze(g, total.real, axis), unsqueeze(g, total.imag, axis))
+    return total
+
+
+def _product_along(g: GraphBuilder, node: FxNode, x: Complex, axis: int) -> Complex:
+    """The product along an axis of static size, one element after the other."""
     size = g.concrete_shape([g.dim(x.real, axis)], "axis of a complex product")[0]
+    if not size:
+        raise Unsupported("a complex product of no elements")
     total = complex_constant(g, 1.0, part_dtype(node))
     for index in range(size):
         piece = Complex(*(g.op.Gather(p, g.const(index), axis=axis) for p in (x.real, x.imag)))
         total = c_mul(g, total, piece)
-    if not size:
-        raise Unsupported("a complex product of no elements")
-    if not every and node.args[2]:
-        total = Complex(unsqueeze(g, total.real, axis), unsqueeze(g, total.imag, axis))
     return total
 
 
@@ -163,7 +169,8 @@ RULES: list[Rule] = [
     *[complex_rule(name, binary(c_mul)) for name in ("mul", "multiply")],
     *[complex_rule(name, binary(c_div)) for name in ("div", "divide", "true_divide")],
     complex_rule("pow", binary(c_pow)),
-    complex_rule("prod", prod_dim),
+    complex_rule("prod.default", prod),
+    complex_rule("prod.dim_int", prod_dim),
     complex_rule("var", variance(root=False, with_mean=False)),
     complex_rule("std", variance(root=True, with_mean=False)),
     complex_rule("var_mean", variance(root=False, with_mean=True)),

@@ -16,12 +16,28 @@ from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
 
-def filled(g: GraphBuilder, node: FxNode) -> Complex:
+def full(g: GraphBuilder, node: FxNode) -> Complex:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
-    name = node.op_name.partition(".")[0]
-    value: Any = 1 if "ones" in name else 0
-    if "full" in name or "fill" in name:
-        value = node.args[2 if "new_full" in name else 1]
+    return _filled(g, node, node.args[1])
+
+
+def new_full(g: GraphBuilder, node: FxNode) -> Complex:
+    """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
+    return _filled(g, node, node.args[2])
+
+
+def zeros(g: GraphBuilder, node: FxNode) -> Complex:
+    """zeros(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""
+    return _filled(g, node, 0)
+
+
+def ones(g: GraphBuilder, node: FxNode) -> Complex:
+    """ones(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""
+    return _filled(g, node, 1)
+
+
+def _filled(g: GraphBuilder, node: FxNode, value: Any) -> Complex:
+    """A number, or a tensor of one, in every element of the result."""
     dtype = part_dtype(node)
     sizes: list[Any] = [d if isinstance(d, int) else g.symbol(d) for d in node.shape]
     if isinstance(value, Value | Complex):
@@ -37,7 +53,7 @@ def random_normal(g: GraphBuilder, node: FxNode) -> Complex:
     Both parts have the variance one half.
     """
     dtype = part_dtype(node)
-    shape = filled(g, node).real
+    shape = _filled(g, node, 0).real
     half = g.const(math.sqrt(0.5), dtype)
     return Complex(*(g.op.Mul(g.op.RandomNormalLike(shape, dtype=int(dtype)), half) for _ in range(2)))
 
@@ -47,12 +63,14 @@ def scalar_tensor(g: GraphBuilder, node: FxNode) -> Complex:
     return as_complex(g, node.args[0], part_dtype(node))
 
 
-_FILLED = """
-full full_like new_full zeros zeros_like new_zeros zero ones ones_like new_ones fill empty empty_like
-new_empty empty_strided new_empty_strided empty_permuted
-""".split()
 RULES: list[Rule] = [
-    *[complex_rule(name, filled) for name in _FILLED],
+    *[complex_rule(name, full) for name in ("full", "full_like", "fill")],
+    complex_rule("new_full", new_full),
+    *[complex_rule(name, zeros) for name in ("zeros", "zeros_like", "new_zeros", "zero")],
+    *[complex_rule(name, ones) for name in ("ones", "ones_like", "new_ones")],
+    # What is uninitialised in torch is zero here.
+    *[complex_rule(name, zeros) for name in ("empty", "empty_like", "new_empty", "empty_strided")],
+    *[complex_rule(name, zeros) for name in ("new_empty_strided", "empty_permuted")],
     *[complex_rule(name, random_normal) for name in ("randn", "randn_like")],
     complex_rule("scalar_tensor", scalar_tensor),
 ]

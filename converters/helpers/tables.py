@@ -27,5 +27,5 @@ def of_rank(convert: Callable[[GraphBuilder, FxNode, int], Any], spatial: int) -
 
 
 def complex_rule(name: str, convert: Converter) -> Rule:
-    """A rule for every overload of an operator of aten on complex tensors."""
+    """A rule for an overload of aten on complex tensors, or for every overload of an operator."""
     return Rule(f"complex:aten::{name}", convert)

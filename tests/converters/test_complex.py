@@ -37,6 +37,13 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "moved": lambda x: torch.cat([x.t(), x.flip(1).t()]).reshape(2, -1).unsqueeze(0),
     "indexed": lambda x: (x[1:, ::2], x[:, 1], x.select(0, -1)),
     "reduced": lambda x: (x.sum(1), x.mean(), x.var(1), x.std(0), x.prod(1)),
+    "products of all": lambda x: (x.prod(), x[:, :2].prod(1, keepdim=True)),
+    "filled": lambda x: (
+        torch.full_like(x, 2 + 1j),
+        x.new_full((2,), 3.0),
+        torch.ones_like(x),
+        torch.zeros_like(x) + x,
+    ),
     "matrices": lambda x: (x @ x.mH, torch.vdot(x[0], x[1])),
     "made": lambda x: torch.complex(x.real, x.real) + torch.zeros(3, 4, dtype=torch.complex64),
     "to_real": lambda x: x.to(torch.complex128).to(torch.complex64) * 1j,
