@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from onnxplug.run.compare import Scale, compare
+from onnxplug.run.conditioning import rounding_slack
 
 INF, NAN, LOWEST = float("inf"), float("nan"), torch.finfo(torch.float32).min
 NORMAL = torch.randn(40, 25, generator=torch.Generator().manual_seed(0))
@@ -228,3 +229,47 @@ def test_integers_are_equal_or_not(values: list[int], place: int) -> None:
     actual[place % len(values)] ^= 1
     found = compare(actual, expected)
     assert (found.count, found.index) == (1, (place % len(values),))
+
+
+def cancelling(x: torch.Tensor) -> torch.Tensor:
+    """A sum that is nearly 0, of numbers of size 1000."""
+    return (x * 1000).sum() - (x * 1000).flip(0).sum() + 1e-6
+
+
+def slack_of(model: Any, x: torch.Tensor) -> list[torch.Tensor | None]:
+    return rounding_slack(lambda m, leaves: [("out", m(*leaves))], model, [x])
+
+
+def test_an_element_that_rounding_decides_may_differ_by_as_much() -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    (slack,) = slack_of(cancelling, x)
+    assert slack is not None
+    assert 1e-4 < float(slack) < 10
+    assert compare(torch.tensor(2e-4), torch.tensor(1e-6), slack=slack).equal
+    assert not compare(torch.tensor(30.0), torch.tensor(1e-6), slack=slack).equal
+
+
+def test_well_conditioned_results_get_next_to_no_allowance() -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)), torch.randn(4, 8)
+    before = model[0].weight.detach().clone()
+    (slack,) = slack_of(model, x)
+    assert slack is not None
+    assert 0 < float(slack.max()) < 1e-4
+    assert torch.equal(model[0].weight, before)
+    (outlier,) = slack_of(lambda y: torch.cat([y.sigmoid(), torch.full((1, 8), 1e6)]), x)
+    assert outlier is not None
+    assert float(outlier.max()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "model",
+    [lambda x: x + torch.rand_like(x), lambda x: x.argmax(), lambda x: x.long()],
+    ids=["random", "index", "integer"],
+)
+def test_random_and_integer_results_get_no_allowance(model: Any) -> None:
+    assert slack_of(model, torch.randn(7)) == [None]
+
+
+def test_a_model_that_fails_gets_no_allowance() -> None:
+    assert slack_of(lambda x: x.view(3), torch.randn(7)) == []

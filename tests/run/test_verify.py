@@ -181,3 +181,61 @@ def test_verify_file(tmp_path: Any) -> None:
         verify_file(path, model, (torch.randn(2, 3),), {}, {"nope": {0: "batch"}})
     with pytest.raises(VerificationError, match="takes 1 inputs"):
         verify_file(path, model, (torch.randn(2, 3),) * 2, {})
+
+
+class Counting(nn.Module):
+    """Writes a buffer and its input."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+        self.step = step
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(x.sum(0) * self.step)
+        x.mul_(2)
+        return x + 1
+
+
+def test_verify_file_compares_what_the_model_writes(tmp_path: Any) -> None:
+    path, x = str(tmp_path / "model.onnx"), torch.randn(3, 2)
+    onnxplug.to_onnx(Counting(1.0), (x,), path, dynamic_shapes=({0: "n"},))
+    assert len(verify_file(path, Counting(1.0), (x,), {}, {"x": {0: "n"}}).cases) == 4
+    with pytest.raises(VerificationError, match="'count_out' differs"):
+        verify_file(path, Counting(2.0), (x,), {}, {"x": {0: "n"}})
+    with pytest.raises(VerificationError, match="the output 'count_out' beyond the 1 results"):
+        verify_file(path, lambda x: x * 2 + 1, (x,), {})
+    with pytest.raises(VerificationError, match=r"3 outputs .*, PyTorch 4"):
+        verify_file(path, lambda x: (x * 2 + 1, x, x, x), (x,), {})
+
+
+def test_verify_file_draws_expressions(tmp_path: Any) -> None:
+    path = str(tmp_path / "model.onnx")
+
+    def model(x: torch.Tensor, past: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.cat([past, x]) * mask
+
+    args = (torch.randn(3, 2), torch.randn(4, 2), torch.rand(7, 2))
+    dynamic = {"x": {0: "sequence"}, "past": {0: "past"}, "mask": {0: "past + sequence"}}
+    onnxplug.to_onnx(model, args, path, dynamic_shapes=dynamic)
+    report = verify_file(path, model, args, {}, dynamic, seeds=range(10))
+    assert len(report.cases) == 11
+    assert report.skipped == []
+
+
+@pytest.mark.parametrize("sizes", [{"x": None}, {"past": None}])
+def test_an_expression_of_a_static_size(sizes: dict[str, Any]) -> None:
+    """A name that only the expression has is unknown; a size that came out static is its number."""
+    with pytest.raises(UsageError, match="which no dimension is called"):
+        loose(**sizes)
+
+
+def test_names_that_torch_ties() -> None:
+    """Two names of one size: the expression is written with the first."""
+    one = onnxplug.to_onnx(
+        lambda x, y, mask: (x + y).sum(0) + mask[torch.arange(2 * x.shape[0])].sum(0),
+        (torch.randn(3, 2), torch.randn(3, 2), torch.randn(6, 2)),
+        dynamic_shapes=({0: "a"}, {0: "b"}, {0: "a + b"}),
+    )
+    assert [str(value.shape[0]) for value in one.model.graph.inputs] == ["a", "a", "2*a"]
+    assert len(one.verify(seeds=range(6)).cases) == 7
