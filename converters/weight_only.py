@@ -31,7 +31,9 @@ def _parameters(g: GraphBuilder, x: Value, dtype: ir.DataType, shape: list[Any])
     if g.stored(x) is None:
         return g.reshape(g.cast(x, dtype), shape)
     kind = to_torch_dtype(dtype)
-    return g.derive(x, lambda t: t.to(kind).reshape(shape).contiguous(), ("scales", dtype, tuple(shape)))
+    return g.derive(
+        x, lambda t: t.to(kind).reshape(shape).contiguous(), ("scales", dtype, tuple(shape)), form="reshaped"
+    )
 
 
 def dequantize_affine(g: GraphBuilder, node: FxNode) -> Value:
@@ -111,15 +113,22 @@ def restored_nibbles(g: GraphBuilder, packed: Value, group: int, parameters: Val
     """The weight of packed nibbles, [out, in], in float."""
     rows, half = g.concrete_shape(packed)
     columns = 2 * half
-    scales = g.derive(parameters, lambda t: t[:, :, 0].t().float().contiguous(), "packed scales")
-    zeros = g.derive(parameters, lambda t: t[:, :, 1].t().float().contiguous(), "packed zeros")
+    scales = g.derive(parameters, lambda t: t[:, :, 0].t().float().contiguous(), "packed scales", form="scales")
+    zeros = g.derive(parameters, lambda t: t[:, :, 1].t().float().contiguous(), "packed zeros", form="zero_points")
     blocks = [rows, columns // group, group]
     if g.opset >= SINCE:
-        levels = g.derive(packed, lambda t: pack(unpacked(t).to(torch.int8) - 8, ir.DataType.INT4), "unpacked nibbles")
+        levels = g.derive(
+            packed,
+            lambda t: pack(unpacked(t).to(torch.int8) - 8, ir.DataType.INT4),
+            "unpacked nibbles",
+            form="unpacked",
+        )
         result: Value = g.op.DequantizeLinear(levels, scales, axis=1, block_size=group)
         result = g.reshape(result, blocks)
     else:
-        levels = g.derive(packed, lambda t: (unpacked(t).to(torch.int8) - 8).reshape(blocks), "unpacked bytes")
+        levels = g.derive(
+            packed, lambda t: (unpacked(t).to(torch.int8) - 8).reshape(blocks), "unpacked bytes", form="unpacked"
+        )
         result = g.op.Mul(g.cast(levels, _FLOAT), g.op.Unsqueeze(scales, [2]))
     return g.reshape(g.op.Add(result, g.op.Unsqueeze(zeros, [2])), [rows, columns])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch.utils import _pytree
 
 from onnxplug.build.collection import collection_held
-from onnxplug.build.stored import META as DERIVED
+from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
@@ -77,6 +77,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.statistics = statistics if statistics is not None else ExportStatistics()
         self.host = host
         self._runner: Runner | None = None
+        self._folded: set[str] = set()
 
     @property
     def model_proto(self) -> onnx.ModelProto:
@@ -119,34 +120,68 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         super().release()
 
     def optimize(self) -> None:
-        """Runs onnxscript's optimizer over the model, in place."""
+        """Runs onnxscript's optimizer over the model, in place. Weights that it computes with can't be replaced later."""
         self.release()
+        before = self._weight_uses()
         super().optimize()
+        after = self._weight_uses()
+        self._folded.update(target for target, uses in before.items() if after.get(target) != uses)
 
-    def apply_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Replaces weights by name; one that is stored transposed or packed is made so on the way.
+    def _weight_uses(self) -> dict[str, list[tuple[str | None, int]]]:
+        """The initializers made of each tensor of the PyTorch model, and how often they are read."""
+        found: dict[str, list[tuple[str | None, int]]] = {}
+        for value in self.model.graph.initializers.values():
+            origin: Origin | None = value.meta.get(META)
+            for target in origin.targets if origin is not None else ():
+                found.setdefault(target, []).append((value.name, len(value.uses())))
+        return found
+
+    def apply_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Replaces weights by their names in PyTorch, all of them or none.
+
+        An initializer that is stored in another form (``encoder.weight.transposed``) is made anew of the new tensor. Tensors
+        are cast to the weight's dtype, as ``load_state_dict`` does.
+
+        Args:
+            state_dict: Tensors by name, as ``module.state_dict()`` has them; it may hold some of them.
 
         Raises:
-            UsageError: A weight doesn't fit the form in which it is stored.
+            UsageError: A tensor has another shape, doesn't fit the form in which it is stored, is given twice with different
+                values for one tied weight, or was computed with by :meth:`optimize`.
         """
         self.release()
-        shaped = dict(state_dict)
-        initializers = self.model.graph.initializers
-        for derived in initializers.values():
-            recipe = derived.meta.get(DERIVED)
-            if recipe is None or recipe.source not in state_dict:
+        made: list[tuple[ir.Value, ir.TensorProtocol]] = []
+        known = set(self._state_names())
+        for value in self.model.graph.initializers.values():
+            origin = value.meta.get(META)
+            if origin is None and value.name in state_dict:  # a model that was not exported by onnxplug
+                known.add(str(value.name))
+                made.append((value, TorchTensor(state_dict[str(value.name)].detach(), name=value.name)))
+            targets = [t for t in origin.targets if t in state_dict] if origin is not None else []
+            if origin is None or not targets:
                 continue
-            made = recipe.make(state_dict[recipe.source].detach())
-            made = TorchTensor(made, name=derived.name) if isinstance(made, torch.Tensor) else made
-            made.name, derived.const_value = derived.name, made
-            if recipe.source == derived.name or recipe.source not in initializers:
-                shaped.pop(recipe.source, None)
-        for name, tensor in state_dict.items():
-            value = initializers.get(name) if name in shaped else None
-            order = value.metadata_props.get("onnxplug.transposed") if value is not None else None
-            if order:
-                shaped[name] = tensor.permute(*map(int, order.split(","))).contiguous()
-        super().apply_weights(shaped)
+            known.update(origin.targets)
+            self._refuse_folded(targets)
+            new = origin.make(_new_weight(origin, targets, state_dict))
+            tensor = TorchTensor(new, name=value.name) if isinstance(new, torch.Tensor) else new
+            tensor.name = value.name
+            made.append((value, tensor))
+        self._refuse_folded(state_dict)
+        for value, tensor in made:
+            value.const_value = tensor
+        super().apply_weights({name: tensor for name, tensor in state_dict.items() if name not in known})
+
+    def _refuse_folded(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._folded:
+                raise UsageError(
+                    f"the weight {name!r} can't be replaced: optimize() has computed with it",
+                    hint="Apply the weights before optimize().",
+                )
+
+    def _state_names(self) -> Iterable[str]:
+        program = self.exported_program
+        return (*program.state_dict, *program.constants) if program is not None else ()
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What goes into the graph for a call of the PyTorch model: a tensor or number an input name.
@@ -321,6 +356,26 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 def _type_text(value: ir.Value) -> str:
     dims = ", ".join(str(d) for d in value.shape) if value.shape is not None else "?"
     return f"{value.dtype.name.lower() if value.dtype is not None else '?'}[{dims}]"
+
+
+def _new_weight(origin: Origin, targets: Sequence[str], state_dict: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The tensor given for a weight, in the weight's dtype.
+
+    Raises:
+        UsageError: It has another shape, or there are several that differ.
+    """
+    first = state_dict[targets[0]].detach()
+    for name in targets:
+        if state_dict[name].shape != origin.shape:
+            raise UsageError(
+                f"the weight {name!r} has the shape {list(origin.shape)}, got {list(state_dict[name].shape)}"
+            )
+        if name != targets[0] and not torch.equal(state_dict[name], first):
+            raise UsageError(
+                f"{targets[0]!r} and {name!r} are one tensor in the exported model, got two that differ",
+                hint="Export the model with the new weights.",
+            )
+    return first.to(origin.dtype)
 
 
 def _checked(slot: InputSlot, leaf: Any) -> Any:

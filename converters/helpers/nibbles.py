@@ -63,4 +63,4 @@ def as_nibbles(
     tensor = g.stored(x)
     if tensor is None or not fits(tensor, dtype):
         return None
-    return g.derive(x, lambda t: pack(arrange(t), dtype), (key, dtype))
+    return g.derive(x, lambda t: pack(arrange(t), dtype), (key, dtype), form="packed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +12,7 @@ import torch
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import SINCE
 from onnxplug.build.scope import graphs_of, used_by
+from onnxplug.build.stored import META, unused_name
 from onnxplug.errors import Unsupported
 
 
@@ -38,9 +40,10 @@ def assemble(
     nodes = g.live(results)
     tensors: dict[ir.Value, torch.Tensor] = dict(state)
     if g.optimize:
-        nodes = _fold_transposed_weights(nodes, tensors, {id(v) for v in results})
+        taken = {v.name for v in (*inputs, *results, *tensors)} | g.state_names()
+        nodes = _fold_transposed_weights(nodes, tensors, {id(v) for v in results}, taken)
     derived = g.derived_tensors(v.name for v in (*inputs, *results, *tensors))
-    _name_values(nodes, inputs, results, [*tensors, *derived])
+    _name_values(nodes, inputs, results, [*tensors, *derived], g.state_names())
     stored = (v for v in (*tensors, *derived) if v.uses())
     _refuse_newer_dtypes(g.opset, [*inputs, *stored, *(v for node in nodes for v in node.outputs)])
     return ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph"), tensors
@@ -66,9 +69,9 @@ def _distinct_outputs(
 
 
 def _fold_transposed_weights(
-    nodes: Sequence[ir.Node], tensors: dict[ir.Value, torch.Tensor], outputs: set[int]
+    nodes: Sequence[ir.Node], tensors: dict[ir.Value, torch.Tensor], outputs: set[int], taken: set[str | None]
 ) -> list[ir.Node]:
-    """A weight that is only ever read transposed is stored transposed; a tied one is stored once, as it is."""
+    """A weight that is only ever read transposed is stored transposed, as ``NAME.transposed``; a tied one as it is."""
     kept = []
     for node in nodes:
         source = node.inputs[0] if node.op_type == "Transpose" and not node.domain else None
@@ -76,10 +79,13 @@ def _fold_transposed_weights(
             kept.append(node)
             continue
         perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(tensors[source].dim())[::-1]
+        transpose = partial(torch.permute, dims=tuple(perm))
         result = node.outputs[0]
-        folded = ir.Value(name=source.name, type=result.type, shape=result.shape)
-        folded.metadata_props["onnxplug.transposed"] = ",".join(map(str, perm))
-        tensors[folded] = tensors.pop(source).permute(*perm)
+        folded = ir.Value(name=unused_name(f"{source.name}.transposed", taken), type=result.type, shape=result.shape)
+        taken.add(folded.name)
+        if META in source.meta:
+            folded.meta[META] = source.meta[META].then(transpose)
+        tensors[folded] = transpose(tensors.pop(source))
         result.replace_all_uses_with(folded)
         node.replace_input_with(0, None)
     return kept
@@ -106,9 +112,10 @@ def _name_values(
     inputs: Sequence[ir.Value],
     outputs: Sequence[ir.Value],
     tensors: Sequence[ir.Value],
+    state_names: set[str],
 ) -> None:
     """Names what has none yet; the user's names (inputs, outputs, state) come first and stay."""
-    taken = {v.name for v in inputs} | {v.name for v in outputs} | {v.name for v in tensors}
+    taken = {v.name for v in inputs} | {v.name for v in outputs} | {v.name for v in tensors} | state_names
     own = {id(v) for v in (*inputs, *outputs, *tensors)}
     counters: dict[str, int] = {}
 

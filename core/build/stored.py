@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,20 +14,43 @@ from onnxplug.build.dtypes import to_onnx_dtype
 Tensor = torch.Tensor | ir.TensorProtocol
 Make = Callable[[torch.Tensor], Tensor]
 
-#: Where an initializer keeps how it is made (``onnx_ir.Value.meta``), so that weights replaced later are made alike.
-META = "onnxplug.derived"
+#: Where an initializer keeps its :class:`Origin` (``onnx_ir.Value.meta``), so that weights replaced later are stored alike.
+META = "onnxplug.origin"
 
 
-class Derived(NamedTuple):
-    """How an initializer is made of a tensor of the model.
+class Origin(NamedTuple):
+    """The tensor of the PyTorch model that an initializer holds, or is made of.
 
     Attributes:
-        source: That tensor's name in the model.
-        make: The function of it.
+        targets: The tensor's names in the PyTorch model; a tied one has several.
+        make: From the tensor to what is stored.
+        dtype, shape: Of the tensor.
     """
 
-    source: str
+    targets: tuple[str, ...]
     make: Make
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def then(self, make: Make) -> Origin:
+        """The origin of what is made of the initializer."""
+        first = self.make
+
+        def both(tensor: torch.Tensor) -> Tensor:
+            made = first(tensor)
+            assert isinstance(made, torch.Tensor)
+            return make(made)
+
+        return self._replace(make=both)
+
+
+def unused_name(stem: str, taken: Container[str | None]) -> str:
+    """The stem, with a number after it where that is taken."""
+    name, number = stem, 1
+    while name in taken:
+        number += 1
+        name = f"{stem}_{number}"
+    return name
 
 
 class StoredMixin:
@@ -36,7 +59,7 @@ class StoredMixin:
     def __init__(self) -> None:
         #: The parameters, buffers and constants of the model.
         self.state: Mapping[ir.Value, torch.Tensor] = {}
-        self._derived: dict[ir.Value, tuple[ir.Value, Tensor, Make]] = {}
+        self._derived: dict[ir.Value, tuple[ir.Value, Tensor, Make, str]] = {}
         self._derived_by_key: dict[Any, ir.Value] = {}
         super().__init__()
 
@@ -57,16 +80,14 @@ class StoredMixin:
             return None
         return tensor.detach()
 
-    def derive(self, source: ir.Value, make: Make, key: Hashable) -> ir.Value:
+    def derive(self, source: ir.Value, make: Make, key: Hashable, *, form: str = "derived") -> ir.Value:
         """An initializer made of a stored tensor, at export and again whenever the weights are replaced.
 
         Args:
             source: A value that :meth:`stored` knows.
             make: From the tensor to what is stored: a torch tensor, or an ``onnx_ir`` one for dtypes that torch lacks.
             key: What ``make`` does: equal keys of one source share one initializer.
-
-        Returns:
-            Its value. The initializer has the name of the source where nothing else reads that.
+            form: What is made, in a word: the initializer is called ``SOURCE.FORM``.
         """
         found = self._derived_by_key.get((source, key))
         if found is not None:
@@ -77,7 +98,7 @@ class StoredMixin:
         dtype = to_onnx_dtype(made.dtype)
         shape = ir.Shape(tuple(made.shape) if isinstance(made, torch.Tensor) else made.shape.numpy())
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
-        self._derived[value] = (source, made, make)
+        self._derived[value] = (source, made, make, form)
         self._derived_by_key[source, key] = value
         return value
 
@@ -85,22 +106,20 @@ class StoredMixin:
         """The derived initializers that nodes read, each with a name that isn't taken."""
         if not self._derived:
             return {}
-        names = {name for name in taken if name}
-        given = {value.name for value in self._derived}
+        names = {*taken, *self.state_names()}
+        names.update(value.name for value in self._derived)
         found: dict[ir.Value, Tensor] = {}
-        for value, (source, tensor, make) in self._derived.items():
+        for value, (source, tensor, make, form) in self._derived.items():
             if not value.uses():
                 continue
-            if value.name is None and source.name and not source.uses() and source.name not in given:
-                value.name = source.name
-            number = 0
-            while value.name is None:
-                number += 1
-                name = f"{source.name or 'constant'}_stored{number}"
-                value.name = None if name in names else name
-            names.add(value.name)
-            given.add(value.name)
+            if value.name is None:
+                value.name = unused_name(f"{source.name or 'constant'}.{form}", names)
+                names.add(value.name)
             found[value] = tensor
-            if source in self.state:
-                value.meta[META] = Derived(str(source.name), make)
+            if META in source.meta:
+                value.meta[META] = source.meta[META].then(make)
         return found
+
+    def state_names(self) -> set[str]:
+        """The names that the model's tensors have in PyTorch: an initializer of such a name holds that tensor."""
+        return {target for value in self.state if META in value.meta for target in value.meta[META].targets}

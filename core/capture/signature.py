@@ -45,6 +45,7 @@ class InputSlot:
         tensor: The tensor of a parameter, buffer or constant.
         value: The Python value of a STATIC slot.
         position: Index among the leaves of the flattened ``(args, kwargs)``; ``None`` for state.
+        target: Name of a parameter, buffer or constant in the PyTorch model, whatever its ONNX name is.
     """
 
     node: torch.fx.Node
@@ -53,6 +54,7 @@ class InputSlot:
     tensor: torch.Tensor | None = None
     value: Any = None
     position: int | None = None
+    target: str = ""
 
 
 @dataclass

@@ -56,12 +56,14 @@ def assign_names(
     given_inputs = set(input_names or ())
     given_outputs = set(output_names or ())
     taken = set(given_inputs | given_outputs)
+    state_names = {slot.target for slot in functional.inputs}
 
     def settle(slot: Any, given: set[str]) -> None:
         if slot.name in given:
             given.discard(slot.name)
             return
-        slot.name = _unique(slot.name, taken)
+        if slot.name in taken:  # a parameter's name is not for another tensor
+            slot.name = _unique(slot.name, taken | state_names)
         taken.add(slot.name)
 
     both = given_inputs & given_outputs

@@ -129,7 +129,7 @@ def _input_slot(
                 "program does not show",
                 hint="Give the module itself, or unwrap its weights before torch.export (torchao: unwrap_tensor_subclass).",
             )
-        return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor)
+        return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor, target=spec.target)
     if spec.kind is not TorchInput.USER_INPUT:
         raise UsageError(f"the model takes a {spec.kind.name.lower()} ({spec.target}), which ONNX can't hold")
     value = original.meta.get("val")

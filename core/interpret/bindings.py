@@ -11,6 +11,7 @@ import torch
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.stored import META, Origin
 from onnxplug.capture.signature import InputKind, InputSlot, OutputSlot
 from onnxplug.errors import UsageError
 from onnxplug.interpret.symbols import SymbolNames
@@ -31,6 +32,7 @@ def bind_inputs(
     inputs: list[ir.Value] = []
     state: dict[ir.Value, torch.Tensor] = {}
     stored: dict[Any, ir.Value] = {}
+    targets: dict[ir.Value, list[str]] = {}
     for slot in slots:
         if slot.kind is InputKind.NONE:
             values[slot.node] = None
@@ -51,6 +53,8 @@ def bind_inputs(
             if found is None:
                 found = stored[key] = _state_value(slot)
                 state[found] = _real(slot.tensor)
+            targets.setdefault(found, []).append(slot.target)
+            found.meta[META] = Origin(tuple(targets[found]), _real, slot.tensor.dtype, slot.tensor.shape)
             values[slot.node] = _maybe_complex(builder, slot, found)
     return values, inputs, state
 
@@ -91,11 +95,11 @@ def _tensor_key(tensor: torch.Tensor) -> Any:
 
 
 def _state_value(slot: InputSlot) -> ir.Value:
+    """The initializer of a tensor, under its name; that of a complex one is the real tensor ``NAME.view_as_real``."""
     assert slot.tensor is not None
     tensor = _real(slot.tensor)
-    return ir.Value(
-        name=slot.name, type=ir.TensorType(to_onnx_dtype(tensor.dtype)), shape=ir.Shape(tuple(tensor.shape))
-    )
+    name = f"{slot.name}.view_as_real" if slot.tensor.is_complex() else slot.name
+    return ir.Value(name=name, type=ir.TensorType(to_onnx_dtype(tensor.dtype)), shape=ir.Shape(tuple(tensor.shape)))
 
 
 def _input_value(slot: InputSlot, symbols: SymbolNames) -> ir.Value:

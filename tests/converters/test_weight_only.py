@@ -95,7 +95,7 @@ def test_nibbles(name: str, dtype: torch.dtype, opset: int) -> None:
     )
     wanted = ir.DataType.INT4 if CASES[name]["low"] < 0 else ir.DataType.UINT4
     if opset >= 21:
-        assert dtypes(program)["levels"] == wanted
+        assert dtypes(program)["levels.packed"] == wanted
     else:
         assert not {ir.DataType.INT4, ir.DataType.UINT4} & set(dtypes(program).values())
 
@@ -147,20 +147,20 @@ def test_shared_weights_are_stored_once() -> None:
     x, others = torch.randn(4, 32), [(torch.randn(1, 32),)]
     program = check(Shared(-8, 7, 8), x, others=others, dynamic=DYNAMIC)
     assert dtypes(program) == {
-        "levels": ir.DataType.INT4,
-        "scales": ir.DataType.FLOAT,
-        "zeros": ir.DataType.INT4,
+        "levels.packed": ir.DataType.INT4,
+        "scales.reshaped": ir.DataType.FLOAT,
+        "zeros.packed": ir.DataType.INT4,
         **{n: d for n, d in dtypes(program).items() if n.startswith("constant")},
     }
     found = dtypes(check(Raw(-8, 7, 8), x, others=others, dynamic=DYNAMIC))
     # The bytes are read themselves: they keep their name.
-    assert (found["levels"], found["levels_stored1"]) == (ir.DataType.INT8, ir.DataType.INT4)
-    assert (found["zeros"], found["zeros_stored1"]) == (ir.DataType.INT8, ir.DataType.INT4)
+    assert (found["levels"], found["levels.packed"]) == (ir.DataType.INT8, ir.DataType.INT4)
+    assert (found["zeros"], found["zeros.packed"]) == (ir.DataType.INT8, ir.DataType.INT4)
 
 
 def test_plain_translation() -> None:
     program = check(Affine(-8, 7, 8), torch.randn(4, 32), optimize=False)
-    assert dtypes(program)["levels"] == ir.DataType.INT4
+    assert dtypes(program)["levels.packed"] == ir.DataType.INT4
 
 
 def test_replaced_weights() -> None:
@@ -216,13 +216,13 @@ def test_packed_nibbles(shape: tuple[int, int, int], dtype: torch.dtype, opset: 
         opset=opset,
         **TOLERANCES[dtype],
     )
-    assert dtypes(program)["weight"] == (ir.DataType.INT4 if opset >= 21 else ir.DataType.INT8)
+    assert dtypes(program)["weight.unpacked"] == (ir.DataType.INT4 if opset >= 21 else ir.DataType.INT8)
 
 
 def test_packed_nibbles_are_unpacked_exactly() -> None:
     model = Packed(96, 64, 32)
     program = onnxplug.to_onnx(model, (torch.randn(2, 64),))
-    stored = program.model.graph.initializers["weight"].const_value
+    stored = program.model.graph.initializers["weight.unpacked"].const_value
     np.testing.assert_array_equal(stored.numpy().astype(np.int32) + 8, model.levels.numpy())
     other, x = Packed(96, 64, 32), torch.randn(2, 64)
     program.apply_weights(dict(other.named_buffers()))
@@ -247,12 +247,12 @@ def test_a_converter_of_ones_own() -> None:
         x, weight, _ = node.args
         if g.stored(weight) is None:
             raise onnxplug.Decline("no parameter")
-        rows = g.derive(weight, lambda tensor: tensor.half().t().contiguous(), "half, turned")
+        rows = g.derive(weight, lambda tensor: tensor.half().t().contiguous(), "half, turned", form="half")
         return g.op.MatMul(x, g.cast(rows, weight.dtype))
 
     rules = [onnxplug.Rule("aten::linear.default", convert)]
     program = onnxplug.to_onnx(linear, (x,), rules=rules)
-    assert dtypes(program) == {"weight": ir.DataType.FLOAT16}
+    assert dtypes(program) == {"weight.half": ir.DataType.FLOAT16}
     for model in (linear, other):
         program.apply_weights(dict(model.named_parameters()))
         torch.testing.assert_close(program(x)[0], x @ model.weight.half().float().t())

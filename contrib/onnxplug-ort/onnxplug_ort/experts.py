@@ -120,7 +120,7 @@ def moe(g: Any, node: Any) -> Any:
         if value is None or (not transposed and (interleaved or not halves)):
             return value
         turn, mix = transposed and len(value.shape) == 3, halves and not interleaved
-        return g.derive(value, lambda t: _laid_out(t, turn, mix), ("experts", turn, mix))
+        return g.derive(value, lambda t: _laid_out(t, turn, mix), ("experts", turn, mix), form="rearranged")
 
     logits = g.op.ScatterElements(
         g.op.Expand(g.const(float("-inf")), g.vector([g.dim(x, 0), count])), index, g.op.Log(weights), axis=1

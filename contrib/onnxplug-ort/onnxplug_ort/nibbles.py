@@ -55,15 +55,17 @@ def linear(g: Any, node: Any) -> Any:
         raise Decline("levels or zero points beyond four bits")
     zeros = None
     if zero is not None:
-        zeros = g.derive(zero, lambda t: _in_row(_spread(t, rows, repeats), shift), ("nbits zeros", shift, repeats))
+        zeros = g.derive(
+            zero, lambda t: _in_row(_spread(t, rows, repeats), shift), ("nbits zeros", shift, repeats), form="packed"
+        )
     elif shift == 0:
         zeros = g.const(torch.zeros(rows, (columns // block[1] * repeats + 1) // 2, dtype=torch.uint8))
     kind = _TORCH[x.dtype]
     result = _product(
         g,
         x,
-        g.derive(levels, lambda t: _in_blocks(t, size, shift), ("nbits", size, shift)),
-        g.derive(scale, lambda t: _spread(t.to(kind), rows, repeats), ("nbits scales", kind, repeats)),
+        g.derive(levels, lambda t: _in_blocks(t, size, shift), ("nbits", size, shift), form="packed"),
+        g.derive(scale, lambda t: _spread(t.to(kind), rows, repeats), ("nbits scales", kind, repeats), form="spread"),
         zeros,
         (columns, rows, size),
     )
@@ -88,9 +90,11 @@ def packed(g: Any, node: Any) -> Any:
     result = _product(
         g,
         g.cast(x, ir.DataType.FLOAT),
-        g.derive(weight, lambda t: _in_blocks(unpacked(t).to(torch.int16), size, 0), ("nbits of packed", size)),
-        g.derive(parameters, lambda t: t[:, :, 0].t().float().contiguous(), "nbits scales of packed"),
-        g.derive(parameters, _fractions, "nbits zeros of packed"),
+        g.derive(
+            weight, lambda t: _in_blocks(unpacked(t).to(torch.int16), size, 0), ("nbits of packed", size), form="packed"
+        ),
+        g.derive(parameters, lambda t: t[:, :, 0].t().float().contiguous(), "nbits scales of packed", form="scales"),
+        g.derive(parameters, _fractions, "nbits zeros of packed", form="zero_points"),
         (columns, rows, size),
     )
     return g.cast(result, node.dtype)

@@ -1,0 +1,206 @@
+"""Initializers and the state_dict: a name of the one is the tensor of the other, and new weights find their way."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import onnxplug
+from onnxplug import UsageError
+from onnxplug.build.dtypes import as_array
+from tests.support.zoo import ZOO
+
+MODELS = ("resnet18", "vit", "bert", "gpt2", "llama", "t5")
+
+
+def stored(program: onnxplug.OnnxProgram) -> dict[str, np.ndarray]:
+    return {name: v.const_value.numpy() for name, v in program.model.graph.initializers.items()}
+
+
+def check_names(program: onnxplug.OnnxProgram, module: nn.Module) -> None:
+    """Every initializer of a state_dict's name holds its tensor: shape, dtype and bits."""
+    state = module.state_dict()
+    for name, array in stored(program).items():
+        if name in state:
+            expected = as_array(state[name])
+            assert (array.shape, array.dtype) == (expected.shape, expected.dtype), name
+            assert array.tobytes() == np.ascontiguousarray(expected).tobytes(), name
+
+
+def randomized(module: nn.Module) -> nn.Module:
+    """A copy with other weights."""
+    module = copy.deepcopy(module)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for tensor in {id(p): p for p in module.parameters()}.values():
+            tensor.copy_(tensor + torch.randn_like(tensor) * 0.05)
+        for name, buffer in module.named_buffers():
+            if buffer.is_floating_point() and name in module.state_dict():
+                buffer.copy_(buffer + torch.rand_like(buffer) * 0.05)
+    return module
+
+
+def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """Names, then the eager results with other weights; returns the program."""
+    kwargs = kwargs or {}
+    program = onnxplug.to_onnx(module, args, kwargs=kwargs, verify=True, **settings)
+    check_names(program, module)
+    before = program(*args, **kwargs)
+    other = randomized(module)
+    program.apply_weights(other.state_dict())
+    check_names(program, other)
+    with torch.no_grad():
+        expected = tree_leaves(other(*args, **kwargs))
+    results = program(*args, **kwargs)
+    for result, wanted in zip(results, [t for t in expected if isinstance(t, torch.Tensor)], strict=False):
+        torch.testing.assert_close(result, wanted, rtol=1e-3, atol=1e-3)
+    assert any(not torch.equal(a, b) for a, b in zip(before, results, strict=True)), "the new weights make a difference"
+    return program
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_models(name: str) -> None:
+    case = ZOO[name]()
+    check(case.module, case.args, case.kwargs, dynamic_shapes=case.dynamic_shapes)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.randn(4, dtype=torch.complex64))
+        self.weight = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(x * self.frequencies).sum(-1) @ self.weight
+
+
+@pytest.mark.parametrize(
+    ("module", "x"),
+    [
+        (nn.Linear(3, 5), torch.randn(2, 3)),
+        (nn.Linear(4, 4), torch.randn(2, 3, 4)),
+        (nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True), torch.randn(2, 3, 4)),
+        (nn.GRU(4, 5), torch.randn(2, 3, 4)),
+        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)), torch.randn(1, 2, 4, 4)),
+        (nn.ConvTranspose1d(2, 3, 2), torch.randn(1, 2, 4)),
+        (nn.Bilinear(3, 3, 2), torch.randn(2, 3)),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 3, 8)),
+        (nn.Linear(4, 4, dtype=torch.bfloat16), torch.randn(2, 3, 4).bfloat16()),
+        (Complex(), torch.randn(2, 4)),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+@pytest.mark.parametrize("optimize", [True, False])
+def test_layers(module: nn.Module, x: torch.Tensor, optimize: bool) -> None:
+    args = (x, x) if isinstance(module, nn.Bilinear) else (x,)
+    if x.dtype is torch.bfloat16:
+        program = onnxplug.to_onnx(module, args, optimize=optimize)
+        check_names(program, module)
+        other = randomized(module)
+        program.apply_weights(other.state_dict())
+        check_names(program, other)
+    else:
+        check(module.eval(), args, optimize=optimize)
+
+
+def test_a_transposed_weight_has_a_name_that_says_so() -> None:
+    program = onnxplug.to_onnx(nn.Sequential(nn.Linear(4, 4)), (torch.randn(2, 3, 4),))
+    assert "0.weight.transposed" in stored(program)
+    assert "0.weight" not in stored(program)
+    assert "frequencies.view_as_real" in stored(onnxplug.to_onnx(Complex(), (torch.randn(2, 4),)))
+
+
+class Clash(nn.Module):
+    """A parameter called as another one's transpose would be, and one called as an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.ParameterDict(
+            {"transposed": nn.Parameter(torch.randn(4)), "plain": nn.Parameter(torch.ones(4))}
+        )
+        self.x = nn.Parameter(torch.randn(4))
+        self.x_1 = nn.Parameter(torch.randn(4))
+        self.constant_1 = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.x) * self.x_1 + self.weight["transposed"] + self.constant_1 * torch.tensor([1.5, 2, 3, 4])
+
+
+def test_names_that_clash() -> None:
+    check(Clash(), (torch.randn(2, 4),))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter("matrix", nn.Parameter(torch.randn(4, 4)))
+            self.matrix_of = nn.ParameterDict({"transposed": nn.Parameter(torch.randn(4))})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.matrix) + self.matrix_of["transposed"]
+
+    check(Outer(), (torch.randn(2, 3, 4),), input_names=["matrix"])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.unread = nn.Parameter(torch.zeros(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(ids))
+
+
+def test_tied_weights(recwarn: pytest.WarningsRecorder) -> None:
+    ids, other = torch.tensor([[1, 2]]), Tied()
+    program = check(Tied(), (ids,))
+    program.apply_weights({"head.weight": other.head.weight})
+    torch.testing.assert_close(program(ids)[0], other(ids))
+    assert not [w for w in recwarn if "not found" in str(w.message)]
+    state = dict(other.state_dict())
+    state["head.weight"] = state["head.weight"] + 1
+    with pytest.raises(UsageError, match="one tensor in the exported model"):
+        program.apply_weights(state)
+    torch.testing.assert_close(program(ids)[0], other(ids)), "nothing was replaced"
+    with pytest.warns(Warning, match="'nowhere' not found"):
+        program.apply_weights({"nowhere": torch.zeros(1)})
+
+
+def test_weights_that_do_not_fit() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.randn(2, 3, 4)
+    program = onnxplug.to_onnx(module, (x,))
+    before = program(x)[0]
+    with pytest.raises(UsageError, match=r"'1.weight' has the shape \[2, 4\], got \[4, 2\]"):
+        program.apply_weights({"0.weight": torch.zeros(4, 4), "1.weight": torch.zeros(4, 2)})
+    torch.testing.assert_close(program(x)[0], before, rtol=0, atol=0)
+    module.load_state_dict(other := {n: t.double() + 1 for n, t in module.state_dict().items()})
+    program.apply_weights(other)
+    torch.testing.assert_close(program(x)[0], module(x).detach())
+
+
+def test_weights_that_optimize_has_computed_with() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.a + self.b.exp()
+
+    module, x = Model(), torch.randn(2, 4)
+    program = onnxplug.to_onnx(module, (x,))
+    program.optimize()
+    other = randomized(module)
+    with pytest.raises(UsageError, match=r"'b' can't be replaced: optimize\(\) has computed with it"):
+        program.apply_weights(other.state_dict())
+    torch.testing.assert_close(program(x)[0], module(x).detach())
+    program.apply_weights({"a": other.a})
+    torch.testing.assert_close(program(x)[0], (x * other.a + module.b.exp()).detach())
