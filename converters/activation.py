@@ -12,6 +12,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.converters.helpers.elementary import expm1_of
 from onnxplug.converters.helpers.error_function import erf
+from onnxplug.converters.helpers.exactness import KERNEL_FORGETS_NAN
 from onnxplug.converters.helpers.promotion import comparable, operand
 from onnxplug.converters.helpers.real import Real
 from onnxplug.converters.helpers.reductions import reduced
@@ -231,16 +232,28 @@ def softmax_of(op_type: str) -> Converter:
         if not rank_of(x):
             one = g.op.Exp(g.op.Sub(x, x))  # 1, and NaN for what isn't finite, as torch
             return g.cast(one if op_type == "Softmax" else g.op.Log(one), node.dtype)
-        if op_type == "LogSoftmax" and inner == ir.DataType.DOUBLE:
-            # ONNX Runtime's kernel for doubles gives -inf where NaN is due.
-            axis = normalize_axis(axis, rank_of(x))
-            shifted = g.op.Sub(x, reduced(g, "ReduceMax", x, axis, True, inner))
-            total = reduced(g, "ReduceSum", g.op.Exp(shifted), axis, True, inner)
-            return g.op.Sub(shifted, g.op.Log(total))
         return g.cast(getattr(g.op, op_type)(x, axis=normalize_axis(axis, rank_of(x))), node.dtype)
 
     convert.__name__ = convert.__qualname__ = "softmax" if op_type == "Softmax" else "log_softmax"
     return convert
+
+
+def log_softmax_exact(g: GraphBuilder, node: FxNode) -> Value:
+    """log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
+
+    Of doubles, by its definition: NaN where ONNX Runtime's kernel gives -inf.
+    """
+    x, axis = node.args[:2]
+    x = operand(g, x, node.dtype)
+    axis = normalize_axis(axis, rank_of(x))
+    shifted = g.op.Sub(x, reduced(g, "ReduceMax", x, axis, True, node.dtype))
+    total = reduced(g, "ReduceSum", g.op.Exp(shifted), axis, True, node.dtype)
+    result: Value = g.op.Sub(shifted, g.op.Log(total))
+    return result
+
+
+def _of_doubles(node: FxNode) -> bool:
+    return node.dtype == ir.DataType.DOUBLE and bool(rank_of(node.args[0]))
 
 
 def safe_softmax(g: GraphBuilder, node: FxNode) -> Value:
@@ -283,5 +296,9 @@ RULES: list[Rule] = [
     Rule("aten::log_softmax.int", softmax_of("LogSoftmax")),
     Rule("aten::_log_softmax.default", softmax_of("LogSoftmax")),
     Rule("aten::special_log_softmax.default", softmax_of("LogSoftmax")),
+    *[
+        Rule(f"aten::{name}", log_softmax_exact, when=_of_doubles, **KERNEL_FORGETS_NAN)
+        for name in ("log_softmax.int", "_log_softmax.default", "special_log_softmax.default")
+    ],
     Rule("aten::_safe_softmax.default", safe_softmax),
 ]

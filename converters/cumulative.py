@@ -10,6 +10,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.converters.helpers.elementary import log1p_of
+from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
 from onnxplug.converters.helpers.promotion import comparable, wide
 from onnxplug.converters.helpers.scans import is_empty, running_product, scan
 from onnxplug.errors import Unsupported
@@ -30,8 +31,8 @@ def cumprod(g: GraphBuilder, node: FxNode) -> Value:
     return g.cast(running_product(g, x, normalize_axis(axis, rank_of(x))), node.dtype)
 
 
-def cumulative_extremum(largest: bool) -> Converter:
-    """cummax, cummin: NaN stays from where it occurs; of equal elements the last one's index."""
+def cumulative_extremum(largest: bool, exact: bool = False) -> Converter:
+    """cummax, cummin: of equal elements the last one's index; with ``exact`` NaN stays from where it occurs."""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         x, axis = node.args
@@ -49,7 +50,7 @@ def cumulative_extremum(largest: bool) -> Converter:
         def step(states: list[Value], item: Value) -> tuple[list[Value], list[Value]]:
             best, place, number = states
             taken = (g.op.GreaterOrEqual if largest else g.op.LessOrEqual)(item, best)
-            if floating:
+            if exact and floating:
                 taken = g.op.Or(g.op.IsNaN(item), g.op.And(taken, g.op.Not(g.op.IsNaN(best))))
             best = g.op.Where(taken, item, best)
             place = g.op.Where(taken, number, place)
@@ -60,14 +61,14 @@ def cumulative_extremum(largest: bool) -> Converter:
         values, places = scan(g, g.cast(x, inner), normalize_axis(axis, rank_of(x)), starts, step)
         return [g.cast(values, dtype), places]
 
-    convert.__name__ = convert.__qualname__ = "cummax" if largest else "cummin"
+    convert.__name__ = convert.__qualname__ = f"cum{'max' if largest else 'min'}{'_exact' if exact else ''}"
     return convert
 
 
 def logcumsumexp(g: GraphBuilder, node: FxNode) -> Value:
     """logcumsumexp(Tensor self, int dim) -> Tensor
 
-    Each step max + log1p(exp(-|a - b|)); equal infinities give themselves.
+    Each step max + log1p(exp(-|a - b|)); equal infinities, whose difference is NaN, give themselves.
     """
     x, axis = node.args
     dtype = wide(node.dtype)
@@ -79,11 +80,9 @@ def logcumsumexp(g: GraphBuilder, node: FxNode) -> Value:
 
     def step(states: list[Value], item: Value) -> tuple[list[Value], list[Value]]:
         total = states[0]
-        top = g.op.Max(total, item)
-        gap = g.op.Neg(g.op.Abs(g.op.Sub(total, item)))
-        added = g.op.Add(top, log1p_of(g, g.op.Exp(gap)))
-        same = g.op.And(g.op.IsInf(total), g.op.Equal(total, item))
-        following = g.op.Where(same, item, added)
+        difference = g.op.Where(g.op.Equal(total, item), g.const(0.0, dtype), g.op.Sub(total, item))
+        rest = log1p_of(g, g.op.Exp(g.op.Neg(g.op.Abs(difference))))
+        following = g.op.Add(g.op.Max(total, item), rest)
         return [following], [g.op.Identity(following)]
 
     start = [(float("-inf"), dtype)]
@@ -95,4 +94,6 @@ RULES: list[Rule] = [
     Rule("aten::cummax.default", cumulative_extremum(largest=True)),
     Rule("aten::cummin.default", cumulative_extremum(largest=False)),
     Rule("aten::logcumsumexp.default", logcumsumexp),
+    Rule("aten::cummax.default", cumulative_extremum(largest=True, exact=True), when=of_floats, **SKIPS_NAN),
+    Rule("aten::cummin.default", cumulative_extremum(largest=False, exact=True), when=of_floats, **SKIPS_NAN),
 ]

@@ -10,6 +10,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute, truncated
 from onnxplug.converters.helpers.dtypes import WIDE_INTEGERS
+from onnxplug.converters.helpers.exactness import WRONG_AND_SLOW
 from onnxplug.converters.helpers.promotion import operands, operands_in, wide
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.interpret.node import FxNode
@@ -107,11 +108,23 @@ def fmod(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, y = node.args
     dtype = node.dtype
-    if dtype.is_integer():
-        # ONNX Runtime's fmod of integers goes operands_in double; its division of integers is exact.
-        a, b = operands_in(g, x, y, dtype=dtype, inner=dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64)
-        return g.cast(g.op.Sub(a, g.op.Mul(g.op.Div(a, b), b)), dtype)
-    return g.cast(g.op.Mod(*operands(g, x, y, dtype=dtype), fmod=1), dtype)
+    inner = ir.DataType.INT64 if dtype.is_integer() and dtype not in WIDE_INTEGERS else dtype
+    return g.cast(g.op.Mod(*operands_in(g, x, y, dtype=dtype, inner=inner), fmod=1), dtype)
+
+
+def fmod_of_integers(g: GraphBuilder, node: FxNode) -> Value:
+    """fmod.Tensor(Tensor self, Tensor other) -> Tensor
+
+    By the quotient, which is exact.
+    """
+    x, y = node.args
+    dtype = node.dtype
+    a, b = operands_in(g, x, y, dtype=dtype, inner=dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64)
+    return g.cast(g.op.Sub(a, g.op.Mul(g.op.Div(a, b), b)), dtype)
+
+
+def _of_integers(node: FxNode) -> bool:
+    return bool(node.dtype.is_integer())
 
 
 RULES: list[Rule] = [
@@ -121,4 +134,5 @@ RULES: list[Rule] = [
     *overloads_of("floor_divide", "default Scalar", floor_divide),
     *overloads_of("remainder", "Tensor Scalar Scalar_Tensor", remainder),
     *overloads_of("fmod", "Tensor Scalar", fmod),
+    *overloads_of("fmod", "Tensor Scalar", fmod_of_integers, when=_of_integers, **WRONG_AND_SLOW),
 ]

@@ -19,6 +19,7 @@ from onnxplug.converters.helpers.elementary import (
     atanh_of,
     cosh_of,
     expm1_of,
+    hypot_exact,
     hypot_of,
     is_negative,
     log1p_of,
@@ -26,6 +27,7 @@ from onnxplug.converters.helpers.elementary import (
     tangent,
     with_sign,
 )
+from onnxplug.converters.helpers.exactness import INFINITE_BESIDE_NAN
 from onnxplug.converters.helpers.promotion import operand, operands, wide
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -43,7 +45,7 @@ def by_formula(function: Any, native: str | None = None) -> Converter:
         result = getattr(g.op, native)(x) if native is not None and dtype == _FLOAT else function(g, x)
         return g.cast(result, node.dtype)
 
-    convert.__name__ = convert.__qualname__ = function.__name__.removesuffix("_of")
+    convert.__name__ = convert.__qualname__ = function.__name__
     return convert
 
 
@@ -54,7 +56,7 @@ def by_formula2(function: Any) -> Converter:
         x, y = operands(g, *node.args[:2], dtype=wide(node.dtype))
         return g.cast(function(g, x, y), node.dtype)
 
-    convert.__name__ = convert.__qualname__ = function.__name__.removesuffix("_of")
+    convert.__name__ = convert.__qualname__ = function.__name__
     return convert
 
 
@@ -190,13 +192,12 @@ def logaddexp(base: float | None) -> Converter:
         dtype = wide(node.dtype)
         x, y = operands(g, *node.args, dtype=dtype)
         scale = 1.0 if base is None else math.log(base)
-        top = g.op.Max(x, y)
-        gap = g.op.Neg(g.op.Abs(g.op.Sub(x, y)))
+        # The difference of equal infinities is NaN.
+        difference = g.op.Where(g.op.Equal(x, y), g.const(0.0, dtype), g.op.Sub(x, y))
+        gap = g.op.Neg(g.op.Abs(difference))
         rest = log1p_of(g, g.op.Exp(g.op.Mul(gap, g.const(scale, dtype))))
-        total = g.op.Add(top, g.op.Div(rest, g.const(scale, dtype)))
-        same = g.op.And(g.op.IsInf(x), g.op.Equal(x, y))
-        result: Value = g.op.Where(same, x, total)
-        return g.cast(result, node.dtype)
+        total = g.op.Add(g.op.Max(x, y), g.op.Div(rest, g.const(scale, dtype)))
+        return g.cast(total, node.dtype)
 
     convert.__name__ = convert.__qualname__ = "logaddexp" if base is None else "logaddexp2"
     return convert
@@ -214,8 +215,8 @@ def degrees(factor: float) -> Converter:
     return convert
 
 
-def _named(names: str, convert: Converter) -> list[Rule]:
-    return [Rule(f"aten::{name}.default", convert) for name in names.split()]
+def _named(names: str, convert: Converter, **conditions: Any) -> list[Rule]:
+    return [Rule(f"aten::{name}.default", convert, **conditions) for name in names.split()]
 
 
 RULES: list[Rule] = [
@@ -235,6 +236,7 @@ RULES: list[Rule] = [
     *_named("atanh arctanh", by_formula(atanh_of)),
     *_named("atan2 arctan2", by_formula2(arctan2)),
     *_named("hypot", by_formula2(hypot_of)),
+    *_named("hypot", by_formula2(hypot_exact), **INFINITE_BESIDE_NAN),
     *_named("logaddexp", logaddexp(None)),
     *_named("logaddexp2", logaddexp(2.0)),
     *_named("deg2rad", degrees(math.pi / 180)),

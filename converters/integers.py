@@ -44,7 +44,7 @@ def bitwise_by_bits(op_type: str) -> Converter:
             return plain
         a, b = (_bits(g, v) for v in operands(g, x, y, dtype=_INT64))
         bits = g.cast(getattr(g.op, op_type)(a, b), _INT64)
-        total = reduced(g, "ReduceSum", g.op.Mul(bits, g.const(_POWERS)), -1, False, _INT64)
+        total = reduced(g, "ReduceSum", g.op.Mul(bits, g.const(_POWERS)), -1, False, _INT64, exact=True)
         return g.cast(total, node.dtype)
 
     convert.__name__ = convert.__qualname__ = f"bitwise_{op_type.lower()}_by_bits"

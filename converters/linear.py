@@ -165,9 +165,9 @@ def tensordot(g: GraphBuilder, node: FxNode) -> Value:
         if 1 in sizes and sizes[0] != sizes[1]:
             # A size of 1 is broadcast: the other tensor's axis is summed alone.
             if sizes[0] == 1:
-                b = reduced(g, "ReduceSum", b, [y], True, inner)
+                b = reduced(g, "ReduceSum", b, [y], True, inner, exact=True)
             else:
-                a = reduced(g, "ReduceSum", a, [x], True, inner)
+                a = reduced(g, "ReduceSum", a, [x], True, inner, exact=True)
     shape = [*(g.dim(a, x) for x in kept[0]), *(g.dim(b, y) for y in kept[1])]
     rows, columns = _joined(g, a, kept[0]), _joined(g, b, kept[1])
     first = g.op.Reshape(_ordered(g, a, [*kept[0], *over[0]]), g.vector([rows, -1]))

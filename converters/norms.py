@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
@@ -9,6 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axes, rank_of
+from onnxplug.converters.helpers.exactness import SKIPS_NAN
 from onnxplug.converters.helpers.reductions import reduce, reduced, reduction_dtype
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -18,6 +20,19 @@ def vector_norm(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     x, order, axes, keepdim = node.args[:4]
     return _norm(g, g.cast(x, reduction_dtype(node.dtype)), order, axes, keepdim, node.dtype)
+
+
+def extreme_norm_exact(g: GraphBuilder, node: FxNode) -> Value:
+    """The largest or smallest size, of orders inf and -inf: NaN stays."""
+    named = node.kwargs
+    size = g.op.Abs(g.cast(node.args[0], reduction_dtype(node.dtype)))
+    op_type = "ReduceMax" if node.args[1] > 0 else "ReduceMin"
+    return reduced(g, op_type, size, named.get("dim"), named.get("keepdim", False), node.dtype, exact=True)
+
+
+def _is_extreme(node: FxNode) -> bool:
+    order = node.args[1]
+    return isinstance(order, float) and math.isinf(order)
 
 
 def norm(g: GraphBuilder, node: FxNode) -> Value:
@@ -57,4 +72,8 @@ RULES: list[Rule] = [
     Rule("aten::norm.ScalarOpt_dim", norm),
     Rule("aten::norm.ScalarOpt_dim_dtype", norm),
     Rule("aten::norm.Scalar", norm),
+    *[
+        Rule(f"aten::{op}", extreme_norm_exact, when=_is_extreme, **SKIPS_NAN)
+        for op in ("linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.Scalar")
+    ],
 ]

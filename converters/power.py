@@ -10,6 +10,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
+from onnxplug.converters.helpers.exactness import THROUGH_DOUBLE
 from onnxplug.converters.helpers.promotion import operand, operands
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.errors import Unsupported
@@ -39,26 +40,45 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) -> Value:
-    """An integer power, exact and wrapping as torch's: by squaring when the exponent is a small constant.
+    """An integer power: by products, which wrap as torch's, when the exponent is a small constant.
 
-    ONNX Runtime computes integer Pow through double, which is wrong above 2**53.
+    Others by Pow in 64 bits; 0 to a negative power, infinite for Pow, is 0.
     """
+    if not _is_small(exponent):
+        a, b = operands(g, x, exponent, dtype=ir.DataType.INT64)
+        zero = g.const(0)
+        infinite = g.op.And(g.op.Equal(a, zero), g.op.Less(b, zero))
+        return g.cast(g.op.Where(infinite, zero, g.op.Pow(a, b)), dtype)
     inner = dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64
-    if isinstance(exponent, int) and 0 <= exponent <= 64:
-        base = operand(g, x, inner)
-        if exponent == 0:
-            zero: Value = g.op.Mul(base, g.const(0, inner))
-            return g.cast(g.op.Add(zero, g.const(1, inner)), dtype)
-        result: Value | None = None
-        while exponent:
-            if exponent & 1:
-                result = base if result is None else g.op.Mul(result, base)
-            exponent >>= 1
-            if exponent:
-                base = g.op.Mul(base, base)
-        assert result is not None
-        return g.cast(result, dtype)
-    return g.cast(_squaring(g, *operands(g, x, exponent, dtype=ir.DataType.INT64)), dtype)
+    base = operand(g, x, inner)
+    if exponent == 0:
+        return g.cast(g.op.Add(g.op.Mul(base, g.const(0, inner)), g.const(1, inner)), dtype)
+    result: Value | None = None
+    while exponent:
+        if exponent & 1:
+            result = base if result is None else g.op.Mul(result, base)
+        exponent >>= 1
+        if exponent:
+            base = g.op.Mul(base, base)
+    assert result is not None
+    return g.cast(result, dtype)
+
+
+def _is_small(exponent: Any) -> bool:
+    return isinstance(exponent, int) and 0 <= exponent <= 64
+
+
+def _integer_power_of_tensors(node: FxNode) -> bool:
+    return bool(node.dtype.is_integer()) and not _is_small(node.args[1])
+
+
+def pow_exact(g: GraphBuilder, node: FxNode) -> Value:
+    """pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor
+
+    Of integers, by repeated squaring: wraps as torch's.
+    """
+    x, exponent = operands(g, *node.args, dtype=ir.DataType.INT64)
+    return g.cast(_squaring(g, x, exponent), node.dtype)
 
 
 def _squaring(g: GraphBuilder, base: Value, exponent: Value) -> Value:
@@ -102,6 +122,13 @@ def rsqrt(g: GraphBuilder, node: FxNode) -> Value:
 
 RULES: list[Rule] = [
     *overloads_of("pow", "Tensor_Scalar Tensor_Tensor Scalar", pow_),
+    *overloads_of(
+        "pow",
+        "Tensor_Scalar Tensor_Tensor Scalar",
+        pow_exact,
+        when=_integer_power_of_tensors,
+        **THROUGH_DOUBLE,
+    ),
     Rule("aten::rsqrt.default", rsqrt),
     Rule("aten::square.default", square),
 ]

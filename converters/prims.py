@@ -12,6 +12,14 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import unsqueeze
 from onnxplug.converters.helpers.broadcasting import expand_to
+from onnxplug.converters.helpers.exactness import (
+    SKIPS_NAN,
+    THROUGH_DOUBLE,
+    WRONG_AND_SLOW,
+    of_floats,
+    of_wide_integers,
+    sums_integers,
+)
 from onnxplug.converters.helpers.reductions import reduced, variance_of
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -46,16 +54,16 @@ def transpose(g: GraphBuilder, node: FxNode) -> Value:
     return result
 
 
-def reduction(op_type: str) -> Converter:
+def reduction(op_type: str, exact: bool = False) -> Converter:
     """sum, prod, amax, amin: over non-negative axes."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axes = node.args[:2]
         if axes is not None and not axes:
             return g.cast(x, node.dtype)
-        return reduced(g, op_type, x, axes, False, node.dtype)
+        return reduced(g, op_type, x, axes, False, node.dtype, exact)
 
-    convert.__name__ = convert.__qualname__ = op_type.lower()
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}{'_exact' if exact else ''}"
     return convert
 
 
@@ -170,6 +178,12 @@ RULES: list[Rule] = [
     Rule("prims::prod.default", reduction("ReduceProd")),
     Rule("prims::amax.default", reduction("ReduceMax")),
     Rule("prims::amin.default", reduction("ReduceMin")),
+    Rule("prims::sum.default", reduction("ReduceSum", exact=True), when=sums_integers, **WRONG_AND_SLOW),
+    Rule("prims::prod.default", reduction("ReduceProd", exact=True), when=of_wide_integers, **THROUGH_DOUBLE),
+    *[
+        Rule(f"prims::{name}.default", reduction(op_type, exact=True), when=of_floats, **SKIPS_NAN)
+        for name, op_type in (("amax", "ReduceMax"), ("amin", "ReduceMin"))
+    ],
     Rule("prims::var.default", var),
     Rule("prims::iota.default", iota),
     Rule("prims::cbrt.default", cbrt),

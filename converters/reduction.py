@@ -7,6 +7,14 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axes, normalize_axis, rank_of, squeeze
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT64
+from onnxplug.converters.helpers.exactness import (
+    SKIPS_NAN,
+    THROUGH_DOUBLE,
+    WRONG_AND_SLOW,
+    of_floats,
+    of_wide_integers,
+    sums_integers,
+)
 from onnxplug.converters.helpers.reductions import reduce, reduced, reduction_dtype
 from onnxplug.converters.helpers.slices import diagonal_of
 from onnxplug.errors import Unsupported
@@ -14,24 +22,26 @@ from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 
-def whole(op_type: str) -> Converter:
+def whole(op_type: str, exact: bool = False) -> Converter:
     """A reduction of everything: sum, mean, prod, amax …"""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        return reduced(g, op_type, node.args[0], None, False, node.dtype)
+        return reduced(g, op_type, node.args[0], None, False, node.dtype, exact)
 
-    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_all"
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_all{'_exact' if exact else ''}"
     return convert
 
 
-def along(op_type: str) -> Converter:
+def along(op_type: str, exact: bool = False) -> Converter:
     """A reduction along axes: ``(x, dim, keepdim, …)``."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axes, keepdim = node.args[:3]
-        return reduced(g, op_type, x, axes, keepdim, node.dtype)
+        if op_type == "ReduceProd" and isinstance(axes, Value):
+            raise Unsupported("prod over a dynamic axis")
+        return reduced(g, op_type, x, axes, keepdim, node.dtype, exact)
 
-    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim"
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim{'_exact' if exact else ''}"
     return convert
 
 
@@ -46,21 +56,24 @@ def all_(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _truth(g: GraphBuilder, node: FxNode, op_type: str) -> Value:
-    """The largest or smallest of the truth values; of no elements ``any`` is false and ``all`` true, hence the sums."""
+    """The largest or smallest of the truth values; of no elements ``any`` is false and ``all`` true, hence the sums.
+
+    In float, in which ONNX Runtime sums fastest: no sum of ones is rounded to 0.
+    """
     x = node.args[0]
     axes, keepdim = (node.args[1], node.args[2]) if len(node.args) > 2 else (None, False)
     rank = rank_of(x)
     if axes == []:  # Unlike sums, over no axes at all.
         return g.cast(g.cast(x, BOOL), node.dtype)
     wanted = g.cast(x, BOOL) if op_type == "ReduceMax" else g.op.Not(g.cast(x, BOOL))
-    count = reduce(g, "ReduceSum", g.cast(wanted, INT64), normalize_axes(axes, rank) if rank else None, keepdim)
-    found = g.op.Greater(count, g.const(0))
+    count = reduce(g, "ReduceSum", g.cast(wanted, FLOAT), normalize_axes(axes, rank) if rank else None, keepdim)
+    found = g.op.Greater(count, g.const(0.0))
     result: Value = found if op_type == "ReduceMax" else g.op.Not(found)
     return g.cast(result, node.dtype)
 
 
-def arg_extremum(op_type: str) -> Converter:
-    """argmax, argmin: the first of equal ones, the first NaN before all; of everything when no axis is given."""
+def arg_extremum(op_type: str, exact: bool = False) -> Converter:
+    """argmax, argmin: the first of equal ones, with ``exact`` the first NaN before all; of everything when no axis is given."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axis, keepdim = node.args
@@ -69,18 +82,18 @@ def arg_extremum(op_type: str) -> Converter:
         if not rank:
             return g.const(0)
         if axis is None:
-            index = _first_extremum(g, op_type, g.reshape(x, [-1]), 0, False)
+            index = _first_extremum(g, op_type, g.reshape(x, [-1]), 0, False, exact)
             return g.reshape(index, [1] * rank) if keepdim else index
-        return _first_extremum(g, op_type, x, normalize_axis(axis, rank), keepdim)
+        return _first_extremum(g, op_type, x, normalize_axis(axis, rank), keepdim, exact)
 
-    convert.__name__ = convert.__qualname__ = op_type.lower()
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}{'_exact' if exact else ''}"
     return convert
 
 
-def _first_extremum(g: GraphBuilder, op_type: str, x: Value, axis: int, keepdim: bool) -> Value:
+def _first_extremum(g: GraphBuilder, op_type: str, x: Value, axis: int, keepdim: bool, exact: bool) -> Value:
     keep = int(keepdim)
     index: Value = getattr(g.op, op_type)(x, axis=axis, keepdims=keep)
-    if x.dtype is None or not x.dtype.is_floating_point():
+    if not exact:
         return index
     flags = g.cast(g.op.IsNaN(x), FLOAT)
     first = g.op.ArgMax(flags, axis=axis, keepdims=keep)
@@ -89,7 +102,7 @@ def _first_extremum(g: GraphBuilder, op_type: str, x: Value, axis: int, keepdim:
     return result
 
 
-def extremum_dim(op_type: str) -> Converter:
+def extremum_dim(op_type: str, exact: bool = False) -> Converter:
     """max.dim, min.dim: values and the index of the first of equal ones."""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -97,11 +110,11 @@ def extremum_dim(op_type: str) -> Converter:
         if not rank_of(x):
             return [x, g.const(0)]
         axis = normalize_axis(axis, rank_of(x))
-        values = reduced(g, f"Reduce{op_type}", x, axis, keepdim, x.dtype)
-        indices = _first_extremum(g, f"Arg{op_type}", g.cast(x, reduction_dtype(x.dtype)), axis, keepdim)
+        values = reduced(g, f"Reduce{op_type}", x, axis, keepdim, x.dtype, exact)
+        indices = _first_extremum(g, f"Arg{op_type}", g.cast(x, reduction_dtype(x.dtype)), axis, keepdim, exact)
         return [values, indices]
 
-    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim"
+    convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim{'_exact' if exact else ''}"
     return convert
 
 
@@ -136,15 +149,7 @@ def cumsum(g: GraphBuilder, node: FxNode) -> Value:
 def count_nonzero(g: GraphBuilder, node: FxNode) -> Value:
     """count_nonzero(Tensor self, int? dim=None) -> Tensor"""
     x = node.args[0]
-    return reduced(g, "ReduceSum", g.cast(g.cast(x, BOOL), INT64), node.args[1], False, INT64)
-
-
-def prod_dim(g: GraphBuilder, node: FxNode) -> Value:
-    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    x, axis, keepdim = node.args[:3]
-    if node.dtype == INT64 and isinstance(axis, Value):
-        raise Unsupported("prod over a dynamic axis")
-    return reduced(g, "ReduceProd", x, axis, keepdim, node.dtype)
+    return reduced(g, "ReduceSum", g.cast(x, BOOL), node.args[1], False, INT64, exact=True)
 
 
 def aminmax(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -153,11 +158,46 @@ def aminmax(g: GraphBuilder, node: FxNode) -> list[Value]:
     return [reduced(g, f"Reduce{end}", x, axis, keepdim, x.dtype) for end in ("Min", "Max")]
 
 
+def aminmax_exact(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)
+
+    NaN stays.
+    """
+    x, axis, keepdim = node.args
+    return [reduced(g, f"Reduce{end}", x, axis, keepdim, x.dtype, exact=True) for end in ("Min", "Max")]
+
+
 def trace(g: GraphBuilder, node: FxNode) -> Value:
     """trace(Tensor self) -> Tensor"""
     return reduced(g, "ReduceSum", diagonal_of(g, node.args[0], 0, 0, 1), None, False, node.dtype)
 
 
+def trace_exact(g: GraphBuilder, node: FxNode) -> Value:
+    """trace(Tensor self) -> Tensor"""
+    return reduced(g, "ReduceSum", diagonal_of(g, node.args[0], 0, 0, 1), None, False, node.dtype, exact=True)
+
+
+#: The exact forms, of integers and of floats.
+_INTEGER_SUMS: dict[str, Converter] = {
+    "sum.default": whole("ReduceSum", exact=True),
+    "sum.dim_IntList": along("ReduceSum", exact=True),
+    "trace.default": trace_exact,
+}
+_INTEGER_PRODUCTS: dict[str, Converter] = {
+    "prod.default": whole("ReduceProd", exact=True),
+    "prod.dim_int": along("ReduceProd", exact=True),
+}
+_EXTREMA: dict[str, Converter] = {
+    "amax.default": along("ReduceMax", exact=True),
+    "amin.default": along("ReduceMin", exact=True),
+    "max.default": whole("ReduceMax", exact=True),
+    "min.default": whole("ReduceMin", exact=True),
+    "max.dim": extremum_dim("Max", exact=True),
+    "min.dim": extremum_dim("Min", exact=True),
+    "aminmax.default": aminmax_exact,
+    "argmax.default": arg_extremum("ArgMax", exact=True),
+    "argmin.default": arg_extremum("ArgMin", exact=True),
+}
 RULES: list[Rule] = [
     Rule("aten::sum.default", whole("ReduceSum")),
     Rule("aten::trace.default", trace),
@@ -165,7 +205,7 @@ RULES: list[Rule] = [
     Rule("aten::mean.default", whole("ReduceMean")),
     Rule("aten::mean.dim", along("ReduceMean")),
     Rule("aten::prod.default", whole("ReduceProd")),
-    Rule("aten::prod.dim_int", prod_dim),
+    Rule("aten::prod.dim_int", along("ReduceProd")),
     Rule("aten::amax.default", along("ReduceMax")),
     Rule("aten::amin.default", along("ReduceMin")),
     Rule("aten::max.default", whole("ReduceMax")),
@@ -180,4 +220,10 @@ RULES: list[Rule] = [
     Rule("aten::logsumexp.default", logsumexp),
     Rule("aten::cumsum.default", cumsum),
     Rule("aten::count_nonzero.default", count_nonzero),
+    *[Rule(f"aten::{op}", convert, when=sums_integers, **WRONG_AND_SLOW) for op, convert in _INTEGER_SUMS.items()],
+    *[
+        Rule(f"aten::{op}", convert, when=of_wide_integers, **THROUGH_DOUBLE)
+        for op, convert in _INTEGER_PRODUCTS.items()
+    ],
+    *[Rule(f"aten::{op}", convert, when=of_floats, **SKIPS_NAN) for op, convert in _EXTREMA.items()],
 ]

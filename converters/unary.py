@@ -10,6 +10,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.dtypes import BOOL
+from onnxplug.converters.helpers.exactness import NOT_A_NUMBER, of_floats
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.interpret.node import FxNode
@@ -55,23 +56,39 @@ def sign(g: GraphBuilder, node: FxNode) -> Value:
     x = node.args[0]
     if node.dtype == BOOL:
         return x
-    if not node.dtype.is_floating_point():
-        result: Value = g.op.Sign(x)
-        return result
-    # torch's sign of NaN is 0.
-    result = g.op.Where(g.op.IsNaN(x), g.const(0.0, node.dtype), g.op.Sign(x))
+    result: Value = g.op.Sign(x)
+    return result
+
+
+def sign_exact(g: GraphBuilder, node: FxNode) -> Value:
+    """sign(Tensor self) -> Tensor
+
+    The sign of NaN is 0.
+    """
+    x = node.args[0]
+    result: Value = g.op.Where(g.op.IsNaN(x), g.const(0.0, node.dtype), g.op.Sign(x))
     return result
 
 
 def angle(g: GraphBuilder, node: FxNode) -> Value:
     """angle(Tensor self) -> Tensor
 
-    Of a real number: pi below zero, else 0; NaN of NaN.
+    Of a real number: pi below zero, else 0.
     """
     x = operand(g, node.args[0], node.dtype)
     zero = g.const(0.0, node.dtype)
-    turned: Value = g.op.Where(g.op.Less(x, zero), g.const(math.pi, node.dtype), zero)
-    return g.op.Where(g.op.IsNaN(x), x, turned) if node.args[0].dtype.is_floating_point() else turned
+    result: Value = g.op.Where(g.op.Less(x, zero), g.const(math.pi, node.dtype), zero)
+    return result
+
+
+def angle_exact(g: GraphBuilder, node: FxNode) -> Value:
+    """angle(Tensor self) -> Tensor
+
+    NaN of NaN.
+    """
+    x = node.args[0]
+    result: Value = g.op.Where(g.op.IsNaN(x), x, angle(g, node))
+    return result
 
 
 _UNARY = {
@@ -84,4 +101,6 @@ RULES: list[Rule] = [
     *overloads_of("abs absolute", "default", abs_),
     *overloads_of("sign sgn", "default", sign),
     Rule("aten::angle.default", angle),
+    Rule("aten::angle.default", angle_exact, when=of_floats, **NOT_A_NUMBER),
+    *overloads_of("sign sgn", "default", sign_exact, when=of_floats, **NOT_A_NUMBER),
 ]

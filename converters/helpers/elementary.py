@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ml_dtypes import finfo
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -52,10 +53,10 @@ def log1p_of(g: GraphBuilder, x: Value) -> Value:
     assert dtype is not None
     one = g.const(1.0, dtype)
     u = g.op.Add(one, x)
-    corrected = g.op.Mul(g.op.Log(u), g.op.Div(x, g.op.Sub(u, one)))
-    exact = g.op.Or(g.op.Equal(u, one), g.op.IsInf(x))
-    # log1p(-inf) is NaN.
-    result: Value = g.op.Where(exact, g.op.Where(g.op.Less(x, g.const(-1.0, dtype)), g.op.Log(x), x), corrected)
+    # The divisor is finite, so that infinity over it is no NaN.
+    divisor = g.op.Sub(g.op.Min(u, g.const(float(finfo(dtype.numpy()).max), dtype)), one)
+    corrected = g.op.Mul(g.op.Log(u), g.op.Div(x, divisor))
+    result: Value = g.op.Where(g.op.Equal(u, one), x, corrected)
     return result
 
 
@@ -86,30 +87,33 @@ def arctan2(g: GraphBuilder, y: Value, x: Value) -> Value:
     """The angle of the point (x, y): signed zeros, infinities and NaN as C's atan2."""
     dtype = y.dtype
     assert dtype is not None
-    zero, pi = g.const(0.0, dtype), g.const(math.pi, dtype)
+    zero, one, pi = g.const(0.0, dtype), g.const(1.0, dtype), g.const(math.pi, dtype)
     below, left = is_negative(g, y), is_negative(g, x)
-    ratio = arctan(g, g.op.Div(g.op.Abs(y), g.op.Abs(x)))
-    both_zero = g.op.And(g.op.Equal(y, zero), g.op.Equal(x, zero))
-    infinite = g.op.And(g.op.IsInf(y), g.op.IsInf(x))
-    ratio = g.op.Where(infinite, g.const(math.pi / 4, dtype), g.op.Where(both_zero, zero, ratio))
+    a, b = g.op.Abs(y), g.op.Abs(x)
+    # Equal sizes, two infinities among them, have the quotient 1; two zeros have the angle 0.
+    quotient = g.op.Where(g.op.Equal(a, b), one, g.op.Div(a, b))
+    ratio = g.op.Where(g.op.Equal(g.op.Max(a, b), zero), zero, arctan(g, quotient))
     angle = g.op.Where(left, g.op.Sub(pi, ratio), ratio)
-    result = with_sign(g, angle, below)
-    nan = g.op.Or(g.op.IsNaN(x), g.op.IsNaN(y))
-    result = g.op.Where(nan, g.op.Add(x, y), result)
-    return result
+    return with_sign(g, angle, below)
 
 
 def hypot_of(g: GraphBuilder, x: Value, y: Value) -> Value:
-    """sqrt(x² + y²) without overflow; infinite as soon as one of both is, even beside NaN."""
+    """sqrt(x² + y²) without overflow; NaN beside NaN, infinity too."""
     dtype = x.dtype
     assert dtype is not None
-    zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
+    one = g.const(1.0, dtype)
     a, b = g.op.Abs(x), g.op.Abs(y)
     top, low = g.op.Max(a, b), g.op.Min(a, b)
-    ratio = g.op.Div(low, g.op.Where(g.op.Equal(top, zero), one, top))
-    length = g.op.Mul(top, g.op.Sqrt(g.op.Add(one, g.op.Mul(ratio, ratio))))
+    # Equal sizes, two infinities and two zeros among them, have the quotient 1.
+    ratio = g.op.Where(g.op.Equal(top, low), one, g.op.Div(low, top))
+    result: Value = g.op.Mul(top, g.op.Sqrt(g.op.Add(one, g.op.Mul(ratio, ratio))))
+    return result
+
+
+def hypot_exact(g: GraphBuilder, x: Value, y: Value) -> Value:
+    """As :func:`hypot_of`; infinite as soon as one of both is, even beside NaN."""
     infinite = g.op.Or(g.op.IsInf(x), g.op.IsInf(y))
-    result: Value = g.op.Where(infinite, g.const(float("inf"), dtype), length)
+    result: Value = g.op.Where(infinite, g.const(float("inf"), x.dtype), hypot_of(g, x, y))
     return result
 
 

@@ -10,9 +10,13 @@ from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 
-def overloads_of(names: str, overloads: str, convert: Converter) -> list[Rule]:
+def overloads_of(names: str, overloads: str, convert: Converter, **conditions: Any) -> list[Rule]:
     """A rule for every overload of every operator of aten, both named in a text with blanks between them."""
-    return [Rule(f"aten::{name}.{overload}", convert) for name in names.split() for overload in overloads.split()]
+    return [
+        Rule(f"aten::{name}.{overload}", convert, **conditions)
+        for name in names.split()
+        for overload in overloads.split()
+    ]
 
 
 def of_rank(convert: Callable[[GraphBuilder, FxNode, int], Any], spatial: int) -> Converter:

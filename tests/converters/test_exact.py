@@ -1,4 +1,7 @@
-"""Where others are silently wrong: 64-bit integers, NaN, infinities, ties, empty and 0-dim tensors, each in a table."""
+"""Where others are silently wrong: 64-bit integers, NaN, infinities, ties, empty and 0-dim tensors, each in a table.
+
+Special values are asked for with ``exact=True``; ordinary ones are right without it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,20 @@ INTEGERS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers_are_exact(name: str) -> None:
-    check(INTEGERS[name], LARGE, others=[(OTHER,)])
+    check(INTEGERS[name], LARGE, others=[(OTHER,)], exact=True)
+
+
+#: Powers are no longer ordinary where they reach 2**53.
+SMALLER = {"powers": lambda x: (x**3, x.clamp(-9, 9) ** x.flip(1).clamp(0, 12), x.square(), x.clamp(-9, 9).int() ** 9)}
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", None], ids=str)
+@pytest.mark.parametrize("name", INTEGERS)
+def test_ordinary_integers(name: str, target: str | None) -> None:
+    """Negative ones, zero, ties, and results that 32 bits don't hold."""
+    x = torch.tensor([[3, -4, 0, 7], [-1, 2, 2, 40_000]])
+    others = [(-x,), (torch.tensor([[0, 0, 0, 0], [1, -1, 5_000_000, -1]]),)]
+    check(SMALLER.get(name, INTEGERS[name]), x, others=others, target=target)
 
 
 @pytest.mark.parametrize("opset", [13, 17, 18])
@@ -103,12 +119,23 @@ FLOATS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_nan_and_infinity(name: str) -> None:
-    check(FLOATS[name], ROWS, others=[(FINITE,), (ROWS.flip(0),)])
+    check(FLOATS[name], ROWS, others=[(FINITE,), (ROWS.flip(0),)], exact=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("target", ["onnxruntime", None], ids=str)
+@pytest.mark.parametrize("name", FLOATS)
+def test_ordinary_floats(name: str, target: str | None, dtype: torch.dtype) -> None:
+    """Finite ones of any size and sign, ties and zeros among them."""
+    sizes = torch.tensor(
+        [[1e18, 1e17, 1e-30, 2.0], [0.1, 0.1, -0.1, 5.0], [80.0, -80.0, 0.0, 1e8], [-3.5, 2.5, 1.5, 0.5]]
+    )
+    check(FLOATS[name], FINITE.to(dtype), others=[(sizes.to(dtype),), (-FINITE.to(dtype),)], target=target)
 
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_nan_and_infinity_in_double(name: str) -> None:
-    check(FLOATS[name], ROWS.double(), others=[(FINITE.double(),)])
+    check(FLOATS[name], ROWS.double(), others=[(FINITE.double(),)], exact=True)
 
 
 SLICES: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -8,7 +8,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,9 @@ from onnxplug.run.inputs import Sizes, generated_inputs
 from tests.opdb.tolerances import comparable, tolerance, valid_inputs
 
 #: What each status means; the ones in GOOD count as passed, those in UNMEASURABLE as not counted.
-GOOD = frozenset({"pass", "pass-reference", "pass-wide"})
+GOOD = frozenset({"pass", "pass-reference", "pass-wide", "pass-exact"})
+#: Integers beyond it are special values, as NaN and infinities are.
+ORDINARY = 2**53
 HALVES = (torch.float16, torch.bfloat16)
 UNMEASURABLE = frozenset({"eager", "capture"})
 
@@ -34,8 +36,9 @@ class Outcome:
 
     Attributes:
         status: ``pass``; ``pass-reference`` (ONNX Runtime has no kernel, ``onnx.reference`` agrees); ``pass-wide`` (of
-            half dtypes: agrees not with torch's half result but with its float one, rounded once); ``eager`` (torch
-            itself refuses); ``capture`` (torch.export itself can't); ``missing``, ``unsupported``, ``convert``, ``run``,
+            half dtypes: agrees not with torch's half result but with its float one, rounded once); ``pass-exact`` (of
+            samples with NaN, infinities or integers beyond 2**53: agrees with ``exact=True``, and without it on
+            ordinary numbers); ``eager`` (torch itself refuses); ``capture`` (torch.export itself can't); ``missing``, ``unsupported``, ``convert``, ``run``,
             ``dtype``, ``shape``, ``value``, ``count``: what went wrong; ``crash``, ``timeout``.
         detail: The error's first line.
         conversion_seconds: Time after capture.
@@ -161,8 +164,52 @@ def _measure(op: Any, dtype: torch.dtype, module: Sample, opset: int | None, dyn
     if dynamic and inputs:
         # forward(*tensors): the shapes of the one variadic parameter.
         shapes = (tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs),)
+    outcome = _exported(module, inputs, expected, dtype, shapes, opset, name)
+    if outcome.status == "value" and _is_special((*inputs, *_pytree.tree_leaves(expected))):
+        ordinary = tuple(_ordinary(x) for x in inputs)
+        seed()
+        wanted = module(*copy.deepcopy(ordinary))
+        plain = _exported(module, ordinary, wanted, dtype, shapes, opset, name)
+        if plain.status not in GOOD and not _is_special(_pytree.tree_leaves(wanted)):
+            return plain
+        exact = _exported(module, inputs, expected, dtype, shapes, opset, name, exact=True)
+        if exact.status not in GOOD:
+            return exact
+        outcome.status, outcome.detail = "pass-exact", ""
+    return outcome
+
+
+def _is_special(values: Sequence[Any]) -> bool:
+    """Whether some value is NaN, infinite, or an integer beyond 2**53."""
+    for x in values:
+        if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) and not bool(x.isfinite().all()):
+            return True
+        if isinstance(x, torch.Tensor) and x.dtype == torch.int64 and bool(((x > ORDINARY) | (x < -ORDINARY)).any()):
+            return True
+    return False
+
+
+def _ordinary(x: torch.Tensor) -> torch.Tensor:
+    """A tensor with ordinary numbers in the place of special ones."""
+    if x.is_floating_point():
+        return x.nan_to_num(0.5, 3.0, -3.0)
+    return x.clamp(-9, 9) if x.dtype == torch.int64 and _is_special([x]) else x
+
+
+def _exported(
+    module: Sample,
+    inputs: tuple[torch.Tensor, ...],
+    expected: Any,
+    dtype: torch.dtype,
+    shapes: Any,
+    opset: int | None,
+    name: str,
+    exact: bool = False,
+) -> Outcome:
+    """What becomes of one export and its runs."""
+    dynamic = shapes is not None
     try:
-        program = onnxplug.to_onnx(module, inputs, dynamic_shapes=shapes, opset_version=opset, plugins=[])
+        program = onnxplug.to_onnx(module, inputs, dynamic_shapes=shapes, opset_version=opset, plugins=[], exact=exact)
     except CaptureError as error:
         # Ours to answer for only where torch.export itself can do it.
         try:
