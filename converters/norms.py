@@ -23,7 +23,10 @@ def vector_norm(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def extreme_norm_exact(g: GraphBuilder, node: FxNode) -> Value:
-    """The largest or smallest size, of orders inf and -inf: NaN stays."""
+    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+
+    The largest or smallest size, of orders inf and -inf: NaN stays.
+    """
     named = node.kwargs
     size = g.op.Abs(g.cast(node.args[0], reduction_dtype(node.dtype)))
     op_type = "ReduceMax" if node.args[1] > 0 else "ReduceMin"
