@@ -245,7 +245,9 @@ def _unless_same(g: GraphBuilder, axis: Axis, weights: Value) -> Value:
     size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
     rows = unsqueeze(g, g.op.Range(g.const(0), out, g.const(1)), 1)
     columns = unsqueeze(g, g.op.Range(g.const(0), size, g.const(1)), 0)
-    result: Value = g.op.Where(g.op.Equal(size, out), g.cast(g.op.Equal(rows, columns), weights.dtype), weights)
+    assert weights.dtype is not None
+    same = g.cast(g.op.Equal(rows, columns), weights.dtype)
+    result: Value = g.op.Where(g.op.Equal(size, out), same, weights)
     return result
 
 

@@ -204,7 +204,7 @@ class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMix
         inferred: Result = []
         if raw is not None:
             inferred = spec.infer(values, raw, spec) if spec.infer is not None else []
-            if spec.schema is not None and (not inferred or inferred[0][1] is None):
+            if not inferred or inferred[0][1] is None:
                 inferred = self._infer_by_onnx(spec, values, attrs, outputs) or inferred
         results = []
         for index in range(outputs):
@@ -232,7 +232,9 @@ class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMix
     def _infer_by_onnx(
         self, spec: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, ir.Attr], outputs: int
     ) -> Result:
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attrs.values()):
+        if spec.schema is None or any(
+            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attrs.values()
+        ):
             return []
         from onnxplug.build.onnx_inference import infer_by_onnx
 

@@ -129,7 +129,9 @@ class ShapeMixin:
         try:
             for source in self._sources:
                 expr = self.expressions.get(source)
-                symbol = next((s for s in expr.free_symbols if str(s) == name), None) if expr is not None else None
+                if expr is None:
+                    continue
+                symbol = next((s for s in expr.free_symbols if str(s) == name), None)
                 if symbol is None:
                     continue
                 factor = expr.coeff(symbol, 1)
@@ -328,7 +330,8 @@ class ShapeMixin:
         if None in target and -1 not in target and not has_zero:
             unknown = [axis for axis, size in enumerate(target) if size is None]
             # Of several the one that no value has yet.
-            new = [a for a in unknown if isinstance(sizes[a], ir.SymbolicDim) and self.known_symbol(sizes[a]) is None]
+            given = [(axis, sizes[axis]) for axis in unknown]
+            new = [a for a, size in given if isinstance(size, ir.SymbolicDim) and self.known_symbol(size) is None]
             if len(unknown) == 1 or new:
                 target[(new or unknown)[0]] = -1
         if None not in target:
