@@ -94,14 +94,23 @@ def leaves(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def contender(path: Path, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Contender:
-    """Loads a file and compares its results with the expected ones."""
+def loaded(path: Path, optimized: Path | None = None) -> onnxruntime.InferenceSession:
+    """A session on one thread; writes what ONNX Runtime makes of the model to ``optimized``."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.optimized_model_filepath = str(path.with_suffix(".optimized.onnx"))
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    nodes = len(onnx.load(options.optimized_model_filepath, load_external_data=False).graph.node)
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def contender(path: Path, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Contender:
+    """Loads a file and compares its results with the expected ones."""
+    session = loaded(path)
+    optimized = path.with_suffix(".optimized.onnx")
+    loaded(path, optimized)
+    nodes = len(onnx.load(optimized, load_external_data=False).graph.node)
+    optimized.unlink()
     feed = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
     results = session.run(None, feed)
     worst = max(

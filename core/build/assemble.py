@@ -1,9 +1,8 @@
-"""From emitted nodes to a graph: outputs of their own, dead nodes gone, transposed weights folded, everything named."""
+"""From emitted nodes to a graph: outputs of their own, dead nodes gone, everything named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -12,7 +11,6 @@ import torch
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import SINCE
 from onnxplug.build.scope import graphs_of, used_by
-from onnxplug.build.stored import META, unused_name
 from onnxplug.errors import Unsupported
 
 
@@ -39,9 +37,6 @@ def assemble(
     results = _distinct_outputs(g, inputs, outputs, state)
     nodes = g.live(results)
     tensors: dict[ir.Value, torch.Tensor] = dict(state)
-    if g.optimize:
-        taken = {v.name for v in (*inputs, *results, *tensors)} | g.state_names()
-        nodes = _fold_transposed_weights(nodes, tensors, {id(v) for v in results}, taken)
     derived = g.derived_tensors(v.name for v in (*inputs, *results, *tensors))
     _name_values(nodes, inputs, results, [*tensors, *derived], g.state_names())
     stored = (v for v in (*tensors, *derived) if v.uses())
@@ -66,29 +61,6 @@ def _distinct_outputs(
         value.name = name
         results.append(value)
     return results
-
-
-def _fold_transposed_weights(
-    nodes: Sequence[ir.Node], tensors: dict[ir.Value, torch.Tensor], outputs: set[int], taken: set[str | None]
-) -> list[ir.Node]:
-    """A weight that is only ever read transposed is stored transposed, as ``NAME.transposed``; a tied one as it is."""
-    kept = []
-    for node in nodes:
-        source = node.inputs[0] if node.op_type == "Transpose" and not node.domain else None
-        if source is None or source not in tensors or len(source.uses()) != 1 or id(node.outputs[0]) in outputs:
-            kept.append(node)
-            continue
-        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(tensors[source].dim())[::-1]
-        transpose = partial(torch.permute, dims=tuple(perm))
-        result = node.outputs[0]
-        folded = ir.Value(name=unused_name(f"{source.name}.transposed", taken), type=result.type, shape=result.shape)
-        taken.add(folded.name)
-        if META in source.meta:
-            folded.meta[META] = source.meta[META].then(transpose)
-        tensors[folded] = transpose(tensors.pop(source))
-        result.replace_all_uses_with(folded)
-        node.replace_input_with(0, None)
-    return kept
 
 
 def _refuse_newer_dtypes(opset: int, values: Iterable[ir.Value]) -> None:

@@ -28,13 +28,14 @@ class NestingMixin:
         def _forget_symbols(self, values: Iterable[ir.Value]) -> None: ...
 
     @contextmanager
-    def nested(self, *, isolated: bool = False) -> Iterator[Scope]:
+    def nested(self, *, isolated: bool = False, scope: Scope | None = None) -> Iterator[Scope]:
         """A context whose nodes go into a scope of their own.
 
         Args:
             isolated: Nodes of the scopes around it are not shared.
+            scope: The scope, instead of a new one within the present one.
         """
-        outer, self._scope = self._scope, Scope(self._scope, isolated=isolated)
+        outer, self._scope = self._scope, Scope(self._scope, isolated=isolated) if scope is None else scope
         try:
             yield self._scope
         finally:

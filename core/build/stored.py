@@ -34,14 +34,16 @@ class Origin(NamedTuple):
 
     def then(self, make: Make) -> Origin:
         """The origin of what is made of the initializer."""
-        first = self.make
+        return self._replace(make=_composed(self.make, make))
 
-        def both(tensor: torch.Tensor) -> Tensor:
-            made = first(tensor)
-            assert isinstance(made, torch.Tensor)
-            return make(made)
 
-        return self._replace(make=both)
+def _composed(first: Make, then: Make) -> Make:
+    def both(tensor: torch.Tensor) -> Tensor:
+        made = first(tensor)
+        assert isinstance(made, torch.Tensor)
+        return then(made)
+
+    return both
 
 
 def unused_name(stem: str, taken: Container[str | None]) -> str:
@@ -80,11 +82,23 @@ class StoredMixin:
             return None
         return tensor.detach()
 
+    def is_weight(self, x: ir.Value | None) -> bool:
+        """Whether a value is a parameter or buffer of the model, or made of one by :meth:`derive` as a torch tensor.
+
+        Such a value may be given to :meth:`derive`, also in a model whose weights are fake.
+        """
+        return x is not None and self._weight(x) is not None
+
+    def _weight(self, x: ir.Value) -> torch.Tensor | None:
+        found = self._derived.get(x)
+        tensor = self.state.get(x) if found is None else found[1]
+        return tensor.detach() if isinstance(tensor, torch.Tensor) else None
+
     def derive(self, source: ir.Value, make: Make, key: Hashable, *, form: str = "derived") -> ir.Value:
         """An initializer made of a stored tensor, at export and again whenever the weights are replaced.
 
         Args:
-            source: A value that :meth:`stored` knows.
+            source: A value that :meth:`stored` or :meth:`is_weight` knows.
             make: From the tensor to what is stored: a torch tensor, or an ``onnx_ir`` one for dtypes that torch lacks.
             key: What ``make`` does: equal keys of one source share one initializer.
             form: What is made, in a word: the initializer is called ``SOURCE.FORM``.
@@ -92,13 +106,17 @@ class StoredMixin:
         found = self._derived_by_key.get((source, key))
         if found is not None:
             return found
-        tensor = self.stored(source)
-        assert tensor is not None, "derive() wants a value that stored() knows"
+        tensor = self._weight(source)
+        tensor = self.stored(source) if tensor is None else tensor
+        assert tensor is not None, "derive() wants a value that stored() or is_weight() knows"
         made = make(tensor)
         dtype = to_onnx_dtype(made.dtype)
         shape = ir.Shape(tuple(made.shape) if isinstance(made, torch.Tensor) else made.shape.numpy())
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
-        self._derived[value] = (source, made, make, form)
+        root, whole = source, make
+        if source in self._derived:
+            root, whole = self._derived[source][0], _composed(self._derived[source][2], make)
+        self._derived[value] = (root, made, whole, form)
         self._derived_by_key[source, key] = value
         return value
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxplug.build.scope import detach
+from onnxplug.build.scope import Scope, detach, graphs_of
 from onnxplug.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -18,102 +18,235 @@ if TYPE_CHECKING:
 #: A rewrite that fires more often than this for each node of the graph isn't going to stop.
 MAX_FIRINGS_PER_NODE = 8
 
+Replaced = Mapping[ir.Value, ir.Value]
+
 
 def run_rewrites(g: GraphBuilder, graph: ir.Graph, rewrites: Iterable[Rewrite]) -> Counter[str]:
-    """Applies rewrites to a graph until none applies, in time linear in the graph and the number of replacements.
+    """Applies rewrites to a graph, and to the branches and bodies in it, until none applies.
+
+    Takes time linear in the graph and the number of replacements. Equal pure nodes that rewrites emit are shared within a
+    graph.
 
     Returns:
         How often each rewrite fired.
 
     Raises:
-        ConversionError: A rewrite raised, changed a dtype or rank, or does not terminate; it is named.
+        ConversionError: A rewrite raised, changed a dtype or rank, made a cycle, or does not terminate; it is named.
     """
     table: dict[str, list[Rewrite]] = {}
     for rewrite in rewrites:
         if rewrite.applies_to(g.opsets, g.runtime, g.exact):
             table.setdefault(rewrite.op, []).append(rewrite)
-    fired: Counter[str] = Counter()
     if not table:
-        return fired
-    work: deque[ir.Node] = deque(node for node in graph if _key(node) in table)
-    limit = MAX_FIRINGS_PER_NODE * (graph.num_nodes() + 16)
-    while work:
-        node = work.popleft()
-        if node.graph is not graph:
-            continue
-        for rewrite in table[_key(node)]:
-            replacement = _try(g, graph, node, rewrite)
-            if replacement is None:
+        return Counter()
+    return _Run(g, graph, table).run()
+
+
+class _Shared:
+    """The nodes that rewrites emitted into one graph, by their inputs and attributes."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.seen: dict[Any, tuple[ir.Value, ...]] = {}
+        self.used = False
+        # The nodes stay alive here, so that no id in a key is given twice.
+        self._nodes: list[ir.Node] = []
+
+    def lookup(self, key: Any) -> tuple[ir.Value, ...] | None:
+        """The outputs of an equal node that is still in the graph."""
+        found = self.seen.get(key)
+        node = found[0].producer() if found else None
+        return found if node is not None and node.graph is self.graph else None
+
+    def keep(self, firing: _Firing) -> None:
+        """Remembers what a firing emitted."""
+        self.used = self.used or firing.shares
+        self._nodes.extend(firing.nodes)
+        self.seen.update(firing.own_keys())
+
+
+class _Firing(Scope):
+    """What one rewrite emits at one node."""
+
+    def __init__(self, shared: _Shared) -> None:
+        super().__init__(None)
+        self._shared = shared
+        self.shares = False
+
+    def lookup(self, key: Any) -> tuple[ir.Value, ...] | None:
+        """The outputs of an equal node, of this firing or an earlier one."""
+        found = super().lookup(key)
+        if found is None:
+            found = self._shared.lookup(key)
+            self.shares = self.shares or found is not None
+        return found
+
+    def own_keys(self) -> Mapping[Any, tuple[ir.Value, ...]]:
+        """The nodes that may be shared, by their keys."""
+        return self._seen
+
+
+class _Run:
+    """One run over a graph."""
+
+    def __init__(self, g: GraphBuilder, graph: ir.Graph, table: Mapping[str, Sequence[Rewrite]]) -> None:
+        self.g = g
+        self.graph = graph
+        self.table = table
+        self.fired: Counter[str] = Counter()
+        self._shared: dict[int, _Shared] = {}
+        self._removed: list[ir.Node] = []
+        self._moved: list[str] = []
+        self._taken: set[str | None] | None = None
+
+    def run(self) -> Counter[str]:
+        """Works the list off."""
+        work: deque[ir.Node] = deque(node for node in self.graph.all_nodes() if _key(node) in self.table)
+        limit = MAX_FIRINGS_PER_NODE * (sum(1 for _ in self.graph.all_nodes()) + 16)
+        while work:
+            node = work.popleft()
+            if node.graph is None:
                 continue
-            fired[rewrite.name] += 1
-            if fired[rewrite.name] > limit:
+            for rewrite in self.table[_key(node)]:
+                again = self._try(node, rewrite)
+                if again is None:
+                    continue
+                self.fired[rewrite.name] += 1
+                if self.fired[rewrite.name] > limit:
+                    raise ConversionError(
+                        f"the rewrite {rewrite.name!r} does not terminate: it fired {self.fired[rewrite.name]} times",
+                        hint="It matches its own output. Leave it out, or make its pattern narrower.",
+                    )
+                work.extend(n for n in again if n.graph is not None and _key(n) in self.table)
+                break
+        if self._moved or any(shared.used for shared in self._shared.values()):
+            self._sort()
+        return self.fired
+
+    def _sort(self) -> None:
+        """Puts nodes after those that they read: what is shared, or stands for several nodes, may have come too late."""
+        try:
+            self.graph.sort()
+        except ValueError as error:
+            names = ", ".join(map(repr, dict.fromkeys(self._moved)))
+            raise ConversionError(f"a value depends on itself after the rewrites {names}") from error
+
+    def _try(self, node: ir.Node, rewrite: Rewrite) -> list[ir.Node] | None:
+        """Applies one rewrite at one node; returns the nodes to look at again."""
+        g, graph = self.g, node.graph
+        assert isinstance(graph, ir.Graph)
+        shared = self._shared.setdefault(id(graph), _Shared(graph))
+        firing = _Firing(shared)
+        with g.nested(scope=firing), g.converting(None, dict(node.metadata_props)):
+            try:
+                result = rewrite.apply(g, node)
+                if result is None:
+                    firing.rollback(0)
+                    return None
+                replaced = _checked(node, result, rewrite)
+                made = g.live(replaced.values())
+            except ConversionError:
+                raise
+            except Exception as error:
                 raise ConversionError(
-                    f"the rewrite {rewrite.name!r} does not terminate: it fired {fired[rewrite.name]} times",
-                    hint="It matches its own output. Leave it out, or make its pattern narrower.",
-                )
-            work.extend(n for n in replacement if n.graph is graph and _key(n) in table)
-            break
-    return fired
+                    f"the rewrite {rewrite.name!r} raised {type(error).__name__} at {_key(node)}: {error}"
+                ) from error
+        self._name(made)
+        graph.insert_before(node, made)
+        shared.keep(firing)
+        if isinstance(result, Mapping):
+            self._moved.append(rewrite.name)
+        return [*made, *self._replace(graph, replaced)]
+
+    def _replace(self, graph: ir.Graph, replaced: Replaced) -> list[ir.Node]:
+        """Puts values in the place of others and removes what nothing needs any more; returns the consumers."""
+        consumers: list[ir.Node] = []
+        for old, new in replaced.items():
+            if new.shape is None or old.shape is not None:
+                new.shape = old.shape
+            consumers.extend(old.consumers())
+            made = new.producer()
+            if old.is_graph_output() and (made is None or made.graph is not graph or new.is_graph_output()):
+                new = self._copied(graph, old, new)
+            # The name goes along: users find values by it.
+            if new.producer() is not None and old.name and not new.is_graph_output():
+                old_name, old.name = old.name, None
+                new.name = old_name
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+        pending = [node for old in replaced if (node := old.producer()) is not None]
+        while pending:
+            dead = pending.pop()
+            if dead.graph is not graph or any(v.uses() or v.is_graph_output() for v in dead.outputs):
+                continue
+            before = [v.producer() for v in dead.inputs if v is not None]
+            detach(dead)
+            graph.remove(dead)
+            self._removed.append(dead)
+            pending.extend(n for n in before if n is not None)
+        return consumers
+
+    @staticmethod
+    def _copied(graph: ir.Graph, old: ir.Value, new: ir.Value) -> ir.Value:
+        """A graph's output must be made in it, and once."""
+        producer = old.producer()
+        assert producer is not None
+        copy = ir.Value(type=old.type, shape=old.shape)
+        graph.insert_before(producer, [ir.Node("", "Identity", [new], outputs=[copy])])
+        return copy
+
+    def _name(self, nodes: Iterable[ir.Node]) -> None:
+        """Names what is new; a name is unique in the whole model, for it is visible in the graphs within."""
+        for node in nodes:
+            for value in node.outputs:
+                if value.name is None:
+                    value.name = self._unique(f"{node.op_type.lower()}_value")
+            node.name = f"node_{node.outputs[0].name}"
+
+    def _unique(self, stem: str) -> str:
+        if self._taken is None:
+            self._taken = set(_names(self.graph)) | {value.name for value in self.g.state}
+        name, number = stem, 0
+        while name in self._taken:
+            number += 1
+            name = f"{stem}_r{len(self._taken) + number}"
+        self._taken.add(name)
+        return name
 
 
 def _key(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-def _try(g: GraphBuilder, graph: ir.Graph, node: ir.Node, rewrite: Rewrite) -> list[ir.Node] | None:
-    """Applies one rewrite at one node; returns the nodes to look at again."""
-    with g.nested(isolated=True) as scope, g.converting(None, dict(node.metadata_props)):
-        try:
-            result = rewrite.apply(g, node)
-            if result is None:
-                scope.rollback(0)
-                return None
-            values = [result] if isinstance(result, ir.Value) else list(result)
-            _check(node, values, rewrite)
-            made = g.live(values)
-        except ConversionError:
-            raise
-        except Exception as error:
+def _names(graph: ir.Graph) -> Iterator[str | None]:
+    yield from (value.name for value in graph.inputs)
+    for node in graph:
+        yield from (value.name for value in (*node.inputs, *node.outputs) if value is not None)
+        for inner in graphs_of(node):
+            yield from _names(inner)
+
+
+def _checked(node: ir.Node, result: Any, rewrite: Rewrite) -> Replaced:
+    """What a rewrite returned, as the values to replace and what stands for each.
+
+    Raises:
+        ConversionError: Too few values, or one of another dtype or rank.
+    """
+    if isinstance(result, Mapping):
+        replaced = dict(result)
+        if any(old.producer() is None or old.producer().graph is not node.graph for old in replaced):
+            raise ConversionError(f"the rewrite {rewrite.name!r} replaced a value that is not of the graph of its node")
+    else:
+        values = [result] if isinstance(result, ir.Value) else list(result)
+        if len(values) != len(node.outputs):
             raise ConversionError(
-                f"the rewrite {rewrite.name!r} raised {type(error).__name__} at {_key(node)}: {error}"
-            ) from error
-    graph.insert_before(node, made)
-    return [*made, *_replace(graph, node, values)]
-
-
-def _check(node: ir.Node, values: Sequence[Any], rewrite: Rewrite) -> None:
-    if len(values) != len(node.outputs):
-        raise ConversionError(
-            f"the rewrite {rewrite.name!r} returned {len(values)} values for {len(node.outputs)} of {_key(node)}"
-        )
-    for old, new in zip(node.outputs, values, strict=True):
+                f"the rewrite {rewrite.name!r} returned {len(values)} values for {len(node.outputs)} of {_key(node)}"
+            )
+        replaced = dict(zip(node.outputs, values, strict=True))
+    for old, new in replaced.items():
         if new.dtype is None:
             new.type = old.type
         if new.dtype != old.dtype:
             raise ConversionError(f"the rewrite {rewrite.name!r} changed {old.dtype} to {new.dtype} at {_key(node)}")
         if new.shape is not None and old.shape is not None and len(new.shape) != len(old.shape):
             raise ConversionError(f"the rewrite {rewrite.name!r} changed the rank at {_key(node)}")
-
-
-def _replace(graph: ir.Graph, node: ir.Node, values: Sequence[ir.Value]) -> list[ir.Node]:
-    """Puts values in the place of a node's outputs and removes what nothing needs any more; returns the consumers."""
-    consumers: list[ir.Node] = []
-    for old, new in zip(node.outputs, values, strict=True):
-        if new.shape is None or old.shape is not None:
-            new.shape = old.shape
-        consumers.extend(old.consumers())
-        # The name goes along: users find values by it.
-        if new.producer() is not None and old.name and not new.is_graph_output():
-            old_name, old.name = old.name, None
-            new.name = old_name
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-    pending = [node]
-    while pending:
-        dead = pending.pop()
-        if dead.graph is not graph or any(v.uses() or v.is_graph_output() for v in dead.outputs):
-            continue
-        before = [v.producer() for v in dead.inputs if v is not None]
-        detach(dead)
-        graph.remove(dead)
-        pending.extend(n for n in before if n is not None)
-    return consumers
+    return replaced

@@ -43,6 +43,16 @@ def gemm_from_matmul_add(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return None
 
 
+def transposed_weight(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """A weight that is only ever read transposed is stored transposed, as ``NAME.transposed``; a tied one as it is."""
+    weight = node.inputs[0]
+    if weight is None or not g.is_weight(weight) or len(weight.uses()) != 1 or node.outputs[0].is_graph_output():
+        return None
+    rank = len(weight.shape or ())
+    perm = tuple(node.attributes["perm"].as_ints() if "perm" in node.attributes else range(rank)[::-1])
+    return g.derive(weight, lambda tensor: tensor.permute(*perm), ("permuted", perm), form="transposed")
+
+
 def where_of_not(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``Where(Not(c), a, b)`` is ``Where(c, b, a)``."""
     made = _producer(node.inputs[0], "Not")
@@ -76,6 +86,7 @@ def slice_of_slice(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 REWRITES = [
+    Rewrite("transposed_weight", "Transpose", transposed_weight),
     Rewrite("gemm_from_matmul_add", "Add", gemm_from_matmul_add),
     Rewrite("where_of_not", "Where", where_of_not),
     Rewrite("slice_of_slice", "Slice", slice_of_slice),

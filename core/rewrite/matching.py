@@ -1,0 +1,56 @@
+"""What patterns are made of: who makes a value, who reads it, whether two sizes are surely equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether a node is one of these operators of ai.onnx."""
+    return node is not None and not node.domain and node.op_type in op_types
+
+
+def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that makes a value, if it is one of these operators of ai.onnx."""
+    node = value.producer() if value is not None else None
+    return node if is_op(node, *op_types) else None
+
+
+def used_once(value: ir.Value | None) -> bool:
+    """Whether one node reads a value, once, and it is no output of the graph."""
+    return value is not None and len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
+    """The node that alone reads a value, if it is one of these operators of ai.onnx and in the same graph."""
+    made = value.producer()
+    if not used_once(value) or made is None:
+        return None
+    (node,) = value.consumers()
+    return node if is_op(node, *op_types) and node.graph is made.graph else None
+
+
+def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """The other input of a node of two."""
+    return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """An attribute's value, or the operator's default."""
+    found = node.attributes.get(name)
+    return default if found is None else found.as_int()
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two dimensions are known to be of one size."""
+    if isinstance(a, int) or isinstance(b, int):
+        return bool(a == b)
+    return a is not None and b is not None and a.value is not None and a.value == b.value
+
+
+def same_sizes(a: Sequence[Any] | ir.Shape, b: Sequence[Any] | ir.Shape) -> bool:
+    """Whether two shapes are known to be equal."""
+    return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b, strict=True))
