@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree
 
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces
 from onnxplug.registry.registry import Layer
 from onnxplug.registry.rule import Rule
+from onnxplug.torch_private import pytree
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -84,7 +84,7 @@ def check_names(
     if both:
         raise UsageError(f"{both[0]!r} is in input_names and in output_names", hint="A name stands for one value.")
     if inputs is not None and input_names is not None:
-        leaves = [leaf for leaf in _pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor | int | float)]
+        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor | int | float)]
         if len(input_names) > len(leaves):
             raise UsageError(f"input_names has {len(input_names)} names for {len(leaves)} inputs")
 

@@ -10,7 +10,6 @@ from typing import IO, TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
-from torch.utils import _pytree
 
 from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META, Origin
@@ -20,6 +19,7 @@ from onnxplug.errors import UsageError
 from onnxplug.run.save import save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
+from onnxplug.torch_private import pytree
 
 if TYPE_CHECKING:
     import onnx
@@ -238,13 +238,13 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         program = self.exported_program
         spec = program.call_spec.in_spec if program is not None else None
         if spec is None:
-            return list(_pytree.tree_leaves((tuple(args), dict(kwargs))))
+            return list(pytree.tree_leaves((tuple(args), dict(kwargs))))
         names = list(spec.child(1).context or ())
         if set(names) != set(kwargs) and len(args) < spec.child(0).num_children + len(names):
             raise UsageError(f"the model takes the keyword inputs {names}, got {list(kwargs)}")
         if set(names) != set(kwargs):
             args, kwargs = self._by_position(args, kwargs, spec.child(0).num_children, names)
-        leaves, given = _pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
+        leaves, given = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
         if given.num_leaves != spec.num_leaves:
             raise UsageError(
                 f"the inputs have another structure than the exported model's: {given.num_leaves} leaves, "
@@ -276,7 +276,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 next(remaining)
                 leaves.append(slot.value)
         spec = self.exported_program.call_spec.out_spec if self.exported_program is not None else None
-        return _pytree.tree_unflatten(leaves, spec) if spec is not None else leaves
+        return pytree.tree_unflatten(leaves, spec) if spec is not None else leaves
 
     # -- saving and verifying ------------------------------------------------------------------------------------------
 

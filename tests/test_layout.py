@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import shutil
 import subprocess
 import sys
@@ -187,6 +188,45 @@ def test_stages_go_one_way() -> None:
             if other in STAGES and other not in (stage, *STAGES[stage]):
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert wrong == []
+
+
+def _private_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Private names of torch that a file imports or reaches by attributes, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", ast.unparse(node)):
+            names = [ast.unparse(node)]
+        for name in names:
+            parts = name.split(".")
+            private = [part for part in parts if part.startswith("_") and not part.endswith("__")]
+            # torch._check is documented, and names of operators are no names of Python's.
+            if parts[0] == "torch" and private and parts[1] != "ops" and name != "torch._check":
+                yield node.lineno, name
+
+
+#: Folders and files of core that still reach private names of torch themselves.
+_OWN_PRIVATE_NAMES = ("capture/", "compat/torchscript.py", "functionalize/", "interpret/")
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_private_names_of_torch_are_in_one_place(folder: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} reaches {name}"
+        for path in _sources(folder)
+        if not path.relative_to(ROOT / folder).as_posix().startswith(("torch_private.py", *_OWN_PRIVATE_NAMES))
+        for line, name in _private_names(path)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", _OWN_PRIVATE_NAMES)
+def test_the_list_of_other_places_is_no_longer_than_needed(folder: str) -> None:
+    place = ROOT / "core" / folder
+    assert any(name for path in ([place] if place.suffix else place.rglob("*.py")) for name in _private_names(path))
 
 
 @pytest.mark.parametrize("folder", CODE)

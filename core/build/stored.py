@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.torch_private import FakeTensor
 
 Tensor = torch.Tensor | ir.TensorProtocol
 Make = Callable[[torch.Tensor], Tensor]
@@ -78,7 +79,7 @@ class StoredMixin:
             # numpy has no bfloat16, 8-bit floats or nibbles of its own, which torch would take.
             return torch.from_numpy(np.array(array)) if array.dtype.isbuiltin == 1 else None
         tensor = self.state.get(x)
-        if tensor is None or tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+        if tensor is None or tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
             return None
         return tensor.detach()
 

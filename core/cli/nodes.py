@@ -105,15 +105,15 @@ def _trace(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FxNode |
     import logging
 
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils import _pytree
+
+    from onnxplug.torch_private import FakeTensorMode, pytree
 
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it logs what an operator refuses
     graph = torch.fx.Graph()
     tensors: list[torch.fx.Node] = []
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
-            fake_args, fake_kwargs = _pytree.tree_map_only(torch.Tensor, mode.from_tensor, (list(args), kwargs))
+            fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (list(args), kwargs))
             val = target(*fake_args, **fake_kwargs)
         except Exception:
             return None
@@ -124,7 +124,7 @@ def _trace(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FxNode |
         tensors.append(node)
         return node
 
-    fx_args, fx_kwargs = _pytree.tree_map_only(torch.Tensor, placeholder, (fake_args, fake_kwargs))
+    fx_args, fx_kwargs = pytree.tree_map_only(torch.Tensor, placeholder, (fake_args, fake_kwargs))
     call = graph.call_function(target, tuple(fx_args), fx_kwargs)
     call.meta["val"] = val
     return _as_node(call, target)

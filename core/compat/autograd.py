@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
+from onnxplug import torch_private
 from onnxplug.compat.torchscript import run_symbolic
 from onnxplug.errors import UsageError
 from onnxplug.registry.rule import Rule
+from onnxplug.torch_private import pytree
 
 NAMESPACE = "onnxplug_autograd"
 _SCHEMA = "(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]"
@@ -96,7 +97,7 @@ def keep_autograd_functions(*functions: type) -> Iterator[None]:
 def _install(change: int) -> None:
     """Puts our ``apply`` between ``Function.apply`` and C's: ``Function.apply`` that somebody holds comes here too."""
     global _HOLDERS
-    single: Any = torch.autograd.function._SingleLevelFunction
+    single = torch_private.SingleLevelFunction
     with _LOCK:
         _HOLDERS += change
         if _HOLDERS == 1 and change > 0:
@@ -109,7 +110,7 @@ def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     kept: dict[type, _Operator] = getattr(_KEPT, "operators", {})
     operator = kept.get(cls)
     if operator is None:
-        return super(torch.autograd.function._SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
+        return super(torch_private.SingleLevelFunction, cls).apply(*args, **kwargs)
     if kwargs:
         bound = inspect.signature(cls.forward).bind(*args, **kwargs)  # type: ignore[attr-defined]
         args = bound.args
@@ -154,11 +155,11 @@ class _Call:
         """The arguments of the call, with these for its tensors and dynamic sizes."""
         places = {"tensor": tensors, "size": sizes}
         leaves = [places[x.kind][x.position] if isinstance(x, _Tensor) else x for x in self._leaves]
-        return _pytree.tree_unflatten(leaves, self._spec)
+        return pytree.tree_unflatten(leaves, self._spec)
 
     def keep(self, results: Any) -> list[torch.Tensor]:
         """Remembers the structure of what ``forward`` returned; returns its tensors."""
-        leaves, spec = _pytree.tree_flatten(results)
+        leaves, spec = pytree.tree_flatten(results)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         order = iter(range(len(tensors)))
         self.results = ([_Tensor("result", next(order)) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
@@ -168,7 +169,7 @@ class _Call:
         """What ``forward`` returned, with these tensors."""
         assert self.results is not None
         leaves, spec = self.results
-        return _pytree.tree_unflatten([tensors[x.position] if isinstance(x, _Tensor) else x for x in leaves], spec)
+        return pytree.tree_unflatten([tensors[x.position] if isinstance(x, _Tensor) else x for x in leaves], spec)
 
 
 class _Operator:
@@ -194,7 +195,7 @@ class _Operator:
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The call of the operator for a call of the function."""
-        leaves, spec = _pytree.tree_flatten(tuple(args))
+        leaves, spec = pytree.tree_flatten(tuple(args))
         tensors: list[torch.Tensor] = []
         sizes: list[Any] = []
         places = []
@@ -228,7 +229,7 @@ class _Operator:
     def _run(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any], call: int) -> list[torch.Tensor]:
         arguments = self.calls[call].arguments(tensors, sizes)
         forward = self.function.forward  # type: ignore[attr-defined]
-        separate = self.function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context  # type: ignore[attr-defined]
+        separate = self.function.setup_context is not torch_private.SingleLevelFunction.setup_context  # type: ignore[attr-defined]
         with torch.no_grad():
             results = forward(*arguments) if separate else forward(_Context(self.function), *arguments)
         found = self.calls[call].keep(results)
@@ -240,7 +241,7 @@ class _Operator:
 
 
 def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    alias: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not among torch's declared names)
+    alias = torch_private.is_alias_of
     return bool(alias(one, other))
 
 

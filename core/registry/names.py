@@ -6,6 +6,8 @@ import difflib
 import sys
 from typing import Any
 
+from onnxplug import torch_private
+
 _names: dict[Any, str] = {}
 
 
@@ -22,13 +24,12 @@ def qualified_name(target: Any) -> str:
 
 
 def _work_out(target: Any) -> str:
-    import torch
 
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, torch_private.OpOverload):
         return f"{target._schema.name}.{target._schema.overload_name or 'default'}"
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, torch_private.OpOverloadPacket):
         return str(target._qualified_op_name)
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, torch_private.HigherOrderOperator):
         return target.name()
     return f"{getattr(target, '__module__', '?')}::{getattr(target, '__name__', target)}"
 
@@ -48,7 +49,7 @@ def find_overload(op: str) -> Any:
         return None
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(torch.ops, namespace), packet, None)
-    if not isinstance(found, torch._ops.OpOverloadPacket):
+    if not isinstance(found, torch_private.OpOverloadPacket):
         return None
     names = found.overloads()
     return getattr(found, overload or ("default" if "default" in names else names[0]), None)
@@ -56,19 +57,17 @@ def find_overload(op: str) -> Any:
 
 def is_known_operator(op: str) -> bool:
     """Whether torch knows an operator, or Python a function, of this qualified name; nothing is imported for it."""
-    import torch
 
     op = op.removeprefix("complex:")
     namespace, separator, rest = op.partition("::")
     if not separator:
-        return op in torch._ops._higher_order_ops
+        return op in torch_private.higher_order_operators
     return find_overload(op) is not None or callable(getattr(sys.modules.get(namespace), rest, None))
 
 
 def _registered() -> list[str]:
-    import torch
 
-    return list(torch._C._dispatch_get_all_op_names())
+    return list(torch_private.registered_operators())
 
 
 def known_namespaces() -> set[str]:
@@ -78,11 +77,10 @@ def known_namespaces() -> set[str]:
 
 def close_operators(op: str) -> list[str]:
     """Names of known operators that are like one that isn't known: other overloads first."""
-    import torch
 
     packet = packet_of(op)
     if "::" not in op:
-        return difflib.get_close_matches(op, list(torch._ops._higher_order_ops), 2)
+        return difflib.get_close_matches(op, list(torch_private.higher_order_operators), 2)
     names = set(_registered())
     overloads = sorted(name for name in names if packet_of(name) == packet)
     if overloads:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
-from torch.utils import _pytree
 
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import VerificationError
@@ -18,6 +17,7 @@ from onnxplug.run.compare import Scale, compare
 from onnxplug.run.conditioning import rounding_slack
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, resized_inputs, sized
 from onnxplug.run.session import Runner
+from onnxplug.torch_private import pytree
 
 
 class Verifiable(Protocol):
@@ -208,7 +208,7 @@ class _Comparer:
             raise
         except Exception as error:
             raise Refused from error
-        args, kwargs = _pytree.tree_unflatten(clone_leaves(leaves), self._spec)
+        args, kwargs = pytree.tree_unflatten(clone_leaves(leaves), self._spec)
         where = _where(sizes, seed)
         try:
             got = runner(program.feed(args, kwargs))
@@ -228,7 +228,7 @@ class _Comparer:
         """A hint, where torch's own exported program does not run on the inputs either."""
         exported = self._program.exported_program
         assert exported is not None
-        args, kwargs = _pytree.tree_unflatten(clone_leaves(leaves), self._spec)
+        args, kwargs = pytree.tree_unflatten(clone_leaves(leaves), self._spec)
         try:
             exported.module()(*args, **kwargs)
         except Exception as error:
@@ -328,9 +328,9 @@ def eager_outputs(
     model: Any = reference
     if isinstance(reference, torch.nn.Module) and any(s.kind is OutputKind.BUFFER_MUTATION for s in program.slots):
         model = copy.deepcopy(reference)
-    args, kwargs = _pytree.tree_unflatten(leaves, spec)
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
     with torch.no_grad():
-        returned = _pytree.tree_leaves(model(*args, **kwargs))
+        returned = pytree.tree_leaves(model(*args, **kwargs))
     users = [slot for slot in program.slots if slot.kind is OutputKind.USER]
     if len(returned) != len(users):
         raise VerificationError(
@@ -391,7 +391,7 @@ def verify_file(
     elif isinstance(model, torch.nn.Module):
         model.eval()
     runner = Runner(path, host)
-    leaves, spec = _pytree.tree_flatten((tuple(args), dict(kwargs)))
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     fed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if len(fed) != len(runner.input_names):
         raise VerificationError(
@@ -460,9 +460,9 @@ def _eager_by_name(
         VerificationError: An output beyond the results is not named after an input or buffer, with ``_out`` behind it.
     """
     copied = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
-    args, kwargs = _pytree.tree_unflatten(leaves, spec)
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
     with torch.no_grad():
-        returned = _pytree.tree_leaves(copied(*args, **kwargs))
+        returned = pytree.tree_leaves(copied(*args, **kwargs))
     results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float)]
     expected = list(zip(output_names, results, strict=False))
     buffers = dict(copied.named_buffers(remove_duplicate=False)) if isinstance(copied, torch.nn.Module) else {}

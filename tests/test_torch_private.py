@@ -1,0 +1,52 @@
+"""Private names of torch: all are there, and what happens when one is gone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onnxplug import OnnxplugError, torch_private
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Forgets what was looked up."""
+    for name in torch_private._NAMES:
+        monkeypatch.delitem(vars(torch_private), name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("name", torch_private._NAMES)
+def test_this_torch_has_it(fresh: pytest.MonkeyPatch, name: str) -> None:
+    private = torch_private._NAMES[name]
+    fresh.setitem(torch_private._NAMES, name, private._replace(instead=None))
+    assert getattr(torch_private, name) is not None
+
+
+@pytest.mark.parametrize("place", ["torch._nowhere:Name", "torch._ops:Nowhere"])
+@pytest.mark.parametrize("name", torch_private._NAMES)
+def test_a_name_that_is_gone(fresh: pytest.MonkeyPatch, name: str, place: str) -> None:
+    private = torch_private._NAMES[name]
+    fresh.setitem(torch_private._NAMES, name, private._replace(place=place))
+    if private.instead is None:
+        with pytest.raises(
+            OnnxplugError, match=f"torch {torch.__version__.split('+')[0]}.* has no torch._.*{private.purpose}"
+        ):
+            getattr(torch_private, name)
+    else:
+        assert getattr(torch_private, name) is not None
+
+
+def test_what_serves_instead(fresh: pytest.MonkeyPatch) -> None:
+    for name in ("is_alias_of", "registered_operators", "higher_order_operators"):
+        fresh.setitem(torch_private._NAMES, name, torch_private._NAMES[name]._replace(place="torch:nowhere"))
+    x = torch.zeros(2, 3)
+    assert torch_private.is_alias_of(x, x.t())
+    assert not torch_private.is_alias_of(x, x.clone())
+    assert list(torch_private.registered_operators()) == []
+    assert "cond" not in torch_private.higher_order_operators
+
+
+def test_other_names() -> None:
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        torch_private.nothing_like_it  # noqa: B018
