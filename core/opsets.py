@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 from onnxplug.errors import OpsetError
@@ -10,6 +11,9 @@ MIN_OPSET = 13
 #: The newest that onnxruntime 1.20 loads without a warning about an unreleased opset, and whose operators it and
 #: every later version run.
 DEFAULT_OPSET = 21
+
+#: The newest that the tests cover (torch's operator database); a newer one is translated with a warning.
+TESTED_OPSET = 26
 
 
 def max_opset() -> int:
@@ -43,5 +47,10 @@ def resolve_opsets(opset_version: int | Mapping[str, int] | None) -> dict[str, i
             f"opset {opsets['']} is not supported: onnxplug translates ai.onnx {MIN_OPSET} to {newest}",
             hint=f"{newest} is the newest that the installed onnx knows. The default, {DEFAULT_OPSET}, runs on "
             "onnxruntime 1.20 and later.",
+        )
+    if opsets[""] > TESTED_OPSET:
+        warnings.warn(
+            f"opset {opsets['']} is newer than those that onnxplug is tested with, {MIN_OPSET} to {TESTED_OPSET}",
+            stacklevel=3,
         )
     return opsets

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import EncodeError
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from onnxplug.errors import SaveError
 from onnxplug.run.files import claim_data_file, flush, flush_folder, is_data_file, remove_if, staged_file
@@ -341,14 +341,14 @@ class _ModelView:
         for name, tensor in self.weights.items():
             place = (locations or {}).get(name)
             if place is not None:
-                tensor = ir.ExternalTensor(data, *place, tensor.dtype, shape=tensor.shape, name=name)
+                tensor = ir.ExternalTensor(data, *place, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
             elif isinstance(tensor, ir.ExternalTensor):  # its location holds beside the file that it came from
                 tensor = ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=name)
             initializers[name] = _View(self._model.graph.initializers[name], const_value=tensor)
         graph = _View(self._model.graph, initializers=initializers, inputs=self._inputs)
         proto = onnx.ModelProto()
         try:
-            ir.serde.serialize_model_into(proto, _View(self._model, graph=graph))  # type: ignore[arg-type]
+            ir.serde.serialize_model_into(proto, _View(self._model, graph=graph))
             return proto.SerializeToString()
         except (ir.serde.SerdeError, EncodeError, ValueError) as error:
             hint = "A model over 2 GB needs external_data=True." if proto.ByteSize() >= 2**31 else None
