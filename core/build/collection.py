@@ -31,4 +31,15 @@ def collection_held() -> Iterator[None]:
         with _lock:
             _holders -= 1
             if _holders == 0 and _was_enabled:
+                _age()
                 gc.enable()
+
+
+def _age() -> None:
+    """Moves every young object to the oldest generation, without the visit of all of them that a collection is.
+
+    The first allocation after the collector is on would otherwise collect whatever was made in the meantime.
+    """
+    if gc.get_freeze_count() == 0:  # else the program has frozen objects, which must stay so
+        gc.freeze()
+        gc.unfreeze()
