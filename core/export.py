@@ -17,6 +17,7 @@ from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
 from onnxplug.build.kernels import Kernels
+from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.errors import UsageError
@@ -156,7 +157,7 @@ def to_onnx(
         )
     seconds = time.perf_counter() - started
     arguments.check_domains_used(converted, domains)
-    operators = Counter(n.op_type for n in converted.graph.all_nodes())
+    operators = Counter(n.op_type for n in nodes_of(converted.graph))
     program = OnnxProgram(
         converted,
         captured.program,

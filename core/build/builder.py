@@ -30,6 +30,8 @@ Value = ir.Value
 Input = Any
 """What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
 
+_INT = {int}
+
 
 class Opset:
     """The operators of one domain at one version: ``g.op.Gemm(a, b, c, alpha=2.0)`` emits a node.
@@ -106,6 +108,7 @@ class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMix
         self._domain_users: dict[str, str] = {}
         self._asked = frozenset(self.opsets)
         self._constants: dict[Any, Value] = {}
+        self._attributes: dict[Any, ir.Attr] = {}
         super().__init__()
 
     # -- emission ------------------------------------------------------------------------------------------------------
@@ -157,25 +160,33 @@ class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMix
             widened = self._widening.emit(spec, values, attributes, outputs)
             if widened is not None:
                 return widened
-        attrs = {k: self._as_attribute(spec, k, v) for k, v in attributes.items() if v is not None}
+        attrs: dict[str, ir.Attr] = {}
+        raw: dict[str, Any] = {}
+        references: list[ir.Attr] = []
+        for name, value in attributes.items():
+            if value is not None:
+                attr = attrs[name] = self._as_attribute(spec, name, value)
+                if attr.is_ref():
+                    references.append(attr)
+                else:
+                    raw[name] = attr.value
         for name in spec.required_attributes:
             if name not in attrs:
                 raise ConversionError(f"{spec.op_type} needs the attribute {name!r}")
-        raw = {k: a.value for k, a in attrs.items() if not a.is_ref()}
         key = None
-        references = [a for a in attrs.values() if a.is_ref()]
-        known = not references
         if self.optimize and spec.pure:
-            if outputs == 1 and known:
+            if outputs == 1 and not references:
                 found = self._without_node(spec, values, raw)
                 if found is not None:
                     return found
-            key = (spec, outputs, *map(id, values), *attribute_key(attrs))
+            key = (spec, outputs, *map(id, values), *(attribute_key(attrs) if attrs else ()))
             seen = self._scope.lookup(key)
             if seen is not None:
                 return seen[0] if outputs == 1 else seen
         # A float that is known at a function's call alone tells nothing of shapes; anything else may.
-        typed = all(a.type == ir.AttributeType.FLOAT for a in references) and spec.op_type != "Constant"
+        typed = spec.op_type != "Constant" and (
+            not references or all(a.type == ir.AttributeType.FLOAT for a in references)
+        )
         return self._append(spec, values, attrs, raw if typed else None, outputs, key)
 
     def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
@@ -183,8 +194,11 @@ class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMix
             found: Value | None = spec.simplify(self, values, raw)
             if found is not None:
                 return found
-        if spec.fold is None or not all(v is None or v.const_value is not None for v in values):
+        if spec.fold is None:
             return None
+        for value in values:
+            if value is not None and value.const_value is None:
+                return None
         arrays = [None if v is None else self.constant(v) for v in values]
         if sum(a.size for a in arrays if a is not None) > folding.MAX_ELEMENTS:
             return None
@@ -260,6 +274,23 @@ class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMix
         return self.const(item, dtype)
 
     def _as_attribute(self, spec: OpSpec, name: str, value: Any) -> ir.Attr:
+        """An attribute of an operator; equal integers, texts and lists of integers of one operator share theirs."""
+        kind = type(value)
+        key: Any = None
+        if kind is int or kind is str:
+            key = spec, name, value
+        elif kind is list or kind is tuple:
+            key = spec, name, tuple(value)
+            if not set(map(type, value)) <= _INT:
+                key = None
+        if key is None:
+            return self._new_attribute(spec, name, value)
+        found = self._attributes.get(key)
+        if found is None:
+            found = self._attributes[key] = self._new_attribute(spec, name, value)
+        return found
+
+    def _new_attribute(self, spec: OpSpec, name: str, value: Any) -> ir.Attr:
         if isinstance(value, Value) or (isinstance(value, list | tuple) and any(isinstance(v, Value) for v in value)):
             raise ConversionError(
                 f"attribute {name!r} of {spec.op_type} must be a constant, but it is the dynamic size "

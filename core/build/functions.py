@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxplug.build.attributes import make_attribute
-from onnxplug.build.scope import Scope, graphs_of, used_by
+from onnxplug.build.scope import Scope, graphs_of, nodes_of, used_by
 from onnxplug.build.spec import OpSpec
 from onnxplug.errors import ConversionError
 
@@ -130,7 +130,7 @@ class FunctionMixin:
         imports = {"": self.opset}
         graph = ir.Graph(formals, outputs, nodes=nodes, opset_imports=imports, name=name)
         # A node inside a branch or a loop counts too.
-        imports = {node.domain: self.opsets[node.domain] for node in graph.all_nodes() if node.domain}
+        imports = {node.domain: self.opsets[node.domain] for node in nodes_of(graph) if node.domain}
         graph.opset_imports.update(imports)
         declared = [ir.Attr(k, a.type, None) for k, a in (attributes or {}).items()]
         return ir.Function(domain, name, graph=graph, attributes=declared)

@@ -8,6 +8,8 @@ from typing import Any
 import onnx_ir as ir
 
 _GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
+#: The operators of ai.onnx that have subgraphs.
+_WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 Mark = int
 
@@ -66,14 +68,14 @@ class Scope:
 
     def live_nodes(self, outputs: Iterable[ir.Value]) -> list[ir.Node]:
         """The nodes that the outputs need, in order; the others let go of their inputs. Linear in the graph."""
-        needed = {id(v) for v in outputs}
+        needed = set(map(id, outputs))
         live: list[ir.Node] = []
         for node in reversed(self.nodes):
-            if any(id(v) in needed for v in node.outputs):
-                live.append(node)
-                needed.update(id(v) for v in used_by(node))
-            else:
+            if needed.isdisjoint(map(id, node.outputs)):
                 detach(node)
+            else:
+                live.append(node)
+                needed.update(map(id, used_by(node) if graphs_of(node) else node.inputs))
         live.reverse()
         return live
 
@@ -100,7 +102,7 @@ def used_by(node: ir.Node) -> Iterator[ir.Value]:
 
 def graphs_of(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs that a node's attributes hold: branches, bodies."""
-    if not node.attributes:
+    if not node.domain and node.op_type not in _WITH_SUBGRAPHS:
         return ()
     found: list[ir.Graph] = []
     for attr in node.attributes.values():
@@ -108,3 +110,11 @@ def graphs_of(node: ir.Node) -> Sequence[ir.Graph]:
         if (kind is _GRAPH or kind is _GRAPHS) and not attr.is_ref():
             found += (attr.as_graph(),) if kind is _GRAPH else attr.as_graphs()
     return found
+
+
+def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """Every node of a graph, those of its subgraphs included."""
+    for node in graph:
+        yield node
+        for inner in graphs_of(node):
+            yield from nodes_of(inner)

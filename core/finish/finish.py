@@ -11,7 +11,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.scope import graphs_of, used_by
+from onnxplug.build.scope import graphs_of, nodes_of, used_by
 
 PRODUCER = "onnxplug"
 
@@ -33,7 +33,7 @@ def finish(
     """
     derived = g.derived_tensors(_names(graph, tensors))
     _register_initializers(graph, {**tensors, **derived})
-    used = {(node.domain, node.op_type) for node in graph.all_nodes()}
+    used = {(node.domain, node.op_type) for node in nodes_of(graph)}
     functions = _called(g.functions.values(), used)
     _prune_imports(graph, used, functions)
     return ir.Model(
@@ -60,9 +60,7 @@ def _version() -> str:
 
 def _names(graph: ir.Graph, tensors: Iterable[ir.Value]) -> Iterator[str | None]:
     yield from (value.name for value in (*graph.inputs, *tensors))
-    yield from (
-        value.name for node in graph.all_nodes() for value in (*node.inputs, *node.outputs) if value is not None
-    )
+    yield from (value.name for node in nodes_of(graph) for value in (*node.inputs, *node.outputs) if value is not None)
 
 
 def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any]) -> None:
@@ -95,7 +93,7 @@ def _called(known: Iterable[ir.Function], used: set[tuple[str, str]]) -> list[ir
         if name in found:
             continue
         found[name] = by_name[name]
-        pending.extend(n for node in by_name[name].all_nodes() if (n := (node.domain, node.op_type)) in by_name)
+        pending.extend(n for node in nodes_of(by_name[name]) if (n := (node.domain, node.op_type)) in by_name)
     return [f for name, f in by_name.items() if name in found]
 
 
@@ -103,7 +101,7 @@ def _prune_imports(graph: ir.Graph, used: set[tuple[str, str]], functions: Seque
     """Imports only what the model uses; ai.onnx always."""
     domains = {domain for domain, _ in used} | {""}
     for function in functions:
-        domains |= {node.domain for node in function.all_nodes()}
+        domains |= {node.domain for node in nodes_of(function)}
     for domain in list(graph.opset_imports):
         if domain not in domains:
             del graph.opset_imports[domain]

@@ -17,18 +17,11 @@ def live_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     return live
 
 
-def features_of(graph: torch.fx.Graph) -> tuple[bool, bool]:
-    """Whether any value of a graph is complex, and whether any is empty. (A complex number shows where it is given.)"""
-    has_complex = has_empty = False
+def has_complex_values(graph: torch.fx.Graph) -> bool:
+    """Whether any value of a graph is complex. (A complex number shows where it is given.)"""
     for fx in graph.nodes:
         val = fx.meta.get("val")
-        for item in val if isinstance(val, list | tuple) else (val,):
-            if isinstance(item, torch.Tensor):
-                has_complex = has_complex or item.dtype.is_complex
-                has_empty = has_empty or is_empty(item)
-    return has_complex, has_empty
-
-
-def is_empty(tensor: torch.Tensor) -> bool:
-    """Whether a size is known to be 0; dynamic sizes are not asked, which would fix them."""
-    return any(type(size) is int and size == 0 for size in tensor.shape)
+        for item in val if isinstance(val, (list, tuple)) else (val,):
+            if isinstance(item, torch.Tensor) and item.dtype.is_complex:
+                return True
+    return False

@@ -21,7 +21,7 @@ from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
 from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of
-from onnxplug.interpret.graphs import features_of, is_empty, live_nodes
+from onnxplug.interpret.graphs import has_complex_values, live_nodes
 from onnxplug.interpret.mutating import convert_functionalized, is_functionalized
 from onnxplug.interpret.node import FxNode, output_specs, schema_parameters
 from onnxplug.interpret.symbols import Dim, SymbolNames
@@ -83,7 +83,6 @@ class DynamoInterpreter:
         self._missing_handler = missing
         self._missing = MissingRules(explain_missing)
         self._has_complex = False
-        self._has_empty = False
         self._frame = _Frame({}, None)
         builder.attach(self)
 
@@ -127,8 +126,7 @@ class DynamoInterpreter:
 
     def _walk(self, graph: torch.fx.Graph) -> None:
         values = self._frame.values
-        has_complex, has_empty = features_of(graph)
-        self._has_complex, self._has_empty = self._has_complex or has_complex, self._has_empty or has_empty
+        self._has_complex = self._has_complex or has_complex_values(graph)
         live = live_nodes(graph)
         for fx in graph.nodes:
             kind = fx.op
@@ -196,7 +194,11 @@ class DynamoInterpreter:
         args = self._bind(fx, target)
         if self._has_complex and isinstance(target, torch._ops.OpOverload) and touches_complex(val, args):
             name = COMPLEX_PREFIX + name
-        results = self.convert_alone(self.new_call(fx, name, args))
+        only = self._registry.only_rule(name)
+        if only is None:
+            results = self.convert_alone(self.new_call(fx, name, args))
+        else:  # most calls: nothing to choose from, and no rules that remain
+            results = self.convert_alone(self.new_call(fx, name, args, ()), (only,))
         if "unbacked_bindings" in fx.meta:
             self._builder.add_symbol_sources(results)
         if type(results) is ir.Value:
@@ -224,24 +226,31 @@ class DynamoInterpreter:
             args.extend(value_of(v) for v in fx.kwargs.values())
         return tuple(args)
 
-    def new_call(self, fx: torch.fx.Node, name: str, args: tuple[Any, ...]) -> FxNode:
+    def new_call(
+        self, fx: torch.fx.Node, name: str, args: tuple[Any, ...], rules: Sequence[Rule] | None = None
+    ) -> FxNode:
         """The call that an FX node is, with what its arguments became."""
         location = source_location(fx) or self._frame.location or "unknown source"
-        return FxNode(fx, fx.target, name, args, output_specs(fx.meta.get("val"), self._symbols), location)
+        return FxNode(fx, fx.target, name, args, output_specs(fx.meta.get("val"), self._symbols), location, rules)
 
-    def convert_alone(self, call: FxNode) -> Any:
-        """Converts a call with no other one around it: errors name it, and what it emits bears its metadata."""
+    def convert_alone(self, call: FxNode, rules: Sequence[Rule] | None = None) -> Any:
+        """Converts a call with no other one around it: errors name it, and what it emits bears its metadata.
+
+        Args:
+            call: The call.
+            rules: The rules to try where they are known already.
+        """
         fx = call.fx
         metadata = {
             "namespace": f"{module_path(fx) or self._frame.path}/{fx.name}: {call.op_name}",
             "pkg.onnxplug.source": call.location,
         }
         with self._builder.converting(call, metadata):
-            if self._has_empty:
+            if call.outputs and all(spec is not None and 0 in spec.shape for spec in call.outputs):
                 results = self._empty_results(call)
                 if results is not None:
                     return results
-            return self.convert(call)
+            return self.convert(call) if rules is None else self._convert_by(rules, call)
 
     def _functionalized(self, fx: torch.fx.Node) -> list[Any]:
         location = source_location(fx) or self._frame.location
@@ -255,9 +264,9 @@ class DynamoInterpreter:
         """
         val = call.fx.meta.get("val")
         items = val if isinstance(val, list | tuple) else (val,)
-        if not items or not all(isinstance(item, torch.Tensor) and is_empty(item) for item in items):
-            return None
         if getattr(call.target, "namespace", None) not in ("aten", "prims"):
+            return None
+        if not all(isinstance(item, torch.Tensor) for item in items):
             return None
         builder = self._builder
         results = []
@@ -286,12 +295,15 @@ class DynamoInterpreter:
             Decline: It was made of another call (:attr:`FxNode.derived`), and no rule is left for it.
             ConversionError: The rule fails.
         """
-        rules = self._candidates(call) if call.rules is None else call.rules
+        return self._convert_by(self._candidates(call) if call.rules is None else call.rules, call)
+
+    def _convert_by(self, rules: Sequence[Rule], call: FxNode) -> Any:
         declined: list[str] = []
         for position, rule in enumerate(rules, 1):
             mark = self._builder.mark()
+            rest = rules[position:]
             try:
-                results = self._apply(rule, call.with_rules(rules[position:]))
+                results = self._apply(rule, call if call.rules is rest else call.with_rules(rest))
             except Decline as decline:
                 self._builder.rollback(mark)
                 declined.append(f"{rule.name} declined: {decline.reason or 'no reason given'}")

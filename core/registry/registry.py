@@ -280,27 +280,24 @@ class BoundRegistry:
         Raises:
             RuleConflictError: Two distributions claim the operator equally.
         """
-        found = self._ranked.get(node.op_name)
-        if found is None:
-            rules = tuple(rule for _, rule in self._registry.ranked(node.op_name, self._target))
-            found = self._ranked[node.op_name] = (rules, any(rule.when is not None for rule in rules))
-        rules, conditional = found
+        rules, conditional = self._ranked.get(node.op_name) or self._look_up(node.op_name)
         if not conditional:
             return rules
         return [rule for rule in rules if rule.when is None or rule.when(node)]
 
-    def find(self, node: Any) -> Rule | None:
-        """The first of the rules that apply."""
-        rules = self.candidates(node)
-        return rules[0] if rules else None
+    def only_rule(self, op: str) -> Rule | None:
+        """The one rule for an operator, if there is one and it has no condition on the node."""
+        rules, conditional = self._ranked.get(op) or self._look_up(op)
+        return rules[0] if len(rules) == 1 and not conditional else None
+
+    def _look_up(self, op: str) -> tuple[tuple[Rule, ...], bool]:
+        rules = tuple(rule for _, rule in self._registry.ranked(op, self._target))
+        self._ranked[op] = found = rules, any(rule.when is not None for rule in rules)
+        return found
 
     def asked(self) -> set[str]:
         """The operators for which rules were looked up."""
         return set(self._ranked)
-
-    def claims(self, op: str) -> bool:
-        """Whether some rule may translate an operator: then it is never decomposed behind the rule's back."""
-        return bool(self._registry.ranked(op, self._target))
 
 
 def _overlap(one: Rule, other: Rule) -> bool:
