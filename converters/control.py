@@ -66,7 +66,7 @@ def _several(values: Any) -> tuple[Value, ...]:
 
 def inlined(g: GraphBuilder, node: FxNode) -> Any:
     """A region under another gradient or autocast mode: what it does is already in its operators; it is put in place."""
-    position = next(i for i, a in enumerate(node.args) if hasattr(a, "graph") and hasattr(a, "code"))
+    position = next(i for i, a in enumerate(node.args) if isinstance(a, torch.fx.GraphModule))
     return g.inline(node.args[position], node.args[position + 1 :])
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.host import PluginHost
 from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces
-from onnxplug.registry.registry import Layer
+from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import pytree
 
@@ -212,7 +213,9 @@ def _is_registered_symbolic(rule: Rule) -> bool:
 # -- domains -----------------------------------------------------------------------------------------------------------
 
 
-def unknown_domains(opsets: Mapping[str, int], registry: Any, host: Any, runtime: Iterable[Any]) -> list[str]:
+def unknown_domains(
+    opsets: Mapping[str, int], registry: OnnxRegistry, host: PluginHost, runtime: Iterable[Any]
+) -> list[str]:
     """The domains asked for that nothing declares; rules from outside onnxplug may still emit them.
 
     Raises:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -23,18 +23,17 @@ from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.errors import UsageError
 from onnxplug.finish.finish import finish
 from onnxplug.functionalize.prepare import prepare
+from onnxplug.host import PluginHost
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.opsets import resolve_opsets
 from onnxplug.program import ExportStatistics, OnnxProgram
+from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.kernels import CallHost
-
-if TYPE_CHECKING:
-    from onnxplug.plugin_api import Domain
 
 Progress = Callable[[str], None]
 
@@ -65,7 +64,7 @@ def to_onnx(
     strict: bool | None = None,
     external_data: bool | None = None,
     progress: Progress | None = None,
-    registry: tuple[Any, Any] | None = None,
+    registry: tuple[OnnxRegistry, PluginHost] | None = None,
 ) -> OnnxProgram:
     """Exports a PyTorch model to ONNX.
 
@@ -130,7 +129,7 @@ def to_onnx(
     table, host = registry
     runtime_name = check_runtime(target, table.targets() | host.targets())
     domains = arguments.unknown_domains(opsets, table, host, items)
-    held = [rule.patch for rule in call_rules if hasattr(rule, "patch")]
+    held = [patch for rule in call_rules for patch in rule.patches()]
     if held and strict:
         raise UsageError("autograd functions are kept whole in torch.export's non-strict mode alone, and strict=True")
     stage("capture")
@@ -188,14 +187,14 @@ def to_onnx(
 def convert(
     captured: Captured,
     functional: FunctionalGraph,
-    registry: Any,
-    host: Any,
+    registry: OnnxRegistry,
+    host: PluginHost,
     target: Target,
     *,
     optimize: bool = True,
 ) -> ir.Model:
     """Converts a prepared graph: interpretation, simplification, rewrites, names."""
-    domains: list[Domain] = list(host.domains())
+    domains = list(host.domains())
     builder = GraphBuilder(
         target.opsets,
         optimize=optimize,
@@ -231,6 +230,6 @@ def convert(
     return finish(builder, graph, tensors, metadata=metadata)
 
 
-def _kernels_of(host: Any, runtime: str | None) -> Kernels | None:
+def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:
     table = host.kernels(runtime)
     return Kernels(table) if table is not None else None

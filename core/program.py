@@ -16,6 +16,7 @@ from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
+from onnxplug.host import RuntimeHost
 from onnxplug.run.save import save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
@@ -67,7 +68,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         outputs: Sequence[OutputSlot] = (),
         captured: Captured | None = None,
         statistics: ExportStatistics | None = None,
-        host: Any = None,
+        host: RuntimeHost | None = None,
     ) -> None:
         super().__init__(model, exported_program)
         self.inputs = list(inputs)

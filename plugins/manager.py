@@ -368,12 +368,8 @@ class PluginManager:
     def patches(self) -> list[Any]:
         """Context managers that hold during capture: those of the hook, and of rules that need one (autograd functions)."""
         if self._rule_patches is None:
-            self._rule_patches = [rule.patch for rule in self.rules()[1] if hasattr(rule, "patch")]
+            self._rule_patches = [patch for rule in self.rules()[1] for patch in rule.patches()]
         return [*self._all("onnxplug_patches"), *self._rule_patches]
-
-    def runtime(self) -> list[Any]:
-        """ONNX Runtime libraries and reference kernels."""
-        return self._all("onnxplug_runtime")
 
     def runtimes(self) -> list[Any]:
         """What each plugin brings to run its operators: :class:`~onnxplug.run.kernels.PluginRuntime` records."""

@@ -138,6 +138,17 @@ def test_direction_of_imports(folder: str) -> None:
     assert wrong == []
 
 
+def test_no_circles_between_modules_of_core() -> None:
+    """Neither of imports within functions nor for type checkers. The package itself, which names everything, is left out."""
+    modules = _modules_of_core()
+    del modules["onnxplug"]
+    needs = {
+        module: {found for _, name in _imports(path) if (found := _imported(name, modules)) not in (None, module)}
+        for module, path in modules.items()
+    }
+    assert set(graphlib.TopologicalSorter(needs).static_order()) == set(modules)  # CycleError names a circle
+
+
 def test_families_stand_side_by_side() -> None:
     """A family of converters imports helpers, never a family; helpers import only helpers, and not in a circle."""
     package, helpers = "onnxplug.converters", "onnxplug.converters.helpers"

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
 from onnxplug.errors import Unsupported
 
-if TYPE_CHECKING:
-    from onnxplug.build.shapes import ShapeMixin
-
 _INT, _DOUBLE, _BOOL = ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.BOOL
 _LARGEST_UNROLLED_POWER = 64
+
+
+class Emitter(Protocol):
+    """What computing a size needs of the builder."""
+
+    op: Any
+
+    def const(self, value: Any, dtype: Any = None) -> ir.Value:
+        """A shared constant."""
+
+    def cast(self, x: ir.Value, dtype: Any) -> ir.Value:
+        """A value in another dtype."""
+
+    def symbol(self, dim: ir.SymbolicDim | str) -> ir.Value | None:
+        """The value that holds a symbolic size."""
 
 
 class SizeComputer:
@@ -28,7 +40,7 @@ class SizeComputer:
         g: The builder; ``g.symbol(name)`` gives the values of the free symbols.
     """
 
-    def __init__(self, g: ShapeMixin) -> None:
+    def __init__(self, g: Emitter) -> None:
         self.g = g
         self.op: Any = g.op
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
 from onnxplug.build.kernels import HALVES, Kernels
 from onnxplug.build.spec import OpSpec
 
-if TYPE_CHECKING:
-    from onnxplug.build.builder import GraphBuilder
+
+class Emitter(Protocol):
+    """What widening needs of the builder."""
+
+    op: Any
+    current: Any
+
+    def emit(self, spec: OpSpec, inputs: Sequence[Any], attributes: Mapping[str, Any], outputs: int) -> Any:
+        """Emits a node."""
+
 
 Plan = dict[str, ir.DataType]
 _FLOAT = ir.DataType.FLOAT
@@ -44,7 +52,7 @@ class Widening:
         islands: Whether float32 values are handed on unrounded.
     """
 
-    def __init__(self, g: GraphBuilder, kernels: Kernels | None, *, islands: bool) -> None:
+    def __init__(self, g: Emitter, kernels: Kernels | None, *, islands: bool) -> None:
         self._g = g
         self._kernels = kernels
         self._islands = islands and kernels is not None

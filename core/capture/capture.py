@@ -20,6 +20,7 @@ from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
+from onnxplug.host import Patch
 
 
 def capture(
@@ -29,7 +30,7 @@ def capture(
     *,
     dynamic_shapes: Any = None,
     strict: bool | None = None,
-    patches: Iterable[Any] = (),
+    patches: Iterable[Patch] = (),
 ) -> Captured:
     """Captures a model.
 
@@ -70,7 +71,7 @@ def capture(
         stack.enter_context(shape_kernels(module))
         stack.enter_context(packed_sequences(module))
         for patch in patches:
-            stack.enter_context(patch() if callable(patch) and not hasattr(patch, "__enter__") else patch)
+            stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
         check_expressions(shapes, _pytree.tree_leaves((positional, keywords)))

@@ -102,7 +102,6 @@ class Captured:
         args, kwargs: The inputs that the program was captured with.
         strategy: ``"given"``, ``"non-strict"``, ``"strict"`` …
         seconds: Time that capture took.
-        shape_hints: Where the user asked for dynamic dimensions: (placeholder name, axis) to the name asked for or None.
     """
 
     program: torch.export.ExportedProgram
@@ -112,4 +111,3 @@ class Captured:
     kwargs: dict[str, Any] = field(default_factory=dict)
     strategy: str = "given"
     seconds: float = 0.0
-    shape_hints: dict[tuple[str, int], str | None] = field(default_factory=dict)

@@ -7,10 +7,11 @@ kernel and fake kernel run ``forward``; the rule for that operator runs ``symbol
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,11 +32,7 @@ _HOLDERS = 0
 
 
 class AutogradRule(Rule):
-    """A rule that also needs its ``autograd.Function`` kept whole during capture.
-
-    Attributes:
-        patch: The context manager that keeps it; held by ``to_onnx`` for rules at the call, and for plugins' rules.
-    """
+    """A rule that also needs its ``autograd.Function`` kept whole during capture."""
 
     __slots__ = ("function",)
 
@@ -43,9 +40,9 @@ class AutogradRule(Rule):
         super().__init__(op, convert)
         self.function = function
 
-    def patch(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps the function whole while the context holds."""
-        return keep_autograd_functions(self.function)
+    def patches(self) -> Sequence[Callable[[], contextlib.AbstractContextManager[None]]]:
+        """What keeps the function whole."""
+        return (functools.partial(keep_autograd_functions, self.function),)
 
 
 def autograd_function(function: type, *, domains: Mapping[str, int] | None = None) -> Rule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from onnxplug.errors import PluginError, UsageError
@@ -104,6 +105,10 @@ class Rule:
             return self.convert
         module = getattr(self.convert, "__module__", "?")
         return f"{module}:{getattr(self.convert, '__qualname__', repr(self.convert))}"
+
+    def patches(self) -> Sequence[Callable[[], AbstractContextManager[Any]]]:
+        """What must hold during capture for the rule's operator to be in the graph; none but for some subclasses."""
+        return ()
 
     def resolve(self) -> Converter:
         """The converter itself, imported at first use.

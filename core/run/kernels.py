@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
+from onnxplug.host import RuntimeHost
 from onnxplug.plugin_api import OrtLibrary, ReferenceOp
 from onnxplug.registry.rule import load_object
 
@@ -79,7 +80,7 @@ class CallHost:
         UsageError: One of them is neither.
     """
 
-    def __init__(self, host: Any, items: Iterable[Any]) -> None:
+    def __init__(self, host: RuntimeHost | None, items: Iterable[Any]) -> None:
         self._host = host
         self._items = self.checked(items)
 
@@ -130,13 +131,14 @@ class Kernels:
     passed_over: list[str] = field(default_factory=list)
 
 
-def plugin_host(plugins: Sequence[str] | None = None) -> Any:
+def plugin_host(plugins: Sequence[str] | None = None) -> RuntimeHost:
     """The plugins of a process: all that are installed, or those named.
 
     Raises:
         PluginError: One that is named is not installed.
     """
-    return load_object(_HOST, "the plugin manager")(plugins)
+    host: RuntimeHost = load_object(_HOST, "the plugin manager")(plugins)
+    return host
 
 
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
@@ -171,7 +173,7 @@ def is_builtin(domain: str) -> bool:
     return domain in _ONNX or _BUILTIN.fullmatch(domain) is not None
 
 
-def kernels_for(custom: CustomOperators, host: Any, providers: Sequence[str] | None = None) -> Kernels:
+def kernels_for(custom: CustomOperators, host: RuntimeHost | None, providers: Sequence[str] | None = None) -> Kernels:
     """Chooses what the plugins bring for a model's operators.
 
     Args:
@@ -329,7 +331,9 @@ def lacks_operator(error: Exception) -> bool:
     return "is not a registered function/op" in str(error) or "No Op registered for" in str(error)
 
 
-def missing_text(kernels: Kernels, host: Any, lacking: Sequence[tuple[str, str]], *, reference: bool = True) -> str:
+def missing_text(
+    kernels: Kernels, host: RuntimeHost | None, lacking: Sequence[tuple[str, str]], *, reference: bool = True
+) -> str:
     """Why nothing runs these operators: what each plugin that could supply them lacks."""
     names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
     missing = "no library for ONNX Runtime and no reference kernel has" if reference else "no library has"

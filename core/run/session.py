@@ -13,6 +13,7 @@ import torch
 
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array
 from onnxplug.errors import OnnxplugError, PluginError, VerificationError
+from onnxplug.host import RuntimeHost
 from onnxplug.run.kernels import (
     CPU,
     MISSING_HINT,
@@ -119,7 +120,7 @@ class Runner:
         VerificationError: ONNX Runtime can't load the model, or nothing runs one of its operators.
     """
 
-    def __init__(self, model: ir.Model | str, host: Any = None, *, reference: bool = False) -> None:
+    def __init__(self, model: ir.Model | str, host: RuntimeHost | None = None, *, reference: bool = False) -> None:
         self._model = model
         self.runtime = "onnx.reference" if reference else "onnxruntime"
         self._session: Any = None

@@ -13,6 +13,7 @@ import torch
 
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import VerificationError
+from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import Scale, compare
 from onnxplug.run.conditioning import rounding_slack
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, resized_inputs, sized
@@ -37,7 +38,7 @@ class Verifiable(Protocol):
     captured: Captured | None
     inputs: list[InputSlot]
     slots: list[OutputSlot]
-    host: Any
+    host: RuntimeHost | None
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What goes into the graph for a call of the PyTorch model."""
@@ -367,7 +368,7 @@ def verify_file(
     kwargs: Mapping[str, Any],
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     seeds: Sequence[int] = (0, 1, 2),
-    host: Any = None,
+    host: RuntimeHost | None = None,
 ) -> VerificationReport:
     """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
 

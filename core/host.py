@@ -1,0 +1,50 @@
+"""What core asks of whoever brings plugins: protocols that ``onnxplug.plugins`` fulfils, and that core knows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from onnxplug.plugin_api import Domain
+
+Patch = AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
+"""What holds during capture: a context manager, or a function that makes one."""
+
+
+class RuntimeHost(Protocol):
+    """What running a model needs of plugins."""
+
+    def runtimes(self) -> Sequence[Any]:
+        """What each plugin brings to run its operators (``onnxplug.run.kernels.PluginRuntime``)."""
+
+    def explain_domain(self, domain: str) -> str:
+        """Which plugin could run the operators of a domain, and why none does."""
+
+
+class PluginHost(RuntimeHost, Protocol):
+    """What an export needs of plugins."""
+
+    def targets(self) -> set[str]:
+        """Names of the runtimes that plugins know."""
+
+    def domains(self) -> Sequence[Domain]:
+        """The domains that plugins declare."""
+
+    def rewrites(self) -> Sequence[Any]:
+        """Rewrites, the builtin ones first."""
+
+    def patches(self) -> Sequence[Patch]:
+        """What holds during capture."""
+
+    def decompositions(self) -> Mapping[str, Callable[..., Any] | None]:
+        """Decompositions by qualified name; ``None`` forbids one."""
+
+    def kernels(self, runtime: str | None) -> Mapping[str, str] | None:
+        """The kernels of a runtime, where a plugin knows them."""
+
+    def missing(self, node: Any) -> Callable[..., Any] | None:
+        """The first plugin's converter for an operator that no rule translates."""
+
+    def explain_missing(self, namespace: str) -> str | None:
+        """Why no rule for a namespace is there."""
