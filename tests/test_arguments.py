@@ -154,7 +154,7 @@ def test_rules_that_are_never_asked_for() -> None:
 
 def test_rules_that_are_asked_for_say_nothing() -> None:
     def inner(g: Any, node: Any) -> Any:
-        return node.call_next(g)
+        return g.call_next(node)
 
     rules = [Rule("aten::relu.default", relu), Rule("aten::add", inner), Rule("_operator::mul", inner, priority=1)]
     with warnings.catch_warnings():
