@@ -11,7 +11,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
-from onnxplug.converters.helpers.softmax import zero_hidden_rows
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -34,24 +34,23 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
     scores = g.op.MatMul(_scaled(g, query, scale), g.op.Transpose(key, perm=order))
     inner = ir.DataType.FLOAT if dtype in _HALVES else dtype
     scores = g.cast(scores, inner)
-    hidden = g.const(float("-inf"), inner)
+    seen_rows = None
     if causal:
-        seen = _causal(g, query, key)
-        weights = g.op.Softmax(g.op.Where(seen, scores, hidden), axis=-1)
+        weights = g.op.Softmax(g.op.Add(scores, _bias(g, _causal(g, query, key), inner)), axis=-1)
     elif mask is None:
         weights = g.op.Softmax(scores, axis=-1)
-    elif mask.dtype == ir.DataType.BOOL:
-        weights = g.op.Softmax(g.op.Where(mask, scores, hidden), axis=-1)
+    elif mask.dtype == ir.DataType.BOOL and rank_of(mask) > 2 and g.dim(mask, -3) != 1:
+        weights = g.op.Softmax(g.op.Where(mask, scores, g.const(float("-inf"), inner)), axis=-1)
         # What is hidden weighs nothing, even in a row where nothing is seen and Softmax gives NaN.
         weights = g.op.Where(mask, weights, g.const(0.0, inner))
     else:
-        scores = g.op.Add(scores, g.cast(mask, inner))
-        weights = zero_hidden_rows(g, scores, g.op.Softmax(scores, axis=-1), rank_of(scores) - 1)
+        bias, seen_rows = _bias_and_seen_rows(g, mask, inner)
+        weights = g.op.Softmax(g.op.Add(scores, bias), axis=-1)
     weights = g.cast(weights, dtype)
     if dropout:
         weights = randomly_dropped(g, weights, dropout)[0]
     result: Value = g.op.MatMul(weights, value)
-    return result
+    return result if seen_rows is None else g.op.Mul(result, g.cast(seen_rows, dtype))
 
 
 def attention(g: GraphBuilder, node: FxNode) -> Value:
@@ -89,6 +88,27 @@ def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
             return result
     result = g.op.Mul(query, g.const(scale, dtype))
     return result
+
+
+def _bias(g: GraphBuilder, seen: Value, dtype: ir.DataType) -> Value:
+    """What is added to the scores: 0 for what is seen, −inf for what is hidden."""
+    result: Value = g.op.Where(seen, g.const(0.0, dtype), g.const(float("-inf"), dtype))
+    return result
+
+
+def _bias_and_seen_rows(g: GraphBuilder, mask: Value, dtype: ir.DataType) -> tuple[Value, Value]:
+    """What is added to the scores, and [..., L, 1]: 1 for rows that see some key, 0 for others.
+
+    Both are of the mask alone, so layers that share a mask share them. A row that sees nothing has no −inf in the bias: its
+    weights are ordinary numbers, which the factor of 0 hides afterwards.
+    """
+    last = rank_of(mask) - 1
+    if mask.dtype == ir.DataType.BOOL:
+        some = g.op.Greater(reduce(g, "ReduceSum", g.cast(mask, dtype), [last], True), g.const(0.0, dtype))
+        return _bias(g, g.op.Or(mask, g.op.Not(some)), dtype), g.cast(some, dtype)
+    bias = g.cast(mask, dtype)
+    hidden = g.op.Equal(reduce(g, "ReduceMax", bias, [last], True), g.const(float("-inf"), dtype))
+    return g.op.Where(hidden, g.const(0.0, dtype), bias), g.cast(g.op.Not(hidden), dtype)
 
 
 def _causal(g: GraphBuilder, query: Value, key: Value) -> Value:

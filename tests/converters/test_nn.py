@@ -230,6 +230,24 @@ def test_attention(name: str, opset: int) -> None:
     check(ATTENTION[name], *first, others=[second], dynamic=[{0: AUTO}] * 3, opset=opset, **looser("attention"))
 
 
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("shape", [(2, 4, 3, 5), (2, 1, 3, 5), (2, 1, 1, 5), (3, 5), (1, 5), (3, 1)])
+def test_attention_of_masks(shape: tuple[int, ...], kind: str) -> None:
+    """Masks that are inputs: some rows see nothing, two layers share one."""
+
+    def inputs(seed: int) -> tuple[torch.Tensor, ...]:
+        seen = tensor(*shape, seed=seed) > 0.2
+        seen[..., 0, :] = seed != 1
+        mask = seen if kind == "bool" else tensor(*shape, seed=seed + 9).masked_fill(~seen, float("-inf"))
+        return (*(tensor(2, 4, size, 8, seed=seed + size) for size in (3, 5)), tensor(2, 4, 5, 8, seed=seed), mask)
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        first = F.scaled_dot_product_attention(q, k, v, mask)
+        return F.scaled_dot_product_attention(first, k, v, mask)
+
+    check(model, *inputs(0), others=[inputs(1), inputs(2)], **looser("attention"))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_dynamic_lengths(causal: bool) -> None:
     def sizes(batch: int, queries: int, keys: int) -> tuple[torch.Tensor, ...]:
