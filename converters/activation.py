@@ -28,8 +28,7 @@ def simple(op_type: str, **attributes: Any) -> Converter:
     """An activation that ONNX has under one name, without parameters of torch's."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        result: Value = getattr(g.op, op_type)(node.args[0], **attributes)
-        return result
+        return getattr(g.op, op_type)(node.args[0], **attributes)
 
     convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
@@ -41,8 +40,7 @@ def relu(g: GraphBuilder, node: FxNode) -> Value:
     if node.dtype.is_integer():
         inner = node.dtype if node.dtype in (ir.DataType.INT32, ir.DataType.INT64) else ir.DataType.INT32
         return g.cast(g.op.Max(g.cast(x, inner), g.const(0, inner)), node.dtype)
-    result: Value = g.op.Relu(x)
-    return result
+    return g.op.Relu(x)
 
 
 def clipped(low: float, high: float) -> Converter:
@@ -50,8 +48,7 @@ def clipped(low: float, high: float) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = node.dtype
-        result: Value = g.op.Clip(node.args[0], g.const(low, dtype), g.const(high, dtype))
-        return result
+        return g.op.Clip(node.args[0], g.const(low, dtype), g.const(high, dtype))
 
     convert.__name__ = convert.__qualname__ = "clipped"
     return convert
@@ -60,8 +57,7 @@ def clipped(low: float, high: float) -> Converter:
 def hardtanh(g: GraphBuilder, node: FxNode) -> Value:
     """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
     x, low, high = node.args
-    result: Value = g.op.Clip(x, g.const(low, node.dtype), g.const(high, node.dtype))
-    return result
+    return g.op.Clip(x, g.const(low, node.dtype), g.const(high, node.dtype))
 
 
 def gelu(g: GraphBuilder, node: FxNode) -> Value:
@@ -95,16 +91,14 @@ def gelu_plain(g: GraphBuilder, node: FxNode) -> Value:
 def silu(g: GraphBuilder, node: FxNode) -> Value:
     """silu(Tensor self) -> Tensor"""
     x = node.args[0]
-    result: Value = g.op.Mul(x, g.op.Sigmoid(x))
-    return result
+    return g.op.Mul(x, g.op.Sigmoid(x))
 
 
 def elu(g: GraphBuilder, node: FxNode) -> Value:
     """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
     x, alpha, scale, input_scale = node.args
     if scale == 1 and input_scale == 1:
-        result: Value = g.op.Elu(x, alpha=float(alpha))
-        return result
+        return g.op.Elu(x, alpha=float(alpha))
     dtype = node.dtype
     negative = g.op.Mul(g.op.Sub(g.op.Exp(g.op.Mul(x, g.const(input_scale, dtype))), g.const(1.0, dtype)),
                         g.const(alpha * scale, dtype))  # fmt: skip
@@ -120,15 +114,13 @@ def celu(g: GraphBuilder, node: FxNode) -> Value:
     if node.dtype == ir.DataType.DOUBLE:
         zero, scale = g.const(0.0, node.dtype), g.const(float(alpha), node.dtype)
         low = g.op.Mul(scale, expm1_of(g, g.op.Div(g.op.Min(x, zero), scale)))
-        result: Value = g.op.Add(g.op.Max(x, zero), low)
-        return result
+        return g.op.Add(g.op.Max(x, zero), low)
     return g.cast(g.op.Celu(g.cast(x, ir.DataType.FLOAT), alpha=float(alpha)), node.dtype)
 
 
 def leaky_relu(g: GraphBuilder, node: FxNode) -> Value:
     """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
-    result: Value = g.op.LeakyRelu(node.args[0], alpha=float(node.args[1]))
-    return result
+    return g.op.LeakyRelu(node.args[0], alpha=float(node.args[1]))
 
 
 def prelu(g: GraphBuilder, node: FxNode) -> Value:
@@ -141,42 +133,36 @@ def prelu(g: GraphBuilder, node: FxNode) -> Value:
         weight = g.op.Reshape(weight, g.const([-1] + [1] * (rank_of(x) - 2)))
     elif rank_of(x) < 2 and rank_of(weight):
         weight = g.reshape(weight, []) if not rank_of(x) else weight
-    result: Value = g.op.PRelu(x, weight)
-    return result
+    return g.op.PRelu(x, weight)
 
 
 def hardsigmoid(g: GraphBuilder, node: FxNode) -> Value:
     """hardsigmoid(Tensor self) -> Tensor"""
-    result: Value = g.op.HardSigmoid(node.args[0], alpha=1 / 6, beta=0.5)
-    return result
+    return g.op.HardSigmoid(node.args[0], alpha=1 / 6, beta=0.5)
 
 
 def hardswish(g: GraphBuilder, node: FxNode) -> Value:
     """hardswish(Tensor self) -> Tensor"""
-    result: Value = g.op.HardSwish(node.args[0])
-    return result
+    return g.op.HardSwish(node.args[0])
 
 
 def hardswish_plain(g: GraphBuilder, node: FxNode) -> Value:
     """hardswish(Tensor self) -> Tensor"""
     x = node.args[0]
-    result: Value = g.op.Mul(x, hardsigmoid(g, node))
-    return result
+    return g.op.Mul(x, hardsigmoid(g, node))
 
 
 def hardshrink(g: GraphBuilder, node: FxNode) -> Value:
     """hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
     x, bound = node.args
     inside = g.op.LessOrEqual(g.op.Abs(x), g.const(bound, node.dtype))
-    result: Value = g.op.Where(inside, g.const(0.0, node.dtype), x)
-    return result
+    return g.op.Where(inside, g.const(0.0, node.dtype), x)
 
 
 def softshrink(g: GraphBuilder, node: FxNode) -> Value:
     """softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
     x, bound = node.args
-    result: Value = g.op.Sub(x, g.op.Clip(x, g.const(-bound, node.dtype), g.const(bound, node.dtype)))
-    return result
+    return g.op.Sub(x, g.op.Clip(x, g.const(-bound, node.dtype), g.const(bound, node.dtype)))
 
 
 def threshold(g: GraphBuilder, node: FxNode) -> Value:
@@ -184,8 +170,7 @@ def threshold(g: GraphBuilder, node: FxNode) -> Value:
     x, bound, value = node.args
     inner = comparable(node.dtype)
     below = g.op.LessOrEqual(g.cast(x, inner), g.const(bound, inner))
-    result: Value = g.op.Where(below, g.const(value, node.dtype), x)
-    return result
+    return g.op.Where(below, g.const(value, node.dtype), x)
 
 
 def softplus(g: GraphBuilder, node: FxNode) -> Value:
@@ -194,15 +179,13 @@ def softplus(g: GraphBuilder, node: FxNode) -> Value:
     dtype = node.dtype
     scaled = g.op.Mul(x, g.const(beta, dtype))
     smooth = g.op.Div(g.op.Softplus(scaled), g.const(beta, dtype))
-    result: Value = g.op.Where(g.op.Greater(scaled, g.const(bound, dtype)), x, smooth)
-    return result
+    return g.op.Where(g.op.Greater(scaled, g.const(bound, dtype)), x, smooth)
 
 
 def mish(g: GraphBuilder, node: FxNode) -> Value:
     """mish(Tensor self) -> Tensor"""
     x = node.args[0]
-    result: Value = g.op.Mul(x, g.op.Tanh(g.op.Softplus(x)))
-    return result
+    return g.op.Mul(x, g.op.Tanh(g.op.Softplus(x)))
 
 
 def glu(g: GraphBuilder, node: FxNode) -> Value:
@@ -212,14 +195,12 @@ def glu(g: GraphBuilder, node: FxNode) -> Value:
     size = g.dim(x, axis)
     half = size // 2 if isinstance(size, int) else g.op.Div(size, g.const(2))
     a, b = g.op.Split(x, g.vector([half, half]), axis=axis, _outputs=2)
-    result: Value = g.op.Mul(a, g.op.Sigmoid(b))
-    return result
+    return g.op.Mul(a, g.op.Sigmoid(b))
 
 
 def log_sigmoid(g: GraphBuilder, node: FxNode) -> Value:
     """log_sigmoid(Tensor self) -> Tensor"""
-    result: Value = g.op.Neg(g.op.Softplus(g.op.Neg(node.args[0])))
-    return result
+    return g.op.Neg(g.op.Softplus(g.op.Neg(node.args[0])))
 
 
 def softmax_of(op_type: str) -> Converter:
@@ -248,8 +229,7 @@ def log_softmax_exact(g: GraphBuilder, node: FxNode) -> Value:
     axis = normalize_axis(axis, rank_of(x))
     shifted = g.op.Sub(x, reduced(g, "ReduceMax", x, axis, True, node.dtype))
     total = reduced(g, "ReduceSum", g.op.Exp(shifted), axis, True, node.dtype)
-    result: Value = g.op.Sub(shifted, g.op.Log(total))
-    return result
+    return g.op.Sub(shifted, g.op.Log(total))
 
 
 def _of_doubles(node: FxNode) -> bool:

@@ -28,8 +28,7 @@ def add(g: GraphBuilder, node: FxNode) -> Value:
     x, y, alpha = node.args
     dtype = node.dtype
     if dtype == BOOL:
-        result: Value = g.op.Or(*operands(g, x, y, dtype=BOOL))
-        return result
+        return g.op.Or(*operands(g, x, y, dtype=BOOL))
     return compute(g, "Add", dtype, x, _scaled(g, y, alpha, dtype))
 
 
@@ -49,8 +48,7 @@ def mul(g: GraphBuilder, node: FxNode) -> Value:
     """mul.Tensor(Tensor self, Tensor other) -> Tensor"""
     x, y = node.args[:2]
     if node.dtype == BOOL:
-        result: Value = g.op.And(*operands(g, x, y, dtype=BOOL))
-        return result
+        return g.op.And(*operands(g, x, y, dtype=BOOL))
     return compute(g, "Mul", node.dtype, x, y)
 
 

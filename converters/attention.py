@@ -68,10 +68,9 @@ def attention(g: GraphBuilder, node: FxNode) -> Value:
         if rank_of(mask) not in (2, 4) or list(mask.shape or ())[-2:] != [query.shape[-2], key.shape[-2]]:
             raise Decline("a mask to be broadcast over queries or keys")
         mask = mask if mask.dtype == ir.DataType.BOOL else g.cast(mask, query.dtype)
-    result: Value = g.op.Attention(
+    return g.op.Attention(
         query, key, value, mask, is_causal=int(causal), scale=float(scale) if scale is not None else None
     )
-    return result
 
 
 def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
@@ -84,16 +83,14 @@ def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
             scale = 1.0 / math.sqrt(size) if size else 1.0
         else:
             root = g.op.Sqrt(g.cast(size, ir.DataType.FLOAT))
-            result: Value = g.op.Div(query, g.cast(root, dtype))
-            return result
+            return g.op.Div(query, g.cast(root, dtype))
     result = g.op.Mul(query, g.const(scale, dtype))
     return result
 
 
 def _bias(g: GraphBuilder, seen: Value, dtype: ir.DataType) -> Value:
     """What is added to the scores: 0 for what is seen, −inf for what is hidden."""
-    result: Value = g.op.Where(seen, g.const(0.0, dtype), g.const(float("-inf"), dtype))
-    return result
+    return g.op.Where(seen, g.const(0.0, dtype), g.const(float("-inf"), dtype))
 
 
 def _bias_and_seen_rows(g: GraphBuilder, mask: Value, dtype: ir.DataType) -> tuple[Value, Value]:
@@ -115,8 +112,7 @@ def _causal(g: GraphBuilder, query: Value, key: Value) -> Value:
     """[L, S]: whether query i sees key j: j <= i."""
     rows = g.op.Range(g.const(0), g.as_scalar(g.dim(query, -2)), g.const(1))
     columns = g.op.Range(g.const(0), g.as_scalar(g.dim(key, -2)), g.const(1))
-    result: Value = g.op.LessOrEqual(columns, unsqueeze(g, rows, 1))
-    return result
+    return g.op.LessOrEqual(columns, unsqueeze(g, rows, 1))
 
 
 def _repeat_heads(g: GraphBuilder, query: Value, x: Value) -> Value:

@@ -24,8 +24,7 @@ def to(g: GraphBuilder, node: FxNode) -> Value:
 
 def identity(g: GraphBuilder, node: FxNode) -> Value:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
-    x: Value = node.args[0]
-    return x
+    return node.args[0]
 
 
 def copy(g: GraphBuilder, node: FxNode) -> Value:
@@ -37,8 +36,7 @@ def copy(g: GraphBuilder, node: FxNode) -> Value:
     source = convert_dtype(g, source, node.dtype)
     if source.shape is not None and tuple(source.shape) == node.shape and rank_of(source) == len(node.shape):
         return source
-    result: Value = g.op.Expand(source, g.shape(target))
-    return result
+    return g.op.Expand(source, g.shape(target))
 
 
 def dropout(g: GraphBuilder, node: FxNode) -> Value:

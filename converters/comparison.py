@@ -33,8 +33,7 @@ def logical(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         a, b = (truth(g, x) for x in node.args)
-        result: Value = getattr(g.op, op_type)(a, b)
-        return result
+        return getattr(g.op, op_type)(a, b)
 
     convert.__name__ = convert.__qualname__ = f"logical_{op_type.lower()}"
     return convert
@@ -47,8 +46,7 @@ def truth(g: GraphBuilder, x: Value) -> Value:
 
 def logical_not(g: GraphBuilder, node: FxNode) -> Value:
     """logical_not(Tensor self) -> Tensor"""
-    result: Value = g.op.Not(truth(g, node.args[0]))
-    return result
+    return g.op.Not(truth(g, node.args[0]))
 
 
 def isnan(g: GraphBuilder, node: FxNode) -> Value:
@@ -56,8 +54,7 @@ def isnan(g: GraphBuilder, node: FxNode) -> Value:
     x = node.args[0]
     if not x.dtype.is_floating_point():
         return _all_false(g, x)
-    result: Value = g.op.IsNaN(x)
-    return result
+    return g.op.IsNaN(x)
 
 
 def isinf(g: GraphBuilder, node: FxNode) -> Value:
@@ -65,8 +62,7 @@ def isinf(g: GraphBuilder, node: FxNode) -> Value:
     x = node.args[0]
     if not x.dtype.is_floating_point():
         return _all_false(g, x)
-    result: Value = g.op.IsInf(_wide(g, x))
-    return result
+    return g.op.IsInf(_wide(g, x))
 
 
 def isfinite(g: GraphBuilder, node: FxNode) -> Value:
@@ -74,8 +70,7 @@ def isfinite(g: GraphBuilder, node: FxNode) -> Value:
     x = node.args[0]
     if not x.dtype.is_floating_point():
         return g.op.Not(_all_false(g, x))
-    result: Value = g.op.Not(g.op.Or(g.op.IsInf(_wide(g, x)), g.op.IsNaN(x)))
-    return result
+    return g.op.Not(g.op.Or(g.op.IsInf(_wide(g, x)), g.op.IsNaN(x)))
 
 
 def _wide(g: GraphBuilder, x: Value) -> Value:
@@ -85,8 +80,7 @@ def _wide(g: GraphBuilder, x: Value) -> Value:
 
 def _all_false(g: GraphBuilder, x: Value) -> Value:
     whole = g.cast(x, ir.DataType.INT64)
-    result: Value = g.op.Not(g.op.Equal(whole, whole))
-    return result
+    return g.op.Not(g.op.Equal(whole, whole))
 
 
 def where(g: GraphBuilder, node: FxNode) -> Value:
@@ -118,8 +112,7 @@ def nan_to_num(g: GraphBuilder, node: FxNode) -> Value:
     top = g.const(float(limits.max) if high is None else high, dtype)
     bottom = g.const(float(limits.min) if low is None else low, dtype)
     bounded = g.op.Where(infinite, g.op.Where(g.op.Greater(x, zero), top, bottom), x)
-    result: Value = g.op.Where(g.op.IsNaN(x), g.const(nan or 0.0, dtype), bounded)
-    return result
+    return g.op.Where(g.op.IsNaN(x), g.const(nan or 0.0, dtype), bounded)
 
 
 def _both(name: str, converter: Converter) -> list[Rule]:

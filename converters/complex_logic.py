@@ -34,8 +34,7 @@ def test_parts(op_type: str, every: bool = False) -> Converter:
         x = node.args[0]
         if every:
             bad = [g.op.Or(g.op.IsNaN(p), g.op.IsInf(p)) for p in (x.real, x.imag)]
-            result: Value = g.op.Not(g.op.Or(*bad))
-            return result
+            return g.op.Not(g.op.Or(*bad))
         result = g.op.Or(getattr(g.op, op_type)(x.real), getattr(g.op, op_type)(x.imag))
         return result
 
@@ -48,8 +47,7 @@ def logical(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         truths = [nonzero(g, a) if isinstance(a, Complex) else g.cast(a, ir.DataType.BOOL) for a in node.args]
-        result: Value = getattr(g.op, op_type)(*truths)
-        return result
+        return getattr(g.op, op_type)(*truths)
 
     convert.__name__ = convert.__qualname__ = f"logical_{op_type.lower()}"
     return convert

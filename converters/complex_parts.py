@@ -68,8 +68,7 @@ def of_real(name: str) -> Converter:
 
 def nonzero_places(g: GraphBuilder, node: FxNode) -> Value:
     """nonzero(Tensor self) -> Tensor"""
-    result: Value = g.convert(node.part("real").with_args([nonzero(g, node.args[0])]))
-    return result
+    return g.convert(node.part("real").with_args([nonzero(g, node.args[0])]))
 
 
 def expand_as(g: GraphBuilder, node: FxNode) -> Any:

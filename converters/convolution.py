@@ -148,8 +148,7 @@ def conv_tbc(g: GraphBuilder, node: FxNode) -> Value:
     batch_first = g.op.Transpose(x, perm=[1, 2, 0])
     kernel = g.op.Transpose(weight, perm=[2, 1, 0])
     result = _convolve(g, batch_first, kernel, bias, stride=1, pads=[pad, pad], dilation=1, groups=1)
-    moved: Value = g.op.Transpose(result, perm=[2, 0, 1])
-    return moved
+    return g.op.Transpose(result, perm=[2, 0, 1])
 
 
 RULES: list[Rule] = [

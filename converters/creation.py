@@ -103,8 +103,7 @@ def _arange_of_floats(g: GraphBuilder, dtype: ir.DataType, start: Any, end: Any,
     """
     first, last, by = (g.cast(operand(g, x, ir.DataType.DOUBLE), ir.DataType.INT64) for x in (start, end, step))
     if dtype == ir.DataType.INT64:
-        result: Value = g.op.Range(first, last, by)
-        return result
+        return g.op.Range(first, last, by)
     low, high, width = (operand(g, x, ir.DataType.DOUBLE) for x in (start, end, step))
     count = g.cast(g.op.Ceil(g.op.Div(g.op.Sub(high, low), width)), ir.DataType.INT64)
     places = g.op.Range(g.const(0), count, g.const(1))
@@ -161,8 +160,7 @@ def triangle(upper: int) -> Converter:
         x, diagonal = node.args
         # Trilu since opset 14; ONNX Runtime has it for a few dtypes alone.
         if g.opset >= 14 and node.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.BOOL):
-            result: Value = g.op.Trilu(x, g.as_scalar(diagonal), upper=upper)
-            return result
+            return g.op.Trilu(x, g.as_scalar(diagonal), upper=upper)
         rank = rank_of(x)
         row = g.op.Range(g.const(0), g.as_scalar(g.dim(x, rank - 2)), g.const(1))
         column = g.op.Range(g.const(0), g.as_scalar(g.dim(x, rank - 1)), g.const(1))

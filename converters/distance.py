@@ -24,8 +24,7 @@ def cdist(g: GraphBuilder, node: FxNode) -> Value:
     a, b = operands(g, x, y, dtype=dtype)
     if b.shape is not None and isinstance(b.shape[-1], int) and b.shape[-1] == 0:
         shape: list[Any] = [d if isinstance(d, int) else g.symbol(d) for d in node.shape]
-        result: Value = g.op.Expand(g.const(0.0, node.dtype), g.vector(shape))
-        return result
+        return g.op.Expand(g.const(0.0, node.dtype), g.vector(shape))
     rank = rank_of(a)
     difference = g.op.Sub(unsqueeze(g, a, rank - 1), unsqueeze(g, b, rank_of(b) - 2))
     return g.cast(norm_of_difference(g, difference, p, rank_of(difference) - 1), node.dtype)

@@ -79,8 +79,7 @@ def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Valu
     plain = g.op.Div(a, b)
     # A zero quotient keeps the sign of the true one.
     rounded = g.op.Where(g.op.Equal(exact, zero), g.op.Mul(zero, plain), rounded)
-    result: Value = g.op.Where(g.op.Equal(b, zero), plain, rounded)
-    return result
+    return g.op.Where(g.op.Equal(b, zero), plain, rounded)
 
 
 def remainder(g: GraphBuilder, node: FxNode) -> Value:
@@ -97,8 +96,7 @@ def remainder(g: GraphBuilder, node: FxNode) -> Value:
     zero = g.const(0.0, dtype)
     rest = g.op.Mod(a, b, fmod=1)
     other_side = g.op.And(g.op.Not(g.op.Equal(rest, zero)), g.op.Xor(g.op.Less(b, zero), g.op.Less(rest, zero)))
-    result: Value = g.op.Where(other_side, g.op.Add(rest, b), rest)
-    return result
+    return g.op.Where(other_side, g.op.Add(rest, b), rest)
 
 
 def fmod(g: GraphBuilder, node: FxNode) -> Value:

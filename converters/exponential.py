@@ -96,8 +96,7 @@ def signbit(g: GraphBuilder, node: FxNode) -> Value:
     if not x.dtype.is_signed():
         return g.cast(g.op.Mul(g.cast(x, ir.DataType.INT32), g.const(0, ir.DataType.INT32)), ir.DataType.BOOL)
     inner = ir.DataType.INT64 if x.dtype == ir.DataType.INT64 else ir.DataType.INT32
-    result: Value = g.op.Less(g.cast(x, inner), g.const(0, inner))
-    return result
+    return g.op.Less(g.cast(x, inner), g.const(0, inner))
 
 
 def frexp(g: GraphBuilder, node: FxNode) -> list[Value]:

@@ -23,8 +23,7 @@ def extremum(op_type: str) -> Converter:
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args[:2]
         if node.dtype == BOOL:
-            result: Value = getattr(g.op, "Or" if op_type == "Max" else "And")(*operands(g, x, y, dtype=BOOL))
-            return result
+            return getattr(g.op, "Or" if op_type == "Max" else "And")(*operands(g, x, y, dtype=BOOL))
         return compute(g, op_type, node.dtype, x, y)
 
     convert.__name__ = convert.__qualname__ = "maximum" if op_type == "Max" else "minimum"
@@ -81,8 +80,7 @@ def _clamp(g: GraphBuilder, node: FxNode, x: Value, low: Any, high: Any) -> Valu
         low, high = (None if b is None else g.const(b, dtype) for b in (low, high))
         x = g.cast(x, dtype)
         if low is not None and high is not None:
-            result: Value = g.op.Clip(x, low, high)
-            return result
+            return g.op.Clip(x, low, high)
         if dtype.is_integer():
             result = g.op.Clip(x, low, high)
             return result

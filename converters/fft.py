@@ -48,8 +48,7 @@ def transform(g: GraphBuilder, x: Value | Complex, axis: int, forward: bool) -> 
 
 
 def _zero(g: GraphBuilder, x: Value) -> Value:
-    result: Value = g.op.Expand(g.const(0.0, x.dtype), g.shape(x))
-    return result
+    return g.op.Expand(g.const(0.0, x.dtype), g.shape(x))
 
 
 def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int, in_double: bool) -> Complex:
@@ -128,8 +127,7 @@ def _complex_to_complex(g: GraphBuilder, x: Complex, axes: Sequence[int], normal
     sizes = [g.dim(x.real, axis) for axis in over]
     for axis in over:
         x = transform(g, x, axis, forward)
-    scaled: Complex = _scaled(g, x, sizes, normalization)
-    return scaled
+    return _scaled(g, x, sizes, normalization)
 
 
 def _real_to_complex(g: GraphBuilder, x: Value, axes: Sequence[int], normalization: int, onesided: bool) -> Complex:
@@ -144,8 +142,7 @@ def _real_to_complex(g: GraphBuilder, x: Value, axes: Sequence[int], normalizati
         result = Complex(*(slice_axis(g, p, last, 0, half) for p in (result.real, result.imag)))
     for axis in over[:-1]:
         result = transform(g, result, axis, True)
-    scaled: Complex = _scaled(g, result, sizes, normalization)
-    return scaled
+    return _scaled(g, result, sizes, normalization)
 
 
 def _complex_to_real(g: GraphBuilder, x: Complex, axes: Sequence[int], normalization: int, size: Any) -> Value:
@@ -160,13 +157,11 @@ def _complex_to_real(g: GraphBuilder, x: Complex, axes: Sequence[int], normaliza
     rest = size - half + 1 if isinstance(size, int) else g.op.Add(g.op.Sub(size, half), g.const(1))
     mirror = c_conj(g, Complex(*(_reversed(g, slice_axis(g, p, last, 1, rest), last) for p in (x.real, x.imag))))
     whole = Complex(*(g.op.Concat(a, b, axis=last) for a, b in ((x.real, mirror.real), (x.imag, mirror.imag))))
-    result: Value = _scaled(g, transform(g, whole, last, False).real, sizes, normalization)
-    return result
+    return _scaled(g, transform(g, whole, last, False).real, sizes, normalization)
 
 
 def _reversed(g: GraphBuilder, x: Value, axis: int) -> Value:
-    result: Value = g.op.Slice(x, np.array([-1]), np.array([np.iinfo(np.int64).min]), np.array([axis]), np.array([-1]))
-    return result
+    return g.op.Slice(x, np.array([-1]), np.array([np.iinfo(np.int64).min]), np.array([axis]), np.array([-1]))
 
 
 def fft_c2c(g: GraphBuilder, node: FxNode) -> Complex:

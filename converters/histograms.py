@@ -89,8 +89,7 @@ def _even_edges(g: GraphBuilder, x: Value, bins: int, low: float, high: float) -
     number = np.arange(bins + 1)
     near = g.op.Add(first, g.op.Mul(step, g.const(number.astype(np.float64), dtype)))
     far = g.op.Sub(last, g.op.Mul(step, g.const((bins - number).astype(np.float64), dtype)))
-    edges: Value = g.op.Where(g.const(number < (bins + 1) // 2), near, far)
-    return edges
+    return g.op.Where(g.const(number < (bins + 1) // 2), near, far)
 
 
 def histogram_edges(g: GraphBuilder, node: FxNode) -> list[Value]:

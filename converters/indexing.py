@@ -25,8 +25,7 @@ def gather(g: GraphBuilder, node: FxNode) -> Value:
         return g.reshape(x, []) if not rank_of(index) else g.op.Expand(x, g.shape(index))
     if not rank_of(index):
         return squeeze(g, g.op.GatherElements(x, unsqueeze(g, index, 0), axis=0), 0)
-    result: Value = g.op.GatherElements(x, index, axis=normalize_axis(axis, rank_of(x)))
-    return result
+    return g.op.GatherElements(x, index, axis=normalize_axis(axis, rank_of(x)))
 
 
 def index_select(g: GraphBuilder, node: FxNode) -> Value:
@@ -36,14 +35,12 @@ def index_select(g: GraphBuilder, node: FxNode) -> Value:
         return x
     if not rank_of(index):
         index = unsqueeze(g, index, 0)
-    result: Value = g.op.Gather(x, index, axis=normalize_axis(axis, rank_of(x)))
-    return result
+    return g.op.Gather(x, index, axis=normalize_axis(axis, rank_of(x)))
 
 
 def embedding(g: GraphBuilder, node: FxNode) -> Value:
     """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"""  # noqa: E501
-    result: Value = g.op.Gather(node.args[0], node.args[1], axis=0)
-    return result
+    return g.op.Gather(node.args[0], node.args[1], axis=0)
 
 
 def embedding_renorm(g: GraphBuilder, node: FxNode) -> Value:
@@ -59,15 +56,13 @@ def embedding_renorm(g: GraphBuilder, node: FxNode) -> Value:
     ones = g.op.Expand(g.const(1), g.op.Shape(named))
     some = g.op.Greater(scatter_rows(g, ones, named, g.as_scalar(g.dim(table, 0)), "sum", _INT64), g.const(0))
     scaled = g.op.And(some, g.op.Greater(norms, g.const(float(largest), dtype)))
-    result: Value = g.op.Mul(table, unsqueeze(g, g.op.Where(scaled, factor, g.const(1.0, dtype)), 1))
-    return result
+    return g.op.Mul(table, unsqueeze(g, g.op.Where(scaled, factor, g.const(1.0, dtype)), 1))
 
 
 def take(g: GraphBuilder, node: FxNode) -> Value:
     """take(Tensor self, Tensor index) -> Tensor"""
     x, index = node.args
-    result: Value = g.op.Gather(g.reshape(x, [-1]), index, axis=0)
-    return result
+    return g.op.Gather(g.reshape(x, [-1]), index, axis=0)
 
 
 def nonzero(g: GraphBuilder, node: FxNode) -> Value:
@@ -76,8 +71,7 @@ def nonzero(g: GraphBuilder, node: FxNode) -> Value:
     if not rank_of(x):
         found = g.op.NonZero(g.cast(unsqueeze(g, x, 0), ir.DataType.BOOL))
         return slice_columns(g, g.op.Transpose(found, perm=[1, 0]))
-    result: Value = g.op.Transpose(g.op.NonZero(g.cast(x, ir.DataType.BOOL)), perm=[1, 0])
-    return result
+    return g.op.Transpose(g.op.NonZero(g.cast(x, ir.DataType.BOOL)), perm=[1, 0])
 
 
 def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
@@ -91,14 +85,12 @@ def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
         return g.op.Expand(g.const(fill), g.vector([size, 0]))
     places = g.op.Transpose(g.op.NonZero(g.cast(x, ir.DataType.BOOL)), perm=[1, 0])
     rest = g.op.Expand(g.const(fill), g.vector([size, rank]))
-    result: Value = g.op.Slice(g.op.Concat(places, rest, axis=0), np.array([0]), g.as_vector(size), np.array([0]))
-    return result
+    return g.op.Slice(g.op.Concat(places, rest, axis=0), np.array([0]), g.as_vector(size), np.array([0]))
 
 
 def slice_columns(g: GraphBuilder, x: Value) -> Value:
     """A matrix without its columns."""
-    result: Value = g.op.Slice(x, np.array([0]), np.array([0]), np.array([1]))
-    return result
+    return g.op.Slice(x, np.array([0]), np.array([0]), np.array([1]))
 
 
 def masked_select(g: GraphBuilder, node: FxNode) -> Value:
@@ -106,8 +98,7 @@ def masked_select(g: GraphBuilder, node: FxNode) -> Value:
     x, mask = node.args
     shape = g.op.Shape(g.op.Or(mask, g.op.Expand(g.const(False), g.shape(x)))) if rank_of(x) else g.op.Shape(mask)
     flat = g.reshape(g.op.Expand(x, shape), [-1])
-    result: Value = g.op.Compress(flat, g.reshape(g.op.Expand(mask, shape), [-1]), axis=0)
-    return result
+    return g.op.Compress(flat, g.reshape(g.op.Expand(mask, shape), [-1]), axis=0)
 
 
 def one_hot(g: GraphBuilder, node: FxNode) -> Value:
@@ -117,8 +108,7 @@ def one_hot(g: GraphBuilder, node: FxNode) -> Value:
         raise Unsupported("one_hot without num_classes: the number of classes would depend on the values")
     if not rank_of(x):
         return squeeze(g, g.op.OneHot(unsqueeze(g, x, 0), g.const(classes), g.const([0, 1]), axis=-1), 0)
-    result: Value = g.op.OneHot(x, g.const(classes), g.const([0, 1]), axis=-1)
-    return result
+    return g.op.OneHot(x, g.const(classes), g.const([0, 1]), axis=-1)
 
 
 def index(g: GraphBuilder, node: FxNode) -> Value:
@@ -133,8 +123,7 @@ def index(g: GraphBuilder, node: FxNode) -> Value:
     if not axes:
         return x
     if len(axes) == 1:
-        result: Value = g.op.Gather(x, tensors[0], axis=axes[0])
-        return result
+        return g.op.Gather(x, tensors[0], axis=axes[0])
     rank = rank_of(x)
     others = [a for a in range(rank) if a not in axes]
     moved = g.op.Transpose(x, perm=[*axes, *others])

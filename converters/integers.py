@@ -27,8 +27,7 @@ def bitwise(op_type: str) -> Converter:
         x, y = node.args[:2]
         dtype = _BOOL if node.dtype == _BOOL else node.dtype
         a, b = operands(g, x, y, dtype=dtype)
-        result: Value = getattr(g.op, op_type if dtype == _BOOL else f"Bitwise{op_type}")(a, b)
-        return result
+        return getattr(g.op, op_type if dtype == _BOOL else f"Bitwise{op_type}")(a, b)
 
     convert.__name__ = convert.__qualname__ = f"bitwise_{op_type.lower()}"
     return convert
@@ -40,8 +39,7 @@ def bitwise_by_bits(op_type: str) -> Converter:
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args[:2]
         if node.dtype == _BOOL:
-            plain: Value = getattr(g.op, op_type)(*operands(g, x, y, dtype=_BOOL))
-            return plain
+            return getattr(g.op, op_type)(*operands(g, x, y, dtype=_BOOL))
         a, b = (_bits(g, v) for v in operands(g, x, y, dtype=_INT64))
         bits = g.cast(getattr(g.op, op_type)(a, b), _INT64)
         total = reduced(g, "ReduceSum", g.op.Mul(bits, g.const(_POWERS)), -1, False, _INT64, exact=True)
@@ -65,8 +63,7 @@ def _shifted_right(g: GraphBuilder, x: Value, count: Value) -> Value:
     power = g.op.Gather(g.const(np.append(_POWERS[:63], np.iinfo(np.int64).max)), count, axis=0)
     # By 63 nothing is left of what is not negative now, 2**63 - 1 divided by itself apart.
     quotient = g.op.Where(g.op.Equal(count, g.const(63)), g.const(0), g.op.Div(flipped, power))
-    result: Value = g.op.Where(negative, g.op.Sub(g.const(-1), quotient), quotient)
-    return result
+    return g.op.Where(negative, g.op.Sub(g.const(-1), quotient), quotient)
 
 
 def bitwise_not(g: GraphBuilder, node: FxNode) -> Value:
@@ -76,8 +73,7 @@ def bitwise_not(g: GraphBuilder, node: FxNode) -> Value:
     """
     x = node.args[0]
     if node.dtype == _BOOL:
-        result: Value = g.op.Not(x)
-        return result
+        return g.op.Not(x)
     inner = comparable(node.dtype)
     return g.cast(g.op.Sub(g.const(-1, inner), g.cast(x, inner)), node.dtype)
 

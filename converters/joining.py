@@ -23,16 +23,14 @@ def cat(g: GraphBuilder, node: FxNode) -> Value:
     tensors, axis = node.args
     kept = [x for x in tensors if not (rank_of(x) == 1 and x.shape[0] == 0 and len(node.shape) != 1)]
     rank = len(node.shape)
-    result: Value = g.op.Concat(*[g.cast(x, node.dtype) for x in kept], axis=normalize_axis(axis, rank))
-    return result
+    return g.op.Concat(*[g.cast(x, node.dtype) for x in kept], axis=normalize_axis(axis, rank))
 
 
 def stack(g: GraphBuilder, node: FxNode) -> Value:
     """stack(Tensor[] tensors, int dim=0) -> Tensor"""
     tensors, axis = node.args
     axis %= len(node.shape)
-    result: Value = g.op.Concat(*[unsqueeze(g, g.cast(x, node.dtype), axis) for x in tensors], axis=axis)
-    return result
+    return g.op.Concat(*[unsqueeze(g, g.cast(x, node.dtype), axis) for x in tensors], axis=axis)
 
 
 def repeat(g: GraphBuilder, node: FxNode) -> Value:
@@ -54,8 +52,7 @@ def _tile(g: GraphBuilder, x: Value, repeats: list[Any]) -> Value:
     if all(isinstance(r, int) and r == 1 for r in repeats):
         return x
     if all(isinstance(d, int) and d == 1 for d, r in zip(x.shape or (), repeats, strict=True) if r != 1):
-        result: Value = g.op.Expand(x, g.vector(repeats))
-        return result
+        return g.op.Expand(x, g.vector(repeats))
     result = g.op.Tile(x, g.vector(repeats))
     return result
 

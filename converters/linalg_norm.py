@@ -36,8 +36,7 @@ def _extremum(g: GraphBuilder, end: str, x: Value, axis: int) -> Value:
     if end == "Max":
         found = g.op.Where(g.op.Equal(found, g.const(-math.inf, dtype)), g.const(0.0, dtype), found)
     spoilt = g.op.IsNaN(reduce(g, "ReduceSum", x, [axis], True))
-    result: Value = g.op.Where(spoilt, g.const(math.nan, dtype), found)
-    return result
+    return g.op.Where(spoilt, g.const(math.nan, dtype), found)
 
 
 def _norm(g: GraphBuilder, x: Value, order: float | str, axes: Sequence[int], keepdim: bool) -> Value:
@@ -85,8 +84,7 @@ def linalg_norm(g: GraphBuilder, node: FxNode) -> Value:
     x, order, axes, keepdim = node.args[:4]
     count = rank_of(x) if axes is None else len(axes)
     if order is None or count != 2:
-        result: Value = g.call_next(node)
-        return result
+        return g.call_next(node)
     inner = ir.DataType.FLOAT if node.dtype in _HALF else node.dtype
     return g.cast(_norm(g, g.cast(x, inner), order, axes or (0, 1), keepdim), node.dtype)
 
@@ -113,8 +111,7 @@ def linalg_cond(g: GraphBuilder, node: FxNode) -> Value:
         found = g.op.Where(bad, g.const(math.inf, dtype), found)
     if isinstance(n, int) and n > 0:
         return found
-    result: Value = g.op.Where(g.op.Equal(g.as_scalar(n), g.const(0)), g.const(0.0, dtype), found)
-    return result
+    return g.op.Where(g.op.Equal(g.as_scalar(n), g.const(0)), g.const(0.0, dtype), found)
 
 
 RULES: list[Rule] = [

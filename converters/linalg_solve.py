@@ -63,8 +63,7 @@ def _solved(g: GraphBuilder, packed: Value, order: Value, b: Value, *, left: boo
     y = solve_triangular(g, flipped, b, upper=False)
     y = solve_triangular(g, flipped, y, upper=True, unit=True)
     index = full(g, unsqueeze(g, order, rank_of(order)), _INT64, sizes)
-    result: Value = g.op.ScatterElements(y, index, y, axis=len(sizes) - 2)
-    return result
+    return g.op.ScatterElements(y, index, y, axis=len(sizes) - 2)
 
 
 def linalg_lu_solve(g: GraphBuilder, node: FxNode) -> Value:
@@ -108,10 +107,7 @@ def cholesky_inverse(g: GraphBuilder, node: FxNode) -> Value:
     lower = transpose(g, factor) if upper else factor
     inverted = solve_triangular(g, lower, full(g, eye(g, n, n, node.dtype), node.dtype, g.dims(factor)), upper=False)
     whole = g.op.MatMul(transpose(g, inverted), inverted)
-    result: Value = g.op.Add(
-        triangle(g, whole, upper=False), transpose(g, triangle(g, whole, upper=False, strict=True))
-    )
-    return result
+    return g.op.Add(triangle(g, whole, upper=False), transpose(g, triangle(g, whole, upper=False, strict=True)))
 
 
 def _parity(g: GraphBuilder, pivots: Value, dtype: ir.DataType) -> Value:

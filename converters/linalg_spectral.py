@@ -39,8 +39,7 @@ def linalg_svd(g: GraphBuilder, node: FxNode) -> list[Value]:
 def _symmetric(g: GraphBuilder, a: Value, upper: bool) -> Value:
     """The symmetric matrix of which one triangle is given."""
     strict = triangle(g, a, upper=upper, strict=True)
-    result: Value = g.op.Add(triangle(g, a, upper=upper), transpose(g, strict))
-    return result
+    return g.op.Add(triangle(g, a, upper=upper), transpose(g, strict))
 
 
 def linalg_eigh(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -77,8 +76,7 @@ def linalg_pinv(g: GraphBuilder, node: FxNode) -> Value:
     top = reduce(g, "ReduceMax", size, [rank_of(s) - 1], True)
     inverse = _inverse_values(g, s, size, top, _tolerance(g, a, atol, rtol, top, dtype))
     scaled = g.op.Mul(transpose(g, vh), unsqueeze(g, inverse, rank_of(s) - 1))
-    result: Value = g.op.MatMul(scaled, transpose(g, u))
-    return result
+    return g.op.MatMul(scaled, transpose(g, u))
 
 
 def _tolerance(g: GraphBuilder, a: Value, atol: Any, rtol: Any, top: Value, dtype: ir.DataType) -> Value:
@@ -91,8 +89,7 @@ def _tolerance(g: GraphBuilder, a: Value, atol: Any, rtol: Any, top: Value, dtyp
         if absolute is not None:
             relative = g.op.Where(g.op.Greater(absolute, g.const(0.0, dtype)), g.const(0.0, dtype), relative)
     bound = g.op.Mul(relative, top)
-    result: Value = bound if absolute is None else g.op.Max(absolute, bound)
-    return result
+    return bound if absolute is None else g.op.Max(absolute, bound)
 
 
 def _inverse_values(g: GraphBuilder, s: Value, size: Value, top: Value, bound: Value) -> Value:
@@ -100,8 +97,7 @@ def _inverse_values(g: GraphBuilder, s: Value, size: Value, top: Value, bound: V
     dtype = dtype_of(s)
     small = g.op.LessOrEqual(size, bound)
     safe = g.op.Where(small, g.const(1.0, dtype), s)
-    result: Value = g.op.Where(small, g.const(0.0, dtype), g.op.Reciprocal(safe))
-    return result
+    return g.op.Where(small, g.const(0.0, dtype), g.op.Reciprocal(safe))
 
 
 #: Terms of the series, its powers in blocks (Paterson & Stockmeyer), and the 1-norm up to which the backward error of so

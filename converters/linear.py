@@ -26,8 +26,7 @@ def linear(g: GraphBuilder, node: FxNode) -> Value:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
     x, weight, bias = node.args
     if rank_of(x) == 2 and rank_of(weight) == 2 and node.dtype in GEMM_DTYPES:
-        result: Value = g.op.Gemm(x, weight, bias, transB=1)
-        return result
+        return g.op.Gemm(x, weight, bias, transB=1)
     if rank_of(weight) == 1:
         result = product(g, x, weight)
     else:
@@ -49,8 +48,7 @@ def inner(g: GraphBuilder, node: FxNode) -> Value:
     """inner(Tensor self, Tensor other) -> Tensor"""
     x, y = node.args
     if not rank_of(x) or not rank_of(y):
-        result: Value = g.op.Mul(x, y)
-        return result
+        return g.op.Mul(x, y)
     if rank_of(y) > 2:
         raise Unsupported("inner with a second operand of more than two dimensions")
     return product(g, x, g.op.Transpose(y, perm=[1, 0]) if rank_of(y) == 2 else y)
@@ -124,8 +122,7 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     letters = set(plain) - set("->,")
     if any(letter not in string.ascii_letters for letter in letters):
         raise Unsupported(f"the einsum equation {equation!r}")
-    result: Value = g.op.Einsum(*tensors, equation=plain)
-    return result
+    return g.op.Einsum(*tensors, equation=plain)
 
 
 def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
@@ -176,8 +173,7 @@ def tensordot(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _ordered(g: GraphBuilder, x: Value, order: list[int]) -> Value:
-    result: Value = g.op.Transpose(x, perm=order) if order else x
-    return result
+    return g.op.Transpose(x, perm=order) if order else x
 
 
 def _joined(g: GraphBuilder, x: Value, axes: list[int]) -> Any:
@@ -222,8 +218,7 @@ def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
 
         def further() -> Value:
             parts = g.op.Slice(a, start, end, [0]), g.op.Gather(b, index, axis=0)
-            result: Value = g.op.Concat(done, product(g, *(g.cast(v, dtype) for v in parts)), axis=0)
-            return result
+            return g.op.Concat(done, product(g, *(g.cast(v, dtype) for v in parts)), axis=0)
 
         branches = [g.subgraph(build, name="group") for build in (further, lambda: done)]
         some = g.op.Squeeze(g.op.Greater(end, start), [0])
@@ -238,8 +233,7 @@ def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
 
 
 def _zeros(g: GraphBuilder, sizes: list[Any], dtype: ir.DataType) -> Value:
-    result: Value = g.op.Expand(g.const(0, dtype), g.vector(sizes))
-    return result
+    return g.op.Expand(g.const(0, dtype), g.vector(sizes))
 
 
 def grouped_mm(g: GraphBuilder, node: FxNode) -> Value:

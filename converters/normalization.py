@@ -31,8 +31,7 @@ def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
     x, shape, weight, bias, eps = node.args[:5]
     if weight is None:
         weight = _ones(g, x, len(shape), node.dtype)
-    result: Value = g.op.LayerNormalization(x, weight, bias, axis=-len(shape), epsilon=eps)
-    return result
+    return g.op.LayerNormalization(x, weight, bias, axis=-len(shape), epsilon=eps)
 
 
 def _ones(g: GraphBuilder, x: Value, count: int, dtype: ir.DataType) -> Value:
@@ -101,8 +100,7 @@ def rms_norm_operator(g: GraphBuilder, node: FxNode) -> Value:
         raise Decline("no weight, or another dtype than float or float16")
     if eps is None:
         eps = float(ml_dtypes.finfo(_wide(node.dtype).numpy()).eps)
-    result: Value = g.op.RMSNormalization(x, weight, axis=-len(shape), epsilon=eps)
-    return result
+    return g.op.RMSNormalization(x, weight, axis=-len(shape), epsilon=eps)
 
 
 def group_norm(g: GraphBuilder, node: FxNode) -> Value:
@@ -165,16 +163,14 @@ def instance_norm(g: GraphBuilder, node: FxNode) -> Value:
     channels = g.dim(x, 1)
     ones = operand(g, weight, node.dtype) if weight is not None else _row(g, channels, 1.0, node.dtype)
     zeros = operand(g, bias, node.dtype) if bias is not None else _row(g, channels, 0.0, node.dtype)
-    result: Value = g.op.InstanceNormalization(x, ones, zeros, epsilon=eps)
-    return result
+    return g.op.InstanceNormalization(x, ones, zeros, epsilon=eps)
 
 
 def _row(g: GraphBuilder, channels: int | Value, value: float, dtype: ir.DataType) -> Value:
     """One number for each channel."""
     if isinstance(channels, int):
         return g.const(np.full(channels, value), dtype)
-    result: Value = g.op.Expand(g.const(value, dtype), g.as_vector(channels))
-    return result
+    return g.op.Expand(g.const(value, dtype), g.as_vector(channels))
 
 
 def _batch_norm(g: GraphBuilder, x: Value, weight: Any, bias: Any, mean: Value, variance: Value, eps: float) -> Value:
@@ -186,8 +182,7 @@ def _batch_norm(g: GraphBuilder, x: Value, weight: Any, bias: Any, mean: Value, 
         wide = _wide(dtype)
         values = [g.cast(v, wide) for v in (x, weight, bias, mean, variance)]
         return g.cast(g.op.BatchNormalization(*values, epsilon=eps), dtype)
-    result: Value = g.op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
-    return result
+    return g.op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
 
 
 def batch_norm(g: GraphBuilder, node: FxNode) -> Value:

@@ -73,10 +73,9 @@ def _attributes(node: FxNode) -> dict[str, Any]:
 def rotary_embedding(g: GraphBuilder, node: FxNode) -> Value:
     """RotaryEmbedding.opset23(Tensor x, Tensor cos_cache, Tensor sin_cache, Tensor? position_ids=None, *, bool interleaved=False, SymInt num_heads=0, SymInt rotary_embedding_dim=0) -> Tensor"""  # noqa: E501
     x, cos, sin, positions, interleaved, heads, size = node.args
-    result: Value = g.op.RotaryEmbedding(
+    return g.op.RotaryEmbedding(
         x, cos, sin, positions, interleaved=int(interleaved), num_heads=heads, rotary_embedding_dim=size
     )
-    return result
 
 
 def attention(g: GraphBuilder, node: FxNode) -> list[Value]:

@@ -61,8 +61,7 @@ def _gathered(g: GraphBuilder, x: Value, before: Sequence[Any], after: Sequence[
 def _numbered(g: GraphBuilder, size: Value, low: Any, high: Any) -> Value:
     """0, 1, … up to the size of a padded axis."""
     total = g.op.Add(g.op.Add(size, g.as_scalar(low)), g.as_scalar(high))
-    result: Value = g.op.Range(g.const(0), total, g.const(1))
-    return result
+    return g.op.Range(g.const(0), total, g.const(1))
 
 
 def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
@@ -94,8 +93,7 @@ def _circular_dynamic(g: GraphBuilder, x: Value, axis: int, low: Any, high: Any)
     cut = g.op.Max(g.op.Neg(low), g.const(0))
     left = g.op.Sub(g.op.Sub(size, cut), g.op.Max(g.op.Neg(high), g.const(0)))
     places = g.op.Sub(_numbered(g, size, low, high), g.op.Max(low, g.const(0)))
-    result: Value = g.op.Gather(x, g.op.Add(g.op.Mod(places, left), cut), axis=axis)
-    return result
+    return g.op.Gather(x, g.op.Add(g.op.Mod(places, left), cut), axis=axis)
 
 
 def pad(g: GraphBuilder, node: FxNode) -> Value:

@@ -225,8 +225,7 @@ def _mean_windows(g: GraphBuilder, size: Any, out: Any, dtype: ir.DataType) -> V
     inside = adaptive_mask(g, size, out)
     weights = g.cast(inside, dtype)
     count = reduce(g, "ReduceSum", weights, [1], True)
-    result: Value = g.op.Transpose(g.op.Div(weights, count), perm=[1, 0])
-    return result
+    return g.op.Transpose(g.op.Div(weights, count), perm=[1, 0])
 
 
 def adaptive_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:

@@ -63,8 +63,7 @@ def _starts(g: GraphBuilder, u: Value, size: int, k: int, o: int, dtype: ir.Data
     steps = g.const(np.arange(o).astype(np.float64), dtype)
     places = g.op.Sub(g.cast(g.op.Mul(g.op.Add(steps, u), alpha), _INT64), g.cast(g.op.Mul(u, alpha), _INT64))
     last = g.const(np.arange(o) == o - 1)
-    result: Value = g.op.Where(last, g.const(size - k), places)
-    return result
+    return g.op.Where(last, g.const(size - k), places)
 
 
 def max_unpool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:

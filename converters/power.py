@@ -27,8 +27,7 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
             return compute(g, "Mul", dtype, x, x)
         if exponent == 0.5 and dtype.is_floating_point():
             # As torch, whose (-inf) ** 0.5 is NaN where C's pow has inf.
-            result: Value = g.op.Sqrt(operand(g, x, dtype))
-            return result
+            return g.op.Sqrt(operand(g, x, dtype))
         if dtype.is_integer() and exponent < 0:
             raise Unsupported("integers to a negative power: torch itself refuses it")
     if dtype.is_integer():
@@ -104,8 +103,7 @@ def _squaring(g: GraphBuilder, base: Value, exponent: Value) -> Value:
     power, _, _ = g.op.Loop(None, g.const(True), start, base, g.op.Abs(exponent), body=graph, _outputs=3)
     unit = g.op.Equal(g.op.Abs(base), one)
     negative = g.op.Less(exponent, zero)
-    result: Value = g.op.Where(g.op.And(negative, g.op.Not(unit)), zero, power)
-    return result
+    return g.op.Where(g.op.And(negative, g.op.Not(unit)), zero, power)
 
 
 def square(g: GraphBuilder, node: FxNode) -> Value:
@@ -116,8 +114,7 @@ def square(g: GraphBuilder, node: FxNode) -> Value:
 
 def rsqrt(g: GraphBuilder, node: FxNode) -> Value:
     """rsqrt(Tensor self) -> Tensor"""
-    result: Value = g.op.Reciprocal(g.op.Sqrt(operand(g, node.args[0], node.dtype)))
-    return result
+    return g.op.Reciprocal(g.op.Sqrt(operand(g, node.args[0], node.dtype)))
 
 
 RULES: list[Rule] = [

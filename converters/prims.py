@@ -43,15 +43,13 @@ def to_result_shape(g: GraphBuilder, node: FxNode) -> Value:
 def squeeze(g: GraphBuilder, node: FxNode) -> Value:
     """squeeze(Tensor(a) a, int[] dimensions) -> Tensor(a)"""
     x, axes = node.args
-    result: Value = g.op.Squeeze(x, g.const(list(axes), ir.DataType.INT64)) if axes else x
-    return result
+    return g.op.Squeeze(x, g.const(list(axes), ir.DataType.INT64)) if axes else x
 
 
 def transpose(g: GraphBuilder, node: FxNode) -> Value:
     """transpose(Tensor(a) a, int[] permutation) -> Tensor(a)"""
     x, order = node.args
-    result: Value = g.op.Transpose(x, perm=list(order)) if order else x
-    return result
+    return g.op.Transpose(x, perm=list(order)) if order else x
 
 
 def reduction(op_type: str, exact: bool = False) -> Converter:
@@ -84,14 +82,12 @@ def cbrt(g: GraphBuilder, node: FxNode) -> Value:
     """cbrt(Tensor self) -> Tensor"""
     x = node.args[0]
     root = g.op.Pow(g.op.Abs(x), g.const(1.0 / 3.0, node.dtype))
-    result: Value = g.op.Mul(g.op.Sign(x), root)
-    return result
+    return g.op.Mul(g.op.Sign(x), root)
 
 
 def first_argument(g: GraphBuilder, node: FxNode) -> Value:
     """view_of(Tensor(a) a) -> Tensor(a)"""
-    x: Value = node.args[0]
-    return x
+    return node.args[0]
 
 
 def extreme_value(largest: bool) -> Converter:

@@ -92,8 +92,7 @@ def _along(g: GraphBuilder, x: Value, rank: int, axis: int | None) -> Value:
 
 def _clamped(g: GraphBuilder, x: Value, low: Any, high: Any) -> Value:
     assert x.dtype is not None
-    result: Value = g.op.Clip(x, _parameter(g, low, x.dtype), _parameter(g, high, x.dtype))
-    return result
+    return g.op.Clip(x, _parameter(g, low, x.dtype), _parameter(g, high, x.dtype))
 
 
 def _linear(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType) -> Value:
@@ -116,8 +115,7 @@ def _levels(g: GraphBuilder, x: Value, scheme: Scheme, inner: ir.DataType) -> Va
         inverse = g.const(np.float32(1.0 / scale), inner)
     scaled: Value = g.op.Mul(g.cast(x, inner), inverse)
     if not isinstance(zero_point, Value) and zero_point == 0:
-        result: Value = g.op.Round(scaled)
-        return result
+        return g.op.Round(scaled)
     shift = _along(g, _parameter(g, zero_point, inner, axis), rank, axis)
     result = g.op.Add(g.op.Round(scaled), shift) if _is_integer(zero_point) else g.op.Round(g.op.Add(scaled, shift))
     return result
@@ -203,8 +201,7 @@ def dequantize_per_tensor(g: GraphBuilder, node: FxNode) -> Value:
         zero = _parameter(g, zero_point, x.dtype)
         return g.cast(g.op.DequantizeLinear(x, _parameter(g, scale, _FLOAT), zero), dtype)
     if x.dtype == ir.DataType.INT32 and dtype == _FLOAT and not isinstance(zero_point, Value) and zero_point == 0:
-        result: Value = g.op.DequantizeLinear(x, _parameter(g, scale, _FLOAT))
-        return result
+        return g.op.DequantizeLinear(x, _parameter(g, scale, _FLOAT))
     inner = _DOUBLE if dtype == _DOUBLE else _FLOAT
     shifted = g.op.Sub(g.cast(g.cast(x, dtype), inner), _parameter(g, zero_point, inner))
     shifted = g.cast(g.cast(shifted, dtype), inner)
@@ -395,8 +392,7 @@ def int_product(g: GraphBuilder, node: FxNode) -> Value:
         signed = x.dtype == ir.DataType.INT8
         values.append(g.cast(g.op.Add(g.cast(x, ir.DataType.INT32), 128), ir.DataType.UINT8) if signed else x)
         zeros.append(g.const(128 if signed else 0, ir.DataType.UINT8))
-    result: Value = g.op.MatMulInteger(*values, *zeros)
-    return result
+    return g.op.MatMulInteger(*values, *zeros)
 
 
 def scaled_product(g: GraphBuilder, node: FxNode) -> Value:

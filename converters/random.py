@@ -21,14 +21,12 @@ _FLOAT, _DOUBLE, _INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT
 def uniform_like(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
     """Numbers from [0, 1) in the shape of ``x``."""
     shaped = g.cast(x, dtype)
-    result: Value = g.op.RandomUniformLike(shaped, dtype=int(dtype))
-    return result
+    return g.op.RandomUniformLike(shaped, dtype=int(dtype))
 
 
 def normal_like(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
     """Standard normal numbers in the shape of ``x``."""
-    result: Value = g.op.RandomNormalLike(g.cast(x, dtype), dtype=int(dtype))
-    return result
+    return g.op.RandomNormalLike(g.cast(x, dtype), dtype=int(dtype))
 
 
 def _wide(dtype: ir.DataType) -> ir.DataType:
@@ -182,8 +180,7 @@ def multinomial(g: GraphBuilder, node: FxNode) -> Value:
     noise = g.op.Neg(g.op.Log(g.op.Neg(g.op.Log(g.op.Max(drawn, tiny)))))
     keys = g.op.Add(logits, noise)
     if replacement:
-        result: Value = g.op.ArgMax(keys, axis=rank, keepdims=0)
-        return result
+        return g.op.ArgMax(keys, axis=rank, keepdims=0)
     _, places = g.op.TopK(keys, g.as_vector(count), axis=rank - 1, _outputs=2)
     result = places
     return result
@@ -273,8 +270,7 @@ def _special_dropout(g: GraphBuilder, node: FxNode, *, channels: bool, alpha: bo
     shift = g.const(-a * p * limit, dtype)
     lower = g.op.Mul(g.op.Sub(g.const(1.0, dtype), keep), g.const(limit * a, dtype))
     kept = g.op.Mul(g.op.Mul(x, keep), g.const(a, dtype))
-    result: Value = g.op.Add(g.op.Add(kept, lower), shift)
-    return result
+    return g.op.Add(g.op.Add(kept, lower), shift)
 
 
 RULES: list[Rule] = [

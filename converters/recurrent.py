@@ -123,8 +123,7 @@ def cell(mode: Mode) -> Converter:
 def _joined(g: GraphBuilder, values: Sequence[Value], axis: int = 0) -> Value:
     if len(values) == 1:
         return values[0]
-    result: Value = g.op.Concat(*values, axis=axis)
-    return result
+    return g.op.Concat(*values, axis=axis)
 
 
 def _arranged(g: GraphBuilder, mode: Mode, parts: Sequence[Sequence[Value]], hidden: int) -> Value:
@@ -135,8 +134,7 @@ def _arranged(g: GraphBuilder, mode: Mode, parts: Sequence[Sequence[Value]], hid
     order = np.array(mode.gates)[None, :] + count * np.arange(blocks * len(parts))[:, None]
     rows = order.reshape(-1, 1) * hidden + np.arange(hidden)
     rows = rows.reshape(len(parts), blocks * count * hidden).astype(np.int64)
-    result: Value = g.op.Gather(_joined(g, [v for part in parts for v in part]), rows, axis=0)
-    return result
+    return g.op.Gather(_joined(g, [v for part in parts for v in part]), rows, axis=0)
 
 
 def _is_zero(g: GraphBuilder, x: Value) -> bool:
@@ -317,8 +315,7 @@ def _by_layer(g: GraphBuilder, state: Value, layers: int, directions: int) -> Se
         return [state]
     if _is_zero(g, state):
         return [filled(g, 0, [directions, *g.dims(state)[1:]], state.dtype or ir.DataType.FLOAT)] * layers
-    parts: Sequence[Value] = g.op.Split(state, np.full(layers, directions, dtype=np.int64), axis=0, _outputs=layers)
-    return parts
+    return g.op.Split(state, np.full(layers, directions, dtype=np.int64), axis=0, _outputs=layers)
 
 
 def _in_computed_dtype(
@@ -384,8 +381,7 @@ def packed(g: GraphBuilder, x: Value, active: Value) -> Value:
         raise Unsupported("a packed sequence whose number of features is dynamic")
     rows = g.op.Reshape(x, g.const(np.array([-1, x.shape[-1]], dtype=np.int64)))
     flags = g.op.Reshape(active, g.const(np.array([-1], dtype=np.int64)))
-    result: Value = g.op.Compress(rows, flags, axis=0)
-    return result
+    return g.op.Compress(rows, flags, axis=0)
 
 
 def pack_padded_sequence(g: GraphBuilder, node: FxNode) -> list[Value]:

@@ -98,8 +98,7 @@ def _first_extremum(g: GraphBuilder, op_type: str, x: Value, axis: int, keepdim:
     flags = g.cast(g.op.IsNaN(x), FLOAT)
     first = g.op.ArgMax(flags, axis=axis, keepdims=keep)
     some = g.cast(reduce(g, "ReduceMax", flags, [axis], keepdim), BOOL)
-    result: Value = g.op.Where(some, first, index)
-    return result
+    return g.op.Where(some, first, index)
 
 
 def extremum_dim(op_type: str, exact: bool = False) -> Converter:

@@ -33,8 +33,7 @@ def _nearest(g: GraphBuilder, node: FxNode, exact: bool, **named: Any) -> Value:
     axes = axes_of(g, node)
     if all(is_plain_nearest(axis) for axis in axes):
         factors = [float(a.ratio) if a.ratio is not None else a.factor for a in axes]
-        result: Value = g.op.Resize(x, None, _factors(g, factors), mode="nearest", **named)
-        return result
+        return g.op.Resize(x, None, _factors(g, factors), mode="nearest", **named)
     for number, axis in enumerate(axes):
         if axis.ratio != 1 or (exact and axis.factor not in (None, 1.0)):
             x = g.op.Gather(x, nearest_places(g, axis, exact), axis=2 + number)
@@ -112,8 +111,7 @@ def pixel_shuffle(g: GraphBuilder, node: FxNode) -> Value:
     x, factor = node.args
     if rank_of(x) != 4:
         raise Unsupported("pixel_shuffle of a tensor whose rank is not 4")
-    result: Value = g.op.DepthToSpace(x, blocksize=factor, mode="CRD")
-    return result
+    return g.op.DepthToSpace(x, blocksize=factor, mode="CRD")
 
 
 def pixel_unshuffle(g: GraphBuilder, node: FxNode) -> Value:
@@ -139,8 +137,7 @@ def channel_shuffle(g: GraphBuilder, node: FxNode) -> Value:
     each = channels // groups if isinstance(channels, int) else g.op.Div(channels, g.as_scalar(groups))
     rows = g.op.Reshape(x, g.vector([batch, groups, each, *rest]))
     order = [0, 2, 1, *range(3, 3 + len(rest))]
-    result: Value = g.op.Reshape(g.op.Transpose(rows, perm=order), g.vector([batch, channels, *rest]))
-    return result
+    return g.op.Reshape(g.op.Transpose(rows, perm=order), g.vector([batch, channels, *rest]))
 
 
 def col2im(g: GraphBuilder, node: FxNode) -> Value:

@@ -45,8 +45,7 @@ def trunc(g: GraphBuilder, node: FxNode) -> Value:
 def frac(g: GraphBuilder, node: FxNode) -> Value:
     """frac(Tensor self) -> Tensor"""
     x = node.args[0]
-    result: Value = g.op.Sub(x, truncated(g, x))
-    return result
+    return g.op.Sub(x, truncated(g, x))
 
 
 RULES: list[Rule] = [

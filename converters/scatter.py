@@ -185,8 +185,7 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
         done = g.cast(scatter_slices(g, g.cast(moved, inner), joined, g.cast(values, inner)), node.dtype)
     else:
         done = g.op.ScatterND(moved, joined, values)
-    result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
-    return result
+    return g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
 
 
 def _is_single(x: Value) -> bool:
@@ -235,8 +234,7 @@ def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, 
     moved, rows_of_source = (g.op.Transpose(v, perm=order) for v in (x, source))
     places = unsqueeze(g, g.cast(index, ir.DataType.INT64), 1)
     done = scatter_slices(g, moved, places, rows_of_source) if add else g.op.ScatterND(moved, places, rows_of_source)
-    result: Value = g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
-    return result
+    return g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
 
 
 RULES: list[Rule] = [

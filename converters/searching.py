@@ -57,8 +57,7 @@ def _among_few(g: GraphBuilder, a: Value, b: Value) -> Value:
     """Each element of ``a`` compared with all of ``b``."""
     same = g.op.Equal(unsqueeze(g, a, rank_of(a)), b)
     count = reduce(g, "ReduceSum", g.cast(same, INT64), [rank_of(a)], False)
-    result: Value = g.op.Greater(count, g.const(0))
-    return result
+    return g.op.Greater(count, g.const(0))
 
 
 def _among_many(g: GraphBuilder, a: Value, b: Value) -> Value:
@@ -83,8 +82,7 @@ def _among_many(g: GraphBuilder, a: Value, b: Value) -> Value:
     found = g.op.Greater(g.op.Gather(marked, g.op.Slice(number, g.const([0]), cut, axis)), g.const(0))
     if ordinary is not None:
         found = g.op.And(found, g.op.Slice(ordinary, g.const([0]), cut, axis))
-    result: Value = g.op.Reshape(found, g.shape(a)) if rank_of(a) else squeeze(g, found, 0)
-    return result
+    return g.op.Reshape(found, g.shape(a)) if rank_of(a) else squeeze(g, found, 0)
 
 
 RULES: list[Rule] = [

@@ -80,8 +80,7 @@ def _embedding_bag(
 
     def of_bags(values: Value, places: Value, reduction: str, inner: ir.DataType) -> Value:
         reduced = scatter_rows(g, values, places, g.op.Add(bags, g.const(1)), reduction, inner)
-        kept: Value = g.op.Slice(reduced, np.array([0]), np.array([-1]), np.array([0]))
-        return kept
+        return g.op.Slice(reduced, np.array([0]), np.array([-1]), np.array([0]))
 
     result = of_bags(rows, taken, "amax" if mode == 2 else "sum", dtype)
     if mode:

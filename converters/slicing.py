@@ -30,8 +30,7 @@ def slice_(g: GraphBuilder, node: FxNode) -> Value:
 def select(g: GraphBuilder, node: FxNode) -> Value:
     """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"""
     x, axis, index = node.args
-    result: Value = g.op.Gather(x, g.as_scalar(index), axis=normalize_axis(axis, rank_of(x)))
-    return result
+    return g.op.Gather(x, g.as_scalar(index), axis=normalize_axis(axis, rank_of(x)))
 
 
 def narrow(g: GraphBuilder, node: FxNode) -> Value:
@@ -133,14 +132,13 @@ def flip(g: GraphBuilder, node: FxNode) -> Value:
     if not rank or not axes:
         return x
     count = len(axes)
-    result: Value = g.op.Slice(
+    return g.op.Slice(
         x,
         np.full(count, -1),
         np.full(count, _INT_MIN),
         np.array([normalize_axis(a, rank) for a in axes]),
         np.full(count, -1),
     )
-    return result
 
 
 def roll(g: GraphBuilder, node: FxNode) -> Value:
@@ -167,8 +165,7 @@ def _roll(g: GraphBuilder, x: Value, shift: Any, axis: int) -> Value:
         # n - (shift mod n), where n may be 0.
         whole = g.op.Max(g.as_scalar(size), g.const(1))
         cut = g.op.Sub(whole, g.op.Mod(g.as_scalar(shift), whole))
-    result: Value = g.op.Concat(slice_axis(g, x, axis, cut, None), slice_axis(g, x, axis, 0, cut), axis=axis)
-    return result
+    return g.op.Concat(slice_axis(g, x, axis, cut, None), slice_axis(g, x, axis, 0, cut), axis=axis)
 
 
 def _places(g: GraphBuilder, x: Value, axis: int, start: Any, end: Any, step: int) -> Value:
@@ -198,8 +195,7 @@ def slice_scatter(g: GraphBuilder, node: FxNode) -> Value:
     if everything and step == 1:
         if tuple(source.shape or ()) == tuple(x.shape or ()):
             return source
-        result: Value = g.op.Expand(source, g.shape(x))
-        return result
+        return g.op.Expand(source, g.shape(x))
     return _scatter(g, x, source, axis, _places(g, x, axis, start, end, step))
 
 
@@ -211,8 +207,7 @@ def _scatter(g: GraphBuilder, x: Value, source: Value, axis: int, places: Value)
     scattered = g.op.ScatterND(
         g.op.Transpose(x, perm=order), unsqueeze(g, places, 1), g.op.Transpose(source, perm=order)
     )
-    result: Value = g.op.Transpose(scattered, perm=back)
-    return result
+    return g.op.Transpose(scattered, perm=back)
 
 
 RULES: list[Rule] = [

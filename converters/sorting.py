@@ -131,8 +131,7 @@ def _run_numbers(g: GraphBuilder, x: Value, axis: int) -> Value:
     after, before = g.op.Slice(x, np.array([1]), end, place), g.op.Slice(x, np.array([0]), np.array([-1]), place)
     changed = g.cast(g.op.Not(g.op.Equal(after, before)), INT64)
     zero = g.op.Expand(g.const(0), g.op.Shape(first))
-    result: Value = g.op.CumSum(g.op.Concat(zero, changed, axis=axis), g.const(axis))
-    return result
+    return g.op.CumSum(g.op.Concat(zero, changed, axis=axis), g.const(axis))
 
 
 RULES: list[Rule] = [

@@ -18,8 +18,7 @@ def var(g: GraphBuilder, node: FxNode) -> Value:
 
 def std(g: GraphBuilder, node: FxNode) -> Value:
     """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    result: Value = g.op.Sqrt(var(g, node))
-    return result
+    return g.op.Sqrt(var(g, node))
 
 
 def var_mean(g: GraphBuilder, node: FxNode) -> list[Value]:

@@ -72,8 +72,7 @@ def as_strided(g: GraphBuilder, node: FxNode) -> Value:
     x, sizes, strides, offset = node.args
     flat, start, _ = _storage(g, node, x)
     places = _places(g, sizes, strides, _from(start, offset))
-    result: Value = g.op.Gather(flat, places, axis=0)
-    return result
+    return g.op.Gather(flat, places, axis=0)
 
 
 def _from(start: int, offset: Any) -> Any:
@@ -95,8 +94,7 @@ def as_strided_scatter(g: GraphBuilder, node: FxNode) -> Value:
     shaped = g.reshape(done, [sizes_of_x[a] for a in order])
     if order == list(range(len(order))):
         return shaped
-    result: Value = g.op.Transpose(shaped, perm=[order.index(a) for a in range(len(order))])
-    return result
+    return g.op.Transpose(shaped, perm=[order.index(a) for a in range(len(order))])
 
 
 def diagonal_scatter(g: GraphBuilder, node: FxNode) -> Value:
@@ -121,8 +119,7 @@ def diagonal_scatter(g: GraphBuilder, node: FxNode) -> Value:
     index = g.op.Expand(places, g.shape(source))
     done = g.op.ScatterElements(flat, index, source, axis=-1)
     back = g.op.Reshape(done, g.shape(moved))
-    result: Value = g.op.Transpose(back, perm=[order.index(a) for a in range(rank)])
-    return result
+    return g.op.Transpose(back, perm=[order.index(a) for a in range(rank)])
 
 
 def resize(g: GraphBuilder, node: FxNode) -> Value:
@@ -137,8 +134,7 @@ def resize(g: GraphBuilder, node: FxNode) -> Value:
     missing = g.op.Max(g.op.Sub(count, g.op.Shape(flat)), g.const([0]))
     padded = g.op.Concat(flat, g.op.Expand(g.const(0, node.dtype), missing), axis=0)
     first = g.op.Slice(padded, np.array([0]), count, np.array([0]))
-    result: Value = g.op.Reshape(first, shape)
-    return result
+    return g.op.Reshape(first, shape)
 
 
 RULES: list[Rule] = [

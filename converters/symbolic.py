@@ -44,8 +44,7 @@ def floordiv(g: GraphBuilder, node: FxNode) -> Value:
     """Python's ``//``: rounded down, where ONNX's Div of integers rounds towards zero."""
     x, y = node.args
     if _is_float(x, y):
-        result: Value = g.op.Floor(g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT)))
-        return result
+        return g.op.Floor(g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT)))
     a, b = _number(g, x, _INT), _number(g, y, _INT)
     # a - a mod b divides evenly; ONNX's Mod has the divisor's sign, as Python's. What is never negative over what is
     # positive needs no correction.
@@ -67,8 +66,7 @@ def _sign(node: FxNode, position: int, x: Any, question: str) -> bool:
 def truediv(g: GraphBuilder, node: FxNode) -> Value:
     """Python's ``/``."""
     x, y = node.args
-    result: Value = g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT))
-    return result
+    return g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT))
 
 
 def mod(g: GraphBuilder, node: FxNode) -> Value:
@@ -76,8 +74,7 @@ def mod(g: GraphBuilder, node: FxNode) -> Value:
     x, y = node.args
     if _is_float(x, y):
         raise Unsupported("% of floats")
-    result: Value = g.op.Mod(_number(g, x, _INT), _number(g, y, _INT))
-    return result
+    return g.op.Mod(_number(g, x, _INT), _number(g, y, _INT))
 
 
 def pow_(g: GraphBuilder, node: FxNode) -> Value:
@@ -96,20 +93,17 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
 
 def neg(g: GraphBuilder, node: FxNode) -> Value:
     """Unary minus."""
-    result: Value = g.op.Neg(node.args[0])
-    return result
+    return g.op.Neg(node.args[0])
 
 
 def pos(g: GraphBuilder, node: FxNode) -> Value:
     """Unary plus."""
-    result: Value = node.args[0]
-    return result
+    return node.args[0]
 
 
 def absolute(g: GraphBuilder, node: FxNode) -> Value:
     """``abs`` of an int or a float."""
-    result: Value = g.op.Abs(node.args[0])
-    return result
+    return g.op.Abs(node.args[0])
 
 
 def shift(left: bool) -> Converter:
@@ -118,8 +112,7 @@ def shift(left: bool) -> Converter:
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, by = (_number(g, a, _INT) for a in node.args)
         power = g.op.Pow(g.const(2), by)
-        result: Value = g.op.Mul(x, power) if left else g.op.Div(g.op.Sub(x, g.op.Mod(x, power)), power)
-        return result
+        return g.op.Mul(x, power) if left else g.op.Div(g.op.Sub(x, g.op.Mod(x, power)), power)
 
     convert.__name__ = convert.__qualname__ = "lshift" if left else "rshift"
     return convert
@@ -143,8 +136,7 @@ def logic(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
-        result: Value = getattr(g.op, op_type)(_number(g, x, _BOOL), _number(g, y, _BOOL))
-        return result
+        return getattr(g.op, op_type)(_number(g, x, _BOOL), _number(g, y, _BOOL))
 
     convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
@@ -152,8 +144,7 @@ def logic(op_type: str) -> Converter:
 
 def not_(g: GraphBuilder, node: FxNode) -> Value:
     """``not`` of a symbolic bool."""
-    result: Value = g.op.Not(_number(g, node.args[0], _BOOL))
-    return result
+    return g.op.Not(_number(g, node.args[0], _BOOL))
 
 
 def to_float(g: GraphBuilder, node: FxNode) -> Value:
@@ -177,16 +168,14 @@ def rounded(op_type: str) -> Converter:
 
 def sqrt(g: GraphBuilder, node: FxNode) -> Value:
     """``math.sqrt``."""
-    result: Value = g.op.Sqrt(_number(g, node.args[0], _FLOAT))
-    return result
+    return g.op.Sqrt(_number(g, node.args[0], _FLOAT))
 
 
 def ite(g: GraphBuilder, node: FxNode) -> Value:
     """One of two sizes by a symbolic bool."""
     condition, x, y = node.args
     dtype = _FLOAT if _is_float(x, y) else _INT
-    result: Value = g.op.Where(_number(g, condition, _BOOL), _number(g, x, dtype), _number(g, y, dtype))
-    return result
+    return g.op.Where(_number(g, condition, _BOOL), _number(g, x, dtype), _number(g, y, dtype))
 
 
 def sym_sum(g: GraphBuilder, node: FxNode) -> Value:
@@ -206,8 +195,7 @@ def sym_size(g: GraphBuilder, node: FxNode) -> Value | int:
 
 def sym_numel(g: GraphBuilder, node: FxNode) -> Value:
     """sym_numel(Tensor self) -> SymInt"""
-    result: Value = g.op.Size(node.args[0])
-    return result
+    return g.op.Size(node.args[0])
 
 
 def sym_stride(g: GraphBuilder, node: FxNode) -> Value | int:

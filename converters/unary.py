@@ -41,14 +41,12 @@ def neg(g: GraphBuilder, node: FxNode) -> Value:
     x = node.args[0]
     if node.dtype in (ir.DataType.UINT8, ir.DataType.INT16):
         return compute(g, "Sub", node.dtype, 0, x)
-    result: Value = g.op.Neg(x)
-    return result
+    return g.op.Neg(x)
 
 
 def abs_(g: GraphBuilder, node: FxNode) -> Value:
     """abs(Tensor self) -> Tensor"""
-    result: Value = g.op.Abs(node.args[0])
-    return result
+    return g.op.Abs(node.args[0])
 
 
 def sign(g: GraphBuilder, node: FxNode) -> Value:
@@ -56,8 +54,7 @@ def sign(g: GraphBuilder, node: FxNode) -> Value:
     x = node.args[0]
     if node.dtype == BOOL:
         return x
-    result: Value = g.op.Sign(x)
-    return result
+    return g.op.Sign(x)
 
 
 def sign_exact(g: GraphBuilder, node: FxNode) -> Value:
@@ -66,8 +63,7 @@ def sign_exact(g: GraphBuilder, node: FxNode) -> Value:
     The sign of NaN is 0.
     """
     x = node.args[0]
-    result: Value = g.op.Where(g.op.IsNaN(x), g.const(0.0, node.dtype), g.op.Sign(x))
-    return result
+    return g.op.Where(g.op.IsNaN(x), g.const(0.0, node.dtype), g.op.Sign(x))
 
 
 def angle(g: GraphBuilder, node: FxNode) -> Value:
@@ -77,8 +73,7 @@ def angle(g: GraphBuilder, node: FxNode) -> Value:
     """
     x = operand(g, node.args[0], node.dtype)
     zero = g.const(0.0, node.dtype)
-    result: Value = g.op.Where(g.op.Less(x, zero), g.const(math.pi, node.dtype), zero)
-    return result
+    return g.op.Where(g.op.Less(x, zero), g.const(math.pi, node.dtype), zero)
 
 
 def angle_exact(g: GraphBuilder, node: FxNode) -> Value:
@@ -87,8 +82,7 @@ def angle_exact(g: GraphBuilder, node: FxNode) -> Value:
     NaN of NaN.
     """
     x = node.args[0]
-    result: Value = g.op.Where(g.op.IsNaN(x), x, angle(g, node))
-    return result
+    return g.op.Where(g.op.IsNaN(x), x, angle(g, node))
 
 
 _UNARY = {

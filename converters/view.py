@@ -46,8 +46,7 @@ def permute(g: GraphBuilder, node: FxNode) -> Value:
     rank = rank_of(x)
     if not rank:
         return x
-    result: Value = g.op.Transpose(x, perm=[normalize_axis(a, rank) for a in axes])
-    return result
+    return g.op.Transpose(x, perm=[normalize_axis(a, rank) for a in axes])
 
 
 def transpose(g: GraphBuilder, node: FxNode) -> Value:
@@ -68,8 +67,7 @@ def matrix_transpose(g: GraphBuilder, node: FxNode) -> Value:
 def numpy_t(g: GraphBuilder, node: FxNode) -> Value:
     """numpy_T(Tensor(a) self) -> Tensor(a)"""
     x = node.args[0]
-    result: Value = g.op.Transpose(x, perm=list(range(rank_of(x)))[::-1]) if rank_of(x) else x
-    return result
+    return g.op.Transpose(x, perm=list(range(rank_of(x)))[::-1]) if rank_of(x) else x
 
 
 def movedim(g: GraphBuilder, node: FxNode) -> Value:
@@ -83,8 +81,7 @@ def movedim(g: GraphBuilder, node: FxNode) -> Value:
     for a, b in zip(sources, destinations, strict=True):
         order[b] = a
     rest = iter(a for a in range(rank) if a not in sources)
-    result: Value = g.op.Transpose(x, perm=[next(rest) if a is None else a for a in order])
-    return result
+    return g.op.Transpose(x, perm=[next(rest) if a is None else a for a in order])
 
 
 def expand(g: GraphBuilder, node: FxNode) -> Value:
@@ -175,8 +172,7 @@ def unfold(g: GraphBuilder, node: FxNode) -> Value:
     windows = windows_of(g, x, normalize_axis(axis, rank), size, step)
     axis = normalize_axis(axis, rank)
     order = [a for a in range(rank + 1) if a != axis + 1] + [axis + 1]
-    result: Value = g.op.Transpose(windows, perm=order)
-    return result
+    return g.op.Transpose(windows, perm=order)
 
 
 RULES: list[Rule] = [

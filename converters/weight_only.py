@@ -84,8 +84,7 @@ def byte_weights(g: GraphBuilder, node: FxNode) -> Value:
     x, weight, scales = node.args
     if node.dtype == _DOUBLE:
         multiplied = product(g, x, g.op.Transpose(g.cast(weight, _DOUBLE), perm=[1, 0]))
-        result: Value = g.op.Mul(multiplied, g.cast(scales, _DOUBLE))
-        return result
+        return g.op.Mul(multiplied, g.cast(scales, _DOUBLE))
     restored = g.op.DequantizeLinear(weight, _parameters(g, scales, _FLOAT, [g.dim(weight, 0)]), axis=0)
     return g.cast(product(g, g.cast(x, _FLOAT), g.op.Transpose(restored, perm=[1, 0])), node.dtype)
 
@@ -163,8 +162,7 @@ def _places(rows: int, columns: int) -> torch.Tensor:
 
 
 def _packed(levels: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
-    return result
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
 
 
 def _halves(packed: torch.Tensor) -> torch.Tensor:

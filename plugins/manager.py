@@ -362,8 +362,7 @@ class PluginManager:
         target = max(found, key=lambda row: row[0])[1]
         if not isinstance(target.kernels, str):
             return target.kernels
-        table: Mapping[str, str] = load_object(target.kernels, f"the kernels of {target.name}")
-        return table
+        return load_object(target.kernels, f"the kernels of {target.name}")
 
     def patches(self) -> list[Any]:
         """Context managers that hold during capture: those of the hook, and of rules that need one (autograd functions)."""
@@ -425,8 +424,7 @@ class PluginManager:
     def missing(self, node: Any) -> Callable[..., Any] | None:
         """The first plugin's converter for an operator that nobody claims."""
         self.load()
-        found: Callable[..., Any] | None = self._host.hook.onnxplug_missing(node=node)
-        return found
+        return self._host.hook.onnxplug_missing(node=node)
 
     def commands(self, app: Any) -> None:
         """Lets plugins add subcommands to the command line."""

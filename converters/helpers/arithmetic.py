@@ -17,8 +17,7 @@ def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Va
     """An arithmetic node in a dtype that ONNX Runtime computes in; small integers go operands_in int32 and wrap back."""
     if dtype == BOOL:
         logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
-        truth: Value = getattr(g.op, logical)(*operands(g, *args, dtype=BOOL))
-        return truth
+        return getattr(g.op, logical)(*operands(g, *args, dtype=BOOL))
     if dtype.is_integer() and dtype not in WIDE_INTEGERS:
         inner = ir.DataType.INT64 if dtype.bitwidth > 16 else ir.DataType.INT32
         return g.cast(getattr(g.op, op_type)(*operands_in(g, *args, dtype=dtype, inner=inner)), dtype)
@@ -26,8 +25,7 @@ def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Va
     if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):
         # torch scales by the number itself, in float.
         return g.cast(getattr(g.op, op_type)(*operands(g, *args, dtype=ir.DataType.FLOAT)), dtype)
-    result: Value = getattr(g.op, op_type)(*operands(g, *args, dtype=dtype))
-    return result
+    return getattr(g.op, op_type)(*operands(g, *args, dtype=dtype))
 
 
 def _in_half(number: float) -> bool:
@@ -37,5 +35,4 @@ def _in_half(number: float) -> bool:
 
 def truncated(g: GraphBuilder, x: Value) -> Value:
     """A float rounded towards zero. ``-0.5`` gives ``-0.0``, as in torch."""
-    result: Value = g.op.Mul(g.op.Sign(x), g.op.Floor(g.op.Abs(x)))
-    return result
+    return g.op.Mul(g.op.Sign(x), g.op.Floor(g.op.Abs(x)))

@@ -38,16 +38,14 @@ def normalize_axes(axes: int | Sequence[int] | None, rank: int) -> list[int]:
 
 def unsqueeze(g: GraphBuilder, x: Value, *axes: int) -> Value:
     """``x`` with axes of size 1 inserted."""
-    result: Value = g.op.Unsqueeze(x, g.const(np.array(axes, dtype=np.int64)))
-    return result
+    return g.op.Unsqueeze(x, g.const(np.array(axes, dtype=np.int64)))
 
 
 def squeeze(g: GraphBuilder, x: Value, *axes: int) -> Value:
     """``x`` without these axes, whose size is 1."""
     if not axes:  # ONNX Runtime takes no axes for all of size 1.
         return x
-    result: Value = g.op.Squeeze(x, g.const(np.array(axes, dtype=np.int64)))
-    return result
+    return g.op.Squeeze(x, g.const(np.array(axes, dtype=np.int64)))
 
 
 def swap(g: GraphBuilder, x: Value, first: int, second: int) -> Value:
@@ -58,5 +56,4 @@ def swap(g: GraphBuilder, x: Value, first: int, second: int) -> Value:
     order = list(range(rank))
     a, b = first % rank, second % rank
     order[a], order[b] = order[b], order[a]
-    result: Value = g.op.Transpose(x, perm=order)
-    return result
+    return g.op.Transpose(x, perm=order)

@@ -26,5 +26,4 @@ def expand_to(g: GraphBuilder, x: Value, shape: Sequence[Any], given: Sequence[A
             target.append(argument if isinstance(argument, Value) else want)
     if all(isinstance(s, int) and s == 1 for s in target) and len(shape) == rank_of(x):
         return x
-    result: Value = g.op.Expand(x, g.vector(target))
-    return result
+    return g.op.Expand(x, g.vector(target))

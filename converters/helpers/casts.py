@@ -32,8 +32,7 @@ def _to_eight_bits(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
     if dtype == ir.DataType.FLOAT8E5M2 and x.dtype is not None and x.dtype.is_floating_point():
         x = g.cast(x, ir.DataType.FLOAT)
         x = g.op.Where(g.op.GreaterOrEqual(g.op.Abs(x), 61440.0), g.op.Mul(x, float("inf")), x)
-    result: Value = g.op.Cast(x, to=int(dtype), saturate=int(dtype == ir.DataType.FLOAT8E4M3FN))
-    return result
+    return g.op.Cast(x, to=int(dtype), saturate=int(dtype == ir.DataType.FLOAT8E4M3FN))
 
 
 def convert_dtype(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:

@@ -31,8 +31,7 @@ def _zeros_like(g: GraphBuilder, x: Value) -> Value:
         import numpy as np
 
         return g.const(np.zeros(x.shape.numpy(), dtype=x.dtype.numpy()))
-    result: Value = g.op.Expand(g.const(0.0, x.dtype), g.shape(x))
-    return result
+    return g.op.Expand(g.const(0.0, x.dtype), g.shape(x))
 
 
 def c_add(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
@@ -123,5 +122,4 @@ def both(g: GraphBuilder, node: FxNode, *positions: int) -> list[Complex]:
 
 def nonzero(g: GraphBuilder, x: Complex) -> Value:
     """Where a complex number isn't 0."""
-    result: Value = g.op.Or(g.cast(x.real, ir.DataType.BOOL), g.cast(x.imag, ir.DataType.BOOL))
-    return result
+    return g.op.Or(g.cast(x.real, ir.DataType.BOOL), g.cast(x.imag, ir.DataType.BOOL))

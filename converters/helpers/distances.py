@@ -20,8 +20,7 @@ def norm_of_difference(g: GraphBuilder, difference: Value, p: float, axis: int) 
     if p == float("inf"):
         return reduce(g, "ReduceMax", size, [axis], False)
     if p == 2:
-        result: Value = g.op.Sqrt(reduce(g, "ReduceSum", g.op.Mul(size, size), [axis], False))
-        return result
+        return g.op.Sqrt(reduce(g, "ReduceSum", g.op.Mul(size, size), [axis], False))
     total = reduce(g, "ReduceSum", g.op.Pow(size, g.const(float(p), dtype)), [axis], False)
     result = g.op.Pow(total, g.const(1.0 / p, dtype))
     return result

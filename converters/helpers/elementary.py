@@ -17,15 +17,13 @@ def is_negative(g: GraphBuilder, x: Value) -> Value:
     assert dtype is not None
     zero = g.const(0.0, dtype)
     # 1/-0.0 is -inf; elsewhere the sign of the reciprocal is that of x, but for ±inf, whose own sign tells.
-    result: Value = g.op.Or(g.op.Less(x, zero), g.op.Less(g.op.Div(g.const(1.0, dtype), x), zero))
-    return result
+    return g.op.Or(g.op.Less(x, zero), g.op.Less(g.op.Div(g.const(1.0, dtype), x), zero))
 
 
 def with_sign(g: GraphBuilder, magnitude: Value, negative: Value) -> Value:
     """A non-negative magnitude with a sign. By a product: ONNX Runtime's Where turns -0.0 into 0.0."""
     dtype = magnitude.dtype
-    result: Value = g.op.Mul(magnitude, g.op.Where(negative, g.const(-1.0, dtype), g.const(1.0, dtype)))
-    return result
+    return g.op.Mul(magnitude, g.op.Where(negative, g.const(-1.0, dtype), g.const(1.0, dtype)))
 
 
 def expm1_of(g: GraphBuilder, x: Value) -> Value:
@@ -43,8 +41,7 @@ def expm1_of(g: GraphBuilder, x: Value) -> Value:
         series = g.op.Add(g.op.Mul(series, square), g.const(1.0 / math.factorial(order), dtype))
     small = g.op.Mul(g.op.Mul(g.const(2.0, dtype), g.op.Mul(half, series)), g.op.Exp(half))
     near = g.op.Less(g.op.Abs(x), g.const(1.0, dtype))
-    result: Value = g.op.Where(near, small, g.op.Sub(g.op.Exp(x), g.const(1.0, dtype)))
-    return result
+    return g.op.Where(near, small, g.op.Sub(g.op.Exp(x), g.const(1.0, dtype)))
 
 
 def log1p_of(g: GraphBuilder, x: Value) -> Value:
@@ -56,16 +53,14 @@ def log1p_of(g: GraphBuilder, x: Value) -> Value:
     # The divisor is finite, so that infinity over it is no NaN.
     divisor = g.op.Sub(g.op.Min(u, g.const(float(finfo(dtype.numpy()).max), dtype)), one)
     corrected = g.op.Mul(g.op.Log(u), g.op.Div(x, divisor))
-    result: Value = g.op.Where(g.op.Equal(u, one), x, corrected)
-    return result
+    return g.op.Where(g.op.Equal(u, one), x, corrected)
 
 
 def arctan(g: GraphBuilder, x: Value) -> Value:
     """atan(x). ONNX Runtime has it in float alone; in double by two half-angle steps and the Taylor series."""
     dtype = x.dtype
     if dtype != DOUBLE:
-        result: Value = g.op.Atan(x)
-        return result
+        return g.op.Atan(x)
     one = g.const(1.0, dtype)
     size = g.op.Abs(x)
     large = g.op.Greater(size, one)
@@ -106,15 +101,13 @@ def hypot_of(g: GraphBuilder, x: Value, y: Value) -> Value:
     top, low = g.op.Max(a, b), g.op.Min(a, b)
     # Equal sizes, two infinities and two zeros among them, have the quotient 1.
     ratio = g.op.Where(g.op.Equal(top, low), one, g.op.Div(low, top))
-    result: Value = g.op.Mul(top, g.op.Sqrt(g.op.Add(one, g.op.Mul(ratio, ratio))))
-    return result
+    return g.op.Mul(top, g.op.Sqrt(g.op.Add(one, g.op.Mul(ratio, ratio))))
 
 
 def hypot_exact(g: GraphBuilder, x: Value, y: Value) -> Value:
     """As :func:`hypot_of`; infinite as soon as one of both is, even beside NaN."""
     infinite = g.op.Or(g.op.IsInf(x), g.op.IsInf(y))
-    result: Value = g.op.Where(infinite, g.const(float("inf"), x.dtype), hypot_of(g, x, y))
-    return result
+    return g.op.Where(infinite, g.const(float("inf"), x.dtype), hypot_of(g, x, y))
 
 
 def sinh_of(g: GraphBuilder, x: Value) -> Value:
@@ -138,8 +131,7 @@ def cosh_of(g: GraphBuilder, x: Value) -> Value:
     root = g.op.Exp(g.op.Mul(half, g.op.Abs(x)))
     e = g.op.Mul(root, root)
     value = g.op.Mul(half, g.op.Add(e, g.op.Div(g.const(1.0, dtype), e)))
-    result: Value = g.op.Where(g.op.IsInf(e), g.op.Mul(g.op.Mul(half, root), root), value)
-    return result
+    return g.op.Where(g.op.IsInf(e), g.op.Mul(g.op.Mul(half, root), root), value)
 
 
 def asinh_of(g: GraphBuilder, x: Value) -> Value:
@@ -161,8 +153,7 @@ def acosh_of(g: GraphBuilder, x: Value) -> Value:
     near = log1p_of(g, g.op.Add(t, g.op.Sqrt(g.op.Mul(t, g.op.Add(t, g.const(2.0, dtype))))))
     far = g.op.Add(g.op.Log(x), g.const(math.log(2.0), dtype))
     value = g.op.Where(g.op.Greater(x, g.const(1e8, dtype)), far, near)
-    result: Value = g.op.Where(g.op.Less(x, g.const(1.0, dtype)), g.const(float("nan"), dtype), value)
-    return result
+    return g.op.Where(g.op.Less(x, g.const(1.0, dtype)), g.const(float("nan"), dtype), value)
 
 
 def atanh_of(g: GraphBuilder, x: Value) -> Value:
@@ -186,11 +177,9 @@ def arccos(g: GraphBuilder, x: Value) -> Value:
 
 def _cosine_of_arcsine(g: GraphBuilder, x: Value) -> Value:
     one = g.const(1.0, x.dtype)
-    result: Value = g.op.Sqrt(g.op.Mul(g.op.Sub(one, x), g.op.Add(one, x)))
-    return result
+    return g.op.Sqrt(g.op.Mul(g.op.Sub(one, x), g.op.Add(one, x)))
 
 
 def tangent(g: GraphBuilder, x: Value) -> Value:
     """sin(x) / cos(x)."""
-    result: Value = g.op.Div(g.op.Sin(x), g.op.Cos(x))
-    return result
+    return g.op.Div(g.op.Sin(x), g.op.Cos(x))

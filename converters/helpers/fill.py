@@ -22,8 +22,7 @@ def filled(g: GraphBuilder, value: Any, sizes: Sequence[Any], dtype: ir.DataType
         scalar = operand(g, value, dtype)
         if rank_of(scalar):
             scalar = g.reshape(scalar, [])
-        result: Value = g.op.Expand(scalar, g.vector(sizes)) if len(sizes) else scalar
-        return result
+        return g.op.Expand(scalar, g.vector(sizes)) if len(sizes) else scalar
     if all(isinstance(s, int) for s in sizes) and int(np.prod(sizes, dtype=np.float64)) <= 16:
         return g.const(np.full(tuple(sizes), as_array(value, dtype)), dtype)
     fill = ir.tensor(as_array(value, dtype).reshape(1))

@@ -16,28 +16,24 @@ def smaller(g: GraphBuilder, m: Size, n: Size) -> Size:
     """The lesser of two sizes."""
     if isinstance(m, int) and isinstance(n, int):
         return min(m, n)
-    result: Value = g.op.Min(g.as_scalar(m), g.as_scalar(n))
-    return result
+    return g.op.Min(g.as_scalar(m), g.as_scalar(n))
 
 
 def offset(g: GraphBuilder, size: Size, by: Size) -> Size:
     """The sum of two sizes."""
     if isinstance(size, int) and isinstance(by, int):
         return size + by
-    result: Value = g.op.Add(g.as_scalar(size), g.as_scalar(by))
-    return result
+    return g.op.Add(g.as_scalar(size), g.as_scalar(by))
 
 
 def iota(g: GraphBuilder, size: Size) -> Value:
     """The indices 0 … size - 1."""
-    result: Value = g.op.Range(g.const(0), g.as_scalar(size), g.const(1))
-    return result
+    return g.op.Range(g.const(0), g.as_scalar(size), g.const(1))
 
 
 def on_diagonal(g: GraphBuilder, m: Size, n: Size) -> Value:
     """A mask ``[m, n]`` of the diagonal."""
-    result: Value = g.op.Equal(unsqueeze(g, iota(g, m), 1), unsqueeze(g, iota(g, n), 0))
-    return result
+    return g.op.Equal(unsqueeze(g, iota(g, m), 1), unsqueeze(g, iota(g, n), 0))
 
 
 def eye(g: GraphBuilder, m: Size, n: Size, dtype: ir.DataType) -> Value:
@@ -51,8 +47,7 @@ def full(g: GraphBuilder, value: float | Value, dtype: ir.DataType, sizes: Seque
         # ONNX Runtime removes an Expand from size 1 to size 0 as if it changed nothing.
         value = 0.0
     number = value if isinstance(value, Value) else g.const(value, dtype)
-    result: Value = g.op.Expand(number, g.vector(list(sizes)))
-    return result
+    return g.op.Expand(number, g.vector(list(sizes)))
 
 
 def batch_of(g: GraphBuilder, x: Value) -> list[Size]:
@@ -77,8 +72,7 @@ def _common_size(g: GraphBuilder, m: Size, n: Size) -> Size:
     if isinstance(n, int):
         return n
     # One of two sizes that differ is 1, and the other one may be 0.
-    result: Value = g.op.Where(g.op.Equal(m, g.const(1)), n, m)
-    return result
+    return g.op.Where(g.op.Equal(m, g.const(1)), n, m)
 
 
 def same_batch(g: GraphBuilder, a: Value, b: Value) -> bool:

@@ -102,8 +102,7 @@ def nearest_places(g: GraphBuilder, axis: Axis, exact: bool) -> Value:
     if exact:
         places = g.op.Add(places, g.const(0.5, _FLOAT))
     index = g.cast(g.op.Floor(g.op.Mul(places, step)), _INT64)
-    result: Value = g.op.Min(index, g.op.Sub(size, g.const(1)))
-    return result
+    return g.op.Min(index, g.op.Sub(size, g.const(1)))
 
 
 def _nearest(size: int, out: int, factor: float | None, exact: bool) -> np.ndarray:
@@ -247,8 +246,7 @@ def _unless_same(g: GraphBuilder, axis: Axis, weights: Value) -> Value:
     columns = unsqueeze(g, g.op.Range(g.const(0), size, g.const(1)), 0)
     assert weights.dtype is not None
     same = g.cast(g.op.Equal(rows, columns), weights.dtype)
-    result: Value = g.op.Where(g.op.Equal(size, out), same, weights)
-    return result
+    return g.op.Where(g.op.Equal(size, out), same, weights)
 
 
 def _computed_step(g: GraphBuilder, size: Value, out: Value, factor: float | None, corners: bool) -> Value:
@@ -256,8 +254,7 @@ def _computed_step(g: GraphBuilder, size: Value, out: Value, factor: float | Non
     if corners:
         gaps = g.cast(g.op.Max(g.op.Sub(out, one), one), _DOUBLE)
         step = g.op.Div(g.cast(g.op.Sub(size, one), _DOUBLE), gaps)
-        result: Value = g.op.Where(g.op.Greater(out, one), step, g.const(0.0, _DOUBLE))
-        return result
+        return g.op.Where(g.op.Greater(out, one), step, g.const(0.0, _DOUBLE))
     if factor is not None:
         return g.const(1.0 / factor, _DOUBLE)
     result = g.op.Div(g.cast(size, _DOUBLE), g.cast(out, _DOUBLE))
@@ -272,8 +269,7 @@ def _computed_filter(g: GraphBuilder, x: Value, mode: str, a: float) -> Value:
 
     x = op.Abs(x)
     if mode == "linear":
-        result: Value = op.Max(op.Sub(number(1.0), x), number(0.0))
-        return result
+        return op.Max(op.Sub(number(1.0), x), number(0.0))
     square = op.Mul(x, x)
     near = op.Add(op.Mul(op.Sub(op.Mul(x, number(a + 2)), number(a + 3)), square), number(1.0))
     far = op.Mul(op.Sub(op.Mul(op.Add(op.Mul(op.Sub(x, number(5.0)), x), number(8.0)), x), number(4.0)), number(a))

@@ -101,8 +101,7 @@ def _tangent(g: GraphBuilder, a: Value, b: Value, d: Value) -> Value:
     # Without a quotient that overflows.
     below = g.op.Add(g.op.Abs(gap), g.op.Sqrt(g.op.Add(g.op.Mul(gap, gap), g.op.Mul(twice, twice))))
     tangent = g.op.Div(g.op.Where(g.op.Less(gap, zero), g.op.Neg(twice), twice), below)
-    result: Value = g.op.Where(g.op.Greater(below, zero), tangent, zero)
-    return result
+    return g.op.Where(g.op.Greater(below, zero), tangent, zero)
 
 
 def _skewed(g: GraphBuilder, a: Value, b: Value, d: Value, symmetric: bool) -> Value:
@@ -116,8 +115,7 @@ def _skewed(g: GraphBuilder, a: Value, b: Value, d: Value, symmetric: bool) -> V
     size = top if symmetric else g.op.Sqrt(g.op.Mul(longer, top))
     bound = g.op.Mul(g.const(_ORTHOGONAL * epsilon(dtype), dtype), size)
     found = g.cast(g.op.Greater(g.op.Abs(d), bound), ir.DataType.FLOAT)
-    result: Value = g.op.Greater(reduce(g, "ReduceSum", found, None, False), g.const(0.0))
-    return result
+    return g.op.Greater(reduce(g, "ReduceSum", found, None, False), g.const(0.0))
 
 
 def _halves(g: GraphBuilder, n: Size) -> tuple[Size, Size]:
@@ -141,8 +139,7 @@ def _tournament(g: GraphBuilder, half: Size) -> Value:
     end = g.op.Equal(seats_, g.op.Sub(g.op.Add(half, half), one))
     bottom_ = g.op.Where(end, g.op.Max(g.op.Sub(half, one), one), g.op.Add(seats_, one))
     moved = g.op.Where(g.op.Less(seats_, half), top_, bottom_)
-    result: Value = g.op.Where(g.op.Equal(seats_, g.const(0)), seats_, moved)
-    return result
+    return g.op.Where(g.op.Equal(seats_, g.const(0)), seats_, moved)
 
 
 def svd(g: GraphBuilder, a: Value, *, vectors: bool = True, complete: bool = False) -> Svd:

@@ -37,21 +37,18 @@ def epsilon(dtype: ir.DataType) -> float:
 def transpose(g: GraphBuilder, x: Value) -> Value:
     """The last two axes swapped."""
     rank = rank_of(x)
-    result: Value = g.op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
-    return result
+    return g.op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 def take(g: GraphBuilder, x: Value, index: Value, axis: int) -> Value:
     """``x`` at an index along an axis, which goes for a 0-dim index and stays for one of shape [1]."""
-    result: Value = g.op.Gather(x, index, axis=axis % rank_of(x))
-    return result
+    return g.op.Gather(x, index, axis=axis % rank_of(x))
 
 
 def cut(g: GraphBuilder, x: Value, axis: int, start: Size, stop: Size | None = None) -> Value:
     """``x[start:stop]`` along an axis."""
     end = g.const(np.array([np.iinfo(np.int64).max])) if stop is None else g.as_vector(stop)
-    result: Value = g.op.Slice(x, g.as_vector(start), end, g.const(np.array([axis % rank_of(x)])))
-    return result
+    return g.op.Slice(x, g.as_vector(start), end, g.const(np.array([axis % rank_of(x)])))
 
 
 def triangle(g: GraphBuilder, x: Value, *, upper: bool, diagonal: float | None = None, strict: bool = False) -> Value:
@@ -63,8 +60,7 @@ def triangle(g: GraphBuilder, x: Value, *, upper: bool, diagonal: float | None =
     outside = g.const(0.0, dtype)
     if diagonal is not None:
         outside = g.op.Where(g.op.Equal(rows, columns), g.const(diagonal, dtype), outside)
-    result: Value = g.op.Where(compare(less, more), x, outside)
-    return result
+    return g.op.Where(compare(less, more), x, outside)
 
 
 def diagonal(g: GraphBuilder, x: Value) -> Value:
@@ -84,8 +80,7 @@ def rearranged(g: GraphBuilder, x: Value, order: Value, axis: int) -> Value:
     sizes = [*g.dims(x)]
     sizes[axis] = g.dim(order, -1)
     index = full(g, unsqueeze(g, order, rank - 1 if axis == -2 else rank - 2), INT64, sizes)
-    result: Value = g.op.GatherElements(x, index, axis=axis % rank)
-    return result
+    return g.op.GatherElements(x, index, axis=axis % rank)
 
 
 def largest(g: GraphBuilder, x: Value) -> Value:
@@ -103,8 +98,7 @@ def scale_of(g: GraphBuilder, x: Value) -> Value:
     top = largest(g, x)
     usable = g.op.And(g.op.Greater(top, g.const(0.0, dtype)), g.op.Less(top, g.const(math.inf, dtype)))
     exponent = g.op.Floor(g.op.Mul(g.op.Log(g.op.Where(usable, top, g.const(1.0, dtype))), 1 / math.log(2)))
-    result: Value = g.op.Pow(g.const(2.0, dtype), exponent)
-    return result
+    return g.op.Pow(g.const(2.0, dtype), exponent)
 
 
 def poison(g: GraphBuilder, x: Value) -> Value:

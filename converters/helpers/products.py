@@ -18,8 +18,7 @@ def product(g: GraphBuilder, a: Value, b: Value) -> Value:
     assert dtype is not None
     if dtype in GEMM_DTYPES or dtype in WIDE_INTEGERS:
         found = _by_restored_weight(g, a, b)
-        result: Value = g.op.MatMul(a, b) if found is None else found
-        return result
+        return g.op.MatMul(a, b) if found is None else found
     inner = ir.DataType.INT32 if dtype.is_integer() else ir.DataType.FLOAT
     return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
 

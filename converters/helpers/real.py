@@ -215,8 +215,7 @@ def largest(x: Real) -> Value:
     """The largest element of an int64 value and zero, as a scalar; zero for an empty one."""
     g = x.g
     flat = g.op.Concat(g.op.Reshape(x.value, [-1]), [0], axis=0)
-    result: Value = g.op.ReduceMax(flat, keepdims=0)
-    return result
+    return g.op.ReduceMax(flat, keepdims=0)
 
 
 def _named(convert: Converter, formula: Callable[..., Real]) -> Converter:

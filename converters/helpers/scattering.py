@@ -50,15 +50,13 @@ def _by_hits(g: GraphBuilder, x: Value, places: Value, source: Value, reduction:
     every = g.op.Unsqueeze(g.op.Range(g.const(0), count, g.const(1)), g.const([1]))
     shown = g.op.Where(g.op.Equal(every, places), source, g.const(neutral(name, dtype), dtype))
     total = reduced(g, op_type, shown, 1, False, dtype, exact=True)
-    result: Value = g.op.Reshape(getattr(g.op, combine)(flat, total), g.shape(x))
-    return result
+    return g.op.Reshape(getattr(g.op, combine)(flat, total), g.shape(x))
 
 
 def _numbered(g: GraphBuilder, x: Value) -> Value:
     """Each place's number in the flattened tensor, in the shape of the tensor."""
     count = g.op.Size(x)
-    result: Value = g.op.Reshape(g.op.Range(g.const(0), count, g.const(1)), g.shape(x))
-    return result
+    return g.op.Reshape(g.op.Range(g.const(0), count, g.const(1)), g.shape(x))
 
 
 def scatter_elements(
@@ -96,8 +94,7 @@ def scatter_slices(g: GraphBuilder, x: Value, places: Value, source: Value) -> V
     """``x`` with slices of the source added at places that the last axis of ``places`` names: ScatterND that adds."""
     if g.opset < _SINCE["add"]:
         return _by_hits(g, x, g.op.GatherND(_numbered(g, x), places), source, "add")
-    result: Value = g.op.ScatterND(x, places, source, reduction="add")
-    return result
+    return g.op.ScatterND(x, places, source, reduction="add")
 
 
 def neutral(reduction: str, dtype: ir.DataType) -> Any:
@@ -145,5 +142,4 @@ def run_of_each(g: GraphBuilder, starts: Value, count: Value | int) -> Value:
     after = g.op.Add(g.as_scalar(count), g.const(1))
     begun = scatter_rows(g, ones, starts, after, "sum", INT64)
     running = g.op.Slice(g.op.CumSum(begun, g.const(0)), np.array([0]), np.array([-1]), np.array([0]))
-    result: Value = g.op.Sub(running, g.const(1))
-    return result
+    return g.op.Sub(running, g.const(1))

@@ -20,10 +20,9 @@ def slice_axis(g: GraphBuilder, x: Value, axis: int, start: Any, end: Any, step:
     size = x.shape[axis] if x.shape is not None else None
     if isinstance(start, int) and isinstance(size, int) and start <= -size:
         start = 0
-    result: Value = g.op.Slice(
+    return g.op.Slice(
         x, g.as_vector(start), g.as_vector(end), np.array([axis]), None if step == 1 else np.array([step])
     )
-    return result
 
 
 def diagonal_of(g: GraphBuilder, x: Value, offset: int, first: int, second: int) -> Value:
@@ -41,5 +40,4 @@ def diagonal_of(g: GraphBuilder, x: Value, offset: int, first: int, second: int)
     )
     picked = g.op.GatherND(moved, index)
     count = rank - 1
-    result: Value = g.op.Transpose(picked, perm=[*range(1, count), 0])
-    return result
+    return g.op.Transpose(picked, perm=[*range(1, count), 0])

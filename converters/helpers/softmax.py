@@ -14,5 +14,4 @@ def zero_hidden_rows(g: GraphBuilder, scores: Value, weights: Value, axis: int) 
     assert dtype is not None
     top = reduce(g, "ReduceMax", scores, [axis], True)
     hidden = g.op.Equal(top, g.const(float("-inf"), dtype))
-    result: Value = g.op.Where(hidden, g.const(0.0, dtype), weights)
-    return result
+    return g.op.Where(hidden, g.const(0.0, dtype), weights)

@@ -22,8 +22,7 @@ def windows_of(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Va
     starts = g.op.Mul(g.op.Range(g.const(0), count, g.const(1)), g.const(step))
     offsets = g.const(list(range(size)), ir.DataType.INT64)
     index = g.op.Add(unsqueeze(g, starts, 1), offsets)
-    result: Value = g.op.Gather(x, index, axis=axis)
-    return result
+    return g.op.Gather(x, index, axis=axis)
 
 
 def spread(values: Any, count: int) -> list[int]:
@@ -53,8 +52,7 @@ def adaptive_mask(g: GraphBuilder, size: Any, out: Any) -> Value:
     first = g.op.Div(g.op.Mul(index, size), count)
     last = g.op.Div(g.op.Add(g.op.Mul(g.op.Add(index, one), size), g.op.Sub(count, one)), count)
     place = unsqueeze(g, g.op.Range(g.const(0), size, one), 0)
-    result: Value = g.op.And(g.op.GreaterOrEqual(place, first), g.op.Less(place, last))
-    return result
+    return g.op.And(g.op.GreaterOrEqual(place, first), g.op.Less(place, last))
 
 
 def max_of_windows(
@@ -156,8 +154,7 @@ def average_dynamic(
     ends = [g.op.Add(e, g.const(p)) for e, p in zip(extra, pads, strict=True)]
     mean = g.op.AveragePool(g.op.Pad(x, g.vector([0, 0, *pads, 0, 0, *ends]), zero), **named)
     if divisor is not None:
-        result: Value = g.op.Mul(mean, g.const(math.prod(kernel) / divisor, x.dtype))
-        return result
+        return g.op.Mul(mean, g.const(math.prod(kernel) / divisor, x.dtype))
     inner = [g.dim(x, 2 + a) for a in range(spatial)]
     ones = g.op.Expand(g.const(1.0, x.dtype), g.vector([1, 1, *inner]))
     padding = g.vector([0, 0, *pads, 0, 0, *pads])

@@ -193,7 +193,4 @@ def preferences() -> dict[str, str]:
 
 def registry() -> tuple[Any, Any]:
     """The rules and the plugins that are selected, loaded."""
-    found: tuple[Any, Any] = load_object(f"{HOST}:registry_for", "the plugin manager")(
-        prefer=preferences(), selection=selection()
-    )
-    return found
+    return load_object(f"{HOST}:registry_for", "the plugin manager")(prefer=preferences(), selection=selection())

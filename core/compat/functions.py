@@ -233,8 +233,7 @@ class _Replay:
             (v.dtype if v.dtype is not None else ir.DataType.UNDEFINED, list(v.shape) if v.shape is not None else None)
             for v in graph.inputs
         ]
-        made: ir.Graph = self._g.subgraph(build, formals)
-        return made
+        return self._g.subgraph(build, formals)
 
 
 def _constant(attributes: Mapping[str, Any]) -> Any:

@@ -291,8 +291,7 @@ class _Emitter:
             self._block(block)
             return [self._value(v) for v in block.outputs()]
 
-        graph: ir.Graph = self._g.subgraph(build, [_described(f) for f in formals])
-        return graph
+        return self._g.subgraph(build, [_described(f) for f in formals])
 
     def _attributes(self, node: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}

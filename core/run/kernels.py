@@ -110,8 +110,7 @@ class CallHost:
 
     def explain_domain(self, domain: str) -> str:
         """Which plugin could run the operators of a domain, and why none does."""
-        text: str = self._plugins().explain_domain(domain)
-        return text
+        return self._plugins().explain_domain(domain)
 
 
 @dataclass
@@ -137,8 +136,7 @@ def plugin_host(plugins: Sequence[str] | None = None) -> RuntimeHost:
     Raises:
         PluginError: One that is named is not installed.
     """
-    host: RuntimeHost = load_object(_HOST, "the plugin manager")(plugins)
-    return host
+    return load_object(_HOST, "the plugin manager")(plugins)
 
 
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
@@ -322,8 +320,7 @@ def _kernel_class(item: ReferenceOp, runtime: PluginRuntime) -> type:
         kernel = load_object(kernel, "a reference kernel", runtime.owner)
     if not is_kernel(kernel):
         raise PluginError(f"the ReferenceOp {item.kernel!r} of {runtime.owner} is no OpRun class with an op_domain")
-    found: type = kernel
-    return found
+    return kernel
 
 
 def lacks_operator(error: Exception) -> bool:

@@ -84,8 +84,7 @@ class IsolatedRegistry:
         from onnxplug.registry.target import Target
 
         registry, _ = load_object(f"{_HOST}:registry_for", "the plugin manager")()
-        found: list[Any] = registry.explain(op, Target(opset=opset, opsets={"": opset}))
-        return found
+        return registry.explain(op, Target(opset=opset, opsets={"": opset}))
 
     def _forget(self) -> None:
         load_object(f"{_HOST}:forget", "the plugin manager")()

@@ -285,7 +285,7 @@ class Restored(nn.Module):
 
     def weight(self) -> torch.Tensor:
         plain, affine = torch.ops.quantized_decomposed, torch.ops.torchao.dequantize_affine
-        restored: torch.Tensor = {
+        return {
             "channel": lambda: plain.dequantize_per_channel(
                 self.levels, self.scales, self.zeros, 0, -128, 127, torch.int8
             ),
@@ -297,7 +297,6 @@ class Restored(nn.Module):
             "fake": lambda: torch.fake_quantize_per_channel_affine(self.floats, self.scales, self.zeros, 0, -128, 127),
             "fake_tensor": lambda: torch.fake_quantize_per_tensor_affine(self.floats, 0.03, 0, -128, 127),
         }[self.kind]()
-        return restored
 
     def forward(self, x: torch.Tensor) -> Any:
         return {

@@ -59,8 +59,7 @@ def mixture(name: str, implementation: str | None = None, dtype: torch.dtype = t
             nn.init.normal_(parameter, std=0.15)
     if implementation is not None:
         model.set_experts_implementation(implementation)
-    made: nn.Module = model
-    return made
+    return model
 
 
 def experts_program(model: nn.Module, opset: int = 21, **options: Any) -> Any:

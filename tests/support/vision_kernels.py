@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -215,5 +214,4 @@ def deform_conv2d(
         columns = columns * mask.reshape(n, offset_groups, 1, kh * kw, oh, ow)
     columns = columns.reshape(n, groups, c // groups * kh * kw, oh * ow)
     kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
-    result: Any = (kernels @ columns).reshape(n, weight.shape[0], oh, ow) + bias.reshape(1, -1, 1, 1)
-    return result
+    return (kernels @ columns).reshape(n, weight.shape[0], oh, ow) + bias.reshape(1, -1, 1, 1)

@@ -290,8 +290,7 @@ def minilm_folder() -> Path:
 def _minilm() -> nn.Module:
     define_vision_schemas()
     transformers = importlib.import_module("transformers")
-    model: nn.Module = transformers.BertModel.from_pretrained(minilm_folder(), local_files_only=True)
-    return model
+    return transformers.BertModel.from_pretrained(minilm_folder(), local_files_only=True)
 
 
 def minilm_tokenizer() -> Any:

@@ -20,8 +20,7 @@ from onnxplug_torch_geometric import FUNCTIONS
 def function_of(op: str) -> Callable[..., Any]:
     """The function that computes an operator by ATen operators."""
     module, _, name = FUNCTIONS[op].partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"onnxplug_torch_geometric.{module}"), name)
-    return found
+    return getattr(importlib.import_module(f"onnxplug_torch_geometric.{module}"), name)
 
 
 def whole(op: str) -> Callable[..., Any]:

@@ -22,8 +22,7 @@ def sampled_op(left: Tensor, right: Tensor, left_index: Tensor | None, right_ind
     """An operator between rows picked by index."""
     a = left if left_index is None else left.index_select(0, left_index)
     b = right if right_index is None else right.index_select(0, right_index)
-    result: Tensor = _OPERATORS[op](a, b)
-    return result
+    return _OPERATORS[op](a, b)
 
 
 def softmax_csr(src: Tensor, ptr: Tensor, dim: int = 0) -> Tensor:

@@ -63,8 +63,7 @@ def to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         x: Tensor, batch: Any = None, fill_value: Any = 0.0, max_num_nodes: Any = None, batch_size: Any = None
     ) -> tuple[Tensor, Tensor]:
         if batch is None:
-            result: tuple[Tensor, Tensor] = original(x, batch, fill_value, max_num_nodes, batch_size)
-            return result
+            return original(x, batch, fill_value, max_num_nodes, batch_size)
         graphs = places(batch, batch_size)
         count = batch.new_zeros((graphs,)).scatter_add(0, batch, torch.ones_like(batch))
         longest: Any = count.max().item() if max_num_nodes is None else max_num_nodes
@@ -221,8 +220,7 @@ def coalesce(original: Callable[..., Any]) -> Callable[..., Any]:
         place = first.long().cumsum(0) - 1
 
         def merged(values: Tensor) -> Tensor:
-            result: Tensor = utils.scatter(values[order], place, 0, kept.shape[1], reduce)
-            return result
+            return utils.scatter(values[order], place, 0, kept.shape[1], reduce)
 
         if isinstance(edge_attr, list | tuple):
             return kept, [merged(values) for values in edge_attr]

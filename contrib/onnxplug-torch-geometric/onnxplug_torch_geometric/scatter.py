@@ -29,8 +29,7 @@ def places(index: Tensor, size: int | None) -> int:
     # Not index.max() alone: an empty tensor has none, and asking for the size would fix it.
     top: Any = torch.cat([index.reshape(-1), index.new_full((1,), -1)]).max().item()
     torch._check(top >= -1)
-    result: int = top + 1
-    return result
+    return top + 1
 
 
 def filled(src: Tensor, dim: int, size: int, value: float) -> Tensor:

@@ -231,5 +231,4 @@ def sampled_op(left: Any, right: Any, left_index: Any, right_index: Any, op: str
     """Rows picked by index, then the operator."""
     a = left if left_index is None else left[left_index]
     b = right if right_index is None else right[right_index]
-    result: torch.Tensor = getattr(torch, op)(a, b)
-    return result
+    return getattr(torch, op)(a, b)
