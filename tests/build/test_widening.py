@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
 
 import onnxplug
 from onnxplug import GraphBuilder, PluginInfo, Rule, TargetInfo, hookimpl
@@ -40,6 +42,17 @@ def test_models_of_halves_run(name: str, options: dict[str, Any], dtype: torch.d
     tolerance = {torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
     report = program.verify(rtol=tolerance, atol=tolerance)
     assert len(report.cases) > 1
+    assert {case.runtime for case in report.cases} == {"onnxruntime"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_without_it_they_do_not_run(name: str) -> None:
+    """ONNX Runtime's CPU has no kernels of bfloat16 for them: else the target would not be needed."""
+    model, args, dynamic_shapes = MODELS[name]()
+    args = tuple(a.bfloat16() for a in args)
+    program = onnxplug.to_onnx(model.eval().bfloat16(), args, dynamic_shapes=dynamic_shapes)
+    with pytest.raises(NotImplemented_, match="Could not find an implementation"):
+        onnxruntime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 def test_between_operators_nothing_is_rounded() -> None:
