@@ -54,6 +54,10 @@ def _powers() -> tuple[torch.Tensor, ...]:
     return torch.randint(-9, 9, (64, 1024)), torch.randint(0, 9, (64, 1024))
 
 
+def _images() -> tuple[torch.Tensor, ...]:
+    return (torch.randn(4, 32, 28, 28),)
+
+
 def _short() -> tuple[torch.Tensor, ...]:
     return (torch.randn(64, 64),)
 
@@ -67,6 +71,9 @@ CASES = [
     Case("argmax.default argmin.default", _NAN, lambda x: x.argmax(1), _floats),
     Case("linalg_vector_norm.default norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.Scalar", f"{_NAN}, of orders inf and -inf", lambda x: torch.linalg.vector_norm(x, float("inf"), 1), _floats),
     Case("topk.default", "NaN lands anywhere", lambda x: x.topk(8, 1), _floats),
+    Case("max_pool1d.default max_pool2d.default max_pool3d.default", _NAN, lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1), _images),
+    Case("adaptive_max_pool1d.default adaptive_max_pool2d.default adaptive_max_pool3d.default", _NAN, lambda x: torch.nn.functional.adaptive_max_pool2d(x, 5), _images),
+    Case("fractional_max_pool2d.default fractional_max_pool3d.default", _NAN, lambda x, u: torch.nn.functional.fractional_max_pool2d(x, 2, (12, 12), _random_samples=u), lambda: (*_images(), torch.rand(4, 32, 2))),
     Case("cummax.default cummin.default", _NAN, lambda x: x.cummax(1), _short),
     Case("sign.default sgn.default", "NaN of NaN, 0 in torch", torch.sign, _floats),
     Case("angle.default", "0 of NaN", torch.angle, _floats),

@@ -12,6 +12,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
 from onnxplug.converters.helpers.promotion import comparable
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.tables import of_rank
@@ -61,8 +62,12 @@ def _ceil_extra(
     return extra
 
 
-def _max_pool(g: GraphBuilder, node: FxNode, spatial: int, outputs: int) -> tuple[Any, Value, bool]:
+def _max_pool(
+    g: GraphBuilder, node: FxNode, spatial: int, outputs: int, given: Value | None = None
+) -> tuple[Any, Value, bool]:
+    """The pool of the node's tensor, or of another one given in its place."""
     x, kernel, stride, padding, dilation, ceil = node.args
+    x = x if given is None else given
     kernel, stride, pads = _window(spatial, kernel, stride, padding)
     dilation = spread(dilation, spatial)
     x, single = _batched(g, x, spatial)
@@ -125,6 +130,22 @@ def max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     result, _, single = _max_pool(g, node, spatial, 1)
     result = g.cast(result, node.dtype)
     return squeeze(g, result, 0) if single else result
+
+
+def max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
+    """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor
+
+    NaN where a window holds one, -inf where it holds nothing else, both of which a second pool finds: ONNX Runtime skips the
+    one and gives the lowest finite number for the other.
+    """  # noqa: E501
+    x = node.args[0]
+    lowest = g.const(float("-inf"), node.dtype)
+    flags = g.op.Where(g.op.IsNaN(x), 2.0, g.cast(g.op.Greater(x, lowest), ir.DataType.FLOAT))
+    found, _, single = _max_pool(g, node, spatial, 1, flags)
+    found = squeeze(g, found, 0) if single else found
+    result = g.op.Where(g.op.Less(found, 0.5), lowest, max_pool(g, node, spatial))
+    nan: Value = g.op.Where(g.op.Greater(found, 1.5), g.const(float("nan"), node.dtype), result)
+    return nan
 
 
 def max_pool_with_indices(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
@@ -233,21 +254,40 @@ def adaptive_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value
     x, size = node.args
     out = g.concrete_shape(spread(size, spatial), "output size")
     x, single = _batched(g, x, spatial)
-    if not all(isinstance(s, int) for s in list(x.shape or ())[2:]):
-        return [squeeze(g, v, 0) if single else v for v in adaptive_max_dynamic(g, x, out)]
-    sizes = g.concrete_shape(list(x.shape or ())[2:], "size of an adaptive pool's input")
-    if not all(o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
-        windows = [adaptive_windows(s, o)[0] for s, o in zip(sizes, out, strict=True)]
-        results = max_of_windows(g, x, sizes, windows)
-        return [squeeze(g, v, 0) if single else v for v in results]
-    kernel = [s // o for s, o in zip(sizes, out, strict=True)]
+    sizes = list(x.shape or ())[2:]
+    if not all(isinstance(s, int) and o and s % o == 0 for s, o in zip(sizes, out, strict=True)):
+        return _uneven_max_pool(g, x, single, out)
+    kernel = [s // o for s, o in zip(g.concrete_shape(sizes, "size"), out, strict=True)]
     values, indices = g.op.MaxPool(x, kernel_shape=kernel, strides=kernel, _outputs=2)
-    indices = g.op.Mod(indices, g.const(math.prod(sizes)))
+    indices = g.op.Mod(indices, g.const(math.prod(g.concrete_shape(sizes, "size"))))
     return [squeeze(g, v, 0) if single else v for v in (values, indices)]
 
 
-def _each(name: str, convert: Callable[[GraphBuilder, FxNode, int], Any]) -> list[Rule]:
-    return [Rule(f"aten::{name.replace('N', str(n))}.default", of_rank(convert, n)) for n in (1, 2, 3)]
+def adaptive_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
+    """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)
+
+    The first NaN of a window that holds one.
+    """
+    x, size = node.args
+    out = g.concrete_shape(spread(size, spatial), "output size")
+    return _uneven_max_pool(g, *_batched(g, x, spatial), out, exact=True)
+
+
+def _uneven_max_pool(g: GraphBuilder, x: Value, single: bool, out: Sequence[int], exact: bool = False) -> list[Value]:
+    """The pool of windows of any size, each of which is written out."""
+    sizes = list(x.shape or ())[2:]
+    results: Sequence[Value]
+    if all(isinstance(s, int) for s in sizes):
+        known = g.concrete_shape(sizes, "size of an adaptive pool's input")
+        windows = [adaptive_windows(s, o)[0] for s, o in zip(known, out, strict=True)]
+        results = max_of_windows(g, x, known, windows, exact)
+    else:
+        results = adaptive_max_dynamic(g, x, out, exact)
+    return [squeeze(g, v, 0) if single else v for v in results]
+
+
+def _each(name: str, convert: Callable[[GraphBuilder, FxNode, int], Any], **conditions: Any) -> list[Rule]:
+    return [Rule(f"aten::{name.replace('N', str(n))}.default", of_rank(convert, n), **conditions) for n in (1, 2, 3)]
 
 
 RULES: list[Rule] = [
@@ -258,4 +298,6 @@ RULES: list[Rule] = [
     Rule("aten::_adaptive_avg_pool2d.default", of_rank(adaptive_avg_pool, 2)),
     Rule("aten::_adaptive_avg_pool3d.default", of_rank(adaptive_avg_pool, 3)),
     *_each("adaptive_max_poolNd", adaptive_max_pool),
+    *_each("max_poolNd", max_pool_exact, when=of_floats, **SKIPS_NAN),
+    *_each("adaptive_max_poolNd", adaptive_max_pool_exact, when=of_floats, **SKIPS_NAN),
 ]

@@ -10,6 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.exactness import SKIPS_NAN
 from onnxplug.converters.helpers.promotion import comparable
 from onnxplug.converters.helpers.tables import of_rank
 from onnxplug.converters.helpers.windows import largest_along, spread
@@ -19,7 +20,15 @@ from onnxplug.registry.rule import Rule
 _INT64 = ir.DataType.INT64
 
 
-def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
+def fractional_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
+    """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
+
+    The first NaN of a window that holds one.
+    """
+    return fractional_max_pool(g, node, spatial, exact=True)
+
+
+def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool = False) -> list[Value]:
     """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
 
     Graham (2014): with alpha = (n - k) / (o - 1) window i starts at floor((i + u) alpha) - floor(u alpha), the last one at
@@ -49,7 +58,7 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Val
     plane = g.op.Reshape(x, g.const([0, 0, -1]))
     gathered = g.op.GatherElements(plane, index, axis=2)
     shape = [*batch, math.prod(out), math.prod(kernel)]
-    values, chosen = largest_along(g, g.reshape(gathered, shape), 3)
+    values, chosen = largest_along(g, g.reshape(gathered, shape), 3, exact)
     picked = g.op.GatherElements(g.reshape(index, shape), chosen, axis=3)
     results = [g.reshape(squeeze(g, v, 3), [*batch, *out]) for v in (g.cast(values, node.dtype), picked)]
     return [squeeze(g, v, 0) if single else v for v in results]
@@ -86,5 +95,9 @@ def max_unpool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
 
 RULES: list[Rule] = [
     *[Rule(f"aten::fractional_max_pool{n}d.default", of_rank(fractional_max_pool, n)) for n in (2, 3)],
+    *[
+        Rule(f"aten::fractional_max_pool{n}d.default", of_rank(fractional_max_pool_exact, n), **SKIPS_NAN)
+        for n in (2, 3)
+    ],
     *[Rule(f"aten::max_unpool{n}d.default", of_rank(max_unpool, n)) for n in (2, 3)],
 ]

@@ -56,15 +56,16 @@ def adaptive_mask(g: GraphBuilder, size: Any, out: Any) -> Value:
 
 
 def max_of_windows(
-    g: GraphBuilder, x: Value, sizes: Sequence[int], windows: Sequence[np.ndarray]
+    g: GraphBuilder, x: Value, sizes: Sequence[int], windows: Sequence[np.ndarray], exact: bool = False
 ) -> tuple[Value, Value]:
-    """The largest element of each window and its place in the plane; NaN wins.
+    """The largest element of each window and its place in the plane.
 
     Args:
         g: The builder.
         x: [batch, channels, *sizes].
         sizes: Static sizes.
         windows: For each axis the places of each window, [out, width].
+        exact: Whether NaN wins.
     """
     spatial = len(sizes)
     out = [w.shape[0] for w in windows]
@@ -76,21 +77,23 @@ def max_of_windows(
     flat_places = places.reshape(math.prod(out), -1)
     plane = g.op.Reshape(x, g.const([0, 0, -1]))
     gathered = g.op.Gather(plane, g.const(flat_places), axis=2)
-    values, chosen = largest_along(g, gathered, 3)
+    values, chosen = largest_along(g, gathered, 3, exact)
     index = g.op.GatherElements(g.op.Expand(g.const(flat_places[None, None]), g.shape(gathered)), chosen, axis=3)
     batch = [g.dim(x, 0), g.dim(x, 1)]
     return g.reshape(squeeze(g, values, 3), [*batch, *out]), g.reshape(squeeze(g, index, 3), [*batch, *out])
 
 
-def largest_along(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
-    """The largest along an axis, which stays with size 1, and its place; the first NaN where there is one."""
-    nan = g.cast(g.op.IsNaN(x), ir.DataType.FLOAT)
-    some = g.cast(reduce(g, "ReduceMax", nan, [axis], True), ir.DataType.BOOL)
-    place = g.op.Where(some, g.op.ArgMax(nan, axis=axis, keepdims=1), g.op.ArgMax(x, axis=axis, keepdims=1))
+def largest_along(g: GraphBuilder, x: Value, axis: int, exact: bool = False) -> tuple[Value, Value]:
+    """The largest along an axis, which stays with size 1, and its place; with ``exact`` the first NaN where there is one."""
+    place = g.op.ArgMax(x, axis=axis, keepdims=1)
+    if exact:
+        nan = g.cast(g.op.IsNaN(x), ir.DataType.FLOAT)
+        some = g.cast(reduce(g, "ReduceMax", nan, [axis], True), ir.DataType.BOOL)
+        place = g.op.Where(some, g.op.ArgMax(nan, axis=axis, keepdims=1), place)
     return g.op.GatherElements(x, place, axis=axis), place
 
 
-def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int]) -> list[Value]:
+def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int], exact: bool = False) -> list[Value]:
     """Adaptive max pool of sizes that are only known at run time: an axis at a time, the last one first.
 
     Of equal elements that keeps the one that comes first in the plane.
@@ -109,7 +112,7 @@ def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int]) -> list[
         size = g.as_scalar(g.dim(x, axis))
         moved, moved_index = (unsqueeze(g, g.op.Transpose(v, perm=order), rank - 1) for v in (x, index))
         shown = g.op.Where(adaptive_mask(g, size, out[axis - 2]), moved, g.const(float("-inf"), x.dtype))
-        values, chosen = largest_along(g, shown, rank)
+        values, chosen = largest_along(g, shown, rank, exact)
         picked = g.op.GatherElements(g.op.Expand(moved_index, g.op.Shape(shown)), chosen, axis=rank)
         x, index = (g.op.Transpose(squeeze(g, v, rank), perm=back) for v in (values, picked))
     return [x, index]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import onnxplug
+from onnxplug.run.session import Runner
 from tests.support.check import Call
 
 X = torch.arange(1.0, 4001.0).reshape(4, 10, 100)
@@ -31,6 +32,17 @@ def test_random_in_training(name: str, dtype: torch.dtype) -> None:
         left = result != 0
         assert 0.7 < left.float().mean() < 0.8
         torch.testing.assert_close(result[left], (x.double() / 0.75).to(dtype)[left])
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_portable_onnx_has_a_dropout(name: str) -> None:
+    """The node itself, whose mask onnx.reference draws."""
+    program = onnxplug.to_onnx(Call(DROPPED[name]), (X,), target=None)
+    assert [n.op_type for n in program.model.graph].count("Dropout") == 1
+    result = Runner(program.model, reference=True)({program.model.graph.inputs[0].name: X})[0]
+    left = result != 0
+    assert 0.7 < left.float().mean() < 0.8
+    torch.testing.assert_close(result[left], X[left] / 0.75)
 
 
 def test_mask_is_what_was_dropped() -> None:
