@@ -64,7 +64,7 @@ class Opset:
         return emit
 
 
-class GraphBuilder(CallMixin, NestingMixin, FunctionMixin, ShapeMixin, StoredMixin):
+class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMixin):
     """Emits typed ONNX nodes and simplifies while it does.
 
     Args:

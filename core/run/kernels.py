@@ -171,7 +171,7 @@ def is_builtin(domain: str) -> bool:
     return domain in _ONNX or _BUILTIN.fullmatch(domain) is not None
 
 
-def kernels_for(custom: CustomOperators, host: RuntimeHost | None, providers: Sequence[str] | None = None) -> Kernels:
+def kernels_for(custom: CustomOperators, host: RuntimeHost, providers: Sequence[str] | None = None) -> Kernels:
     """Chooses what the plugins bring for a model's operators.
 
     Args:
@@ -329,7 +329,7 @@ def lacks_operator(error: Exception) -> bool:
 
 
 def missing_text(
-    kernels: Kernels, host: RuntimeHost | None, lacking: Sequence[tuple[str, str]], *, reference: bool = True
+    kernels: Kernels, host: RuntimeHost, lacking: Sequence[tuple[str, str]], *, reference: bool = True
 ) -> str:
     """Why nothing runs these operators: what each plugin that could supply them lacks."""
     names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
