@@ -172,7 +172,11 @@ class _Pass:
             value = self.nodes[node] = functional_call(self.copy, node, self.read)
             self.tensors[node] = tensor
             return self._store(alias, value, node.meta)
-        if functional is None or functional not in VIEWS or (alias.base is None and alias.storage.source.op == "placeholder"):
+        if (
+            functional is None
+            or functional not in VIEWS
+            or (alias.base is None and alias.storage.source.op == "placeholder")
+        ):
             return False
         if functional is not torch.ops.aten.detach.default:
             value = self.copy.call_function(

@@ -135,13 +135,17 @@ class _Run:
         """Applies one rewrite at one node; returns the nodes to look at again."""
         g, graph = self.g, node.graph
         assert isinstance(graph, ir.Graph)
-        shared = self._shared.setdefault(id(graph), _Shared(graph))
+        shared = self._shared.get(id(graph))
+        if shared is None:
+            shared = self._shared[id(graph)] = _Shared(graph)
         firing = _Firing(shared)
-        with g.nested(scope=firing), g.converting(None, dict(node.metadata_props)):
+        with g.nested(scope=firing), g.converting(None, node.metadata_props):
+            mark = g.mark()
             try:
                 result = rewrite.apply(g, node)
                 if result is None:
-                    firing.rollback(0)
+                    if firing.nodes:
+                        g.rollback(mark)
                     return None
                 replaced = _checked(node, result, rewrite)
                 made = g.live(replaced.values())

@@ -160,7 +160,9 @@ class Runner:
             unknown = unknown_operators(reason, self._custom) if reason is not None and lacks_operator(reason) else []
             wanted = [op for op in lacking if op in unknown]
             if wanted:
-                raise VerificationError(missing_text(self._kernels, self._host, wanted), hint=MISSING_HINT) from reason
+                raise VerificationError(
+                    missing_text(self._kernels, self._host or plugin_host(), wanted), hint=MISSING_HINT
+                ) from reason
             names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
             why = f"ONNX Runtime does not run the model ({reason}), and " if reason is not None else ""
             raise VerificationError(

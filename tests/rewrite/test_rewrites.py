@@ -195,3 +195,20 @@ def test_a_cycle_is_named() -> None:
     rewrite = Rewrite("snake", "Relu", lambda g, node: {node.outputs[0]: g.op.Abs(node.outputs[0])})
     with pytest.raises(ConversionError, match=r"depends on itself.*'snake'"):
         run_rewrites(g, graph, [rewrite])
+
+
+def test_a_size_that_a_rewrite_asked_for_in_vain_is_forgotten() -> None:
+    """It left the graph with what else the rewrite emitted: the next one that asks for it must not get it."""
+
+    def in_vain(g: GraphBuilder, node: ir.Node) -> Any:
+        g.dim(node.inputs[0], 0)
+
+    def by_the_size(g: GraphBuilder, node: ir.Node) -> Any:
+        return g.op.Mul(node.inputs[0], g.cast(g.dim(node.inputs[0], 0), torch.float32))
+
+    g = GraphBuilder({"": 21})
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([ir.SymbolicDim("n"), 4]))
+    graph, tensors = assemble(g, [x], [("out", g.op.Sin(g.op.Relu(x)))], {})
+    run_rewrites(g, graph, [Rewrite("in vain", "Relu", in_vain), Rewrite("by the size", "Sin", by_the_size)])
+    got = Runner(finish(g, graph, tensors))({"x": torch.ones(3, 4)})[0]
+    torch.testing.assert_close(got, torch.full((3, 4), 3.0))
