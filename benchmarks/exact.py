@@ -79,6 +79,7 @@ CASES = [
     Case("hypot.default", "infinity beside NaN gives NaN", torch.hypot, _pairs),
     Case("prod.default prod.dim_int prims::prod.default", _WIDE, lambda x: x.prod(1), lambda: (torch.randint(-2, 3, (256, 64)),)),
     Case("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar", f"{_WIDE}, to a power that is a tensor", lambda x, y: x**y, _powers),
+    Case("quantize_per_tensor.default quantize_per_tensor.tensor_qparams", "numbers halfway between two integers, with an odd zero point", lambda x: torch.quantize_per_tensor(x, 0.05, 3, torch.quint8).dequantize(), _floats),
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import Complex
+from onnxplug.build.quantized import Quantized
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -27,6 +28,8 @@ def _parts(g: GraphBuilder, items: Iterable[Any]) -> list[Value]:
     for item in items:
         if isinstance(item, Complex):
             found += [item.real, item.imag]
+        elif isinstance(item, Quantized):
+            raise Unsupported("a quantised tensor as the result of a branch or body; call dequantize() in it")
         elif isinstance(item, float):
             found.append(g.const(item, ir.DataType.DOUBLE))  # as a SymFloat is
         else:

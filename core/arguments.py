@@ -14,7 +14,7 @@ import torch
 
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import PluginHost
-from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces
+from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import pytree
@@ -165,7 +165,7 @@ def check_operators(rules: Sequence[Rule], *, late: bool) -> None:
         return
     namespaces = known_namespaces()
     for rule in unknown:
-        namespace = rule.op.removeprefix("complex:").partition("::")[0]
+        namespace = without_prefix(rule.op).partition("::")[0]
         if late or "::" not in rule.op or namespace in namespaces:
             near = close_operators(rule.op)
             meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
@@ -182,20 +182,18 @@ def warn_of_unused_rules(registry: Any, asked: Iterable[str]) -> None:
         registry: The registry of the export.
         asked: The operators for which rules were looked up.
     """
-    names = {name.removeprefix("complex:") for name in asked}
+    names = {without_prefix(name) for name in asked}
     packets = {name.partition(".")[0] if "::" in name else name for name in names}
     unused = [
         rule
         for layer, rule in registry.rules()
-        if layer is Layer.CALL
-        and not _is_registered_symbolic(rule)
-        and rule.op.removeprefix("complex:") not in names | packets
+        if layer is Layer.CALL and not _is_registered_symbolic(rule) and without_prefix(rule.op) not in names | packets
     ]
     if not unused:
         return
     texts = []
     for rule in unused:
-        packet = rule.op.removeprefix("complex:").partition(".")[0]
+        packet = without_prefix(rule.op).partition(".")[0]
         others = sorted(name for name in names if name.startswith(f"{packet}."))
         texts.append(f"{rule.op} ({rule.name})" + (f", where the model has {', '.join(others)}" if others else ""))
     warnings.warn(

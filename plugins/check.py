@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.plugins.manager import PluginManager, PluginRecord, Selection
-from onnxplug.registry.names import is_known_operator, packet_of
+from onnxplug.registry.names import is_known_operator, packet_of, without_prefix
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target
@@ -166,7 +166,7 @@ def _known(op: str) -> bool:
     if is_known_operator(op):
         return True
     # A library that defines its operators when it is imported.
-    namespace = op.removeprefix("complex:").partition("::")[0]
+    namespace = without_prefix(op).partition("::")[0]
     try:
         if namespace not in sys.modules and importlib.util.find_spec(namespace) is None:
             return False

@@ -42,6 +42,14 @@ def _result_and_mask(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.T
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
+def _as_float(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.float32)
+
+
+def _all_as_float(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [_as_float(x) for x in tensors]
+
+
 def is_recurrent(name: str) -> bool:
     """Whether a name is that of a recurrent layer or its operator."""
     return name in _RECURRENT_NAMES
@@ -49,6 +57,10 @@ def is_recurrent(name: str) -> bool:
 
 def _is_fake_quantization(name: str) -> bool:
     return "fake_quant" in name or "FakeQuant" in name
+
+
+def _is_dequantization(name: str) -> bool:
+    return name == "dequantize"
 
 
 def _recurrent_kernels() -> Iterator[tuple[torch._ops.OpOverload, DispatchKey, Kernel]]:
@@ -73,7 +85,8 @@ def shape_kernels(model: torch.nn.Module) -> Iterator[None]:
     """While it holds, tracing these operators computes the shapes of their results and nothing else.
 
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes as long as there
-    are steps; and it has no kernel at all for fake quantisation of dynamic sizes. Only what the model may use is patched.
+    are steps; and it has no kernel at all for fake quantisation and dequantisation of dynamic sizes. Only what the model may
+    use is patched.
     """
     with contextlib.ExitStack() as stack:
         if mentions(model, is_recurrent):
@@ -82,4 +95,9 @@ def shape_kernels(model: torch.nn.Module) -> Iterator[None]:
         if mentions(model, _is_fake_quantization):
             for op in _fake_quantize_operators():
                 stack.enter_context(patched_kernel(op, DispatchKey.Meta, _result_and_mask))
+        if mentions(model, _is_dequantization):
+            packet = torch.ops.aten.dequantize
+            for op, kernel in ((packet.self, _as_float), (packet.tensors, _all_as_float)):
+                if DispatchKey.Meta not in op.py_kernels:
+                    stack.enter_context(patched_kernel(op, DispatchKey.Meta, kernel))
         yield

@@ -11,9 +11,11 @@ import torch
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.quantized import Quantized
 from onnxplug.build.stored import META, Origin
+from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import InputKind, InputSlot, OutputSlot
-from onnxplug.errors import UsageError
+from onnxplug.errors import Unsupported, UsageError
 from onnxplug.interpret.symbols import SymbolNames
 
 
@@ -62,13 +64,23 @@ def bind_inputs(
 def bind_outputs(
     builder: GraphBuilder, values: Mapping[torch.fx.Node, Any], slots: Iterable[OutputSlot]
 ) -> list[tuple[str, Any]]:
-    """Name and value (or number) of every graph output; what the model returns as ``None`` is none."""
+    """Name and value (or number) of every graph output; what the model returns as ``None`` is none.
+
+    Raises:
+        Unsupported: An output is a quantised tensor.
+    """
     outputs: list[tuple[str, Any]] = []
     for slot in slots:
         value = values[slot.value] if isinstance(slot.value, torch.fx.Node) else slot.value
         if isinstance(value, Complex):
             with builder.converting(None, {"namespace": f"/{slot.name}: output"}):
                 value = to_pairs(builder, value)
+        if isinstance(value, Quantized):
+            line = source_location(slot.value) or "unknown source"
+            raise Unsupported(
+                f"the output {slot.name!r} is a quantised tensor, made at {line}; ONNX has no such element type",
+                hint="Return x.dequantize(), and quantise it again outside of the model if need be.",
+            )
         if value is not None:
             outputs.append((slot.name, value))
     return outputs

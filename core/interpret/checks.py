@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.complexes import PART_DTYPE, Complex
+from onnxplug.build.quantized import Quantized
 from onnxplug.errors import OutputMismatchError
 from onnxplug.interpret.node import FxNode, OutputSpec
 from onnxplug.registry.rule import Rule
@@ -63,6 +64,10 @@ def _check_value(call: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, 
         part = OutputSpec(PART_DTYPE[spec.dtype], spec.shape)
         _check_value(call, rule, value.real, part, index)
         _check_value(call, rule, value.imag, part, index)
+        return
+    if type(value) is Quantized and spec.dtype == ir.DataType.FLOAT and value.integers.dtype is not None:
+        # What torch.export records of it.
+        _check_value(call, rule, value.integers, OutputSpec(value.integers.dtype, spec.shape), index)
         return
     if type(value) is not ir.Value:
         what = "None" if value is None else f"a {type(value).__name__} ({value!r})"

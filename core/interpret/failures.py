@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxplug.build.complexes import PART_DTYPE, Complex
+from onnxplug.build.quantized import QUANTIZED_PREFIX, Quantized
 from onnxplug.capture.locations import raised_at
 from onnxplug.errors import ConversionError, MissingRuleError
 from onnxplug.interpret.node import FxNode, OutputSpec
@@ -34,10 +35,24 @@ def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> Conversion
     return found
 
 
+def quantized_argument(call: FxNode, reasons: Sequence[str]) -> ConversionError:
+    """The error for an operator that is called on a quantised tensor and has no rule for it."""
+    name = call.op_name.removeprefix(QUANTIZED_PREFIX)
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    found = ConversionError(
+        f"{name} at {call.location} is called on a quantised tensor, for which no rule applies{why}",
+        hint=f"Call dequantize() before it, or pass a rule for {call.op_name!r}.",
+    )
+    found.located = True
+    return found
+
+
 def _describe_value(argument: Any) -> str:
     if isinstance(argument, ir.Value):
         dims = ", ".join(str(d) for d in argument.shape) if argument.shape is not None else "?"
         return f"{argument.dtype.name.lower() if argument.dtype is not None else '?'}[{dims}]"
+    if isinstance(argument, Quantized):
+        return f"quantized {_describe_value(argument.integers)}"
     if isinstance(argument, list | tuple):
         return "[" + ", ".join(_describe_value(a) for a in argument) + "]"
     return repr(argument)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from onnxplug.build.quantized import QUANTIZERS
+
 
 def live_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The nodes that an output needs. What only assertions read (sizes, offsets) isn't converted."""
@@ -15,6 +17,11 @@ def live_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         elif fx in live:
             live.update(fx.all_input_nodes)
     return live
+
+
+def has_quantized_values(graph: torch.fx.Graph) -> bool:
+    """Whether a graph makes quantised tensors; a model can't be given any."""
+    return any(fx.target in QUANTIZERS for fx in graph.nodes)
 
 
 def has_complex_values(graph: torch.fx.Graph) -> bool:

@@ -14,14 +14,15 @@ from torch.fx.immutable_collections import immutable_list
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex, complex_constant, touches_complex
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
 from onnxplug.capture.locations import module_path, raised_at, source_location
 from onnxplug.errors import ConversionError, Decline, MissingRuleError, OnnxplugError, OutputMismatchError
 from onnxplug.functionalize.effects import mutates
 from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
-from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of
-from onnxplug.interpret.graphs import has_complex_values, live_nodes
+from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument
+from onnxplug.interpret.graphs import has_complex_values, has_quantized_values, live_nodes
 from onnxplug.interpret.mutating import convert_functionalized, is_functionalized
 from onnxplug.interpret.node import FxNode, output_specs, schema_parameters
 from onnxplug.interpret.symbols import Dim, SymbolNames
@@ -83,6 +84,7 @@ class DynamoInterpreter:
         self._missing_handler = missing
         self._missing = MissingRules(explain_missing)
         self._has_complex = False
+        self._has_quantized = False
         self._frame = _Frame({}, None)
         builder.attach(self)
 
@@ -127,6 +129,7 @@ class DynamoInterpreter:
     def _walk(self, graph: torch.fx.Graph) -> None:
         values = self._frame.values
         self._has_complex = self._has_complex or has_complex_values(graph)
+        self._has_quantized = self._has_quantized or has_quantized_values(graph)
         live = live_nodes(graph)
         for fx in graph.nodes:
             kind = fx.op
@@ -194,6 +197,8 @@ class DynamoInterpreter:
         args = self._bind(fx, target)
         if self._has_complex and isinstance(target, torch._ops.OpOverload) and touches_complex(val, args):
             name = COMPLEX_PREFIX + name
+        if self._has_quantized and is_quantized(args):
+            name = QUANTIZED_PREFIX + name
         only = self._registry.only_rule(name)
         if only is None:
             results = self.convert_alone(self.new_call(fx, name, args))
@@ -264,7 +269,9 @@ class DynamoInterpreter:
         """
         val = call.fx.meta.get("val")
         items = val if isinstance(val, list | tuple) else (val,)
-        if getattr(call.target, "namespace", None) not in ("aten", "prims"):
+        if getattr(call.target, "namespace", None) not in ("aten", "prims") or call.target in QUANTIZERS:
+            return None
+        if call.op_name.startswith(QUANTIZED_PREFIX):
             return None
         if not all(isinstance(item, torch.Tensor) for item in items):
             return None
@@ -339,6 +346,8 @@ class DynamoInterpreter:
             raise defect(error, call, rule, self._builder.opset) from error
 
     def _without_rule(self, call: FxNode, declined: Sequence[str]) -> Any:
+        if call.op_name.startswith(QUANTIZED_PREFIX):
+            raise quantized_argument(call, declined)
         results, failures = self._decompose(call)
         if results is not None:
             return results

@@ -15,6 +15,7 @@ import torch
 from torch.fx.immutable_collections import immutable_list
 from torch.utils import _pytree
 
+from onnxplug.build.quantized import QUANTIZED_PREFIX, is_quantized
 from onnxplug.interpret.decompose import trace_function
 from onnxplug.interpret.node import FxNode, meta_of
 from onnxplug.registry.names import qualified_name
@@ -177,4 +178,6 @@ class _Scratch:
         fx.meta = {**self._fx.meta, "val": tuple(val)}
         fx.name = self._fx.name
         # Every result is read: by whatever reads the wrapper's.
-        return self._walk.new_call(fx, qualified_name(operator), tuple([self._value_of(a) for a in args]))
+        values = tuple([self._value_of(a) for a in args])
+        name = QUANTIZED_PREFIX + qualified_name(operator) if is_quantized(values) else qualified_name(operator)
+        return self._walk.new_call(fx, name, values)

@@ -13,6 +13,7 @@ from torch.fx.immutable_collections import immutable_list
 
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.quantized import QUANTIZED_PREFIX, Quantized
 from onnxplug.interpret.symbols import Dim, SymbolNames
 from onnxplug.registry.names import find_overload, qualified_name
 from onnxplug.registry.rule import Rule
@@ -58,7 +59,7 @@ class FxNode:
         target: The operator or function called.
         op_name: Its qualified name, e.g. ``"aten::add.Tensor"``.
         args: The operator's arguments in schema order, defaults filled in. Tensors and dynamic sizes are
-            ``onnx_ir.Value``, complex tensors ``Complex``; everything else stays Python.
+            ``onnx_ir.Value``, complex tensors ``Complex``, quantised ones ``Quantized``; everything else stays Python.
         outputs: Dtype and shape of each result; ``None`` for a result that is not a tensor or number.
         location: The user's file and line, ``"unknown source"`` when torch recorded none.
         rules: The rules that are still to be tried; ``None`` for all that apply.
@@ -162,6 +163,22 @@ class FxNode:
             derived=True,
         )
 
+    def on_integers(self, *, results: bool = True) -> FxNode:
+        """The same call on the integers of its quantised tensors; for ``g.convert``.
+
+        For operators that move elements about, or read the shape alone.
+
+        Args:
+            results: Whether the tensors that it returns hold these integers too.
+        """
+        integers = next((a.integers.dtype for a in _leaves(self.args) if isinstance(a, Quantized)), None)
+        outputs = self.outputs
+        if results and integers is not None:
+            outputs = tuple([spec and OutputSpec(integers, spec.shape) for spec in outputs])
+        args = tuple([_integers_of(a) for a in self.args])
+        name = self.op_name.removeprefix(QUANTIZED_PREFIX)
+        return FxNode(self.fx, self.target, name, args, outputs, self.location, derived=True)
+
     def as_operator(self, op: str) -> FxNode:
         """A call of another overload, whose first parameters are this one's; the others have their defaults.
 
@@ -186,6 +203,18 @@ def _part_of(argument: Any, name: str) -> Any:
     if isinstance(argument, list | tuple):
         return immutable_list(_part_of(a, name) for a in argument)
     return argument
+
+
+def _integers_of(argument: Any) -> Any:
+    if isinstance(argument, Quantized):
+        return argument.integers
+    if isinstance(argument, list | tuple):
+        return immutable_list(map(_integers_of, argument))
+    return argument
+
+
+def _leaves(argument: Any) -> list[Any]:
+    return [x for a in argument for x in _leaves(a)] if isinstance(argument, list | tuple) else [argument]
 
 
 def meta_of(argument: Any) -> Any:

@@ -34,6 +34,17 @@ def _work_out(target: Any) -> str:
     return f"{getattr(target, '__module__', '?')}::{getattr(target, '__name__', target)}"
 
 
+#: What rules for complex and for quantised arguments have before the operator's name.
+_PREFIXES = ("complex:", "quantized:")
+
+
+def without_prefix(name: str) -> str:
+    """The operator's own name: ``"aten::add"`` of ``"complex:aten::add"``."""
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
 def packet_of(name: str) -> str:
     """The name without its overload: ``"aten::add"`` of ``"aten::add.Tensor"``."""
     namespace, separator, rest = name.partition("::")
@@ -58,7 +69,7 @@ def find_overload(op: str) -> Any:
 def is_known_operator(op: str) -> bool:
     """Whether torch knows an operator, or Python a function, of this qualified name; nothing is imported for it."""
 
-    op = op.removeprefix("complex:")
+    op = without_prefix(op)
     namespace, separator, rest = op.partition("::")
     if not separator:
         return op in torch_private.higher_order_operators

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from onnxplug.build.complexes import COMPLEX_PREFIX
 from onnxplug.interpret.decompose import find_decompositions
 from onnxplug.plugins.builtin import onnxplug_rules
+from onnxplug.registry.names import without_prefix
 from tests.support.check import check
 from tests.support.tolerances import looser
 
@@ -39,7 +39,7 @@ def core() -> dict[str, torch._ops.OpOverload]:
 
 
 def test_every_core_overload_is_covered() -> None:
-    ruled = {rule.op.removeprefix(COMPLEX_PREFIX) for rule in onnxplug_rules()}
+    ruled = {without_prefix(rule.op) for rule in onnxplug_rules()}
     operators = core()
     assert len(operators) > 180
     bare = {

@@ -11,6 +11,7 @@ import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 import torch.onnx.ops  # registers onnx and onnx_symbolic
 
 from onnxplug.plugins.builtin import families
+from onnxplug.registry.names import without_prefix
 from onnxplug.registry.rule import Rule
 
 SPACES = ("aten::", "prims::", "quantized_decomposed::", "onnx::", "onnx_symbolic::")
@@ -33,12 +34,12 @@ def test_rule_is_for_an_operator_of_torch(op: str) -> None:
 #: Operators that have no ATen schema: Python's functions on sizes, higher-order operators, and a library that tests may lack.
 WITHOUT_SCHEMA = re.compile(r"(_operator|torch|math|builtins|torchao)::|\w+$")
 #: Converters for dozens of operators at once, by what the operators' arguments are.
-FOR_MANY = {"partwise", "partwise_mixed"}
+FOR_MANY = {"partwise", "partwise_mixed", "moved", "shape_of"}
 
 
 def schemas_of(op: str) -> list[str]:
     """The schemas of an overload, or of every overload of a packet, without the namespace."""
-    name = op.removeprefix("complex:")
+    name = without_prefix(op)
     namespace, _, rest = name.partition("::")
     if "." in rest:
         found = [overload(name)]

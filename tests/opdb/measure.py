@@ -18,6 +18,7 @@ from torch.utils import _pytree
 
 import onnxplug
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, OpsetError, Unsupported, VerificationError
+from onnxplug.registry.names import without_prefix
 from onnxplug.run.compare import Scale, compare
 from onnxplug.run.inputs import Sizes, generated_inputs
 from tests.opdb.tolerances import comparable, tolerance, valid_inputs
@@ -247,7 +248,7 @@ def _how(program: Any) -> str:
     targets = {node.target for node in program.exported_program.graph.nodes if node.op == "call_function"}
     names = [str(t._schema.name) for t in targets if isinstance(t, torch._ops.OpOverload)]
     known = _builtin().operators()
-    packets = {op.removeprefix("complex:").partition(".")[0] for op in known}
+    packets = {without_prefix(op).partition(".")[0] for op in known}
     return "rule" if all(name in packets for name in names) else "decomposition"
 
 
