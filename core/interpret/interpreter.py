@@ -24,7 +24,7 @@ from onnxplug.interpret.decompose import Decompositions, find_decompositions, tr
 from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument
 from onnxplug.interpret.graphs import has_complex_values, has_quantized_values, live_nodes
 from onnxplug.interpret.mutating import convert_functionalized, is_functionalized
-from onnxplug.interpret.node import FxNode, output_specs, schema_parameters
+from onnxplug.interpret.node import FxNode, are_empty, output_specs, schema_parameters
 from onnxplug.interpret.symbols import Dim, SymbolNames
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.registry import BoundRegistry
@@ -251,7 +251,7 @@ class DynamoInterpreter:
             "pkg.onnxplug.source": call.location,
         }
         with self._builder.converting(call, metadata):
-            if call.outputs and all(spec is not None and 0 in spec.shape for spec in call.outputs):
+            if are_empty(call.outputs):
                 results = self._empty_results(call)
                 if results is not None:
                     return results

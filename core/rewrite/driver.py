@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxplug.build.scope import Scope, detach, graphs_of
+from onnxplug.build.scope import Scope, detach, graphs_of, nodes_of
 from onnxplug.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -101,8 +101,9 @@ class _Run:
 
     def run(self) -> Counter[str]:
         """Works the list off."""
-        work: deque[ir.Node] = deque(node for node in self.graph.all_nodes() if _key(node) in self.table)
-        limit = MAX_FIRINGS_PER_NODE * (sum(1 for _ in self.graph.all_nodes()) + 16)
+        nodes = list(nodes_of(self.graph))
+        work: deque[ir.Node] = deque(node for node in nodes if _key(node) in self.table)
+        limit = MAX_FIRINGS_PER_NODE * (len(nodes) + 16)
         while work:
             node = work.popleft()
             if node.graph is None:
