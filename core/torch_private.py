@@ -7,7 +7,10 @@ first asked for. One that is gone raises :class:`OnnxplugError`, unless somethin
 from __future__ import annotations
 
 import importlib
+import re
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxplug.errors import OnnxplugError
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils import _pytree as pytree  # noqa: F401
 
-#: The releases of torch that the suite runs on.
-TESTED = "2.13"
+#: The oldest and the newest release of torch that the suite runs on.
+TESTED = ("2.13", "2.15")
 
 
 class _Private(NamedTuple):
@@ -64,6 +67,24 @@ _NAMES = {
 }
 
 
+@cache
+def warn_if_untested(version: str) -> None:
+    """Warns, once, about a torch that is newer than those that the suite runs on.
+
+    Args:
+        version: ``torch.__version__``.
+    """
+    if _release(version) > _release(TESTED[1]):
+        warnings.warn(
+            f"torch {version} is newer than those that onnxplug is tested with, {' to '.join(TESTED)}", stacklevel=4
+        )
+
+
+def _release(version: str) -> list[int]:
+    """The first two numbers of a version: ``[2, 15]`` of ``2.15.0a0+cpu``."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
+
+
 def __getattr__(name: str) -> Any:
     """A private name of torch.
 
@@ -84,7 +105,7 @@ def __getattr__(name: str) -> Any:
             raise OnnxplugError(
                 f"torch {torch.__version__} has no {private.place.rstrip(':').replace(':', '.')}, which onnxplug needs for "
                 f"{private.purpose}",
-                hint=f"onnxplug is tested with torch {TESTED}.",
+                hint=f"onnxplug is tested with torch {' to '.join(TESTED)}.",
             ) from error
         value = private.instead()
     globals()[name] = value

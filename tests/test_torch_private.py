@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import pytest
 import torch
 
-from onnxplug import OnnxplugError, torch_private
+from onnxplug import OnnxplugError, to_onnx, torch_private
 
 
 @pytest.fixture
@@ -50,3 +53,22 @@ def test_what_serves_instead(fresh: pytest.MonkeyPatch) -> None:
 def test_other_names() -> None:
     with pytest.raises(AttributeError, match="nothing_like_it"):
         torch_private.nothing_like_it  # noqa: B018
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.15.1", "2.9"])
+def test_a_tested_torch_is_silent(version: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_private.warn_if_untested.cache_clear()
+        torch_private.warn_if_untested(version)
+
+
+@pytest.mark.parametrize("version", ["2.16.0a0+gitabc", "2.100.0", "3.0"])
+def test_an_export_with_a_newer_torch_warns_once(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    torch_private.warn_if_untested.cache_clear()
+    with pytest.warns(UserWarning, match=f"torch {re.escape(version)} is newer") as caught:
+        for _ in range(2):
+            to_onnx(torch.relu, (torch.ones(2),))
+    assert len([warning for warning in caught if "is newer" in str(warning.message)]) == 1
+    assert caught[0].filename == __file__

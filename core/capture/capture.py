@@ -21,6 +21,7 @@ from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.host import Patch
+from onnxplug.torch_private import warn_if_untested
 
 
 def capture(
@@ -46,6 +47,7 @@ def capture(
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
         CaptureError: torch.export failed, or a dimension that was asked to be dynamic came out static.
     """
+    warn_if_untested(torch.__version__)
     positional = _as_tuple(args)
     keywords = dict(kwargs or {})
     if isinstance(model, torch.export.ExportedProgram):
