@@ -49,7 +49,7 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
     weights = g.cast(weights, dtype)
     if dropout:
         weights = randomly_dropped(g, weights, dropout)[0]
-    result: Value = g.op.MatMul(weights, value)
+    result = g.op.MatMul(weights, value)
     return result if seen_rows is None else g.op.Mul(result, g.cast(seen_rows, dtype))
 
 

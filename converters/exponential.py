@@ -65,7 +65,7 @@ def log_base(base: float) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x = operand(g, node.args[0], _DOUBLE)
-        result: Value = g.op.Div(g.op.Log(x), g.const(math.log(base), _DOUBLE))
+        result = g.op.Div(g.op.Log(x), g.const(math.log(base), _DOUBLE))
         return g.cast(result, node.dtype)
 
     convert.__name__ = convert.__qualname__ = f"log{int(base)}"
@@ -78,7 +78,7 @@ def exp2(g: GraphBuilder, node: FxNode) -> Value:
     A power of two with a whole exponent comes out exact.
     """
     dtype = wide(node.dtype)
-    result: Value = g.op.Pow(g.const(2.0, dtype), operand(g, node.args[0], dtype))
+    result = g.op.Pow(g.const(2.0, dtype), operand(g, node.args[0], dtype))
     return g.cast(result, node.dtype)
 
 
@@ -180,7 +180,7 @@ def ldexp(g: GraphBuilder, node: FxNode) -> Value:
     x, y = operands(g, *node.args, dtype=dtype)
     # The power first in the dtype of torch's pow(2.0, other), then the product.
     power = g.op.Pow(g.const(2.0, dtype), y)
-    result: Value = g.op.Mul(x, power)
+    result = g.op.Mul(x, power)
     return g.cast(result, node.dtype)
 
 
@@ -207,7 +207,7 @@ def degrees(factor: float) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = wide(node.dtype)
-        result: Value = g.op.Mul(operand(g, node.args[0], dtype), g.const(factor, dtype))
+        result = g.op.Mul(operand(g, node.args[0], dtype), g.const(factor, dtype))
         return g.cast(result, node.dtype)
 
     convert.__name__ = convert.__qualname__ = "deg2rad" if factor < 1 else "rad2deg"

@@ -69,24 +69,27 @@ def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int, in_double: bool
     return Complex(*(g.cast(g.op.Gather(spectrum, g.const(i), axis=-1), dtype) for i in (0, 1)))
 
 
+def _fourier_matrix(g: GraphBuilder, size: int | Value) -> tuple[Value, Value]:
+    """cos(2 pi j k / n) and sin(2 pi j k / n), both (n, n) double; j k is reduced modulo n so that the angle is exact."""
+    if isinstance(size, int):
+        steps = np.arange(size, dtype=np.int64)
+        angles = (np.outer(steps, steps) % size) * (2 * math.pi / size)
+        return g.const(np.cos(angles), _DOUBLE), g.const(np.sin(angles), _DOUBLE)
+    index = g.op.Range(g.const(0), size, g.const(1))
+    products = g.op.Mod(g.op.Mul(g.op.Unsqueeze(index, g.const([1])), index), size)
+    step = g.op.Div(g.const(2 * math.pi, _DOUBLE), g.cast(size, _DOUBLE))
+    angle = g.op.Mul(g.cast(products, _DOUBLE), step)
+    return g.op.Cos(angle), g.op.Sin(angle)
+
+
 def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value) -> Complex:
-    """A product with the matrix exp(-2 pi i j k / n); j k is reduced modulo n first, so that the angle is exact."""
+    """The discrete Fourier transform along an axis as a product with the matrix exp(-2 pi i j k / n)."""
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
     given = parts[0].dtype
     assert given is not None
-    # In double: sums of float products lose what a fast transform keeps.
-    dtype = _DOUBLE
-    parts = [g.cast(part, dtype) for part in parts]
-    if isinstance(size, int):
-        steps = np.arange(size, dtype=np.int64)
-        angle = (np.outer(steps, steps) % size) * (2 * math.pi / size)
-        cosine, sine = (g.const(f(angle), dtype) for f in (np.cos, np.sin))
-    else:
-        steps = g.op.Range(g.const(0), size, g.const(1))
-        products = g.op.Mod(g.op.Mul(g.op.Unsqueeze(steps, g.const([1])), steps), size)
-        turn = g.op.Div(g.const(2 * math.pi, _DOUBLE), g.cast(size, _DOUBLE))
-        angle = g.op.Mul(g.cast(products, _DOUBLE), turn)
-        cosine, sine = g.cast(g.op.Cos(angle), dtype), g.cast(g.op.Sin(angle), dtype)
+    # In double: float32 sums lose precision that a fast transform keeps.
+    parts = [g.cast(part, _DOUBLE) for part in parts]
+    cosine, sine = _fourier_matrix(g, size)
 
     def product(part: Value, matrix: Value) -> Value:
         rank = rank_of(part)

@@ -131,7 +131,7 @@ def _histogramdd(g: GraphBuilder, x: Value, edges: list[Value], weight: Value | 
     dtype = x.dtype
     assert dtype is not None
     columns = g.reshape(x, [-1, len(edges)])
-    place: Value = g.const(0)
+    place = g.const(0)
     outside: Value | None = None
     sizes = []
     for number, edge in enumerate(edges):

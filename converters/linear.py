@@ -83,7 +83,7 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     empty_sum = a.shape is not None and a.shape[-1] == 0
     if node.dtype in GEMM_DTYPES and plain and not empty_sum and not is_restored(b):
         if beta == 0:
-            result: Value = g.op.Gemm(a, b, alpha=float(alpha))
+            result = g.op.Gemm(a, b, alpha=float(alpha))
         else:
             result = g.op.Gemm(a, b, bias, alpha=float(alpha), beta=float(beta))
         return result

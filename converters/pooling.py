@@ -113,8 +113,8 @@ def _explicitly_padded(
     if outputs == 1:
         return result
     values, places = result
-    index: Value = g.const(0)
-    factor: Value = g.const(1)
+    index = g.const(0)
+    factor = g.const(1)
     for axis in range(len(pads) - 1, -1, -1):
         size = g.as_scalar(g.dim(x, 2 + axis))
         whole = g.op.Add(g.op.Add(size, g.as_scalar(ends[axis])), g.const(pads[axis]))
@@ -206,7 +206,7 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     out: list[Any] = spread(size, spatial)
     x, single = _batched(g, x, spatial)
     if all(isinstance(o, int) and o == 1 for o in out):
-        result: Value = g.op.GlobalAveragePool(x)
+        result = g.op.GlobalAveragePool(x)
         return squeeze(g, result, 0) if single else result
     sizes = g.dims(x)[2:]
     whole = [(s, o) for s, o in zip(sizes, out, strict=True) if isinstance(s, int) and isinstance(o, int)]

@@ -98,9 +98,7 @@ def _clamped(g: GraphBuilder, x: Value, low: Any, high: Any) -> Value:
 def _linear(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType) -> Value:
     """QuantizeLinear, limited further where the range is narrower than the dtype."""
     scale = _parameter(g, scheme.scale, _FLOAT, scheme.axis)
-    result: Value = g.op.QuantizeLinear(
-        x, scale, _parameter(g, scheme.zero_point, dtype, scheme.axis), axis=scheme.axis
-    )
+    result = g.op.QuantizeLinear(x, scale, _parameter(g, scheme.zero_point, dtype, scheme.axis), axis=scheme.axis)
     return result if (scheme.low, scheme.high) == _bounds(dtype) else _clamped(g, result, scheme.low, scheme.high)
 
 
@@ -113,7 +111,7 @@ def _levels(g: GraphBuilder, x: Value, scheme: Scheme, inner: ir.DataType) -> Va
         inverse = _along(g, g.cast(single, inner), rank, axis)
     else:
         inverse = g.const(np.float32(1.0 / scale), inner)
-    scaled: Value = g.op.Mul(g.cast(x, inner), inverse)
+    scaled = g.op.Mul(g.cast(x, inner), inverse)
     if not isinstance(zero_point, Value) and zero_point == 0:
         return g.op.Round(scaled)
     shift = _along(g, _parameter(g, zero_point, inner, axis), rank, axis)

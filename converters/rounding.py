@@ -30,7 +30,7 @@ def round_decimals(g: GraphBuilder, node: FxNode) -> Value:
         raise Unsupported("rounding integers to decimals")
     scale = g.const(10.0 ** abs(decimals), node.dtype)
     if decimals >= 0:
-        result: Value = g.op.Div(g.op.Round(g.op.Mul(x, scale)), scale)
+        result = g.op.Div(g.op.Round(g.op.Mul(x, scale)), scale)
     else:
         result = g.op.Mul(g.op.Round(g.op.Div(x, scale)), scale)
     return result

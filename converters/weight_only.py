@@ -122,7 +122,7 @@ def restored_nibbles(g: GraphBuilder, packed: Value, group: int, parameters: Val
             "unpacked nibbles",
             form="unpacked",
         )
-        result: Value = g.op.DequantizeLinear(levels, scales, axis=1, block_size=group)
+        result = g.op.DequantizeLinear(levels, scales, axis=1, block_size=group)
         result = g.reshape(result, blocks)
     else:
         levels = g.derive(

@@ -17,6 +17,6 @@ def randomly_dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]
     assert dtype is not None
     inner = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
     x = g.cast(x, inner)
-    kept: Value = g.op.GreaterOrEqual(g.op.RandomUniformLike(x, dtype=int(ir.DataType.FLOAT)), float(p))
+    kept = g.op.GreaterOrEqual(g.op.RandomUniformLike(x, dtype=int(ir.DataType.FLOAT)), float(p))
     scale = g.op.Where(kept, g.const(1 / (1 - p) if p < 1 else 0.0, inner), g.const(0.0, inner))
     return g.cast(g.op.Mul(x, scale), dtype), kept

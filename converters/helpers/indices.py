@@ -53,5 +53,5 @@ def join_indices(g: GraphBuilder, tensors: Sequence[Value]) -> tuple[Value, int]
             total = zeros if total is None else g.op.Add(total, zeros)
         assert total is not None
         tensors = [g.op.Add(t, total) for t in tensors]
-    joined: Value = g.op.Concat(*[unsqueeze(g, t, rank) for t in tensors], axis=rank)
+    joined = g.op.Concat(*[unsqueeze(g, t, rank) for t in tensors], axis=rank)
     return joined, rank

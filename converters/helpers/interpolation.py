@@ -92,7 +92,7 @@ def nearest_places(g: GraphBuilder, axis: Axis, exact: bool) -> Value:
         return g.const(_nearest(axis.size, axis.out, axis.factor, exact))
     size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
     if axis.factor is not None:
-        step: Value = g.const(1.0 / axis.factor, _FLOAT)
+        step = g.const(1.0 / axis.factor, _FLOAT)
         if not exact:
             step = g.op.Where(g.op.Equal(out, g.op.Mul(size, g.const(2))), g.const(0.5, _FLOAT), step)
             step = g.op.Where(g.op.Equal(out, size), g.const(1.0, _FLOAT), step)

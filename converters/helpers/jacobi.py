@@ -165,7 +165,7 @@ def svd(g: GraphBuilder, a: Value, *, vectors: bool = True, complete: bool = Fal
 def _either(g: GraphBuilder, condition: Value, one: Value, other: Value) -> Value:
     """One of two values of different sizes."""
     branches = [g.subgraph(lambda value=value: value, name="which") for value in (one, other)]
-    result: Value = g.op.If(condition, then_branch=branches[0], else_branch=branches[1])
+    result = g.op.If(condition, then_branch=branches[0], else_branch=branches[1])
     result.type = one.type
     result.shape = ir.Shape([*batch_dims(one), None, None])
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,50 +18,18 @@ from onnxplug.build.functions import FunctionMixin
 from onnxplug.build.infer import Result
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.nesting import NestingMixin
+from onnxplug.build.opset import Input, Opset
 from onnxplug.build.scope import Mark
 from onnxplug.build.shapes import ShapeMixin
-from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
+from onnxplug.build.spec import OpSpec
 from onnxplug.build.stored import StoredMixin
 from onnxplug.build.widening import Widening
 from onnxplug.errors import ConversionError, OpsetError
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 Value = ir.Value
-Input = Any
-"""What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
 
 _INT = {int}
-
-
-class Opset:
-    """The operators of one domain at one version: ``g.op.Gemm(a, b, c, alpha=2.0)`` emits a node.
-
-    Positional arguments are inputs: Values, ``None`` for an absent optional one, or Python scalars, lists, numpy arrays
-    and torch tensors, which become shared constants of the dtype that the operator wants there. Keyword arguments are
-    attributes; one that is ``None`` is left out. ``_outputs=n`` gives a tuple of n Values.
-    """
-
-    def __init__(self, builder: GraphBuilder, domain: str, version: int) -> None:
-        self._builder = builder
-        self._domain = domain
-        self._version = version
-
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        if op_type.startswith("_"):
-            raise AttributeError(op_type)
-        builder = self._builder
-        if self._domain:
-            spec = custom_spec(self._domain, op_type, self._version, builder.schemas.get(self._domain, ()))
-        else:
-            spec = onnx_spec(op_type, self._version)
-        emit_node = builder.emit
-
-        def emit(*inputs: Input, _outputs: int = 1, **attributes: Any) -> Any:
-            return emit_node(spec, inputs, attributes, _outputs)
-
-        # The next look-up of this operator finds the function itself.
-        self.__dict__[op_type] = emit
-        return emit
 
 
 class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMixin):
@@ -102,7 +70,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         self._has_kernels = kernels is not None
         self._widening = Widening(self, kernels, islands=optimize and not exact)
         self.schemas: dict[str, Sequence[Any]] = dict(schemas or {})
-        self.op: Any = Opset(self, "", self.opset)
+        self.op = Opset(self, "", self.opset)
         self._declared = dict(domains or {})
         self._domains: dict[tuple[str, int], Opset] = {}
         self._domain_users: dict[str, str] = {}
@@ -113,7 +81,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
 
     # -- emission ------------------------------------------------------------------------------------------------------
 
-    def domain(self, name: str, version: int | None = None) -> Any:
+    def domain(self, name: str, version: int | None = None) -> Opset:
         """The operators of a domain, e.g. ``g.domain("com.acme", 2).NMS(boxes, scores, _outputs=2)``.
 
         Raises:

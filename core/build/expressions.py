@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
 
@@ -18,10 +18,14 @@ _INT, _DOUBLE, _BOOL = ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.BOOL
 _LARGEST_UNROLLED_POWER = 64
 
 
+if TYPE_CHECKING:
+    from onnxplug.build.opset import Opset
+
+
 class Emitter(Protocol):
     """What computing a size needs of the builder."""
 
-    op: Any
+    op: Opset
 
     def const(self, value: Any, dtype: Any = None) -> ir.Value:
         """A shared constant."""
@@ -42,7 +46,7 @@ class SizeComputer:
 
     def __init__(self, g: Emitter) -> None:
         self.g = g
-        self.op: Any = g.op
+        self.op = g.op
 
     def size(self, expr: Any) -> ir.Value:
         """The 0-dim int64 value of an expression.

@@ -16,6 +16,8 @@ from onnxplug.errors import Unsupported
 if TYPE_CHECKING:
     import torch
 
+    from onnxplug.build.opset import Opset
+
 Size = int | ir.Value
 """A size: an int where it is static, a 0-dim int64 Value where it is only known at run time."""
 
@@ -31,7 +33,7 @@ class ShapeMixin:
         expressions: Name of a symbolic dimension to its sympy expression.
     """
 
-    op: Any
+    op: Opset
     opset: int
     optimize: bool
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
 
 from onnxplug.build.kernels import HALVES, Kernels
 from onnxplug.build.spec import OpSpec
 
+if TYPE_CHECKING:
+    from onnxplug.build.opset import Opset
+
 
 class Emitter(Protocol):
     """What widening needs of the builder."""
 
-    op: Any
+    op: Opset
     current: Any
 
     def emit(self, spec: OpSpec, inputs: Sequence[Any], attributes: Mapping[str, Any], outputs: int) -> Any:
