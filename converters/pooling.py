@@ -144,8 +144,7 @@ def max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     found, _, single = _max_pool(g, node, spatial, 1, flags)
     found = squeeze(g, found, 0) if single else found
     result = g.op.Where(g.op.Less(found, 0.5), lowest, max_pool(g, node, spatial))
-    nan: Value = g.op.Where(g.op.Greater(found, 1.5), g.const(float("nan"), node.dtype), result)
-    return nan
+    return g.op.Where(g.op.Greater(found, 1.5), g.const(float("nan"), node.dtype), result)
 
 
 def max_pool_with_indices(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:

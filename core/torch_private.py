@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
-    from torch.utils import _pytree as pytree  # noqa: F401
+    from torch.utils import _pytree
+
+    pytree = _pytree
 
 #: The oldest and the newest release of torch that the suite runs on.
 TESTED = ("2.13", "2.15")
