@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, overload
 
 import onnx_ir as ir
 
-from onnxplug.build.spec import custom_spec, onnx_spec
-
-if TYPE_CHECKING:
-    from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
 
 Input = Any
 """What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
+
+
+class Emitter(Protocol):
+    """What an :class:`Opset` needs of the builder."""
+
+    schemas: dict[str, Sequence[Any]]
+
+    def emit(self, spec: OpSpec, inputs: Sequence[Input], attributes: Mapping[str, Any], outputs: int) -> Any:
+        """Emits a node and returns its output, or a tuple of several."""
 
 
 class Operator(Protocol):
@@ -36,7 +43,7 @@ class Opset:
     attributes; one that is ``None`` is left out. ``_outputs=n`` gives a tuple of n Values.
     """
 
-    def __init__(self, builder: GraphBuilder, domain: str, version: int) -> None:
+    def __init__(self, builder: Emitter, domain: str, version: int) -> None:
         self._builder = builder
         self._domain = domain
         self._version = version
