@@ -16,7 +16,7 @@ from onnxplug.build.calls import CallMixin
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.functions import FunctionMixin
 from onnxplug.build.infer import Result
-from onnxplug.build.kernels import Kernels
+from onnxplug.build.kernels import HALVES, Kernels
 from onnxplug.build.nesting import NestingMixin
 from onnxplug.build.opset import Input, Opset
 from onnxplug.build.scope import Mark
@@ -291,6 +291,8 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             self._constants[key] = found
         if quick is not None:
             self._constants[quick] = found
+            if self._has_kernels and wanted in HALVES:
+                self._widening.remember(found, self.const(value, ir.DataType.FLOAT))
         return found
 
     def constant(self, value: Value | None) -> np.ndarray | None:

@@ -61,6 +61,7 @@ class Widening:
         self._islands = islands and kernels is not None
         self._plans: dict[Any, Plan | None] = {}
         self._wide: dict[ir.Value, ir.Value] = {}
+        self._numbers: dict[ir.Value, ir.Value] = {}
 
     def emit(self, spec: OpSpec, values: Sequence[ir.Value | None], attributes: Mapping[str, Any], outputs: int) -> Any:
         """The operator in a wider element type; ``None`` where it is computed in the one that its inputs have."""
@@ -86,6 +87,10 @@ class Widening:
         several = (results,) if outputs == 1 else results
         back = [self._narrow(v, _output_group(spec, i), plan, types) for i, v in enumerate(several)]
         return back[0] if outputs == 1 else tuple(back)
+
+    def remember(self, narrow: ir.Value, wide: ir.Value) -> None:
+        """Says what a constant is before it is rounded: PyTorch scales by a Python number as it is."""
+        self._numbers[narrow] = wide
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
         """A Cast by torch's operator under conversion, between float32 and the 16-bit float of its results.
@@ -130,6 +135,8 @@ class Widening:
     def _widen(self, value: ir.Value, dtype: ir.DataType | None, spec: OpSpec) -> ir.Value:
         if dtype is None or value.dtype == dtype:
             return value
+        if dtype == _FLOAT and spec.op_type in ("Mul", "Div") and value in self._numbers:
+            return self._numbers[value]
         found = None if spec.op_type in _JUMPS else self._wide.get(value)
         if found is not None and found.dtype == dtype:
             return found

@@ -98,6 +98,21 @@ def test_what_jumps_reads_the_rounded_value(case: str, dtype: torch.dtype) -> No
         assert torch.equal(program(*args)[0], Model()(*args))
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_are_rounded_where_torch_rounds_them(dtype: torch.dtype, exact: bool) -> None:
+    """PyTorch scales by the float 0.1, not by the one of 8 bits; what it adds or compares with is rounded."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [x * 0.1, 8.396 - x, x / 0.3, x.clamp(-0.1, 0.3), torch.where(x > 0.1, x, 0.7), x > 0.1]
+
+    x = torch.cat([torch.randn(100), torch.tensor([0.1, 0.3])]).to(dtype)
+    program = onnxplug.to_onnx(Model(), (x,), target=CPU, exact=exact)
+    for got, expected in zip(program(x), Model()(x), strict=True):
+        assert torch.equal(got, expected)
+
+
 def test_overflow_of_float16_shows_where_exactness_is_asked_for() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
