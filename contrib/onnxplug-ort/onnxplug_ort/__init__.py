@@ -10,6 +10,8 @@ __all__ = ["set_experts"]
 
 DOMAIN = "com.microsoft"
 _DOMAINS = {DOMAIN: 1}
+#: Measured with ONNX Runtime 1.31 on [2, 64, 256], one thread: 140 us for 35, and 43 us for 23.
+_SLOW_SKIP = "on the CPU a sum and a norm in one node take two to four times as long as apart"
 
 
 @hookimpl
@@ -93,11 +95,18 @@ def onnxplug_rewrites() -> list[Rewrite]:
         ("bias_gelu", "Gelu", rewrites.bias_gelu),
         ("bias_gelu_before_20", f"{DOMAIN}::Gelu", rewrites.bias_gelu),
         ("bias_fast_gelu", f"{DOMAIN}::FastGelu", rewrites.bias_fast_gelu),
-        ("skip_layer_normalization", "Add", rewrites.skip_layer_normalization),
-        ("skip_simplified_layer_normalization", "Add", rewrites.skip_simplified_layer_normalization),
         ("rotary_embedding", "Add", rewrites.rotary_embedding),
     ]
-    return [Rewrite(f"ort_{name}", op, apply, domains=_DOMAINS) for name, op, apply in found]
+    return [
+        *(Rewrite(f"ort_{name}", op, apply, domains=_DOMAINS) for name, op, apply in found),
+        *(
+            Rewrite(f"ort_{name}", "Add", apply, domains=_DOMAINS, target="onnxruntime:cuda", reason=_SLOW_SKIP)
+            for name, apply in (
+                ("skip_layer_normalization", rewrites.skip_layer_normalization),
+                ("skip_simplified_layer_normalization", rewrites.skip_simplified_layer_normalization),
+            )
+        ),
+    ]
 
 
 @hookimpl

@@ -1,7 +1,7 @@
 """Rewrites of what models put together themselves. All are for float: ONNX Runtime's CPU has no other kernels.
 
 A rewrite takes a node and returns what stands in its place, or ``None``. The two of normalisation begin at the sum that
-both the norm and the residual path read, and take the norm out of the graph themselves.
+both the norm and the residual path read, and replace both.
 """
 
 from __future__ import annotations
@@ -126,20 +126,6 @@ def _parameter(value: Any) -> bool:
     return value is not None and value.producer() is None
 
 
-def _replace(g: Any, last: Any, value: Any, chain: list[Any]) -> None:
-    """Puts ``value`` in the place of the last of a chain of nodes, and takes the chain out of the graph."""
-    old = last.outputs[0]
-    value.type, value.shape = old.type, old.shape
-    name, old.name = old.name, None
-    value.name = name
-    old.replace_all_uses_with(value, replace_graph_outputs=True)
-    for node in chain:
-        graph = node.graph
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)
-        graph.remove(node)
-
-
 def skip_layer_normalization(g: Any, node: Any) -> Any:
     """``LayerNormalization(x + skip)``, the sum kept for who else reads it."""
     if not _skippable(node):
@@ -157,8 +143,7 @@ def skip_layer_normalization(g: Any, node: Any) -> Any:
         normal, _, _, kept = g.domain(_DOMAIN).SkipLayerNormalization(
             *node.inputs, scale, bias, epsilon=epsilon, _outputs=4
         )
-        _replace(g, norm, normal, [norm])
-        return kept
+        return {total: kept, norm.outputs[0]: normal}
     return None
 
 
@@ -212,8 +197,7 @@ def skip_simplified_layer_normalization(g: Any, node: Any) -> Any:
     normal, _, _, kept = g.domain(_DOMAIN).SkipSimplifiedLayerNormalization(
         *node.inputs, weight, epsilon=epsilon, _outputs=4
     )
-    _replace(g, chain[0], normal, chain)
-    return kept
+    return {node.outputs[0]: kept, chain[0].outputs[0]: normal}
 
 
 def _half(g: Any, value: Any) -> tuple[Any, int, int] | None:

@@ -30,7 +30,7 @@ def gelu(g: Any, node: Any) -> Any:
 def multi_head_attention(g: Any, node: Any) -> Any:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
 
-    MultiHeadAttention takes queries as [B, L, H E], keys and values as [B, H, S, E]. Its causal form ends with the last
+    MultiHeadAttention takes queries as [B, L, H E], keys and values alike or as [B, H, S, E]. Its causal form ends with the last
     key where torch's begins with the first: alike where L is S. A row whose keys are all hidden is zero in torch.
     """  # noqa: E501
     query, key, value, mask, dropout, causal, scale, gqa = node.args
@@ -54,6 +54,8 @@ def multi_head_attention(g: Any, node: Any) -> Any:
     elif mask is not None:
         seen = _any_over_last(g, g.cast(g.op.Greater(mask, g.const(float("-inf"), _FLOAT)), ir.DataType.INT32))
     packed = _packed(g, query, heads * size)
+    if _is_of_rows(key) and _is_of_rows(value):
+        key, value = (_packed(g, v, heads * size) for v in (key, value))
     result = g.domain(_DOMAIN).MultiHeadAttention(
         packed, key, value, None, None, bias, num_heads=heads, unidirectional=int(causal), scale=scale
     )
@@ -123,6 +125,13 @@ def _any_over_last(g: Any, x: Any) -> Any:
     axes = {"keepdims": 1} if g.opset >= 18 else {"keepdims": 1, "axes": [-1]}
     top = g.op.ReduceMax(x, [-1], **axes) if g.opset >= 18 else g.op.ReduceMax(x, **axes)
     return g.op.Greater(top, g.const(0, ir.DataType.INT32))
+
+
+def _is_of_rows(x: Any) -> bool:
+    """Whether [B, H, S, E] is made of [B, S, H, E] by a Transpose, which packing takes away."""
+    made = x.producer()
+    perm = made.attributes.get("perm") if made is not None and made.op_type == "Transpose" else None
+    return perm is not None and list(perm.value) == [0, 2, 1, 3]
 
 
 def _packed(g: Any, x: Any, width: int) -> Any:

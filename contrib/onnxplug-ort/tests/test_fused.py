@@ -32,6 +32,7 @@ def fused(onnx_check: Callable[..., Any]) -> Callable[..., Counter[str]]:
         dynamic: Any = None,
         opset: int = 21,
         tolerance: float = 1e-5,
+        target: str = "onnxruntime",
     ) -> Counter[str]:
         def export(version: Any) -> Any:
             """Compared on these inputs alone: random masks and lengths are others than meant."""
@@ -45,6 +46,7 @@ def fused(onnx_check: Callable[..., Any]) -> Callable[..., Counter[str]]:
                 atol=tolerance,
                 optimize=(True,),
                 seeds=(),
+                target=target,
             )
 
         program, plain = export({"": opset, "com.microsoft": 1}), export(opset)
@@ -59,6 +61,7 @@ def fused(onnx_check: Callable[..., Any]) -> Callable[..., Counter[str]]:
 
 
 ROWS = {0: AUTO, 1: AUTO}
+CUDA = {"target": "onnxruntime:cuda"}
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -126,11 +129,13 @@ def test_skip_layer_normalization(opset: int, fused: Any) -> None:
         return norm(total) + early, total
 
     for function in (model, residual):
-        assert fused(function, x, y, others=others, dynamic=(ROWS, ROWS), opset=opset) == {"SkipLayerNormalization": 1}
-    assert fused(lambda x, y: layer_norm(x + y, (8,)), x, y)["SkipLayerNormalization"] <= 1
+        assert fused(function, x, y, others=others, dynamic=(ROWS, ROWS), opset=opset, **CUDA) == {
+            "SkipLayerNormalization": 1
+        }
+    assert fused(lambda x, y: layer_norm(x + y, (8,)), x, y, **CUDA)["SkipLayerNormalization"] <= 1
     # Sums that broadcast, and norms over two axes.
-    assert fused(model, x, draw(3, 8), opset=opset) == {}
-    assert fused(lambda x, y: layer_norm(x + y, (3, 8)), x, y, opset=opset) == {}
+    assert fused(model, x, draw(3, 8), opset=opset, **CUDA) == {}
+    assert fused(lambda x, y: layer_norm(x + y, (3, 8)), x, y, opset=opset, **CUDA) == {}
 
 
 class Rms(nn.Module):
@@ -155,11 +160,16 @@ def test_skip_simplified_layer_normalization(opset: int, fused: Any) -> None:
         return norm(total) + early, total
 
     for function in (lambda x, y: norm(x + y), residual):
-        assert fused(function, x, y, others=others, dynamic=(ROWS, ROWS), opset=opset) == {name: 1}
+        assert fused(function, x, y, others=others, dynamic=(ROWS, ROWS), opset=opset, **CUDA) == {name: 1}
     built_in = nn.RMSNorm(8, eps=1e-3)
     nn.init.normal_(built_in.weight)
-    assert fused(lambda x, y: built_in(x + y), x, y, opset=opset)[name] == 1
-    assert fused(lambda x, y: norm(x + y), x, draw(3, 8), opset=opset) == {}
+    assert fused(lambda x, y: built_in(x + y), x, y, opset=opset, **CUDA)[name] == 1
+    assert fused(lambda x, y: norm(x + y), x, draw(3, 8), opset=opset, **CUDA) == {}
+
+
+def test_sums_and_norms_stay_apart_on_the_cpu(fused: Any) -> None:
+    for norm in (nn.LayerNorm(8), Rms()):
+        assert fused(lambda x, y, norm=norm: norm(x + y), draw(2, 3, 8), draw(2, 3, 8)) == {}
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
