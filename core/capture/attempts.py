@@ -8,14 +8,15 @@ import logging
 import os
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import torch
 from torch.fx.experimental import _config as fx_config
 from torch.utils import _pytree
 
-from onnxplug.capture.dynamic import DynamicShapes, asked_sizes, check_dynamic
+from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, check_dynamic, declared_ranges, size_names
+from onnxplug.capture.guards import Condition, FixedExpressionError, conditions, fixed_by, warning_text
 from onnxplug.capture.locations import is_torch_file
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.small_sizes import Dependence, dependences, zero_is_a_size
@@ -29,11 +30,11 @@ _ABOUT_SIZES = ("Constraints violated", "specialized", "size of tensor", "inferr
 
 def export_program(
     module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None
-) -> tuple[torch.export.ExportedProgram, str]:
+) -> tuple[torch.export.ExportedProgram, str, list[Condition]]:
     """Captures a module.
 
     Returns:
-        The program, and the mode and reading that it was captured in.
+        The program, the mode and reading that it was captured in, and what its code asks of the sizes.
 
     Raises:
         CaptureError: No attempt succeeded; at most three are made, and none after a data-dependent error.
@@ -44,8 +45,7 @@ def export_program(
         mode, tied, oblivious = attempt
         try:
             program = capture.refined(mode, capture.shapes.reading(tied), oblivious)
-            if oblivious:
-                program = capture.small_sizes_settled(program, mode, tied)
+            program = capture.settled(program, mode, tied, oblivious)
             check_dynamic(program, shapes)
         except Exception as error:
             errors.append(error)
@@ -53,7 +53,8 @@ def export_program(
                 break
         else:
             capture.warn()
-            return program, ("strict" if mode else "non-strict") + ("" if tied else ", sizes of one name not tied")
+            strategy = ("strict" if mode else "non-strict") + ("" if tied else ", sizes of one name not tied")
+            return program, strategy, capture.conditions
     # A dimension found static says more than what torch raises in the other modes.
     for failure in errors:
         if isinstance(failure, CaptureError):
@@ -67,6 +68,10 @@ def _next_attempt(
     """Mode, whether one name is one size, and whether the sizes 0 and 1 are no constants; ``None``: give up."""
     first = bool(strict)
     order = [(first, True, True)]
+    if errors and isinstance(errors[0], FixedExpressionError):
+        # The strict mode keeps int(size * 1.5) an expression; others than these modes say the same again.
+        order += [(True, True, True)] if strict is None else []
+        return order[len(errors)] if len(errors) < len(order) else None
     if any(True for _ in shapes.asked()):
         order.append((first, True, False))  # some models only get through this way
     last = []
@@ -88,6 +93,7 @@ class _Capture:
         self.kwargs = kwargs
         self.shapes = shapes
         self.left = LIMIT
+        self.conditions: list[Condition] = []
         self._warnings: list[str] = []
 
     def refined(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
@@ -106,33 +112,54 @@ class _Capture:
                     raise
                 spec = refine_dynamic_shapes_from_suggested_fixes("Suggested fixes:\n" + "\n".join(fixes), spec)
 
-    def small_sizes_settled(
-        self, program: torch.export.ExportedProgram, strict: bool, tied: bool
+    def settled(
+        self, program: torch.export.ExportedProgram, strict: bool, tied: bool, oblivious: bool
     ) -> torch.export.ExportedProgram:
         """The program, captured again where a ``Dim.AUTO`` dimension must be static as the model depends on its size.
 
         Raises:
             CaptureError: A dimension that must be dynamic is fixed by the model's Python code.
         """
-        static: set[tuple[int, int]] = set()
-        self._warnings = []
+        self._warnings, self.conditions = [], []
         sizes = asked_sizes(program, self.shapes)
+        static = self._depending_on_small_sizes(program, sizes) if oblivious else set()
+        static |= self._fixed(program, sizes)
+        if not static:
+            return program
+        self.shapes = self.shapes.made_static(static)
+        self.left = max(self.left, 1)
+        program = self.refined(strict, self.shapes.reading(tied), oblivious)
+        return self.settled(program, strict, tied, oblivious)
+
+    def _depending_on_small_sizes(
+        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]
+    ) -> set[tuple[int, int]]:
+        """The ``Dim.AUTO`` dimensions of size 0 or 1 that the model depends on."""
+        static: set[tuple[int, int]] = set()
         for dependence in dependences(program, [size for _, _, _, size in sizes]):
-            concerned = [row for row in sizes if row[3].node.expr.free_symbols & dependence.symbols]
-            for leaf, axis, must_be_dynamic, size in concerned:
+            for leaf, axis, must_be_dynamic, size in _concerned(sizes, dependence.symbols):
                 if must_be_dynamic and dependence.kind == "guard":
                     raise _fixed_by_branch(self.shapes.name(leaf, axis), dependence, size.node.hint)
                 if must_be_dynamic:
                     self._warnings.append(_squeeze_text(self.shapes.name(leaf, axis), dependence))
                 else:
                     static.add((leaf, axis))
-        if not static:
-            return program
-        self._warnings = []
-        self.shapes = self.shapes.made_static(static)
-        self.left = max(self.left, 1)
-        program = self.refined(strict, self.shapes.reading(tied), True)
-        return self.small_sizes_settled(program, strict, tied)
+        return static
+
+    def _fixed(self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]) -> set[tuple[int, int]]:
+        """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
+        static: set[tuple[int, int]] = set()
+        names = size_names(self.shapes, sizes)
+        for condition in conditions(program, declared_ranges(self.shapes, sizes)):
+            concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
+            for leaf, axis, must_be_dynamic, _ in concerned:
+                if must_be_dynamic:
+                    raise fixed_by(self.shapes.name(leaf, axis), condition, names)
+                static.add((leaf, axis))
+            if not concerned:
+                self.conditions.append(condition)
+                self._warnings.append(warning_text(condition, names))
+        return static
 
     def warn(self) -> None:
         """Says what was found in the program that is returned."""
@@ -154,6 +181,10 @@ class _Capture:
             # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
             args, kwargs = _pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
             return torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
+
+
+def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]:
+    return [row for row in sizes if row[3].node.expr.free_symbols & symbols]
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

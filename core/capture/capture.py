@@ -15,6 +15,7 @@ from torch.utils import _pytree
 
 from onnxplug.capture.attempts import export_program, first_lines, quiet
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
+from onnxplug.capture.guards import conditions, warning_text
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
@@ -77,8 +78,9 @@ def capture(
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
         check_expressions(shapes, _pytree.tree_leaves((positional, keywords)))
-        program, strategy = export_program(module, positional, keywords, shapes, strict)
+        program, strategy, asked = export_program(module, positional, keywords, shapes, strict)
     result = _captured(program, model, positional, keywords, strategy, started)
+    result.conditions = asked
     result.dim_names = dimension_names(program, shapes)
     return result
 
@@ -104,7 +106,10 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
         )
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
-    return Captured(program=program, args=tuple(args), kwargs=dict(kwargs))
+    found = conditions(program, {})
+    for condition in found:
+        warnings.warn(warning_text(condition, {}), stacklevel=4)
+    return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=found)
 
 
 def _as_tuple(args: Any) -> tuple[Any, ...]:

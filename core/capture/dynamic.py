@@ -58,9 +58,12 @@ class DynamicShapes:
 
     def name(self, leaf: int, axis: int) -> str:
         """What to call one dimension in a message."""
-        wanted = next((w for i, a, w in self.asked() if (i, a) == (leaf, axis)), None)
-        name = _name_of(wanted)
+        name = _name_of(self.wanted(leaf, axis))
         return f"axis {axis} of the input {self.paths[leaf]}" + (f" ({name!r})" if name else "")
+
+    def wanted(self, leaf: int, axis: int) -> Any:
+        """What was asked for one dimension; ``None``: nothing."""
+        return next((wanted for i, a, wanted in self.asked() if (i, a) == (leaf, axis)), None)
 
     def asked(self) -> Iterator[tuple[int, int, Any]]:
         """Leaf, axis and what was asked for, of every dimension that says something."""
@@ -315,9 +318,11 @@ def _user_values(program: torch.export.ExportedProgram) -> list[Any]:
     ]
 
 
-def asked_sizes(
-    program: torch.export.ExportedProgram, shapes: DynamicShapes
-) -> list[tuple[int, int, bool, torch.SymInt]]:
+#: Leaf, axis, whether it must be dynamic, torch's size.
+AskedSize = tuple[int, int, bool, torch.SymInt]
+
+
+def asked_sizes(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> list[AskedSize]:
     """The dimensions that were asked to be dynamic and are: leaf, axis, whether it must be dynamic, torch's size."""
     values = _user_values(program)
     if len(values) != len(shapes.leaves):
@@ -328,6 +333,37 @@ def asked_sizes(
         if isinstance(values[leaf], torch.Tensor)
     ]
     return [row for row in rows if isinstance(row[3], torch.SymInt)]
+
+
+def size_names(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[str, str]:
+    """torch's symbols of sizes to the user's names, or to ``x.shape[1]`` where there is none."""
+    names: dict[str, str] = {}
+    for leaf, axis, _, size in sizes:
+        if size.node.expr.is_Symbol:
+            names.setdefault(str(size.node.expr), _called(shapes, leaf, axis))
+    if sizes:
+        # A symbol that torch took for equal to another is in no size any more.
+        replaced = sizes[0][3].node.shape_env.replacements
+        others = [(size.node.expr, _called(shapes, leaf, axis)) for leaf, axis, _, size in sizes]
+        for symbol, other in replaced.items():
+            free = [name for expr, name in others if expr == other and name != names.get(str(other))]
+            names.update({str(symbol): free[0]} if free else {})
+    return names
+
+
+def _called(shapes: DynamicShapes, leaf: int, axis: int) -> str:
+    return _name_of(shapes.wanted(leaf, axis)) or f"{shapes.paths[leaf]}.shape[{axis}]"
+
+
+def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[Any, tuple[int, int]]:
+    """torch's symbols of sizes to the smallest and largest size that a ``Dim`` declares."""
+    ranges: dict[Any, tuple[int, int]] = {}
+    for leaf, axis, _, size in sizes:
+        wanted = shapes.wanted(leaf, axis)
+        low, high = getattr(wanted, "min", None), getattr(wanted, "max", None)
+        if size.node.expr.is_Symbol and isinstance(low, int) and isinstance(high, int):
+            ranges[size.node.expr] = (low, high)
+    return ranges
 
 
 def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> None:

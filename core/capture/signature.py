@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from onnxplug.capture.guards import Condition
+
 
 class InputKind(Enum):
     """What a placeholder of the captured graph stands for."""
@@ -102,6 +104,7 @@ class Captured:
         args, kwargs: The inputs that the program was captured with.
         strategy: ``"given"``, ``"non-strict"``, ``"strict"`` …
         seconds: Time that capture took.
+        conditions: What the model's code asks of the sizes; the program is right where all hold.
     """
 
     program: torch.export.ExportedProgram
@@ -111,3 +114,4 @@ class Captured:
     kwargs: dict[str, Any] = field(default_factory=dict)
     strategy: str = "given"
     seconds: float = 0.0
+    conditions: list[Condition] = field(default_factory=list)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from onnxplug.capture.locations import is_torch_file, source_location
+from onnxplug.capture.guards import user_line
+from onnxplug.capture.locations import source_location
 
 _SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
 #: Sizes that are tried to find out whether a guard holds for any size but 0 and 1.
@@ -95,7 +95,7 @@ def _guards(env: Any, small: set[Any]) -> list[Dependence]:
         expr = env.replace(guard.expr)
         involved = frozenset(s for s in expr.free_symbols if s in small)
         if involved and not _holds_elsewhere(expr, involved):
-            found.append(Dependence(involved, "guard", _place(guard.sloc), _text(expr)))
+            found.append(Dependence(involved, "guard", user_line(guard.sloc), _text(expr)))
     return found
 
 
@@ -123,15 +123,6 @@ def _holds_elsewhere(expr: Any, small: frozenset[Any]) -> bool:
         expr.xreplace({s: sympy.Integer(v) for s, v in zip(symbols, values, strict=True)}) is not sympy.false
         for values in itertools.product(*choices)
     )
-
-
-def _place(sloc: Any) -> str | None:
-    """The user's line at which a guard was made."""
-    frame = getattr(sloc, "framework_loc", None)
-    if frame is not None and not is_torch_file(frame.filename):
-        return f"{frame.filename}:{frame.lineno}"
-    user = re.search(r"#\s*(\S+:\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
-    return user[1] if user is not None else None
 
 
 def _squeezes(program: torch.export.ExportedProgram, asked: set[Any]) -> list[Dependence]:

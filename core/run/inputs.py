@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.dimensions import evaluate, is_expression, named, names_in
+from onnxplug.capture.guards import Condition
 
 #: Sizes that dynamic dimensions take in turn, as offsets from the exported size; ``None`` is the size 1.
 _OFFSETS: tuple[int | None, ...] = (None, 1, 3, -1, 5)
@@ -25,15 +26,22 @@ class Sizes:
         exported: Size at the export of each independent symbol, in the order of their names.
         dependent: Symbol whose size the user named by an expression to that expression, of independent symbols.
         ranges: ``range_constraints`` of the program.
+        conditions: What the code of the model asks of the sizes.
     """
 
     exported: dict[Any, int]
     dependent: dict[Any, Any]
     ranges: Mapping[Any, Any]
+    conditions: Sequence[Condition] = ()
 
     @classmethod
     def of(
-        cls, leaves: Sequence[Any], values: Sequence[Any], ranges: Mapping[Any, Any], names: Mapping[str, str]
+        cls,
+        leaves: Sequence[Any],
+        values: Sequence[Any],
+        ranges: Mapping[Any, Any],
+        names: Mapping[str, str],
+        conditions: Sequence[Condition] = (),
     ) -> Sizes:
         """Reads them off the flattened inputs.
 
@@ -42,6 +50,7 @@ class Sizes:
             values: What torch recorded for each: FakeTensor or symbolic number.
             ranges: ``range_constraints`` of the program.
             names: Symbol of torch to the user's name for it.
+            conditions: What the code of the model asks of the sizes.
         """
         pairs = [(w.node.expr, size) for w, size in sized(leaves, values) if isinstance(w, torch.SymInt)]
         symbols = sorted({s for expr, _ in pairs for s in expr.free_symbols}, key=str)
@@ -55,7 +64,8 @@ class Sizes:
         known: dict[Any, int] = {expr: size for expr, size in pairs if expr.is_Symbol}
         for expr, size in pairs:
             _solve(expr, size, known)
-        return cls({s: known.get(s, 2) for s in symbols if s not in dependent}, dependent, ranges)
+        independent = {s: known.get(s, 2) for s in symbols if s not in dependent}
+        return cls(independent, dependent, ranges, conditions)
 
     def draw(self, seed: int, attempt: int = 0) -> dict[Any, int]:
         """A size for each symbol; the same seed and attempt give the same ones."""
@@ -63,9 +73,11 @@ class Sizes:
         return {**chosen, **{s: int(expr.xreplace(_integers(chosen))) for s, expr in self.dependent.items()}}
 
     def allows(self, sizes: Mapping[Any, int], values: Sequence[Any]) -> bool:
-        """Whether no size of the inputs is negative, and none that an expression gives is out of its range."""
+        """Whether no size is negative, none that an expression gives is out of its range, and the model's conditions hold."""
         bounded = [(expr, self.ranges[expr]) for expr in self.ranges if not expr.is_Symbol or expr in self.dependent]
         numbers = _integers(sizes)
+        if not all(condition.allows(numbers) for condition in self.conditions):
+            return False
         for expr, allowed in bounded:
             found = expr.xreplace(numbers)
             if found.is_Integer and not allowed.lower <= max(found, 2) <= allowed.upper:

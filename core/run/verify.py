@@ -120,7 +120,7 @@ def verify_program(
     leaves = program.flatten(args or (), kwargs or {})
     comparer = _Comparer(program, tolerances)
     report = VerificationReport([comparer.given(leaves)])
-    sizes = Sizes.of(leaves, comparer.values, exported.range_constraints, captured.dim_names)
+    sizes = Sizes.of(leaves, comparer.values, exported.range_constraints, captured.dim_names, captured.conditions)
     for seed in seeds:
         tried = len(report.skipped)
         for attempt in range(ATTEMPTS):

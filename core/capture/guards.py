@@ -1,0 +1,231 @@
+"""What the Python code of a model asks of dynamic sizes, and torch.export takes for granted.
+
+``if x.shape[1] > 4``, ``range(n // 2)`` and ``int(n * 1.5)`` need a bool or an int while the model is traced.
+torch.export takes the example's and keeps a guard beside the graph; an ONNX model has no guards. What operators ask
+of sizes is left out: PyTorch refuses other sizes itself. So is what the code asks only in order to raise an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import linecache
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onnxplug.capture.dimensions import in_names
+from onnxplug.capture.locations import is_torch_file
+from onnxplug.errors import CaptureError
+
+#: Sizes tried to find out whether a guard holds for every size, of one symbol, of two and of more; the last ones are
+#: beyond any limit in a model's code.
+_TRIED = (*range(2, 18), 24, 32, 48, 64, 100, 128, 224, 256, 512, 1000, 1024, 5040, 65536, 2**20 + 6, 2**31 + 11)
+_FEW = (2, 3, 4, 5, 6, 7, 8, 30, 65536, 2**31 + 11)
+_FEWER = (2, 3, 5, 8, 2**31 + 11)
+#: A multiple of every number that models pad to, or divide their inputs by.
+_PERIOD = 2**12 * 3**2 * 5 * 7 * 11 * 13
+#: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
+_OPERATORS = (
+    *("_meta_registrations.py", "_ops.py", "_dynamo/utils.py"),
+    *(f"{folder}{os.sep}" for folder in ("_subclasses", "_refs", "_prims", "_prims_common", "_decomp", "_library")),
+    *(f"{folder}{os.sep}" for folder in ("_export", "export", "fx", "utils", "_inductor", "_functorch")),
+    *("_higher_order_ops" + os.sep,),
+)
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_CHECKS = re.compile(r"_check\w*|_assert\w*")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What holds for the example's sizes, and not for all.
+
+    Attributes:
+        expr: sympy's expression of torch's symbols.
+        place: The user's ``file:line``, ``None`` when torch recorded none.
+        fixed: Whether it sets an expression of sizes to a constant, so that it holds for few sizes.
+    """
+
+    expr: Any
+    place: str | None
+    fixed: bool
+
+    @property
+    def symbols(self) -> frozenset[Any]:
+        """torch's symbols of the sizes concerned."""
+        return frozenset(self.expr.free_symbols)
+
+    def text(self, names: Mapping[str, str]) -> str:
+        """The condition in Python's notation.
+
+        Args:
+            names: Symbol of torch to the user's name for it.
+        """
+        text = _python(in_names(names, self.expr)).replace("torch.sym_float", "float")
+        text = re.sub(r"(\d\.\d*?)0+(?!\d)", r"\1", text)  # sympy writes 1.5 with all digits of its precision
+        return re.sub(r"(\d)\.(?!\d)", r"\1.0", text)
+
+    def allows(self, sizes: Mapping[Any, Any]) -> bool:
+        """Whether it holds for some sizes; True where that can't be told."""
+        import sympy
+
+        return self.expr.xreplace(dict(sizes)) is not sympy.false
+
+
+def conditions(program: torch.export.ExportedProgram, allowed: Mapping[Any, tuple[int, int]]) -> list[Condition]:
+    """What the Python code of a captured model asks of its dynamic sizes, beyond their being no 0 and no 1.
+
+    Args:
+        program: The captured program.
+        allowed: Symbol to the smallest and largest size that the user declared for it.
+    """
+    import sympy
+
+    found: dict[Any, Condition] = {}
+    sizes = list(_input_sizes(program))
+    if not sizes:
+        return []
+    env = sizes[0].node.shape_env
+    hints = {
+        s.node.expr: sympy.Integer(s.node.hint) for s in sizes if s.node.expr.is_Symbol and s.node.hint is not None
+    }
+    for guard in env.guards:
+        expr = env.replace(guard.expr)
+        if not expr.free_symbols and all(env.replace(s).free_symbols for s in guard.expr.free_symbols):
+            expr = guard.expr  # sizes are what others are from here on, so that the guard is true of itself
+        if not expr.free_symbols or expr in found or not _is_of_python(guard.sloc):
+            continue
+        place = user_line(guard.sloc)
+        if not _holds_for_all(expr, allowed) and not _only_raises(place):
+            examples = {s: env.replace(s).xreplace(hints) for s in expr.free_symbols}
+            found[expr] = Condition(expr, place, _is_fixed(expr, examples))
+    return list(found.values())
+
+
+def fixed_by(name: str, condition: Condition, names: Mapping[str, str]) -> CaptureError:
+    """The error for a dimension that must be dynamic.
+
+    Args:
+        name: What to call the dimension.
+        condition: What the model's code makes constant.
+        names: Symbol of torch to the user's name for it.
+    """
+    where = f" at {condition.place}" if condition.place else ""
+    return FixedExpressionError(
+        f"{name} was asked to be dynamic, but the model's code{where} fixes it: torch.export takes "
+        f"{condition.text(names)}, as with the example inputs, for a constant",
+        hint="Compute it with //, math.floor or torch.sym_int instead of int(); avoid a Python loop over a size and a "
+        "branch on it (torch.cond); or make the dimension static.",
+    )
+
+
+class FixedExpressionError(CaptureError):
+    """The model's code makes a constant of an expression of dynamic sizes."""
+
+
+def warning_text(condition: Condition, names: Mapping[str, str]) -> str:
+    """What to say of a condition that holds for some sizes and not for others."""
+    where = f" at {condition.place}" if condition.place else ""
+    return (
+        f"the exported model holds for {condition.text(names)} alone: the model's code{where} depends on it, and goes the way "
+        "of the example inputs at every size. Declare the range (torch.export.Dim(name, min=..., max=...)), or use torch.cond."
+    )
+
+
+def user_line(sloc: Any) -> str | None:
+    """The user's line at which a guard was made."""
+    frame = getattr(sloc, "framework_loc", None)
+    if frame is not None and not is_torch_file(frame.filename):
+        return f"{frame.filename}:{frame.lineno}"
+    user = re.search(r"#\s*(\S+:\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
+    return user[1] if user is not None else None
+
+
+def _input_sizes(program: torch.export.ExportedProgram) -> Iterator[torch.SymInt]:
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+            yield from (size for size in sizes if isinstance(size, torch.SymInt))
+
+
+def _is_of_python(sloc: Any) -> bool:
+    """Whether code in Python asked, of the model or of torch's layers and functions, and no operator."""
+    file = getattr(getattr(sloc, "framework_loc", None), "filename", None)
+    if file is None or not is_torch_file(file):
+        return True
+    return not file.removeprefix(_TORCH).startswith(_OPERATORS)
+
+
+def _holds_for_all(expr: Any, allowed: Mapping[Any, tuple[int, int]]) -> bool:
+    """Whether a guard holds for every size that is tried."""
+    symbols = sorted(expr.free_symbols, key=str)
+    choices: Sequence[int] = _TRIED if len(symbols) == 1 else _FEW if len(symbols) == 2 else _FEWER
+    ranges = [allowed.get(s, (0, 2**63)) for s in symbols]
+    tried = [[n for n in choices if low <= n <= high] or [low] for low, high in ranges]
+    return all(_holds(expr, symbols, sizes) for sizes in itertools.islice(itertools.product(*tried), 1000))
+
+
+def _is_fixed(expr: Any, examples: Mapping[Any, Any]) -> bool:
+    """Whether a guard is an equality with a number that does not come back at large sizes, as ``n % 2 == 0`` does."""
+    import sympy
+
+    if expr.func.__name__ != "Equality" or not any(side.is_number for side in expr.args):
+        return False
+    symbols = sorted(expr.free_symbols, key=str)
+    sizes = [examples[s] if examples[s].is_Integer else sympy.Integer(2) for s in symbols]
+    further = ([n + _PERIOD for n in sizes], [n * _PERIOD for n in sizes])
+    return not any(_holds(expr, symbols, large) for large in further)
+
+
+def _holds(expr: Any, symbols: Sequence[Any], sizes: Sequence[Any]) -> bool:
+    import sympy
+
+    found = expr.xreplace({s: sympy.Integer(n) for s, n in zip(symbols, sizes, strict=True)})
+    return found is not sympy.false
+
+
+def _python(expr: Any) -> str:
+    try:
+        from torch.utils._sympy.printers import PythonPrinter
+    except ImportError:  # private: without it sympy's own notation is shown
+        return str(expr)
+    return str(PythonPrinter().doprint(expr))
+
+
+def _only_raises(place: str | None) -> bool:
+    """Whether a line asks something in order to raise an error: an assertion, a check, an ``if`` before a ``raise``."""
+    file, _, line = (place or "").rpartition(":")
+    return any(_is_check(node) for node in _statements(file, int(line))) if file and line.isdigit() else False
+
+
+def _statements(file: str, line: int) -> Iterable[ast.AST]:
+    """The statements whose expressions stand on a line."""
+    for node in _parsed(file):
+        head = getattr(node, "test", node)
+        if head.lineno <= line <= head.end_lineno:
+            yield node
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(file: str) -> tuple[Any, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(n for n in ast.walk(tree) if isinstance(n, ast.If | ast.Assert | ast.Expr))
+
+
+def _is_check(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return any(way and isinstance(way[-1], ast.Raise) for way in (node.body, node.orelse))
+    if isinstance(node, ast.Expr):
+        function = getattr(node.value, "func", None)
+        name = getattr(function, "attr", getattr(function, "id", ""))
+        return isinstance(node.value, ast.Call) and _CHECKS.fullmatch(name) is not None
+    return isinstance(node, ast.Assert)

@@ -1,0 +1,203 @@
+"""What a model's Python code does with dynamic sizes: right at every size, refused, or limited with a warning. Never silently wrong."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.export import Dim
+
+import onnxplug
+from onnxplug import CaptureError
+
+Model = Callable[[torch.Tensor], torch.Tensor]
+
+B, N = 5, 6
+SIZES = ((2, 2), (3, 7), (5, 8), (2, 13), (9, 4), (4, 24))
+
+
+def raising(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[1] > 512 or x.shape[1] % 2:
+        raise ValueError("an even size of at most 512")
+    assert x.shape[1] // 2 > 1
+    torch._check(x.shape[1] < 400)
+    return x * 2
+
+
+def reaches(x: torch.Tensor) -> torch.Tensor:
+    while x.shape[1] > 5:
+        x = x[:, 2:]
+    return x
+
+
+RIGHT: dict[str, Model] = {
+    "int of a product": lambda x: x.new_zeros(int(x.shape[1] * 1.5)),
+    "int of a root": lambda x: x[:, : int(x.shape[1] ** 0.5)],
+    "int of a quotient": lambda x: x[:, : int(x.shape[1] / 2)],
+    "int of two sizes": lambda x: x.new_zeros(int(x.shape[0] * x.shape[1] * 0.3)),
+    "int of round": lambda x: x[:, : int(round(x.shape[1] / 4))],  # noqa: RUF046
+    "int of ceil": lambda x: x[:, : int(math.ceil(x.shape[1] / 4))],  # noqa: RUF046
+    "int": lambda x: x.new_ones(int(x.shape[1])),
+    "sym_int": lambda x: x.new_zeros(torch.sym_int(x.shape[1] * 1.5)),
+    "floor": lambda x: x[:, : math.floor(x.shape[1] * 0.7)],
+    "ceil": lambda x: x[:, : math.ceil(x.shape[1] * 0.7)],
+    "round": lambda x: x[:, : round(x.shape[1] * 0.7)],
+    "half": lambda x: x[:, : x.shape[1] // 2],
+    "shift": lambda x: x[:, : x.shape[1] >> 1],
+    "min": lambda x: x[:, : min(x.shape[1], 8)],
+    "max": lambda x: x.new_ones(max(x.shape[1], 4)),
+    "len": lambda x: x * len(x[0]),
+    "float": lambda x: x * float(x.shape[1]),
+    "square root": lambda x: x / math.sqrt(x.shape[1]),
+    "true quotient": lambda x: x * (x.shape[1] / 2),
+    "power": lambda x: x * (x.shape[1] ** -0.5),
+    "product": lambda x: x * math.prod(x.shape),
+    "numel": lambda x: x * x.shape.numel(),
+    "divides": lambda x: x * (x.shape[1] % 4 == 0),
+    "tensor": lambda x: x * torch.tensor(x.shape[1]),
+    "interpolate": lambda x: F.interpolate(x[None], scale_factor=1.7, mode="linear", recompute_scale_factor=True),
+    "holds always": lambda x: x * 2 if x.shape[1] * 4 % 2 == 0 and x.shape[1] // 2 <= x.shape[1] else x,
+}
+
+REFUSED: dict[str, Model] = {
+    "range": lambda x: sum((x[:, i] for i in range(x.shape[1])), x[:, 0]),
+    "range of a quotient": lambda x: sum((x[:, i] for i in range(x.shape[1] // 2)), x[:, 0]),
+    "a list of a quotient": lambda x: x[:, list(range(x.shape[1] // 2))],
+    "a quotient is a number": lambda x: x * 2 if x.shape[1] // 4 == 1 else x,
+    "a size is a number": lambda x: x * 2 if x.shape[1] == 6 else x,
+    "bits": lambda x: x * x.shape[1].bit_length(),
+    "a key": lambda x: x * {6: 2}.get(x.shape[1], 3),
+    "whole root": lambda x: x * math.isqrt(x.shape[1]),
+    "linspace": lambda x: torch.linspace(0, 1, int(x.shape[1] * 2)),
+    "digits": lambda x: x * int(f"{x.shape[1]}"),
+}
+
+#: With the condition that the warning names, and sizes (b, n) for which it holds.
+LIMITED: dict[str, tuple[Model, str, list[tuple[int, int]]]] = {
+    "greater": (lambda x: x * 2 if x.shape[1] > 4 else x, "n > 4", [(2, 5), (3, 30)]),
+    "less": (lambda x: x * 2 if x.shape[1] < 100 else x, "n < 100", [(2, 2), (3, 99)]),
+    "even": (lambda x: x * 2 if x.shape[1] % 2 == 0 else x, "(n % 2) == 0", [(2, 4), (3, 32)]),
+    "odd": (lambda x: x * 2 if x.shape[1] % 4 == 2 else x, "(n % 4) == 2", [(2, 2), (3, 10)]),
+    "another number": (lambda x: x * 2 if x.shape[1] != 7 else x, "n != 7", [(2, 6), (3, 8)]),
+    "a product": (lambda x: x * 2 if x.numel() > 10 else x, "b*n > 10", [(4, 3), (3, 9)]),
+    "not the other": (lambda x: x * 2 if x.shape[0] == x.shape[1] else x, "b != n", [(4, 3), (3, 9)]),
+    "one more": (lambda x: x * 2 if x.shape[1] - x.shape[0] == 1 else x, "n", [(4, 5), (9, 10)]),
+    "one of two": (lambda x: x * 2 if x.shape[1] in (4, 6) else x, "n == 4 or n == 6", [(4, 4), (3, 6)]),
+    "sorted": (lambda x: x * sorted([x.shape[1], 4])[0], "n", [(4, 6), (3, 9)]),
+    "padded": (lambda x: F.pad(x, (0, 4 - x.shape[1] % 4)) if x.shape[1] % 4 else x, "n % 4", [(4, 5), (3, 10)]),
+    "loop": (reaches, "n", [(3, 6), (2, 7)]),
+    "rooted": (lambda x: x * 2 if math.sqrt(x.shape[1]) < 9 else x, "n", [(3, 6), (2, 7)]),
+}
+
+
+def exported(model: Model, **options: Any) -> tuple[onnxplug.OnnxProgram, list[str]]:
+    """The program, and what was said of its sizes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program = onnxplug.to_onnx(model, (torch.randn(B, N),), dynamic_shapes=({0: "b", 1: "n"},), **options)
+    return program, [str(w.message) for w in caught if "holds for" in str(w.message)]
+
+
+def same(model: Model, program: onnxplug.OnnxProgram, b: int, n: int) -> None:
+    x = torch.randn(b, n)
+    torch.testing.assert_close(program(x)[0], model(x))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_at_every_size(name: str) -> None:
+    program, said = exported(RIGHT[name])
+    assert not said
+    for b, n in SIZES:
+        same(RIGHT[name], program, b, n)
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, strict: bool | None) -> None:
+    with pytest.raises(CaptureError):
+        exported(REFUSED[name], strict=strict)
+
+
+@pytest.mark.parametrize("name", ["int of a product", "int of two sizes", "int of round"])
+def test_an_int_of_sizes_is_refused_where_it_is_a_constant(name: str) -> None:
+    with pytest.raises(
+        CaptureError, match=r"\('[bn]'\) was asked to be dynamic.*test_guards\.py:\d+ fixes it"
+    ) as caught:
+        exported(RIGHT[name], strict=False)
+    assert "sym_int" in str(caught.value)
+
+
+def test_the_expression_is_written_in_the_users_names() -> None:
+    with pytest.raises(CaptureError, match=r"takes math\.trunc\(1\.5\*float\(n\)\) == 9,"):
+        exported(RIGHT["int of a product"], strict=False)
+    with pytest.raises(CaptureError, match=r"takes \(n // 4\) == 1,"):
+        exported(REFUSED["a quotient is a number"])
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_limited_with_a_warning(name: str) -> None:
+    model, condition, sizes = LIMITED[name]
+    program, said = exported(model)
+    assert said
+    assert any(condition in text.partition(" alone: ")[0] for text in said), said
+    assert all("test_guards.py:" in text for text in said)
+    for b, n in sizes:
+        same(model, program, b, n)
+    report = program.verify()
+    assert len({tuple(case.sizes.values()) for case in report.cases}) > 1
+    assert not report.skipped
+
+
+def test_equal_sizes_that_a_branch_depends_on_are_named() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == y.shape[0] else x
+
+    with pytest.warns(UserWarning, match=r"holds for (a == b|b == a) alone"):
+        onnxplug.to_onnx(model, (torch.ones(3), torch.ones(3)), dynamic_shapes=({0: "a"}, {0: "b"}))
+
+
+def test_what_is_asked_in_order_to_raise_is_no_limit() -> None:
+    program, said = exported(raising)
+    assert not said
+    same(raising, program, 2, 8)
+
+
+def test_a_declared_range_is_no_surprise() -> None:
+    model = LIMITED["greater"][0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(model, (torch.randn(B, N),), dynamic_shapes=({1: Dim("n", min=5)},), verify=True)
+    same(model, program, B, 9)
+
+
+@pytest.mark.parametrize("name", ["a quotient is a number", "range of a quotient"])
+def test_an_automatic_dimension_is_static(name: str) -> None:
+    program = onnxplug.to_onnx(
+        REFUSED[name], (torch.randn(B, N),), dynamic_shapes=({0: "b", 1: Dim.AUTO},), verify=True
+    )
+    assert program.model.graph.inputs[0].shape[1] == N
+    same(REFUSED[name], program, 2, N)
+
+
+def test_a_given_program_is_warned_of() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.new_zeros(int(x.shape[1] * 1.5))
+
+    given = torch.export.export(Model(), (torch.randn(B, N),), dynamic_shapes=({1: Dim.DYNAMIC},))
+    with pytest.warns(UserWarning, match=r"holds for .* == 9 alone"):
+        onnxplug.to_onnx(given)
+
+
+def test_what_operators_ask_is_no_limit() -> None:
+    """PyTorch itself refuses the other sizes."""
+    for model in (lambda x: x.reshape(x.shape[0], 2, -1), lambda x: x + x[:, : x.shape[1] // 2].repeat(1, 2)):
+        program, said = exported(model)
+        assert not said
+        same(model, program, 3, 8)
+        assert program.verify().cases
