@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.opdb.expected import EXPECTED, expected
+from tests.opdb.expected import EXPECTED, UNCAPTURED, expected, uncaptured
 from tests.opdb.measure import GOOD, UNMEASURABLE, entries, measure, module_of, samples
 from tests.opdb.report import OPSETS
 
@@ -16,14 +16,17 @@ NAMES = sorted(ENTRIES)
 
 
 def run(name: str, dtype: torch.dtype, count: int = 2, **options: Any) -> list[Any]:
-    """The outcomes of an entry's samples, those that can be measured."""
+    """The outcomes of an entry's samples, those that can be measured; none where ``UNCAPTURED`` says so."""
     op = ENTRIES[name]
     if not op.supports_dtype(dtype, "cpu"):
         pytest.skip(f"torch has no {name} for {dtype}")
     outcomes = [measure(op, dtype, module_of(op, s), name=name, **options) for s in samples(op, dtype, count)]
     measured = [outcome for outcome in outcomes if outcome.status not in UNMEASURABLE]
-    if not measured:
-        pytest.skip("torch or torch.export refuses every sample")
+    why = uncaptured(name, str(dtype).removeprefix("torch."), options.get("dynamic", False))
+    if why is None:
+        assert measured, f"torch or torch.export refuses every sample, and UNCAPTURED has no row: {outcomes[0]}"
+    else:
+        assert not measured, f"{name} can be captured; its row in UNCAPTURED can go ({why})"
     return measured
 
 
@@ -31,6 +34,8 @@ def check(name: str, dtype: torch.dtype, **options: Any) -> None:
     """Every sample passes, or fails as the table of expectations says."""
     measured = run(name, dtype, **options)
     row = expected(name, str(dtype).removeprefix("torch."), options.get("opset"), options.get("dynamic", False))
+    if not measured:
+        return
     bad = [o for o in measured if o.status not in GOOD]
     if row is not None:
         assert bad, f"{name} passes; its row in EXPECTED can go ({row[1]})"
@@ -66,4 +71,21 @@ def test_opsets(name: str, opset: int) -> None:
 
 
 def test_every_expectation_is_of_an_entry() -> None:
-    assert {key.partition("|")[0] for key in EXPECTED} <= set(NAMES)
+    assert {key.partition("|")[0] for key in (*EXPECTED, *UNCAPTURED)} <= set(NAMES)
+
+
+@pytest.mark.parametrize("key", UNCAPTURED)
+def test_what_torch_cannot_capture(key: str) -> None:
+    """Every row: torch or torch.export refuses the samples still."""
+    name, _, rest = key.partition("|")
+    dtype, dynamic = rest.partition("|")[0] or "float32", key.endswith("|dynamic")
+    assert run(name, getattr(torch, dtype), dynamic=dynamic) == []
+
+
+def test_an_entry_that_is_not_captured_needs_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(UNCAPTURED, "equal")
+    with pytest.raises(AssertionError, match="has no row"):
+        run("equal", torch.float32)
+    monkeypatch.setitem(UNCAPTURED, "relu", "it can be captured")
+    with pytest.raises(AssertionError, match="its row in UNCAPTURED can go"):
+        run("relu", torch.float32)

@@ -101,3 +101,37 @@ def expected(name: str, dtype: str, opset: int | None, dynamic: bool) -> tuple[s
         if key in EXPECTED:
             return EXPECTED[key]
     return None
+
+
+_SYNC = "it returns a Python bool of the values, which torch.export can't know"
+_CUDA = "it runs on CUDA alone"
+_CSR = "its sparse CSR inputs have no storage that torch can copy"
+_NO_SHAPES = "torch has no kernel for the shapes of its results"
+_LIKE_EQUAL = "its code asks for the values of its arguments (torch.equal)"
+
+#: Entries of which eager torch or torch.export refuses every sample, with the reason: by name, ``name|dtype`` or
+#: ``name||dynamic``. Strict as well: one that can be captured is reported.
+UNCAPTURED: dict[str, str] = {
+    "allclose": _SYNC,
+    "equal": _SYNC,
+    "corrcoef": _LIKE_EQUAL,
+    "cov": _LIKE_EQUAL,
+    "item|complex64": "torch's fake tensors have no item() of complex numbers",
+    **{
+        f"jiterator_{name}": _CUDA
+        for name in ("2inputs_2outputs", "4inputs_with_extra_args", "binary", "binary_return_by_ref", "unary")
+    },
+    "linalg.lstsq": _NO_SHAPES,
+    "linalg.lstsq.grad_oriented": _NO_SHAPES,
+    "nn.functional.ctc_loss": _NO_SHAPES,
+    "nn.functional.gaussian_nll_loss": "its code asks whether any variance is negative",
+    "sparse.mm.reduce": _CSR,
+    "sparse.sampled_addmm": _CSR,
+    **{f"{name}||dynamic": f"{_NO_SHAPES} where sizes are dynamic" for name in ("geqrf", "histogramdd", "to_sparse")},
+}
+
+
+def uncaptured(name: str, dtype: str, dynamic: bool) -> str | None:
+    """Why torch or torch.export refuses every sample of one run of an entry; ``None`` where it is expected not to."""
+    keys = [name, f"{name}|{dtype}", *([f"{name}||dynamic"] if dynamic else [])]
+    return next((UNCAPTURED[key] for key in keys if key in UNCAPTURED), None)

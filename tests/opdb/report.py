@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.opdb.expected import expected
+from tests.opdb.expected import UNCAPTURED, expected, uncaptured
 from tests.opdb.run import entry_status, key_of, make_tasks, run_all
 
 #: float32 in depth; the others by two samples.
@@ -39,8 +39,14 @@ def surprises(tasks: list[dict[str, Any]], results: Results) -> list[str]:
         outcomes = results[key_of(task)]
         status = entry_status(outcomes)
         row = expected(task["name"], task["dtype"], task["opset"], task["dynamic"])
-        if status in ("pass", "unmeasurable"):
-            if row is not None and status == "pass" and f"{task['name']}|" not in row[1]:
+        why = uncaptured(task["name"], task["dtype"], task["dynamic"])
+        if status == "unmeasurable":
+            if why is None:
+                lines.append(f"{key_of(task)}: torch or torch.export refuses every sample: {outcomes[:1]}")
+        elif why is not None:
+            lines.append(f"{key_of(task)}: can be captured; its row in UNCAPTURED can go ({why})")
+        elif status == "pass":
+            if row is not None and f"{task['name']}|" not in row[1]:
                 lines.append(f"{key_of(task)}: passes, but {row[0]!r} is expected ({row[1]})")
         elif row is None or row[0] != status:
             first = next(o for o in outcomes if o["status"] == status)
@@ -74,7 +80,7 @@ def render(results: Results) -> str:
         "",
         "Written by `make opdb`: every entry of torch's operator database (`op_db` of torch 2.13), captured, exported, run",
         "by ONNX Runtime and compared with eager PyTorch in dtype, shape and value. An entry passes when all its measured",
-        "samples do. Entries that torch or `torch.export` itself refuses are not measurable. Where ONNX Runtime has no",
+        "samples do. Entries that torch or `torch.export` itself refuses are not measurable; they are listed at the end. Where ONNX Runtime has no",
         "kernel for the dtype on the CPU, `onnx.reference` runs the model.",
         "",
         "| run | pass | measurable | share | of them by `onnx.reference` | not measurable |",
@@ -96,7 +102,27 @@ def render(results: Results) -> str:
     ]
     names = sorted({key.split("|")[0] for key in results})
     lines += [_row(name, results) for name in names]
+    lines += ["", *_uncaptured()]
     return "\n".join(lines) + "\n"
+
+
+def _uncaptured() -> list[str]:
+    """The section of the entries that are not measured."""
+    return [
+        "## What torch does not capture",
+        "",
+        f"{len(UNCAPTURED)} rows, for entries of which eager torch or `torch.export` refuses every sample. The tests fail when",
+        "one of them can be captured, and when another entry can't.",
+        "",
+        "| entry | why |",
+        "|---|---|",
+        *(f"| {_entry(key)} | {why} |" for key, why in sorted(UNCAPTURED.items())),
+    ]
+
+
+def _entry(key: str) -> str:
+    name, _, rest = key.partition("|")
+    return f"`{name}`" + (f", {rest.replace('|dynamic', 'dynamic dimensions')}" if rest else "")
 
 
 def _row(name: str, results: Results) -> str:
@@ -126,7 +152,7 @@ def _row(name: str, results: Results) -> str:
         reasons.setdefault(reason, []).append(dtype)
     text = "; ".join(f"{', '.join(kinds)}: {reason}" for reason, kinds in reasons.items())
     if not passed and not failed:
-        text = "not measurable: torch or torch.export refuses it"
+        text = f"not measurable: {uncaptured(name, 'float32', False) or 'torch or torch.export refuses it'}"
     return f"| `{name}` | {', '.join(passed)} | {'; '.join(opsets) or '13–26'} | {how} | {text.replace('|', '/')} |"
 
 
