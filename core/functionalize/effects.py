@@ -79,13 +79,14 @@ def hides_mutation(node: torch.fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if node.target is torch.ops.aten.batch_norm.default:
-        return bool(_argument(node, 5, "training")) and _argument(node, 3, "running_mean") is not None
+        return bool(argument_of(node, 5, "training")) and argument_of(node, 3, "running_mean") is not None
     if node.target is torch.ops.aten.instance_norm.default:
-        return bool(_argument(node, 5, "use_input_stats")) and _argument(node, 3, "running_mean") is not None
+        return bool(argument_of(node, 5, "use_input_stats")) and argument_of(node, 3, "running_mean") is not None
     return False
 
 
-def _argument(node: torch.fx.Node, position: int, name: str) -> Any:
+def argument_of(node: torch.fx.Node, position: int, name: str) -> Any:
+    """An argument of a node, given by its position or by its name; ``None`` where it isn't given."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name)
 
 
@@ -94,7 +95,7 @@ def written_argument(node: torch.fx.Node) -> torch.fx.Node | None:
     written = effects_of(node.target).written
     if len(written) != 1:
         return None
-    argument = _argument(node, *written[0])
+    argument = argument_of(node, *written[0])
     return argument if isinstance(argument, torch.fx.Node) else None
 
 

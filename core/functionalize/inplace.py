@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree
 
 from onnxplug.errors import CaptureError
-from onnxplug.functionalize.effects import aliased_arguments, effects_of, owns_results, written_argument
+from onnxplug.functionalize.effects import aliased_arguments, argument_of, effects_of, owns_results, written_argument
 from onnxplug.functionalize.memory import Alias, Storage, TensorState
 from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout
 
@@ -58,6 +58,8 @@ class _Pass:
         self.items: dict[tuple[torch.fx.Node, Any], torch.fx.Node] = {}
         self.written: dict[Storage, None] = {}
         self.last_use: dict[torch.fx.Node, int] = {}
+        #: Tensors that were given the memory of another one.
+        self.replaced: set[TensorState] = set()
 
     def run(self) -> Functionalized | None:
         """The functional copy, or ``None``."""
@@ -74,9 +76,9 @@ class _Pass:
             if effects is not None and effects.aliases:
                 self._record_alias(node)
         self.copy._codegen = self.graph._codegen
-        mutated = {
-            storage.source: self.read(storage.source) for storage in self.written if storage.source.op == "placeholder"
-        }
+        written = [storage.source for storage in self.written]
+        replaced = [node for node, tensor in self.tensors.items() if tensor in self.replaced]
+        mutated = {node: self.read(node) for node in (*written, *replaced) if node.op == "placeholder"}
         return Functionalized(self.copy, self.nodes, mutated)
 
     def read(self, node: torch.fx.Node) -> torch.fx.Node:
@@ -150,6 +152,8 @@ class _Pass:
 
     def _write(self, node: torch.fx.Node, index: int) -> bool:
         """Makes one in-place operator functional; whether that can be done."""
+        if node.target is torch.ops.aten.set_.source_Tensor:
+            return self._replace(node)
         target = written_argument(node)
         if target is None or effects_of(node.target).functional is None or target in self.unknown:
             return False
@@ -162,6 +166,30 @@ class _Pass:
         self.nodes[node] = new
         self.tensors[node] = tensor
         return self._store(tensor.alias, new, node.meta)
+
+    def _replace(self, node: torch.fx.Node) -> bool:
+        """Gives a tensor the memory of another one (``x.set_(y)``); whether that can be done.
+
+        Views of the tensor that were taken before keep its old memory.
+        """
+        target, source = argument_of(node, 0, "self"), argument_of(node, 1, "source")
+        if target in self.unknown:
+            return False
+        tensor = self._tensor(target)
+        unknown = self.unknown.get(source)
+        if unknown is None:
+            tensor.alias = self._tensor(source).alias
+            tensor.alias.storage.shared = True
+        else:
+            # It may be a copy or a view: neither it nor what it may be a view of can be written from here on.
+            tensor.alias = Alias(Storage(source), self.nodes[source], source.meta)
+            for storage in (tensor.alias.storage, *unknown):
+                storage.shared = True
+                storage.last_unknown_read = len(self.graph.nodes)
+        self.replaced.add(tensor)
+        self.tensors[node] = tensor
+        self.nodes[node] = self._value(tensor.alias)
+        return True
 
     def _change_view(self, node: torch.fx.Node, tensor: TensorState) -> bool:
         """Makes an operator functional that changes how a tensor views its storage (``t_``), not what the storage holds."""

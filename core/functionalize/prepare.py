@@ -12,12 +12,13 @@ from torch.export.graph_signature import InputKind as TorchInput
 from torch.export.graph_signature import OutputKind as TorchOutput
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.functionalize.effects import hidden_views, hides_mutation, mutates
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.functionalize.naming import assign_names, result_names
-from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional
+from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 
 _STATE = {
     TorchInput.PARAMETER: InputKind.PARAMETER,
@@ -44,6 +45,7 @@ def prepare(
 
 
 def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
+    _refuse_assigned_data(program.graph)
     graph, copies = inline_regions(program.graph)
     plain = subgraphs_are_functional(graph, graph.owning_module)
     if plain and not any(mutates(node) or hides_mutation(node) for node in graph.nodes):
@@ -58,11 +60,34 @@ def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         program = program.run_decompositions({t: partial(t._op_dk, key) for t in hidden_views(program.graph)})
     except Exception as error:
+        _refuse_replaced_memory(graph, error)
         raise CaptureError(
             f"torch can't make the in-place operators of the model functional: {type(error).__name__}: {error}",
             hint="Replace in-place writes to views (x[...] = y) by torch.where, torch.cat or index_put.",
         ) from error
+    _refuse_replaced_memory(program.graph)
     return _slots(program, program.graph, {}, "functionalized")
+
+
+def _refuse_assigned_data(graph: torch.fx.Graph) -> None:
+    """Refuses ``x.data = y``, of which torch.export records a check and nothing else."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten._has_compatible_shallow_copy_type.default:
+            raise CaptureError(
+                f"torch.export does not record the assignment to .data at {source_location(node) or 'unknown source'}",
+                hint="Write x.copy_(y), or x.set_(y) where the shapes differ.",
+            )
+
+
+def _refuse_replaced_memory(graph: torch.fx.Graph, cause: Exception | None = None) -> None:
+    """Refuses a graph in which a tensor is given other memory (``set_``), which could not be made functional."""
+    for inner in (graph, *(module.graph for module in subgraphs_of(graph, graph.owning_module))):
+        for node in inner.nodes:
+            if getattr(node.target, "overloadpacket", None) in (torch.ops.aten.set_, torch.ops.aten.set):
+                raise CaptureError(
+                    f"the call of set_ at {source_location(node) or 'unknown source'} can't be made functional",
+                    hint="x.set_(y) works on tensors whose views are all known and not written later; write x.copy_(y).",
+                ) from cause
 
 
 def _slots(
