@@ -106,13 +106,16 @@ def product_by_parts(g: GraphBuilder, node: ir.Node) -> dict[ir.Value, ir.Value]
     Between the product and what takes it apart may stand a Reshape of the columns and a Transpose.
     """
     weight = node.inputs[1]
-    if g.runtime not in _CPU or not g.is_weight(weight) or not used_once(weight) or len(weight.shape or ()) != 2:
+    if g.runtime not in _CPU or weight is None or not g.is_weight(weight) or not used_once(weight):
+        return None
+    sizes = dims_of(weight)
+    if sizes is None or len(sizes) != 2:
         return None
     bias, last = None, node.outputs[0]
     add = only_reader(last, "Add")
     if add is not None:
         bias, last = add.inputs[add.inputs[0] is last], add.outputs[0]
-        if not g.is_weight(bias) or dims_of(bias) != (weight.shape[1],):
+        if not g.is_weight(bias) or dims_of(bias) != sizes[1:]:
             return None
     layout = _layout(last)
     axis_and_parts = _parts(g, layout.end) if layout is not None else None
@@ -181,9 +184,10 @@ def _taken(g: GraphBuilder, node: ir.Node, value: ir.Value) -> tuple[int, list[_
         if any(v is None or v.size != 1 for v in known) or (len(known) > 3 and known[3] != [1]):
             return None
         start, end, axis = (int(v[0]) for v in known[:3] if v is not None)
-        if not isinstance(shape[axis], int):
+        whole = shape[axis]
+        if not isinstance(whole, int):
             return None
-        start, end, _ = slice(start, end).indices(shape[axis])
+        start, end, _ = slice(start, end).indices(whole)
         return axis, [_Part(node.outputs[0], start, end, False)]
     return None
 
@@ -224,7 +228,7 @@ def _columns(sizes: Sequence[int], axis: int, start: int, end: int) -> Callable[
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
         leading = tensor.shape[:-1]
-        split = tensor.unflatten(-1, tuple(sizes))
+        split = tensor.reshape(*leading, *sizes)
         return split.narrow(len(leading) + axis, start, end - start).reshape(*leading, -1)
 
     return take
