@@ -143,13 +143,16 @@ def use_pair(x: torch.Tensor) -> torch.Tensor:
 
 def test_converter_returns_too_few_outputs() -> None:
     converter_error(
-        lambda g, node: [node.args[0]], OutputMismatchError, "returned 1 results where torch has 2", use_pair
+        lambda g, node: [node.args[0]], OutputMismatchError, "returned 1 result where torch has 2 results", use_pair
     )
 
 
 def test_converter_returns_too_many_outputs() -> None:
     converter_error(
-        lambda g, node: [node.args[0]] * 3, OutputMismatchError, "returned 3 results where torch has 2", use_pair
+        lambda g, node: [node.args[0]] * 3,
+        OutputMismatchError,
+        "returned 3 results where torch has 2 results",
+        use_pair,
     )
 
 

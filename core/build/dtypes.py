@@ -43,7 +43,6 @@ SINCE: dict[ir.DataType, int] = {
 }
 
 FLOATS = frozenset({_DT.FLOAT, _DT.DOUBLE, _DT.FLOAT16, _DT.BFLOAT16})
-INTEGERS = frozenset({_DT.INT64, _DT.INT32, _DT.INT16, _DT.INT8, _DT.UINT8, _DT.UINT16, _DT.UINT32, _DT.UINT64})
 
 
 def to_onnx_dtype(dtype: torch.dtype | ir.DataType) -> ir.DataType:

@@ -13,6 +13,7 @@ from onnxplug.build.quantized import Quantized
 from onnxplug.errors import OutputMismatchError
 from onnxplug.interpret.node import FxNode, OutputSpec
 from onnxplug.registry.rule import Rule
+from onnxplug.text import counted
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -41,10 +42,10 @@ def _checked_list(call: FxNode, rule: Rule, results: Any) -> list[Any]:
     if isinstance(results, ir.Value):
         results = [results]
     if not isinstance(results, list | tuple) or len(_leaves(results)) < _needed(call.fx, len(specs)):
-        got = len(results) if isinstance(results, list | tuple) else repr(results)
-        raise _mismatch(call, rule, f"returned {got} results where torch has {len(specs)}")
+        got = counted(len(results), "result") if isinstance(results, list | tuple) else repr(results)
+        raise _mismatch(call, rule, f"returned {got} where torch has {counted(len(specs), 'result')}")
     if len(results) > len(specs):
-        raise _mismatch(call, rule, f"returned {len(results)} results where torch has {len(specs)}")
+        raise _mismatch(call, rule, f"returned {counted(len(results), 'result')} where torch has {len(specs)}")
     if any(isinstance(result, list | tuple) for result in results):
         # A list among the results, (Tensor, Tensor[]): checked leaf by leaf.
         for leaf, spec in zip(_leaves(results), specs, strict=False):

@@ -35,14 +35,13 @@ class Parameter(NamedTuple):
     """One parameter of an operator's schema."""
 
     name: str
-    has_default: bool
     default: Any
 
 
 @functools.cache
 def schema_parameters(target: torch._ops.OpOverload) -> tuple[Parameter, ...]:
     """The parameters of an operator in schema order."""
-    return tuple(Parameter(a.name, a.has_default_value(), frozen(a.default_value)) for a in target._schema.arguments)
+    return tuple(Parameter(a.name, frozen(a.default_value)) for a in target._schema.arguments)
 
 
 def frozen(argument: Any) -> Any:

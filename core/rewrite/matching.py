@@ -33,11 +33,6 @@ def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
     return node if is_op(node, *op_types) and node.graph is made.graph else None
 
 
-def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """The other input of a node of two."""
-    return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-
-
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
     """An attribute's value, or the operator's default."""
     found = node.attributes.get(name)

@@ -18,6 +18,7 @@ from onnxplug.run.compare import Scale, compare
 from onnxplug.run.conditioning import rounding_slack
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, resized_inputs, sized
 from onnxplug.run.session import Runner
+from onnxplug.text import counted
 from onnxplug.torch_private import pytree
 
 
@@ -335,7 +336,7 @@ def eager_outputs(
     users = [slot for slot in program.slots if slot.kind is OutputKind.USER]
     if len(returned) != len(users):
         raise VerificationError(
-            f"PyTorch returns {len(returned)} results where the exported program has {len(users)}",
+            f"PyTorch returns {counted(len(returned), 'result')} where the exported program has {len(users)}",
             hint="The model returns something else when it is exported: see torch.compiler.is_exporting().",
         )
     expected: list[tuple[str, Any]] = []
