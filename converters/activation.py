@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES, INT32, INT64
 from onnxplug.converters.helpers.elementary import expm1_of
 from onnxplug.converters.helpers.error_function import erf
 from onnxplug.converters.helpers.exactness import KERNEL_FORGETS_NAN
@@ -19,9 +19,6 @@ from onnxplug.converters.helpers.reductions import reduced
 from onnxplug.converters.helpers.softmax import zero_hidden_rows
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
-
-_FLOAT = ir.DataType.FLOAT
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def simple(op_type: str, **attributes: Any) -> Converter:
@@ -38,7 +35,7 @@ def relu(g: GraphBuilder, node: FxNode) -> Value:
     """relu(Tensor self) -> Tensor"""
     x = node.args[0]
     if node.dtype.is_integer():
-        inner = node.dtype if node.dtype in (ir.DataType.INT32, ir.DataType.INT64) else ir.DataType.INT32
+        inner = node.dtype if node.dtype in (INT32, INT64) else INT32
         return g.cast(g.op.Max(g.cast(x, inner), g.const(0, inner)), node.dtype)
     return g.op.Relu(x)
 
@@ -63,9 +60,9 @@ def hardtanh(g: GraphBuilder, node: FxNode) -> Value:
 def gelu(g: GraphBuilder, node: FxNode) -> Value:
     """gelu(Tensor self, *, str approximate="none") -> Tensor"""
     x, approximate = node.args
-    if node.dtype == ir.DataType.DOUBLE:
+    if node.dtype == DOUBLE:
         return gelu_plain(g, node)
-    inner = _FLOAT if node.dtype in _HALVES else node.dtype
+    inner = FLOAT if node.dtype in HALVES else node.dtype
     return g.cast(g.op.Gelu(g.cast(x, inner), approximate=approximate), node.dtype)
 
 
@@ -75,7 +72,7 @@ def gelu_plain(g: GraphBuilder, node: FxNode) -> Value:
     x/2 (1 + erf(x/√2)), or with tanh(√(2/π) (x + 0.044715 x³)) (Hendrycks and Gimpel, arXiv 1606.08415).
     """
     x, approximate = node.args
-    dtype = _FLOAT if node.dtype in _HALVES else node.dtype
+    dtype = FLOAT if node.dtype in HALVES else node.dtype
     x = g.cast(x, dtype)
     if approximate == "tanh":
         cube = g.op.Mul(g.op.Mul(x, x), x)
@@ -111,11 +108,11 @@ def celu(g: GraphBuilder, node: FxNode) -> Value:
     """celu(Tensor self, Scalar alpha=1.) -> Tensor"""
     x, alpha = node.args
     # ONNX has Celu for float alone.
-    if node.dtype == ir.DataType.DOUBLE:
+    if node.dtype == DOUBLE:
         zero, scale = g.const(0.0, node.dtype), g.const(float(alpha), node.dtype)
         low = g.op.Mul(scale, expm1_of(g, g.op.Div(g.op.Min(x, zero), scale)))
         return g.op.Add(g.op.Max(x, zero), low)
-    return g.cast(g.op.Celu(g.cast(x, ir.DataType.FLOAT), alpha=float(alpha)), node.dtype)
+    return g.cast(g.op.Celu(g.cast(x, FLOAT), alpha=float(alpha)), node.dtype)
 
 
 def leaky_relu(g: GraphBuilder, node: FxNode) -> Value:
@@ -208,7 +205,7 @@ def softmax_of(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axis = node.args[:2]
-        inner = _FLOAT if node.dtype in _HALVES else node.dtype
+        inner = FLOAT if node.dtype in HALVES else node.dtype
         x = operand(g, x, inner)
         if not rank_of(x):
             one = g.op.Exp(g.op.Sub(x, x))  # 1, and NaN for what isn't finite, as torch
@@ -233,7 +230,7 @@ def log_softmax_exact(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _of_doubles(node: FxNode) -> bool:
-    return node.dtype == ir.DataType.DOUBLE and bool(rank_of(node.args[0]))
+    return node.dtype == DOUBLE and bool(rank_of(node.args[0]))
 
 
 def safe_softmax(g: GraphBuilder, node: FxNode) -> Value:

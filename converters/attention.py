@@ -11,12 +11,11 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16, HALVES
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
@@ -32,14 +31,14 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
     rank = rank_of(key)
     order = [*range(rank - 2), rank - 1, rank - 2]
     scores = g.op.MatMul(_scaled(g, query, scale), g.op.Transpose(key, perm=order))
-    inner = ir.DataType.FLOAT if dtype in _HALVES else dtype
+    inner = FLOAT if dtype in HALVES else dtype
     scores = g.cast(scores, inner)
     seen_rows = None
     if causal:
         weights = g.op.Softmax(g.op.Add(scores, _bias(g, _causal(g, query, key), inner)), axis=-1)
     elif mask is None:
         weights = g.op.Softmax(scores, axis=-1)
-    elif mask.dtype == ir.DataType.BOOL and rank_of(mask) > 2 and g.dim(mask, -3) != 1:
+    elif mask.dtype == BOOL and rank_of(mask) > 2 and g.dim(mask, -3) != 1:
         weights = g.op.Softmax(g.op.Where(mask, scores, g.const(float("-inf"), inner)), axis=-1)
         # What is hidden weighs nothing, even in a row where nothing is seen and Softmax gives NaN.
         weights = g.op.Where(mask, weights, g.const(0.0, inner))
@@ -62,12 +61,12 @@ def attention(g: GraphBuilder, node: FxNode) -> Value:
     query, key, value, mask, dropout, causal, scale, _ = node.args
     if any(rank_of(x) != 4 for x in (query, key, value)) or dropout:
         raise Decline("not four axes, or dropout")
-    if query.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if query.dtype not in (FLOAT, FLOAT16):
         raise Decline("a dtype that ONNX Runtime's Attention does not compute in")
     if mask is not None:
         if rank_of(mask) not in (2, 4) or list(mask.shape or ())[-2:] != [query.shape[-2], key.shape[-2]]:
             raise Decline("a mask to be broadcast over queries or keys")
-        mask = mask if mask.dtype == ir.DataType.BOOL else g.cast(mask, query.dtype)
+        mask = mask if mask.dtype == BOOL else g.cast(mask, query.dtype)
     return g.op.Attention(
         query, key, value, mask, is_causal=int(causal), scale=float(scale) if scale is not None else None
     )
@@ -82,7 +81,7 @@ def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
         if isinstance(size, int):
             scale = 1.0 / math.sqrt(size) if size else 1.0
         else:
-            root = g.op.Sqrt(g.cast(size, ir.DataType.FLOAT))
+            root = g.op.Sqrt(g.cast(size, FLOAT))
             return g.op.Div(query, g.cast(root, dtype))
     result = g.op.Mul(query, g.const(scale, dtype))
     return result
@@ -100,7 +99,7 @@ def _bias_and_seen_rows(g: GraphBuilder, mask: Value, dtype: ir.DataType) -> tup
     weights are ordinary numbers, which the factor of 0 hides afterwards.
     """
     last = rank_of(mask) - 1
-    if mask.dtype == ir.DataType.BOOL:
+    if mask.dtype == BOOL:
         some = g.op.Greater(reduce(g, "ReduceSum", g.cast(mask, dtype), [last], True), g.const(0.0, dtype))
         return _bias(g, g.op.Or(mask, g.op.Not(some)), dtype), g.cast(some, dtype)
     bias = g.cast(mask, dtype)

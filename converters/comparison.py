@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.promotion import common_dtype, comparable, operands_in
 from onnxplug.converters.helpers.selection import select
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
-
-_BOOL = ir.DataType.BOOL
 
 
 def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Converter:
@@ -41,7 +39,7 @@ def logical(op_type: str) -> Converter:
 
 def truth(g: GraphBuilder, x: Value) -> Value:
     """What is not zero."""
-    return g.cast(x, _BOOL)
+    return g.cast(x, BOOL)
 
 
 def logical_not(g: GraphBuilder, node: FxNode) -> Value:
@@ -75,11 +73,11 @@ def isfinite(g: GraphBuilder, node: FxNode) -> Value:
 
 def _wide(g: GraphBuilder, x: Value) -> Value:
     """Halves in float: IsInf takes float and double before opset 20, and float16's infinity stays one."""
-    return x if x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else g.cast(x, ir.DataType.FLOAT)
+    return x if x.dtype in (FLOAT, DOUBLE) else g.cast(x, FLOAT)
 
 
 def _all_false(g: GraphBuilder, x: Value) -> Value:
-    whole = g.cast(x, ir.DataType.INT64)
+    whole = g.cast(x, INT64)
     return g.op.Not(g.op.Equal(whole, whole))
 
 

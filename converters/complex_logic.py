@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import Complex
 from onnxplug.converters.helpers.complex_pairs import as_complex, nonzero
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT
 from onnxplug.converters.helpers.tables import complex_rule
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -18,7 +18,7 @@ def equality(negate: bool) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtypes = [a.real.dtype for a in node.args if isinstance(a, Complex)]
-        dtype = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
+        dtype = DOUBLE if DOUBLE in dtypes else FLOAT
         x, y = (as_complex(g, a, dtype) for a in node.args)
         same = g.op.And(g.op.Equal(x.real, y.real), g.op.Equal(x.imag, y.imag))
         return g.op.Not(same) if negate else same
@@ -46,7 +46,7 @@ def logical(op_type: str) -> Converter:
     """logical_and, logical_or, logical_xor, logical_not of complex numbers: what isn't 0 is true."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        truths = [nonzero(g, a) if isinstance(a, Complex) else g.cast(a, ir.DataType.BOOL) for a in node.args]
+        truths = [nonzero(g, a) if isinstance(a, Complex) else g.cast(a, BOOL) for a in node.args]
         return getattr(g.op, op_type)(*truths)
 
     convert.__name__ = convert.__qualname__ = f"logical_{op_type.lower()}"

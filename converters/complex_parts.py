@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.converters.helpers.casts import convert_dtype
 from onnxplug.converters.helpers.complex_pairs import as_complex, nonzero, part_dtype
+from onnxplug.converters.helpers.dtypes import BOOL
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.tables import complex_rule
 from onnxplug.errors import Decline
@@ -131,7 +131,7 @@ def to(g: GraphBuilder, node: FxNode) -> Any:
     x, dtype = node.args[0], node.dtype
     if dtype in PART_DTYPE:
         return as_complex(g, x, PART_DTYPE[dtype])
-    if dtype == ir.DataType.BOOL:
+    if dtype == BOOL:
         return nonzero(g, x)
     return convert_dtype(g, x.real, dtype)
 

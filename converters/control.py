@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import Complex
 from onnxplug.build.quantized import Quantized
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, INT64
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
-
 
 # -- what goes into graphs and comes out of them -----------------------------------------------------------------------
 
@@ -31,7 +28,7 @@ def _parts(g: GraphBuilder, items: Iterable[Any]) -> list[Value]:
         elif isinstance(item, Quantized):
             raise Unsupported("a quantised tensor as the result of a branch or body; call dequantize() in it")
         elif isinstance(item, float):
-            found.append(g.const(item, ir.DataType.DOUBLE))  # as a SymFloat is
+            found.append(g.const(item, DOUBLE))  # as a SymFloat is
         else:
             found.append(item if isinstance(item, Value) else g.const(item))
     return found
@@ -107,7 +104,7 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
             results = g.inline(body, [*_whole(parts, carried), *outside])
         return [holds(results), *_parts(g, results)]
 
-    graph = g.subgraph(step, [(_INT64, ()), (_BOOL, ()), *_formals(g, body, carried, first)], name="loop")
+    graph = g.subgraph(step, [(INT64, ()), (BOOL, ()), *_formals(g, body, carried, first)], name="loop")
     found = g.op.Loop(None, holds(carried), *first, body=graph, _outputs=len(first))
     return _whole(_several(found), carried)
 

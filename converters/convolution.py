@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dtypes import DOUBLE
 from onnxplug.converters.helpers.windows import spread
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -38,8 +38,8 @@ def _convolve(
     assert dtype is not None
     if dtype.is_integer():
         # ONNX convolves floats alone; a double holds every sum below 2**53.
-        x, weight = g.cast(x, ir.DataType.DOUBLE), g.cast(weight, ir.DataType.DOUBLE)
-        bias = g.cast(bias, ir.DataType.DOUBLE) if bias is not None else None
+        x, weight = g.cast(x, DOUBLE), g.cast(weight, DOUBLE)
+        bias = g.cast(bias, DOUBLE) if bias is not None else None
     attributes: dict[str, Any] = {
         "strides": spread(stride, spatial),
         "pads": list(pads),

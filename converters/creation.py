@@ -9,6 +9,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.fill import filled, sizes_of
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.selection import select
@@ -78,9 +79,7 @@ def arange_step(g: GraphBuilder, node: FxNode) -> Value:
 def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> Value:
     """Computed as torch does: start + step * i in int64 or double, converted to the dtype last."""
     dtype = node.dtype
-    whole = not any(
-        isinstance(x, float) or (isinstance(x, Value) and x.dtype != ir.DataType.INT64) for x in (start, end, step)
-    )
+    whole = not any(isinstance(x, float) or (isinstance(x, Value) and x.dtype != INT64) for x in (start, end, step))
     if not any(isinstance(x, Value) for x in (start, end, step)) and isinstance(node.shape[0], int):
         import torch
 
@@ -88,7 +87,7 @@ def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> V
             return g.const(torch.arange(start, end, step, dtype=_torch(dtype)))
     if dtype.is_integer() and not whole:
         return _arange_of_floats(g, dtype, start, end, step)
-    inner = ir.DataType.INT64 if whole else ir.DataType.DOUBLE
+    inner = INT64 if whole else DOUBLE
     first, last, by = (operand(g, x, inner) for x in (start, end, step))
     if whole and not (g.never_negative(start) and isinstance(step, int) and step > 0):
         # ONNX Runtime makes a Slice of a Gather by a Range, to which a start or end of -1 is the last element.
@@ -101,11 +100,11 @@ def _arange_of_floats(g: GraphBuilder, dtype: ir.DataType, start: Any, end: Any,
 
     For int64 they also give the count; for narrower integers the floats do (``arange_out`` of RangeFactories.cpp).
     """
-    first, last, by = (g.cast(operand(g, x, ir.DataType.DOUBLE), ir.DataType.INT64) for x in (start, end, step))
-    if dtype == ir.DataType.INT64:
+    first, last, by = (g.cast(operand(g, x, DOUBLE), INT64) for x in (start, end, step))
+    if dtype == INT64:
         return g.op.Range(first, last, by)
-    low, high, width = (operand(g, x, ir.DataType.DOUBLE) for x in (start, end, step))
-    count = g.cast(g.op.Ceil(g.op.Div(g.op.Sub(high, low), width)), ir.DataType.INT64)
+    low, high, width = (operand(g, x, DOUBLE) for x in (start, end, step))
+    count = g.cast(g.op.Ceil(g.op.Div(g.op.Sub(high, low), width)), INT64)
     places = g.op.Range(g.const(0), count, g.const(1))
     return g.cast(g.op.Add(first, g.op.Mul(places, by)), dtype)
 
@@ -125,7 +124,7 @@ def linspace(g: GraphBuilder, node: FxNode) -> Value:
         return g.const(torch.linspace(start, end, steps, dtype=_torch(node.dtype)))
     # From both ends to the middle, as torch; its steps are of the result's dtype, of double where that is an integer's.
     dtype = node.dtype
-    inner = dtype if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else ir.DataType.DOUBLE
+    inner = dtype if dtype in (FLOAT, DOUBLE) else DOUBLE
     first, last = (g.cast(operand(g, x, dtype), inner) for x in (start, end))
     count = g.as_scalar(steps)
     places = g.op.Range(g.const(0), count, g.const(1))
@@ -133,7 +132,7 @@ def linspace(g: GraphBuilder, node: FxNode) -> Value:
     step = g.op.Div(g.op.Sub(last, first), g.cast(g.op.Max(gaps, g.const(1)), inner))
     up = g.op.Add(first, g.op.Mul(step, g.cast(places, inner)))
     down = g.op.Sub(last, g.op.Mul(step, g.cast(g.op.Sub(gaps, places), inner)))
-    half = g.op.Div(g.op.Add(count, g.cast(g.op.Equal(count, g.const(1)), ir.DataType.INT64)), g.const(2))
+    half = g.op.Div(g.op.Add(count, g.cast(g.op.Equal(count, g.const(1)), INT64)), g.const(2))
     return g.cast(g.op.Where(g.op.Less(places, half), up, down), dtype)
 
 
@@ -159,7 +158,7 @@ def triangle(upper: int) -> Converter:
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, diagonal = node.args
         # Trilu since opset 14; ONNX Runtime has it for a few dtypes alone.
-        if g.opset >= 14 and node.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.BOOL):
+        if g.opset >= 14 and node.dtype in (FLOAT, DOUBLE, INT64, BOOL):
             return g.op.Trilu(x, g.as_scalar(diagonal), upper=upper)
         rank = rank_of(x)
         row = g.op.Range(g.const(0), g.as_scalar(g.dim(x, rank - 2)), g.const(1))
@@ -167,7 +166,7 @@ def triangle(upper: int) -> Converter:
         edge = g.op.Add(unsqueeze(g, row, 1), g.as_scalar(diagonal))
         line = unsqueeze(g, column, 0)
         keep = g.op.GreaterOrEqual(line, edge) if upper else g.op.LessOrEqual(line, edge)
-        if node.dtype == ir.DataType.BOOL:
+        if node.dtype == BOOL:
             result = g.op.And(keep, x)
             return result
         return select(g, keep, x, 0, node.dtype)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
+from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.elementary import log1p_of
 from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
 from onnxplug.converters.helpers.promotion import comparable, wide
@@ -16,8 +16,6 @@ from onnxplug.converters.helpers.scans import is_empty, running_product, scan
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
-
-_INT64 = ir.DataType.INT64
 
 
 def cumprod(g: GraphBuilder, node: FxNode) -> Value:
@@ -41,7 +39,7 @@ def cumulative_extremum(largest: bool, exact: bool = False) -> Converter:
         if not rank_of(x):
             return [x, g.const(0)]
         if is_empty(x):
-            return [x, g.cast(x, _INT64)]
+            return [x, g.cast(x, INT64)]
         floating = inner.is_floating_point()
         edge: Any = float("-inf") if floating else -(1 << (inner.bitwidth - 1))
         if not largest:
@@ -57,7 +55,7 @@ def cumulative_extremum(largest: bool, exact: bool = False) -> Converter:
             following = g.op.Add(number, g.const(1))
             return [best, place, following], [g.op.Identity(best), g.op.Identity(place)]
 
-        starts = [(edge, inner), (0, _INT64), (0, _INT64)]
+        starts = [(edge, inner), (0, INT64), (0, INT64)]
         values, places = scan(g, g.cast(x, inner), normalize_axis(axis, rank_of(x)), starts, step)
         return [g.cast(values, dtype), places]
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, FLOAT16, INT32, INT64
 from onnxplug.converters.helpers.elementary import (
     acosh_of,
     arccos,
@@ -32,9 +33,6 @@ from onnxplug.converters.helpers.promotion import operand, operands, wide
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
-_FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
-_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-
 
 def by_formula(function: Any, native: str | None = None) -> Converter:
     """A converter for a formula on a float or double; by ONNX's own operator where its float kernel is exact enough."""
@@ -42,7 +40,7 @@ def by_formula(function: Any, native: str | None = None) -> Converter:
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = wide(node.dtype)
         x = operand(g, node.args[0], dtype)
-        result = getattr(g.op, native)(x) if native is not None and dtype == _FLOAT else function(g, x)
+        result = getattr(g.op, native)(x) if native is not None and dtype == FLOAT else function(g, x)
         return g.cast(result, node.dtype)
 
     convert.__name__ = convert.__qualname__ = function.__name__
@@ -64,8 +62,8 @@ def log_base(base: float) -> Converter:
     """A logarithm to another base: in double, so that powers of the base come out whole."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        x = operand(g, node.args[0], _DOUBLE)
-        result = g.op.Div(g.op.Log(x), g.const(math.log(base), _DOUBLE))
+        x = operand(g, node.args[0], DOUBLE)
+        result = g.op.Div(g.op.Log(x), g.const(math.log(base), DOUBLE))
         return g.cast(result, node.dtype)
 
     convert.__name__ = convert.__qualname__ = f"log{int(base)}"
@@ -94,8 +92,8 @@ def signbit(g: GraphBuilder, node: FxNode) -> Value:
     if x.dtype.is_floating_point():
         return is_negative(g, g.cast(x, wide(x.dtype)))
     if not x.dtype.is_signed():
-        return g.cast(g.op.Mul(g.cast(x, ir.DataType.INT32), g.const(0, ir.DataType.INT32)), ir.DataType.BOOL)
-    inner = ir.DataType.INT64 if x.dtype == ir.DataType.INT64 else ir.DataType.INT32
+        return g.cast(g.op.Mul(g.cast(x, INT32), g.const(0, INT32)), BOOL)
+    inner = INT64 if x.dtype == INT64 else INT32
     return g.op.Less(g.cast(x, inner), g.const(0, inner))
 
 
@@ -105,19 +103,19 @@ def frexp(g: GraphBuilder, node: FxNode) -> list[Value]:
     The mantissa is in [0.5, 1). The exponent comes from the logarithm, then is put right by one where that was rounded;
     the division is by two powers of two, each of which is a normal number. 0, ±inf and NaN stay, with exponent 0.
     """
-    x = g.cast(node.args[0], _DOUBLE)
+    x = g.cast(node.args[0], DOUBLE)
     mantissa, exponent = frexp_of(g, x)
-    return [g.cast(mantissa, node.dtype), g.cast(exponent, ir.DataType.INT32)]
+    return [g.cast(mantissa, node.dtype), g.cast(exponent, INT32)]
 
 
 def frexp_of(g: GraphBuilder, x: Value) -> tuple[Value, Value]:
     """Mantissa and exponent of doubles, both doubles."""
-    one, half, zero = g.const(1.0, _DOUBLE), g.const(0.5, _DOUBLE), g.const(0.0, _DOUBLE)
+    one, half, zero = g.const(1.0, DOUBLE), g.const(0.5, DOUBLE), g.const(0.0, DOUBLE)
     odd = g.op.Or(g.op.Or(g.op.IsNaN(x), g.op.IsInf(x)), g.op.Equal(x, zero))
     size = g.op.Where(odd, half, g.op.Abs(x))
-    exponent = g.op.Floor(g.op.Div(g.op.Log(size), g.const(math.log(2.0), _DOUBLE)))
+    exponent = g.op.Floor(g.op.Div(g.op.Log(size), g.const(math.log(2.0), DOUBLE)))
     first = g.op.Floor(g.op.Mul(exponent, half))
-    two = g.const(2.0, _DOUBLE)
+    two = g.const(2.0, DOUBLE)
     mantissa = g.op.Div(g.op.Div(size, g.op.Pow(two, first)), g.op.Pow(two, g.op.Sub(exponent, first)))
     for _ in range(2):
         over = g.op.GreaterOrEqual(mantissa, one)
@@ -134,10 +132,10 @@ def frexp_of(g: GraphBuilder, x: Value) -> tuple[Value, Value]:
 
 #: Bits of the mantissa with the leading one, and the exponent of the smallest normal number, in frexp's counting.
 _PRECISION = {
-    ir.DataType.FLOAT: (24, -125),
-    ir.DataType.DOUBLE: (53, -1021),
+    FLOAT: (24, -125),
+    DOUBLE: (53, -1021),
     ir.DataType.BFLOAT16: (8, -125),
-    ir.DataType.FLOAT16: (11, -13),
+    FLOAT16: (11, -13),
 }
 
 
@@ -149,22 +147,22 @@ def nextafter(g: GraphBuilder, node: FxNode) -> Value:
     its neighbour by construction.
     """
     dtype = node.dtype
-    x, y = operands(g, *node.args, dtype=_DOUBLE)
+    x, y = operands(g, *node.args, dtype=DOUBLE)
     bits, least = _PRECISION[dtype]
-    zero, one = g.const(0.0, _DOUBLE), g.const(1.0, _DOUBLE)
+    zero, one = g.const(0.0, DOUBLE), g.const(1.0, DOUBLE)
     mantissa, exponent = frexp_of(g, g.op.Abs(x))
     inward = g.op.Less(g.op.Mul(g.op.Sub(y, x), g.op.Sign(x)), zero)
-    power = g.op.And(g.op.Equal(mantissa, g.const(0.5, _DOUBLE)), inward)
-    exponent = g.op.Sub(exponent, g.cast(power, _DOUBLE))
-    exponent = g.op.Max(exponent, g.const(float(least), _DOUBLE))
+    power = g.op.And(g.op.Equal(mantissa, g.const(0.5, DOUBLE)), inward)
+    exponent = g.op.Sub(exponent, g.cast(power, DOUBLE))
+    exponent = g.op.Max(exponent, g.const(float(least), DOUBLE))
     # In two factors: the smallest step of a double is no normal number.
-    step = g.op.Mul(g.op.Pow(g.const(2.0, _DOUBLE), exponent), g.const(2.0**-bits, _DOUBLE))
+    step = g.op.Mul(g.op.Pow(g.const(2.0, DOUBLE), exponent), g.const(2.0**-bits, DOUBLE))
     up = g.op.Greater(y, x)
     moved = g.op.Add(x, g.op.Mul(step, g.op.Where(up, one, g.op.Neg(one))))
     # From infinity the largest number; at zero the smallest, of y's sign.
-    largest = g.const((2.0 - 2.0 ** (1 - bits)) * 2.0 ** (-least + 2), _DOUBLE)
+    largest = g.const((2.0 - 2.0 ** (1 - bits)) * 2.0 ** (-least + 2), DOUBLE)
     moved = g.op.Where(g.op.IsInf(x), g.op.Mul(g.op.Sign(x), largest), moved)
-    tiny = g.const(2.0**-bits * 2.0**least, _DOUBLE)
+    tiny = g.const(2.0**-bits * 2.0**least, DOUBLE)
     moved = g.op.Where(g.op.Equal(x, zero), g.op.Mul(g.op.Sign(y), tiny), moved)
     result = g.op.Where(g.op.Equal(x, y), y, moved)
     result = g.op.Where(g.op.Or(g.op.IsNaN(x), g.op.IsNaN(y)), g.op.Add(x, y), result)

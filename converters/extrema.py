@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, WIDE_INTEGERS
 from onnxplug.converters.helpers.promotion import operand, operands
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.errors import Unsupported
@@ -38,7 +37,7 @@ def ignoring_nan(op_type: str) -> Converter:
         dtype = node.dtype
         if not dtype.is_floating_point():
             return extremum(op_type)(g, node)
-        inner = ir.DataType.FLOAT if dtype.bitwidth == 16 else dtype
+        inner = FLOAT if dtype.bitwidth == 16 else dtype
         a, b = operands(g, x, y, dtype=inner)
         both = getattr(g.op, op_type)(a, b)
         return g.cast(g.op.Where(g.op.IsNaN(a), b, g.op.Where(g.op.IsNaN(b), a, both)), dtype)

@@ -11,20 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, to_pairs
 from onnxplug.converters.helpers.axes import normalize_axes, rank_of, swap
 from onnxplug.converters.helpers.complex_pairs import c_conj
+from onnxplug.converters.helpers.dtypes import DOUBLE
 from onnxplug.converters.helpers.slices import slice_axis
 from onnxplug.converters.helpers.windows import windows_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
-_DOUBLE = ir.DataType.DOUBLE
 #: Up to this size, where it is no power of two, a transform is a product with its matrix. ONNX Runtime's DFT computes such
 #: sizes with an error that grows with them: 2e-5 at 127, 1e-3 at 4099 in float (measured; 7e-7 at 1024).
 _MATRIX_SIZE = 512
@@ -57,7 +56,7 @@ def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int, in_double: bool
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
     dtype = parts[0].dtype
     assert dtype is not None
-    pairs = [g.op.Unsqueeze(g.cast(p, _DOUBLE if in_double else dtype), last) for p in parts]
+    pairs = [g.op.Unsqueeze(g.cast(p, DOUBLE if in_double else dtype), last) for p in parts]
     # DFT wants an axis before the transformed one.
     lone = rank_of(parts[0]) == 1
     stacked = g.op.Concat(*pairs, axis=-1) if len(pairs) > 1 else pairs[0]
@@ -74,11 +73,11 @@ def _fourier_matrix(g: GraphBuilder, size: int | Value) -> tuple[Value, Value]:
     if isinstance(size, int):
         steps = np.arange(size, dtype=np.int64)
         angles = (np.outer(steps, steps) % size) * (2 * math.pi / size)
-        return g.const(np.cos(angles), _DOUBLE), g.const(np.sin(angles), _DOUBLE)
+        return g.const(np.cos(angles), DOUBLE), g.const(np.sin(angles), DOUBLE)
     index = g.op.Range(g.const(0), size, g.const(1))
     products = g.op.Mod(g.op.Mul(g.op.Unsqueeze(index, g.const([1])), index), size)
-    step = g.op.Div(g.const(2 * math.pi, _DOUBLE), g.cast(size, _DOUBLE))
-    angle = g.op.Mul(g.cast(products, _DOUBLE), step)
+    step = g.op.Div(g.const(2 * math.pi, DOUBLE), g.cast(size, DOUBLE))
+    angle = g.op.Mul(g.cast(products, DOUBLE), step)
     return g.op.Cos(angle), g.op.Sin(angle)
 
 
@@ -88,7 +87,7 @@ def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value
     given = parts[0].dtype
     assert given is not None
     # In double: float32 sums lose precision that a fast transform keeps.
-    parts = [g.cast(part, _DOUBLE) for part in parts]
+    parts = [g.cast(part, DOUBLE) for part in parts]
     cosine, sine = _fourier_matrix(g, size)
 
     def product(part: Value, matrix: Value) -> Value:
@@ -118,7 +117,7 @@ def _scaled(g: GraphBuilder, x: Any, sizes: Sequence[Any], normalization: int) -
         total = g.const(1)
         for size in sizes:
             total = g.op.Mul(total, g.as_scalar(size))
-        wide = g.cast(total, _DOUBLE)
+        wide = g.cast(total, DOUBLE)
         factor = g.cast(g.op.Reciprocal(g.op.Sqrt(wide) if normalization == 1 else wide), dtype)
     if isinstance(x, Complex):
         return Complex(g.op.Mul(x.real, factor), g.op.Mul(x.imag, factor))

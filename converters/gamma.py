@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-import onnx_ir as ir
 import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import to_torch_dtype
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import DOUBLE
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.error_function import erfc
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.real import INF, NAN, PI, Real, in_double, iterate, largest, polynomial, where
@@ -76,7 +75,7 @@ def mvlgamma(g: GraphBuilder, node: FxNode) -> Value:
     x = 1 + 1e-9 one of them is a pole in float32.
     """
     x, p = node.args
-    narrow = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
+    narrow = DOUBLE if node.dtype == DOUBLE else FLOAT
     value = Real(g, unsqueeze(g, operand(g, x, narrow), -1), narrow)
     shifted = (value - Real(g, g.cast(g.const(np.arange(p) / 2.0), narrow))).to(DOUBLE)
     total = Real(g, reduce(g, "ReduceSum", lgamma(shifted).value, [rank_of(x)], keepdims=False))
@@ -122,7 +121,7 @@ def polygamma(g: GraphBuilder, node: FxNode) -> Value:
     value = Real(g, operand(g, x, DOUBLE))
     if n == 0:
         return g.cast(digamma(value).value, node.dtype)
-    narrow = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
+    narrow = DOUBLE if node.dtype == DOUBLE else FLOAT
     if n == 1:
         sine = (Real(g, operand(g, x, narrow), narrow) * PI).sin()
         return g.cast(_trigamma(value, sine.to(DOUBLE)).value, node.dtype)
@@ -138,7 +137,7 @@ def zeta(s: Real, q: Real) -> Real:
     Maclaurin's formula (Edwards, Riemann's Zeta Function, 6.4).
     """
     whole = q.equals(q.floor())
-    count = where((q < 0.0) & ~whole, -q.floor(), 0.0).to(ir.DataType.INT64)
+    count = where((q < 0.0) & ~whole, -q.floor(), 0.0).to(INT64)
     steps = q.g.op.Add(largest(count), _STEPS_FROM_ZERO - 1)
     start = Real(q.g, q.g.op.Expand(q.value, q.g.shape(s.value)))
     w, total = iterate(
@@ -201,7 +200,7 @@ def _uniform(a: Real, x: Real, lower: bool) -> Real:
     table = g.const(np.ascontiguousarray(_temme()[::-1]))
 
     def add_power(step: Real, total: Real) -> list[Real]:
-        row = g.op.Gather(table, step.to(ir.DataType.INT64).value, axis=0)
+        row = g.op.Gather(table, step.to(INT64).value, axis=0)
         coefficients = [Real(g, g.op.Gather(row, k, axis=0)) for k in range(_ORDERS)]
         in_a = coefficients[-1]
         for coefficient in coefficients[-2::-1]:

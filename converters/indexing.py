@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.distances import norm_of_difference
+from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.converters.helpers.indices import index_tensors, join_indices
 from onnxplug.converters.helpers.scattering import scatter_rows
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_INT64 = ir.DataType.INT64
 
 
 def gather(g: GraphBuilder, node: FxNode) -> Value:
@@ -52,9 +50,9 @@ def embedding_renorm(g: GraphBuilder, node: FxNode) -> Value:
     dtype = node.dtype
     norms = norm_of_difference(g, table, float(order), 1)
     factor = g.op.Div(g.const(float(largest), dtype), g.op.Add(norms, g.const(1e-7, dtype)))
-    named = g.reshape(g.cast(indices, _INT64), [-1])
+    named = g.reshape(g.cast(indices, INT64), [-1])
     ones = g.op.Expand(g.const(1), g.op.Shape(named))
-    some = g.op.Greater(scatter_rows(g, ones, named, g.as_scalar(g.dim(table, 0)), "sum", _INT64), g.const(0))
+    some = g.op.Greater(scatter_rows(g, ones, named, g.as_scalar(g.dim(table, 0)), "sum", INT64), g.const(0))
     scaled = g.op.And(some, g.op.Greater(norms, g.const(float(largest), dtype)))
     return g.op.Mul(table, unsqueeze(g, g.op.Where(scaled, factor, g.const(1.0, dtype)), 1))
 
@@ -69,9 +67,9 @@ def nonzero(g: GraphBuilder, node: FxNode) -> Value:
     """nonzero(Tensor self) -> Tensor"""
     x = node.args[0]
     if not rank_of(x):
-        found = g.op.NonZero(g.cast(unsqueeze(g, x, 0), ir.DataType.BOOL))
+        found = g.op.NonZero(g.cast(unsqueeze(g, x, 0), BOOL))
         return slice_columns(g, g.op.Transpose(found, perm=[1, 0]))
-    return g.op.Transpose(g.op.NonZero(g.cast(x, ir.DataType.BOOL)), perm=[1, 0])
+    return g.op.Transpose(g.op.NonZero(g.cast(x, BOOL)), perm=[1, 0])
 
 
 def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
@@ -83,7 +81,7 @@ def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
     rank = rank_of(x)
     if not rank:
         return g.op.Expand(g.const(fill), g.vector([size, 0]))
-    places = g.op.Transpose(g.op.NonZero(g.cast(x, ir.DataType.BOOL)), perm=[1, 0])
+    places = g.op.Transpose(g.op.NonZero(g.cast(x, BOOL)), perm=[1, 0])
     rest = g.op.Expand(g.const(fill), g.vector([size, rank]))
     return g.op.Slice(g.op.Concat(places, rest, axis=0), np.array([0]), g.as_vector(size), np.array([0]))
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.converters.helpers.promotion import comparable, operands
 from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
-_BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 #: Powers of two that a signed 64-bit integer holds, and the wrapped one.
 _POWERS = np.array([1 << i for i in range(63)] + [-(1 << 63)], dtype=np.int64)
 
@@ -25,9 +24,9 @@ def bitwise(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args[:2]
-        dtype = _BOOL if node.dtype == _BOOL else node.dtype
+        dtype = BOOL if node.dtype == BOOL else node.dtype
         a, b = operands(g, x, y, dtype=dtype)
-        return getattr(g.op, op_type if dtype == _BOOL else f"Bitwise{op_type}")(a, b)
+        return getattr(g.op, op_type if dtype == BOOL else f"Bitwise{op_type}")(a, b)
 
     convert.__name__ = convert.__qualname__ = f"bitwise_{op_type.lower()}"
     return convert
@@ -38,11 +37,11 @@ def bitwise_by_bits(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args[:2]
-        if node.dtype == _BOOL:
-            return getattr(g.op, op_type)(*operands(g, x, y, dtype=_BOOL))
-        a, b = (_bits(g, v) for v in operands(g, x, y, dtype=_INT64))
-        bits = g.cast(getattr(g.op, op_type)(a, b), _INT64)
-        total = reduced(g, "ReduceSum", g.op.Mul(bits, g.const(_POWERS)), -1, False, _INT64, exact=True)
+        if node.dtype == BOOL:
+            return getattr(g.op, op_type)(*operands(g, x, y, dtype=BOOL))
+        a, b = (_bits(g, v) for v in operands(g, x, y, dtype=INT64))
+        bits = g.cast(getattr(g.op, op_type)(a, b), INT64)
+        total = reduced(g, "ReduceSum", g.op.Mul(bits, g.const(_POWERS)), -1, False, INT64, exact=True)
         return g.cast(total, node.dtype)
 
     convert.__name__ = convert.__qualname__ = f"bitwise_{op_type.lower()}_by_bits"
@@ -53,7 +52,7 @@ def _bits(g: GraphBuilder, x: Value) -> Value:
     """The 64 bits of an integer along a new last axis, the lowest first."""
     column = unsqueeze(g, x, rank_of(x))
     shifted = _shifted_right(g, column, g.const(np.arange(64, dtype=np.int64)))
-    return g.cast(g.op.Mod(shifted, g.const(2)), _BOOL)
+    return g.cast(g.op.Mod(shifted, g.const(2)), BOOL)
 
 
 def _shifted_right(g: GraphBuilder, x: Value, count: Value) -> Value:
@@ -72,7 +71,7 @@ def bitwise_not(g: GraphBuilder, node: FxNode) -> Value:
     Of an integer x it is -x - 1, at every opset.
     """
     x = node.args[0]
-    if node.dtype == _BOOL:
+    if node.dtype == BOOL:
         return g.op.Not(x)
     inner = comparable(node.dtype)
     return g.cast(g.op.Sub(g.const(-1, inner), g.cast(x, inner)), node.dtype)
@@ -83,7 +82,7 @@ def shift(left: bool) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = node.dtype
-        x, count = operands(g, *node.args[:2], dtype=_INT64)
+        x, count = operands(g, *node.args[:2], dtype=INT64)
         width = dtype.bitwidth
         outside = g.op.Or(g.op.Less(count, g.const(0)), g.op.GreaterOrEqual(count, g.const(width)))
         in_range = g.op.Where(outside, g.const(0), count)
@@ -104,7 +103,7 @@ def gcd(g: GraphBuilder, node: FxNode) -> Value:
 
     Euclid's algorithm on all elements at once, until every remainder is 0.
     """
-    x, y = operands(g, *node.args, dtype=_INT64)
+    x, y = operands(g, *node.args, dtype=INT64)
     shape = g.op.Shape(g.op.Add(x, y))
     a, b = (g.op.Expand(g.op.Abs(v), shape) for v in (x, y))
     dims: Any = list(node.shape)
@@ -117,7 +116,7 @@ def gcd(g: GraphBuilder, node: FxNode) -> Value:
         left = g.op.Greater(reduce(g, "ReduceMax", rest, None, False), g.const(0))
         return [left, following, rest]
 
-    graph = g.subgraph(body, [(_INT64, ()), (_BOOL, ()), (_INT64, dims), (_INT64, dims)], name="euclid")
+    graph = g.subgraph(body, [(INT64, ()), (BOOL, ()), (INT64, dims), (INT64, dims)], name="euclid")
     # One more round than needed turns the last divisor into the result.
     a, b = g.op.Loop(None, g.const(True), a, b, body=graph, _outputs=2)
     result = g.op.Where(g.op.Equal(b, g.const(0)), a, b)

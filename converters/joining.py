@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
 from onnxplug.converters.helpers.broadcasting import expand_to
+from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.order import count_below
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -80,11 +80,11 @@ def repeats_as_indices(g: GraphBuilder, node: FxNode) -> Value:
 
     Each index as often as its element says: place i takes the first index whose running total is beyond i.
     """
-    repeats = g.cast(node.args[0], ir.DataType.INT64)
+    repeats = g.cast(node.args[0], INT64)
     ends = g.op.CumSum(repeats, g.const(0))
     total = g.op.ReduceSum(repeats, keepdims=0)
     places = g.op.Range(g.const(0), total, g.const(1))
-    return g.cast(count_below(g, ends, places, True, ir.DataType.INT64), node.dtype)
+    return g.cast(count_below(g, ends, places, True, INT64), node.dtype)
 
 
 def meshgrid(g: GraphBuilder, node: FxNode) -> list[Value]:

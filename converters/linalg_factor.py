@@ -9,14 +9,13 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.cholesky import cholesky
+from onnxplug.converters.helpers.dtypes import INT32, INT64
 from onnxplug.converters.helpers.grids import iota, smaller
 from onnxplug.converters.helpers.lu import first_zero, lu, permutation_of
 from onnxplug.converters.helpers.matrices import cut, dtype_of, transpose, triangle
 from onnxplug.converters.helpers.qr import householder, orthogonal, reflect
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_INT32, _INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
 def linalg_cholesky_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -40,7 +39,7 @@ def linalg_lu_factor_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
     a, pivoting = node.args[:2]
     packed, _, pivots = lu(g, a, pivots=True, pivoting=pivoting)
     assert pivots is not None
-    return [packed, g.cast(pivots, _INT32), first_zero(g, packed)]
+    return [packed, g.cast(pivots, INT32), first_zero(g, packed)]
 
 
 def _permutation_matrix(g: GraphBuilder, order: Value, dtype: ir.DataType) -> Value:
@@ -78,7 +77,7 @@ def lu_unpack(g: GraphBuilder, node: FxNode) -> list[Value]:
     dtype = dtype_of(packed)
     matrix = lower = upper = _no_matrix(g, dtype)
     if permutation:
-        order = permutation_of(g, g.cast(pivots, _INT64), g.dim(packed, -2))
+        order = permutation_of(g, g.cast(pivots, INT64), g.dim(packed, -2))
         matrix = _permutation_matrix(g, order, dtype)
     if data:
         lower, upper = _unpacked(g, packed)

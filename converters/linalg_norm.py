@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axes, rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dtypes import FLOAT, HALVES, INT32
 from onnxplug.converters.helpers.jacobi import svd
 from onnxplug.converters.helpers.lu import inverse
 from onnxplug.converters.helpers.matrices import dtype_of
@@ -21,8 +21,6 @@ from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def _extremum(g: GraphBuilder, end: str, x: Value, axis: int) -> Value:
@@ -72,7 +70,7 @@ def _dropped(g: GraphBuilder, x: Value, rows: int, columns: int, keepdim: bool) 
 def linalg_matrix_norm(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_matrix_norm(Tensor self, Scalar ord, int[] dim=[-2, -1], bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     x, order, axes, keepdim = node.args[:4]
-    inner = ir.DataType.FLOAT if node.dtype in _HALF else node.dtype
+    inner = FLOAT if node.dtype in HALVES else node.dtype
     return g.cast(_norm(g, g.cast(x, inner), order, axes, keepdim), node.dtype)
 
 
@@ -85,7 +83,7 @@ def linalg_norm(g: GraphBuilder, node: FxNode) -> Value:
     count = rank_of(x) if axes is None else len(axes)
     if order is None or count != 2:
         return g.call_next(node)
-    inner = ir.DataType.FLOAT if node.dtype in _HALF else node.dtype
+    inner = FLOAT if node.dtype in HALVES else node.dtype
     return g.cast(_norm(g, g.cast(x, inner), order, axes or (0, 1), keepdim), node.dtype)
 
 
@@ -107,7 +105,7 @@ def linalg_cond(g: GraphBuilder, node: FxNode) -> Value:
     else:
         inverted, info = inverse(g, a)
         found = g.op.Mul(_norm(g, a, order, (-2, -1), False), _norm(g, inverted, order, (-2, -1), False))
-        bad = g.op.Or(g.op.IsNaN(found), g.op.Greater(info, g.const(0, ir.DataType.INT32)))
+        bad = g.op.Or(g.op.IsNaN(found), g.op.Greater(info, g.const(0, INT32)))
         found = g.op.Where(bad, g.const(math.inf, dtype), found)
     if isinstance(n, int) and n > 0:
         return found

@@ -8,6 +8,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dtypes import FLOAT, INT32, INT64
 from onnxplug.converters.helpers.grids import common_batch, eye, full, iota, same_batch
 from onnxplug.converters.helpers.loops import repeat
 from onnxplug.converters.helpers.lu import eliminated, first_zero, inverse, lu, permutation_of, solve_triangular
@@ -16,8 +17,6 @@ from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.results import wanted
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_INT32, _INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
 def linalg_inv_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -45,7 +44,7 @@ def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
         x = _solved(g, packed, order, b, left=left, adjoint=False)
     if vector:
         x = squeeze(g, x, rank_of(x) - 1)
-    return [x, packed, None if pivots is None else g.cast(pivots, _INT32), first_zero(g, packed)]
+    return [x, packed, None if pivots is None else g.cast(pivots, INT32), first_zero(g, packed)]
 
 
 def _solved(g: GraphBuilder, packed: Value, order: Value, b: Value, *, left: bool, adjoint: bool) -> Value:
@@ -54,7 +53,7 @@ def _solved(g: GraphBuilder, packed: Value, order: Value, b: Value, *, left: boo
         return transpose(g, _solved(g, packed, order, transpose(g, b), left=True, adjoint=not adjoint))
     sizes = [*common_batch(g, packed, b), *g.dims(b)[-2:]]
     batched = rank_of(order) > 1 or len(sizes) > 2
-    order = full(g, order, _INT64, [*sizes[:-2], g.dim(order, -1)]) if batched else order
+    order = full(g, order, INT64, [*sizes[:-2], g.dim(order, -1)]) if batched else order
     if not adjoint:
         b = rearranged(g, full(g, b, dtype_of(b), sizes), order, -2)
         y = solve_triangular(g, packed, b, upper=False, unit=True)
@@ -62,14 +61,14 @@ def _solved(g: GraphBuilder, packed: Value, order: Value, b: Value, *, left: boo
     flipped = transpose(g, packed)
     y = solve_triangular(g, flipped, b, upper=False)
     y = solve_triangular(g, flipped, y, upper=True, unit=True)
-    index = full(g, unsqueeze(g, order, rank_of(order)), _INT64, sizes)
+    index = full(g, unsqueeze(g, order, rank_of(order)), INT64, sizes)
     return g.op.ScatterElements(y, index, y, axis=len(sizes) - 2)
 
 
 def linalg_lu_solve(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool adjoint=False) -> Tensor"""
     packed, pivots, b, left, adjoint = node.args
-    order = permutation_of(g, g.cast(pivots, _INT64), g.dim(packed, -1))
+    order = permutation_of(g, g.cast(pivots, INT64), g.dim(packed, -1))
     return _solved(g, packed, order, b, left=left, adjoint=adjoint)
 
 
@@ -113,7 +112,7 @@ def cholesky_inverse(g: GraphBuilder, node: FxNode) -> Value:
 def _parity(g: GraphBuilder, pivots: Value, dtype: ir.DataType) -> Value:
     """1 or -1 as the number of rows that were swapped is even or odd."""
     places = g.op.Add(iota(g, g.dim(pivots, -1)), g.const(1))
-    swapped = g.cast(g.op.Not(g.op.Equal(pivots, places)), _INT64)
+    swapped = g.cast(g.op.Not(g.op.Equal(pivots, places)), INT64)
     count = reduce(g, "ReduceSum", swapped, [rank_of(pivots) - 1], False)
     return g.cast(g.op.Sub(g.const(1), g.op.Mul(g.const(2), g.op.Mod(count, g.const(2)))), dtype)
 
@@ -124,12 +123,12 @@ def linalg_det(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     By LU: ONNX Runtime has Det in float alone.
     """
     a = node.args[0]
-    if node.dtype == ir.DataType.FLOAT and not wanted(node, 1) and not wanted(node, 2):
+    if node.dtype == FLOAT and not wanted(node, 1) and not wanted(node, 2):
         return [g.op.Det(a), None, None]
     packed, _, pivots = lu(g, a, pivots=True)
     assert pivots is not None
     product = reduce(g, "ReduceProd", diagonal(g, packed), [rank_of(a) - 2], False)
-    return [g.op.Mul(_parity(g, pivots, node.dtype), product), packed, g.cast(pivots, _INT32)]
+    return [g.op.Mul(_parity(g, pivots, node.dtype), product), packed, g.cast(pivots, INT32)]
 
 
 def linalg_slogdet(g: GraphBuilder, node: FxNode) -> list[Value | None]:
@@ -145,7 +144,7 @@ def linalg_slogdet(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     signs = g.op.Where(g.op.IsNaN(heads), g.const(0.0, node.dtype), g.op.Sign(heads))
     sign = g.op.Mul(_parity(g, pivots, node.dtype), reduce(g, "ReduceProd", signs, last, False))
     logarithm = reduce(g, "ReduceSum", g.op.Log(g.op.Abs(heads)), last, False)
-    return [sign, logarithm, packed, g.cast(pivots, _INT32)]
+    return [sign, logarithm, packed, g.cast(pivots, INT32)]
 
 
 def linalg_vander(g: GraphBuilder, node: FxNode) -> Value:

@@ -11,6 +11,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES, INT64
 from onnxplug.converters.helpers.grids import eye
 from onnxplug.converters.helpers.jacobi import eigh, svd
 from onnxplug.converters.helpers.loops import repeat
@@ -18,9 +19,6 @@ from onnxplug.converters.helpers.matrices import dtype_of, epsilon, transpose, t
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-_INT64 = ir.DataType.INT64
 
 
 def _nothing(g: GraphBuilder, dtype: ir.DataType) -> Value:
@@ -103,7 +101,7 @@ def _inverse_values(g: GraphBuilder, s: Value, size: Value, top: Value, bound: V
 #: Terms of the series, its powers in blocks (Paterson & Stockmeyer), and the 1-norm up to which the backward error of so
 #: many terms is below rounding (Al-Mohy & Higham 2011, table 3.1).
 _TERMS, _BLOCK = 20, 5
-_REACH = {ir.DataType.DOUBLE: 1.4, ir.DataType.FLOAT: 3.6}
+_REACH = {DOUBLE: 1.4, FLOAT: 3.6}
 
 
 def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
@@ -111,7 +109,7 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
 
     Scaling and squaring of the Taylor series, each matrix by its own power of two (Higham, Functions of Matrices, 10.3).
     """
-    dtype = ir.DataType.FLOAT if node.dtype in _HALF else node.dtype
+    dtype = FLOAT if node.dtype in HALVES else node.dtype
     a = g.cast(node.args[0], dtype)
     rank = rank_of(a)
     sums = reduce(g, "ReduceSum", g.op.Abs(a), [rank - 2], True)
@@ -128,7 +126,7 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
 
     # An empty batch has no largest count: ReduceMax of nothing is -inf.
     most = g.op.Max(reduce(g, "ReduceMax", count, None, False), g.const(0.0, dtype))
-    return g.cast(repeat(g, g.cast(most, _INT64), step, start)[0], node.dtype)
+    return g.cast(repeat(g, g.cast(most, INT64), step, start)[0], node.dtype)
 
 
 def _series(g: GraphBuilder, a: Value) -> Value:

@@ -12,14 +12,13 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, HALVES, INT64, WIDE_INTEGERS
 from onnxplug.converters.helpers.products import GEMM_DTYPES, is_restored, product
 from onnxplug.converters.helpers.promotion import comparable, operand
 from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_WIDE = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
 def linear(g: GraphBuilder, node: FxNode) -> Value:
@@ -63,7 +62,7 @@ def outer(g: GraphBuilder, node: FxNode) -> Value:
 def _combined(g: GraphBuilder, node: FxNode, bias: Value, multiplied: Value, beta: Any, alpha: Any) -> Value:
     """``beta * bias + alpha * product``; a beta of zero leaves the bias out, NaN and all, as torch does."""
     # torch rounds halves once, at the end.
-    inner = ir.DataType.FLOAT if node.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else node.dtype
+    inner = FLOAT if node.dtype in HALVES else node.dtype
     multiplied = g.cast(multiplied, inner)
     if alpha != 1:
         multiplied = g.op.Mul(multiplied, operand(g, alpha, inner))
@@ -93,8 +92,8 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
 def add_product(g: GraphBuilder, node: FxNode) -> Value:
     """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b, beta, alpha = node.args
-    if node.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        a, b = g.cast(a, ir.DataType.FLOAT), g.cast(b, ir.DataType.FLOAT)
+    if node.dtype in HALVES:
+        a, b = g.cast(a, FLOAT), g.cast(b, FLOAT)
     return _combined(g, node, bias, product(g, a, b), beta, alpha)
 
 
@@ -116,8 +115,8 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     if "..." in plain:
         plain = without_ellipses(plain, [rank_of(x) for x in tensors])
     tensors = [g.cast(x, node.dtype) for x in tensors]
-    if node.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, *_WIDE):
-        lowered = [g.cast(x, ir.DataType.FLOAT) for x in tensors]
+    if node.dtype not in (FLOAT, DOUBLE, *WIDE_INTEGERS):
+        lowered = [g.cast(x, FLOAT) for x in tensors]
         return g.cast(g.op.Einsum(*lowered, equation=plain), node.dtype)
     letters = set(plain) - set("->,")
     if any(letter not in string.ascii_letters for letter in letters):
@@ -209,9 +208,9 @@ def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
     """
     assert a.dtype is not None
     # Loop and If take bfloat16 since opset 16, and the product is made in float anyway.
-    dtype = ir.DataType.FLOAT if a.dtype == ir.DataType.BFLOAT16 else a.dtype
+    dtype = FLOAT if a.dtype == ir.DataType.BFLOAT16 else a.dtype
     width = g.dim(b, 2)
-    bounds = g.op.Concat(g.const([0]), g.cast(ends, ir.DataType.INT64), axis=0)
+    bounds = g.op.Concat(g.const([0]), g.cast(ends, INT64), axis=0)
 
     def step(index: Value, condition: Value, done: Value) -> list[Value]:
         start, end = (g.op.Gather(bounds, g.as_vector(i)) for i in (index, g.op.Add(index, g.const(1))))
@@ -225,7 +224,7 @@ def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
         return [condition, g.op.If(some, then_branch=branches[0], else_branch=branches[1])]
 
     rows_by_width = [ir.SymbolicDim(None), width if isinstance(width, int) else ir.SymbolicDim(None)]
-    body = g.subgraph(step, [(ir.DataType.INT64, ()), (ir.DataType.BOOL, ()), (dtype, rows_by_width)])
+    body = g.subgraph(step, [(INT64, ()), (BOOL, ()), (dtype, rows_by_width)])
     done = g.op.Loop(g.as_scalar(g.dim(b, 0)), g.const(True), _zeros(g, [0, width], dtype), body=body)
     done.type, done.shape = ir.TensorType(dtype), ir.Shape(rows_by_width)
     left = g.op.Sub(g.as_scalar(g.dim(a, 0)), g.as_scalar(g.dim(done, 0)))

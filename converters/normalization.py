@@ -12,18 +12,17 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze
+from onnxplug.converters.helpers.dtypes import FLOAT, FLOAT16, HALVES
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
 
 def _wide(dtype: ir.DataType) -> ir.DataType:
     """Statistics of halves are taken in float, as torch takes them."""
-    return ir.DataType.FLOAT if dtype in _HALVES else dtype
+    return FLOAT if dtype in HALVES else dtype
 
 
 def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
@@ -96,7 +95,7 @@ def rms_norm_operator(g: GraphBuilder, node: FxNode) -> Value:
     By ONNX's RMSNormalization, which needs a weight.
     """
     x, shape, weight, eps = node.args
-    if weight is None or node.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16) or weight.dtype != x.dtype:
+    if weight is None or node.dtype not in (FLOAT, FLOAT16) or weight.dtype != x.dtype:
         raise Decline("no weight, or another dtype than float or float16")
     if eps is None:
         eps = float(ml_dtypes.finfo(_wide(node.dtype).numpy()).eps)
@@ -178,7 +177,7 @@ def _batch_norm(g: GraphBuilder, x: Value, weight: Any, bias: Any, mean: Value, 
     assert dtype is not None and mean.dtype is not None
     weight = weight if weight is not None else _row(g, g.dim(mean, 0), 1.0, mean.dtype)
     bias = bias if bias is not None else _row(g, g.dim(mean, 0), 0.0, mean.dtype)
-    if dtype in _HALVES or any(v.dtype != dtype for v in (weight, bias, mean, variance)):
+    if dtype in HALVES or any(v.dtype != dtype for v in (weight, bias, mean, variance)):
         wide = _wide(dtype)
         values = [g.cast(v, wide) for v in (x, weight, bias, mean, variance)]
         return g.cast(g.op.BatchNormalization(*values, epsilon=eps), dtype)

@@ -10,6 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT32
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.slices import slice_axis
 from onnxplug.errors import Unsupported
@@ -34,8 +35,8 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
     if all(isinstance(p, int) and p == 0 for p in (*before, *after)):
         return x
     inner = dtype
-    if dtype == ir.DataType.BOOL or dtype in (ir.DataType.INT16, ir.DataType.BFLOAT16):
-        inner = ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else ir.DataType.INT32
+    if dtype == BOOL or dtype in (ir.DataType.INT16, ir.DataType.BFLOAT16):
+        inner = FLOAT if dtype == ir.DataType.BFLOAT16 else INT32
     fill = operand(g, 0 if value is None else value, inner) if mode == "constant" else None
     padded = g.op.Pad(g.cast(x, inner), g.vector([*before, *after]), fill, mode=_MODES[mode])
     return g.cast(padded, dtype)

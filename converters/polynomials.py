@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import DOUBLE
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.real import INF, NAN, Real, iterate, largest, where
 from onnxplug.interpret.node import FxNode
@@ -17,7 +16,7 @@ from onnxplug.registry.rule import Converter, Rule
 Step = Callable[[Real, Real, Real, Real], Real]
 """The polynomial of degree k + 1 from x, k and those of degrees k and k - 1."""
 #: Degrees above which torch's Hermite polynomials are NaN, by dtype.
-_HERMITE_LIMIT = {ir.DataType.FLOAT: 128, DOUBLE: 512}
+_HERMITE_LIMIT = {FLOAT: 128, DOUBLE: 512}
 _FLOAT_MAX = 3.4028235677973366e38
 
 
@@ -33,7 +32,7 @@ def _recurrence(x: Real, n: Real, first: Real, step: Step) -> Real:
     # Both of the shape that x and n broadcast to.
     start = Real(g, g.op.Expand(first.value, g.shape(n.value)))
     one = Real(g, g.op.Expand(g.const(1.0, DOUBLE), g.shape(start.value)))
-    return iterate(largest((n - 1.0).to(ir.DataType.INT64)), advance, one, start, name="degrees")[1]
+    return iterate(largest((n - 1.0).to(INT64)), advance, one, start, name="degrees")[1]
 
 
 def _family(name: str, first: Callable[[Real], Real], step: Step) -> Converter:
@@ -52,7 +51,7 @@ def _family(name: str, first: Callable[[Real], Real], step: Step) -> Converter:
             # 2x - 1, rounded as torch does.
             x = x + x - 1.0
         x = x.to(DOUBLE)
-        n = where(abs(n) < 2.0**63, n, -1.0).to(ir.DataType.INT64).to(DOUBLE)
+        n = where(abs(n) < 2.0**63, n, -1.0).to(INT64).to(DOUBLE)
         too_high = n > float(_HERMITE_LIMIT.get(dtype, 1024))
         degree = where(too_high, -1.0, n) if hermite else n
         value = _recurrence(x, degree, first(x), step if dtype == DOUBLE else _narrow(step))

@@ -12,6 +12,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
 from onnxplug.converters.helpers.promotion import comparable
 from onnxplug.converters.helpers.reductions import reduce
@@ -84,7 +85,7 @@ def _max_pool(
     dtype = x.dtype
     if dtype is not None and dtype.is_integer() and dtype.bitwidth > 8:
         # ONNX pools floats and bytes; a double holds integers below 2**53.
-        x = g.cast(x, ir.DataType.DOUBLE)
+        x = g.cast(x, DOUBLE)
     # ONNX Runtime refuses a padding as wide as the kernel.
     if dynamic or any(p >= k for p, k in zip([*pads, *ends], [*kernel, *kernel], strict=True)):
         return _explicitly_padded(g, x, window, pads, ends, outputs), x, single
@@ -140,7 +141,7 @@ def max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """  # noqa: E501
     x = node.args[0]
     lowest = g.const(float("-inf"), node.dtype)
-    flags = g.op.Where(g.op.IsNaN(x), 2.0, g.cast(g.op.Greater(x, lowest), ir.DataType.FLOAT))
+    flags = g.op.Where(g.op.IsNaN(x), 2.0, g.cast(g.op.Greater(x, lowest), FLOAT))
     found, _, single = _max_pool(g, node, spatial, 1, flags)
     found = squeeze(g, found, 0) if single else found
     result = g.op.Where(g.op.Less(found, 0.5), lowest, max_pool(g, node, spatial))

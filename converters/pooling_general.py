@@ -10,14 +10,13 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.exactness import SKIPS_NAN
 from onnxplug.converters.helpers.promotion import comparable
 from onnxplug.converters.helpers.tables import of_rank
 from onnxplug.converters.helpers.windows import largest_along, spread
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_INT64 = ir.DataType.INT64
 
 
 def fractional_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
@@ -67,10 +66,10 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
 def _starts(g: GraphBuilder, u: Value, size: int, k: int, o: int, dtype: ir.DataType | None) -> Value:
     u = unsqueeze(g, u, 2)
     if o == 1:
-        return g.cast(g.op.Add(g.op.Mul(u, g.const(0.0, dtype)), g.const(float(size - k), dtype)), _INT64)
+        return g.cast(g.op.Add(g.op.Mul(u, g.const(0.0, dtype)), g.const(float(size - k), dtype)), INT64)
     alpha = g.op.Div(g.const(float(size - k), dtype), g.const(float(o - 1), dtype))
     steps = g.const(np.arange(o).astype(np.float64), dtype)
-    places = g.op.Sub(g.cast(g.op.Mul(g.op.Add(steps, u), alpha), _INT64), g.cast(g.op.Mul(u, alpha), _INT64))
+    places = g.op.Sub(g.cast(g.op.Mul(g.op.Add(steps, u), alpha), INT64), g.cast(g.op.Mul(u, alpha), INT64))
     last = g.const(np.arange(o) == o - 1)
     return g.op.Where(last, g.const(size - k), places)
 

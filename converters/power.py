@@ -9,7 +9,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT64, WIDE_INTEGERS
 from onnxplug.converters.helpers.exactness import THROUGH_DOUBLE
 from onnxplug.converters.helpers.promotion import operand, operands
 from onnxplug.converters.helpers.tables import overloads_of
@@ -32,8 +32,8 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
             raise Unsupported("integers to a negative power: torch itself refuses it")
     if dtype.is_integer():
         return integer_power(g, x, exponent, dtype)
-    if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        wide = ir.DataType.FLOAT
+    if dtype in HALVES:
+        wide = FLOAT
         return g.cast(g.op.Pow(*operands(g, x, exponent, dtype=wide)), dtype)
     return compute(g, "Pow", dtype, x, exponent)
 
@@ -44,11 +44,11 @@ def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) ->
     Others by Pow in 64 bits; 0 to a negative power, infinite for Pow, is 0.
     """
     if not _is_small(exponent):
-        a, b = operands(g, x, exponent, dtype=ir.DataType.INT64)
+        a, b = operands(g, x, exponent, dtype=INT64)
         zero = g.const(0)
         infinite = g.op.And(g.op.Equal(a, zero), g.op.Less(b, zero))
         return g.cast(g.op.Where(infinite, zero, g.op.Pow(a, b)), dtype)
-    inner = dtype if dtype in WIDE_INTEGERS else ir.DataType.INT64
+    inner = dtype if dtype in WIDE_INTEGERS else INT64
     base = operand(g, x, inner)
     if exponent == 0:
         return g.cast(g.op.Add(g.op.Mul(base, g.const(0, inner)), g.const(1, inner)), dtype)
@@ -76,7 +76,7 @@ def pow_exact(g: GraphBuilder, node: FxNode) -> Value:
 
     Of integers, by repeated squaring: wraps as torch's.
     """
-    x, exponent = operands(g, *node.args, dtype=ir.DataType.INT64)
+    x, exponent = operands(g, *node.args, dtype=INT64)
     return g.cast(_squaring(g, x, exponent), node.dtype)
 
 
@@ -85,7 +85,7 @@ def _squaring(g: GraphBuilder, base: Value, exponent: Value) -> Value:
 
     To a negative power 1 is 1, -1 is ±1 and everything else 0, as in torch.
     """
-    int64, zero, one, two = ir.DataType.INT64, g.const(0), g.const(1), g.const(2)
+    int64, zero, one, two = INT64, g.const(0), g.const(1), g.const(2)
     shape = g.op.Shape(g.op.Add(base, exponent))
     base, exponent = (g.op.Expand(v, shape) for v in (base, exponent))
     dims: Any = list(base.shape) if base.shape is not None else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import unsqueeze
 from onnxplug.converters.helpers.broadcasting import expand_to
+from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.exactness import (
     SKIPS_NAN,
     THROUGH_DOUBLE,
@@ -43,7 +43,7 @@ def to_result_shape(g: GraphBuilder, node: FxNode) -> Value:
 def squeeze(g: GraphBuilder, node: FxNode) -> Value:
     """squeeze(Tensor(a) a, int[] dimensions) -> Tensor(a)"""
     x, axes = node.args
-    return g.op.Squeeze(x, g.const(list(axes), ir.DataType.INT64)) if axes else x
+    return g.op.Squeeze(x, g.const(list(axes), INT64)) if axes else x
 
 
 def transpose(g: GraphBuilder, node: FxNode) -> Value:

@@ -20,18 +20,16 @@ from onnxplug.build.dtypes import to_onnx_dtype, to_torch_dtype
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.converters.helpers.casts import convert_dtype
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, FLOAT16, HALVES, INT32, INT64, WIDE_INTEGERS
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-_FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
-_HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 #: What QuantizeLinear gives at every opset.
 _BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 #: Zero points of these dtypes are subtracted from bytes without wrapping.
-_WIDE = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
 class Scheme(NamedTuple):
@@ -97,7 +95,7 @@ def _clamped(g: GraphBuilder, x: Value, low: Any, high: Any) -> Value:
 
 def _linear(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType) -> Value:
     """QuantizeLinear, limited further where the range is narrower than the dtype."""
-    scale = _parameter(g, scheme.scale, _FLOAT, scheme.axis)
+    scale = _parameter(g, scheme.scale, FLOAT, scheme.axis)
     result = g.op.QuantizeLinear(x, scale, _parameter(g, scheme.zero_point, dtype, scheme.axis), axis=scheme.axis)
     return result if (scheme.low, scheme.high) == _bounds(dtype) else _clamped(g, result, scheme.low, scheme.high)
 
@@ -123,12 +121,12 @@ def _levels(g: GraphBuilder, x: Value, scheme: Scheme, inner: ir.DataType) -> Va
 
 
 def _quantized(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType) -> Value:
-    x = g.cast(x, _FLOAT) if x.dtype in _HALF else x
+    x = g.cast(x, FLOAT) if x.dtype in HALVES else x
     plain = dtype in _BYTES and _within(dtype, scheme.low, scheme.high) and _holds(dtype, scheme.zero_point)
-    if plain and x.dtype == _FLOAT:
+    if plain and x.dtype == FLOAT:
         return _linear(g, x, scheme, dtype)
     # A scale for each place takes part in the promotion, a single one does not.
-    inner = _FLOAT if scheme.axis is None else _promoted(x, scheme.scale)
+    inner = FLOAT if scheme.axis is None else _promoted(x, scheme.scale)
     return convert_dtype(g, _clamped(g, _levels(g, x, scheme, inner), scheme.low, scheme.high), dtype)
 
 
@@ -161,7 +159,7 @@ def _by_place(
 ) -> Value:
     """Quantised with parameters that broadcast."""
     inner = _promoted(x, scales)
-    if inner in _HALF:
+    if inner in HALVES:
         raise Unsupported(f"quantisation with scales of {inner.name.lower()}")
     inverse = g.cast(g.op.Div(g.const(1.0, scales.dtype), scales), inner)
     scaled = g.op.Round(g.op.Add(g.op.Mul(g.cast(x, inner), inverse), g.cast(zero_points, inner)))
@@ -195,12 +193,12 @@ def dequantize_per_tensor(g: GraphBuilder, node: FxNode) -> Value:
     """  # noqa: E501
     x, scale, zero_point = node.args[:3]
     dtype = node.dtype
-    if x.dtype in _BYTES and dtype in (_FLOAT, ir.DataType.FLOAT16) and _holds(x.dtype, zero_point):
+    if x.dtype in _BYTES and dtype in (FLOAT, FLOAT16) and _holds(x.dtype, zero_point):
         zero = _parameter(g, zero_point, x.dtype)
-        return g.cast(g.op.DequantizeLinear(x, _parameter(g, scale, _FLOAT), zero), dtype)
-    if x.dtype == ir.DataType.INT32 and dtype == _FLOAT and not isinstance(zero_point, Value) and zero_point == 0:
-        return g.op.DequantizeLinear(x, _parameter(g, scale, _FLOAT))
-    inner = _DOUBLE if dtype == _DOUBLE else _FLOAT
+        return g.cast(g.op.DequantizeLinear(x, _parameter(g, scale, FLOAT), zero), dtype)
+    if x.dtype == INT32 and dtype == FLOAT and not isinstance(zero_point, Value) and zero_point == 0:
+        return g.op.DequantizeLinear(x, _parameter(g, scale, FLOAT))
+    inner = DOUBLE if dtype == DOUBLE else FLOAT
     shifted = g.op.Sub(g.cast(g.cast(x, dtype), inner), _parameter(g, zero_point, inner))
     shifted = g.cast(g.cast(shifted, dtype), inner)
     return g.cast(g.op.Mul(shifted, _parameter(g, scale, inner)), dtype)
@@ -211,10 +209,10 @@ def dequantize_per_channel(g: GraphBuilder, node: FxNode) -> Value:
     x, scales, zero_points, axis = node.args[:4]
     rank = rank_of(x)
     axis = normalize_axis(axis, rank)
-    single = scales.dtype == _FLOAT or (scales.dtype == _DOUBLE and node.dtype != _DOUBLE)
-    if x.dtype in _BYTES and single and (zero_points is None or zero_points.dtype in _WIDE):
+    single = scales.dtype == FLOAT or (scales.dtype == DOUBLE and node.dtype != DOUBLE)
+    if x.dtype in _BYTES and single and (zero_points is None or zero_points.dtype in WIDE_INTEGERS):
         zero = None if zero_points is None else g.cast(zero_points, x.dtype)
-        return g.cast(g.op.DequantizeLinear(x, g.cast(scales, _FLOAT), zero, axis=axis), node.dtype)
+        return g.cast(g.op.DequantizeLinear(x, g.cast(scales, FLOAT), zero, axis=axis), node.dtype)
     zero_points = zero_points if zero_points is None else _along(g, zero_points, rank, axis)
     return _restored(g, x, _along(g, scales, rank, axis), zero_points, node.dtype)
 
@@ -224,9 +222,9 @@ def _restored(g: GraphBuilder, x: Value, scales: Value, zero_points: Value | Non
     if zero_points is not None:
         x = compute(g, "Sub", _promoted(x, zero_points), x, zero_points)
     inner = _promoted(x, scales)
-    if inner in _HALF:
+    if inner in HALVES:
         x = g.cast(x, inner)
-        return g.cast(g.cast(compute(g, "Mul", _FLOAT, x, scales), inner), dtype)
+        return g.cast(g.cast(compute(g, "Mul", FLOAT, x, scales), inner), dtype)
     return g.cast(compute(g, "Mul", inner, x, scales), dtype)
 
 
@@ -248,7 +246,7 @@ def dequantize_per_channel_group(g: GraphBuilder, node: FxNode) -> Value:
 
 def _range_with_zero(g: GraphBuilder, x: Value, axes: list[int] | None) -> tuple[Value, Value]:
     """The least and greatest number, zero among them, in float; they are exact in it."""
-    x = g.cast(x, _FLOAT) if x.dtype in _HALF else x
+    x = g.cast(x, FLOAT) if x.dtype in HALVES else x
     zero, keep = g.const(0.0, x.dtype), axes is not None
     low, high = reduce(g, "ReduceMin", x, axes, keep), reduce(g, "ReduceMax", x, axes, keep)
     return g.op.Min(low, zero), g.op.Max(high, zero)
@@ -256,7 +254,7 @@ def _range_with_zero(g: GraphBuilder, x: Value, axes: list[int] | None) -> tuple
 
 def _rounded(g: GraphBuilder, x: Value, like: Value) -> Value:
     """``x`` in the precision of ``like``, for further computation in float."""
-    return g.cast(g.cast(x, like.dtype), x.dtype or _FLOAT) if like.dtype in _HALF else x
+    return g.cast(g.cast(x, like.dtype), x.dtype or FLOAT) if like.dtype in HALVES else x
 
 
 def choose_qparams(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -265,8 +263,8 @@ def choose_qparams(g: GraphBuilder, node: FxNode) -> list[Value]:
     least, most = _range_with_zero(g, x, None)
     scale = _rounded(g, g.op.Div(_rounded(g, g.op.Sub(most, least), x), float(high - low)), x)
     scale = g.op.Max(scale, g.const(np.array([eps], dtype=np.float32)))
-    zero_point = g.op.Sub(g.const(low), g.cast(g.op.Round(g.op.Div(least, scale)), ir.DataType.INT64))
-    return [g.cast(scale, _DOUBLE), _clamped(g, zero_point, low, high)]
+    zero_point = g.op.Sub(g.const(low), g.cast(g.op.Round(g.op.Div(least, scale)), INT64))
+    return [g.cast(scale, DOUBLE), _clamped(g, zero_point, low, high)]
 
 
 def choose_qparams_symmetric(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -276,7 +274,7 @@ def choose_qparams_symmetric(g: GraphBuilder, node: FxNode) -> list[Value]:
     scale = _rounded(g, g.op.Div(g.op.Max(g.op.Neg(least), most), float(high - low) / 2), x)
     scale = g.op.Max(scale, g.const(np.array([eps], dtype=np.float32)))
     zero_point = 128 if dtype == torch.uint8 else 0
-    return [g.cast(scale, _DOUBLE), g.const(np.array([zero_point], dtype=np.int64))]
+    return [g.cast(scale, DOUBLE), g.const(np.array([zero_point], dtype=np.int64))]
 
 
 def choose_qparams_per_token(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -287,11 +285,11 @@ def choose_qparams_per_token(g: GraphBuilder, node: FxNode) -> list[Value]:
     x = node.args[0]
     if x.dtype == ir.DataType.BFLOAT16:
         raise Unsupported("parameters by token of bfloat16")
-    inner = _FLOAT if x.dtype in _HALF else x.dtype
+    inner = FLOAT if x.dtype in HALVES else x.dtype
     greatest = reduce(g, "ReduceMax", g.op.Abs(g.cast(x, inner)), [rank_of(x) - 1], True)
     scale = g.op.Div(g.op.Max(greatest, g.const(1e-5, inner)), g.const(127.0, inner))
-    zero_points = g.cast(g.op.Mul(scale, g.const(0.0, inner)), ir.DataType.INT64)
-    return [g.cast(scale, _DOUBLE), zero_points]
+    zero_points = g.cast(g.op.Mul(scale, g.const(0.0, inner)), INT64)
+    return [g.cast(scale, DOUBLE), zero_points]
 
 
 def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -300,7 +298,7 @@ def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[V
     XNNPACK's choice: of the two ends of the range the one whose zero point is off by less.
     """
     x = node.args[0]
-    if x.dtype in _HALF:
+    if x.dtype in HALVES:
         raise Unsupported("parameters by token of a half type")
     least, most = _range_with_zero(g, x, [rank_of(x) - 1])
     scale = g.op.Max(g.op.Div(g.op.Sub(most, least), 255.0), g.const(float(np.finfo(np.float32).eps), x.dtype))
@@ -310,7 +308,7 @@ def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[V
         positive, g.op.Sub(g.const(-128.0, x.dtype), lower), g.op.Sub(g.const(127.0, x.dtype), upper)
     )
     zero_point = g.op.Round(_clamped(g, zero_point, -128, 127))
-    return [g.cast(scale, _DOUBLE), g.cast(zero_point, ir.DataType.INT64)]
+    return [g.cast(scale, DOUBLE), g.cast(zero_point, INT64)]
 
 
 # -- there and back ----------------------------------------------------------------------------------------------------
@@ -318,15 +316,15 @@ def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[V
 
 def _fake(g: GraphBuilder, x: Value, scheme: Scheme) -> tuple[Value, Value]:
     """Quantised and restored, and which elements lie inside the range."""
-    dtype, axis = x.dtype or _FLOAT, scheme.axis
-    inner = _DOUBLE if dtype == _DOUBLE else _FLOAT
+    dtype, axis = x.dtype or FLOAT, scheme.axis
+    inner = DOUBLE if dtype == DOUBLE else FLOAT
     low, high = g.const(scheme.low, inner), g.const(scheme.high, inner)
     levels = _levels(g, x, scheme, inner)
     inside = g.op.And(g.op.GreaterOrEqual(levels, low), g.op.LessOrEqual(levels, high))
     storage = next((d for d in (ir.DataType.UINT8, ir.DataType.INT8) if _within(d, scheme.low, scheme.high)), None)
-    if storage is not None and inner == _FLOAT and _is_integer(scheme.zero_point):
-        scale, zero = _parameter(g, scheme.scale, _FLOAT, axis), _parameter(g, scheme.zero_point, storage, axis)
-        stored = _linear(g, g.cast(x, _FLOAT), scheme, storage)
+    if storage is not None and inner == FLOAT and _is_integer(scheme.zero_point):
+        scale, zero = _parameter(g, scheme.scale, FLOAT, axis), _parameter(g, scheme.zero_point, storage, axis)
+        stored = _linear(g, g.cast(x, FLOAT), scheme, storage)
         return g.cast(g.op.DequantizeLinear(stored, scale, zero, axis=axis), dtype), inside
     # Converted to an integer, as torch does it, NaN is the least one.
     limited = g.op.Where(g.op.IsNaN(levels), low, g.op.Clip(levels, low, high))
@@ -336,7 +334,7 @@ def _fake(g: GraphBuilder, x: Value, scheme: Scheme) -> tuple[Value, Value]:
     shifted = g.op.Sub(limited, shift)
     if axis is None:
         # torch multiplies in float here, whatever the tensor's dtype.
-        shifted, scale = g.cast(shifted, _FLOAT), g.cast(scale, _FLOAT)
+        shifted, scale = g.cast(shifted, FLOAT), g.cast(scale, FLOAT)
     return g.cast(g.op.Mul(shifted, scale), dtype), inside
 
 
@@ -372,7 +370,7 @@ def fake_quantize_if_enabled(g: GraphBuilder, node: FxNode) -> list[Value]:
     """_fake_quantize_per_tensor_affine_cachemask_tensor_qparams(Tensor self, Tensor scale, Tensor zero_point, Tensor fake_quant_enabled, int quant_min, int quant_max) -> (Tensor output, Tensor mask)"""  # noqa: E501
     x, scale, zero_point, enabled, low, high = node.args
     result, inside = _fake(g, x, Scheme(scale, zero_point, low, high))
-    on = g.cast(_parameter(g, enabled, enabled.dtype), ir.DataType.BOOL)
+    on = g.cast(_parameter(g, enabled, enabled.dtype), BOOL)
     return [g.op.Where(on, result, x), g.op.Or(g.op.Not(on), inside)]
 
 
@@ -388,7 +386,7 @@ def int_product(g: GraphBuilder, node: FxNode) -> Value:
     values, zeros = [], []
     for x in node.args:
         signed = x.dtype == ir.DataType.INT8
-        values.append(g.cast(g.op.Add(g.cast(x, ir.DataType.INT32), 128), ir.DataType.UINT8) if signed else x)
+        values.append(g.cast(g.op.Add(g.cast(x, INT32), 128), ir.DataType.UINT8) if signed else x)
         zeros.append(g.const(128 if signed else 0, ir.DataType.UINT8))
     return g.op.MatMulInteger(*values, *zeros)
 
@@ -404,9 +402,9 @@ def scaled_product(g: GraphBuilder, node: FxNode) -> Value:
     rows, columns = rank_of(scale_a) == 2, rank_of(scale_b) == 2
     if (rows and g.dim(scale_a, 1) != 1) or (columns and g.dim(scale_b, 0) != 1):
         raise Unsupported("_scaled_mm with scales by block")
-    scale = g.op.Mul(g.cast(scale_a, _FLOAT), g.cast(scale_b, _FLOAT))
-    result = g.op.Mul(g.op.MatMul(g.cast(a, _FLOAT), g.cast(b, _FLOAT)), scale)
-    return convert_dtype(g, result if bias is None else g.op.Add(result, g.cast(bias, _FLOAT)), node.dtype)
+    scale = g.op.Mul(g.cast(scale_a, FLOAT), g.cast(scale_b, FLOAT))
+    result = g.op.Mul(g.op.MatMul(g.cast(a, FLOAT), g.cast(b, FLOAT)), scale)
+    return convert_dtype(g, result if bias is None else g.op.Add(result, g.cast(bias, FLOAT)), node.dtype)
 
 
 RULES: list[Rule] = [

@@ -15,13 +15,13 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.quantized import QUANTIZED_PREFIX, Quantized
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT32
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-_FLOAT, _DOUBLE, _INT32 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32
-_INTEGERS = {torch.quint8: ir.DataType.UINT8, torch.qint8: ir.DataType.INT8, torch.qint32: _INT32}
+_INTEGERS = {torch.quint8: ir.DataType.UINT8, torch.qint8: ir.DataType.INT8, torch.qint32: INT32}
 
 
 def _parameters(g: GraphBuilder, node: FxNode) -> tuple[Value, Value, Value]:
@@ -31,12 +31,12 @@ def _parameters(g: GraphBuilder, node: FxNode) -> tuple[Value, Value, Value]:
         Unsupported: torch does not quantise this dtype, or ONNX has none like the result's.
     """
     x, scale, zero_point, dtype = node.args
-    if x.dtype != _FLOAT:
+    if x.dtype != FLOAT:
         raise Unsupported(f"quantisation of {x.dtype.name.lower()}; PyTorch quantises float32 only")
     integers = _INTEGERS.get(dtype)
     if integers is None:
         raise Unsupported(f"quantisation to {dtype}; quint8, qint8 and qint32 can be exported")
-    return x, g.reshape(operand(g, scale, _FLOAT), []), g.reshape(operand(g, zero_point, integers), [])
+    return x, g.reshape(operand(g, scale, FLOAT), []), g.reshape(operand(g, zero_point, integers), [])
 
 
 def quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Quantized:
@@ -58,16 +58,16 @@ def quantize_exactly(g: GraphBuilder, node: FxNode) -> Quantized:
     """
     x, scale, zero_point = _parameters(g, node)
     assert zero_point.dtype is not None
-    inverse = g.op.Div(g.const(1.0, _FLOAT), scale)
-    levels = g.op.Round(g.op.Add(g.op.Mul(x, inverse), g.cast(zero_point, _FLOAT)))
+    inverse = g.op.Div(g.const(1.0, FLOAT), scale)
+    levels = g.op.Round(g.op.Add(g.op.Mul(x, inverse), g.cast(zero_point, FLOAT)))
     limits = np.iinfo(zero_point.dtype.numpy())
-    inner = _DOUBLE if zero_point.dtype == _INT32 else _FLOAT  # the largest int32 is no float32
+    inner = DOUBLE if zero_point.dtype == INT32 else FLOAT  # the largest int32 is no float32
     limited = g.op.Clip(g.cast(levels, inner), g.const(int(limits.min), inner), g.const(int(limits.max), inner))
     return Quantized(g.cast(limited, zero_point.dtype), scale, zero_point)
 
 
 def _dequantized(g: GraphBuilder, x: Quantized) -> Value:
-    if x.integers.dtype != _INT32:
+    if x.integers.dtype != INT32:
         return g.op.DequantizeLinear(x.integers, x.scale, x.zero_point)
     # The difference wraps around in int32, as in PyTorch; DequantizeLinear takes no zero point but 0 for int32.
     return g.op.DequantizeLinear(g.op.Sub(x.integers, x.zero_point), x.scale)
@@ -80,7 +80,7 @@ def dequantize(g: GraphBuilder, node: FxNode) -> Value:
 
 def dequantize_tensors(g: GraphBuilder, node: FxNode) -> list[Value]:
     """dequantize.tensors(Tensor[] tensors) -> Tensor[]"""
-    return [_dequantized(g, x) if isinstance(x, Quantized) else g.cast(x, _FLOAT) for x in node.args[0]]
+    return [_dequantized(g, x) if isinstance(x, Quantized) else g.cast(x, FLOAT) for x in node.args[0]]
 
 
 def dequantize_ordinary(g: GraphBuilder, node: FxNode) -> Value:
@@ -88,7 +88,7 @@ def dequantize_ordinary(g: GraphBuilder, node: FxNode) -> Value:
 
     Of a tensor that is not quantised: its numbers in float32.
     """
-    return g.cast(node.args[0], _FLOAT)
+    return g.cast(node.args[0], FLOAT)
 
 
 def int_repr(g: GraphBuilder, node: FxNode) -> Value:

@@ -9,13 +9,12 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.fill import filled, sizes_of
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
-
-_FLOAT, _DOUBLE, _INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
 
 
 def uniform_like(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
@@ -31,7 +30,7 @@ def normal_like(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
 
 def _wide(dtype: ir.DataType) -> ir.DataType:
     """The dtype in which ONNX Runtime draws: float or double."""
-    return dtype if dtype in (_FLOAT, _DOUBLE) else _FLOAT
+    return dtype if dtype in (FLOAT, DOUBLE) else FLOAT
 
 
 def _like(g: GraphBuilder, node: FxNode, sizes: list[Any]) -> Value:
@@ -62,20 +61,20 @@ def rand(normal: bool) -> Converter:
 
 def _integers(g: GraphBuilder, node: FxNode, shaped: Value, low: Any, high: Any) -> Value:
     """Integers from [low, high), each as likely: the floor of a uniform double."""
-    first, last = (operand(g, v, _DOUBLE) for v in (low, high))
-    drawn = uniform_like(g, shaped, _DOUBLE)
+    first, last = (operand(g, v, DOUBLE) for v in (low, high))
+    drawn = uniform_like(g, shaped, DOUBLE)
     whole = g.op.Floor(g.op.Add(first, g.op.Mul(drawn, g.op.Sub(last, first))))
-    return g.cast(g.op.Min(whole, g.op.Sub(last, g.const(1.0, _DOUBLE))), node.dtype)
+    return g.cast(g.op.Min(whole, g.op.Sub(last, g.const(1.0, DOUBLE))), node.dtype)
 
 
 def randint(g: GraphBuilder, node: FxNode) -> Value:
     """randint(SymInt high, SymInt[] size, *, ScalarType? dtype=4, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
-    return _integers(g, node, filled(g, 0, sizes_of(node, 1), _DOUBLE), 0, node.args[0])
+    return _integers(g, node, filled(g, 0, sizes_of(node, 1), DOUBLE), 0, node.args[0])
 
 
 def randint_low(g: GraphBuilder, node: FxNode) -> Value:
     """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=4, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
-    return _integers(g, node, filled(g, 0, sizes_of(node, 2), _DOUBLE), *node.args[:2])
+    return _integers(g, node, filled(g, 0, sizes_of(node, 2), DOUBLE), *node.args[:2])
 
 
 def randint_like(g: GraphBuilder, node: FxNode) -> Value:
@@ -94,7 +93,7 @@ def randperm(g: GraphBuilder, node: FxNode) -> Value:
     The order of as many uniform numbers.
     """
     size = g.as_vector(node.args[0])
-    drawn = uniform_like(g, g.op.Expand(g.const(0.0), size), _FLOAT)
+    drawn = uniform_like(g, g.op.Expand(g.const(0.0), size), FLOAT)
     _, order = g.op.TopK(drawn, size, axis=0, _outputs=2)
     return g.cast(order, node.dtype)
 
@@ -159,7 +158,7 @@ def bernoulli(g: GraphBuilder, node: FxNode) -> Value:
 def bernoulli_p(g: GraphBuilder, node: FxNode) -> Value:
     """bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"""
     x, p = node.args[:2]
-    return g.cast(g.op.Less(uniform_like(g, x, _DOUBLE), operand(g, p, _DOUBLE)), node.dtype)
+    return g.cast(g.op.Less(uniform_like(g, x, DOUBLE), operand(g, p, DOUBLE)), node.dtype)
 
 
 def multinomial(g: GraphBuilder, node: FxNode) -> Value:
@@ -260,8 +259,8 @@ def _special_dropout(g: GraphBuilder, node: FxNode, *, channels: bool, alpha: bo
         if rank < 2:
             raise Unsupported("feature dropout of fewer than two dimensions")
         shape: list[Any] = [*g.dims(x)[:2], *([1] * (rank - 2))]
-        source = filled(g, 0, shape, _FLOAT)
-    drawn = g.op.Less(uniform_like(g, source, _FLOAT), g.const(1.0 - p, _FLOAT))
+        source = filled(g, 0, shape, FLOAT)
+    drawn = g.op.Less(uniform_like(g, source, FLOAT), g.const(1.0 - p, FLOAT))
     keep = g.cast(drawn, dtype)
     if not alpha:
         return g.op.Mul(g.op.Mul(x, keep), g.const(1.0 / (1.0 - p), dtype))

@@ -12,6 +12,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
+from onnxplug.converters.helpers.dtypes import FLOAT, HALVES, INT32, INT64
 from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.products import product
 from onnxplug.converters.helpers.reductions import reduce
@@ -20,7 +21,6 @@ from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 Step = Callable[[GraphBuilder, Value, Value, Sequence[Value]], list[Value]]
-_HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 class Mode(NamedTuple):
@@ -106,7 +106,7 @@ def cell(mode: Mode) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         x, hx, *rest = node.args
-        inner = ir.DataType.FLOAT if node.dtype in _HALF else node.dtype
+        inner = FLOAT if node.dtype in HALVES else node.dtype
         x, *states = (g.cast(v, inner) for v in (x, *(hx if mode.states > 1 else [hx])))
         w_ih, w_hh = (g.cast(w, inner) for w in rest[:2])
         b_ih, b_hh = (None if b is None else g.cast(b, inner) for b in rest[2:])
@@ -289,11 +289,11 @@ def _network(
     weights = _grouped(params, directions, options.layers, options.biases)
     if g.dim(x, 1) == 0:
         size = g.concrete_shape(states[0])[2]
-        return filled(g, 0, [g.dim(x, 0), 0, directions * size], x.dtype or ir.DataType.FLOAT), list(states)
-    stepwise = x.dtype != ir.DataType.FLOAT or weights[0][0].w_hr is not None
+        return filled(g, 0, [g.dim(x, 0), 0, directions * size], x.dtype or FLOAT), list(states)
+    stepwise = x.dtype != FLOAT or weights[0][0].w_hr is not None
     lengths = None
     if active is not None and not stepwise:
-        counted = reduce(g, "ReduceSum", g.cast(active, ir.DataType.INT32), [0], keepdims=False)
+        counted = reduce(g, "ReduceSum", g.cast(active, INT32), [0], keepdims=False)
         lengths = squeeze(g, counted, 1)
     by_layer = [_by_layer(g, s, options.layers, directions) for s in states]
     finals: list[list[Value]] = [[] for _ in states]
@@ -314,7 +314,7 @@ def _by_layer(g: GraphBuilder, state: Value, layers: int, directions: int) -> Se
     if layers == 1:
         return [state]
     if _is_zero(g, state):
-        return [filled(g, 0, [directions, *g.dims(state)[1:]], state.dtype or ir.DataType.FLOAT)] * layers
+        return [filled(g, 0, [directions, *g.dims(state)[1:]], state.dtype or FLOAT)] * layers
     return g.op.Split(state, np.full(layers, directions, dtype=np.int64), axis=0, _outputs=layers)
 
 
@@ -324,7 +324,7 @@ def _in_computed_dtype(
     """The tensors in the dtype that is computed in: float for half types."""
     if node.dtype.is_integer() or len(params) == 0:
         raise Unsupported("a recurrent layer of integers or without parameters")
-    dtype = ir.DataType.FLOAT if node.dtype in _HALF else node.dtype
+    dtype = FLOAT if node.dtype in HALVES else node.dtype
     states = [hx] if isinstance(hx, Value) else list(hx)
     return g.cast(x, dtype), [g.cast(s, dtype) for s in states], [g.cast(p, dtype) for p in params]
 
@@ -396,7 +396,7 @@ def pack_padded_sequence(g: GraphBuilder, node: FxNode) -> list[Value]:
     active = g.op.Less(steps, lengths)
     rows = g.op.Reshape(x, g.vector([-1, *g.dims(x)[2:]]))
     data = g.op.Compress(rows, g.op.Reshape(active, g.const(np.array([-1], dtype=np.int64))), axis=0)
-    sizes = reduce(g, "ReduceSum", g.cast(active, ir.DataType.INT64), [1], keepdims=False)
+    sizes = reduce(g, "ReduceSum", g.cast(active, INT64), [1], keepdims=False)
     longest = reduce(g, "ReduceMax", lengths, [0], keepdims=True)
     return [data, g.op.Slice(sizes, [0], longest, [0])]
 

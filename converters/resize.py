@@ -11,6 +11,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.interpolation import Axis, axes_of, by_weights, is_plain_nearest, nearest_places
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -41,7 +42,7 @@ def _nearest(g: GraphBuilder, node: FxNode, exact: bool, **named: Any) -> Value:
 
 
 def _factors(g: GraphBuilder, factors: Sequence[float | None]) -> Value:
-    return g.const(np.array([1.0, 1.0, *factors]), ir.DataType.FLOAT)
+    return g.const(np.array([1.0, 1.0, *factors]), FLOAT)
 
 
 def smooth(mode: str) -> Converter:
@@ -73,13 +74,13 @@ def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any)
     corners = node.kwargs["align_corners"]
     axes = axes_of(g, node)
     static = all(axis.is_static for axis in axes)
-    plain = not (static and (widen or x.dtype == ir.DataType.DOUBLE)) and not (widen and (corners or g.opset < 18))
+    plain = not (static and (widen or x.dtype == DOUBLE)) and not (widen and (corners or g.opset < 18))
     by_sizes = corners or all(_maps_by_sizes(a) for a in axes)
     if not plain or not (by_sizes or all(_maps_by_factor(a) for a in axes)):
         # ONNX Runtime's Resize places its points in float, and takes a factor as a float when it works out the size.
         return by_weights(g, x, axes, node.dtype, corners=corners, mode=mode, widen=widen)
     dtype = node.dtype
-    inner = g.cast(x, ir.DataType.FLOAT) if dtype.is_integer() else x
+    inner = g.cast(x, FLOAT) if dtype.is_integer() else x
     named["coordinate_transformation_mode"] = "align_corners" if corners else "half_pixel"
     if by_sizes:
         target = g.vector([g.dim(x, 0), g.dim(x, 1), *(a.out for a in axes)])
@@ -147,13 +148,13 @@ def col2im(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, size, kernel, dilation, padding, stride = node.args
     single = rank_of(x) == 2
-    inner = ir.DataType.DOUBLE if node.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    inner = DOUBLE if node.dtype == DOUBLE else FLOAT
     columns = g.cast(unsqueeze(g, x, 0) if single else x, inner)
     pads = list(padding)
     result = g.op.Col2Im(
         columns,
         g.vector(size),
-        g.const(list(kernel), ir.DataType.INT64),
+        g.const(list(kernel), INT64),
         dilations=list(dilation),
         pads=[*pads, *pads],
         strides=list(stride),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -22,10 +22,10 @@ def grid_sampler(modes: tuple[str, str, str]) -> Converter:
         if rank_of(x) == 5 and mode == 2:
             raise Unsupported("cubic interpolation of a volume: torch itself refuses it")
         dtype = node.dtype
-        if dtype == ir.DataType.DOUBLE:
+        if dtype == DOUBLE:
             # ONNX Runtime computes grids in float; the decomposition keeps the precision.
             raise Decline("double precision")
-        inner = ir.DataType.FLOAT
+        inner = FLOAT
         result = g.op.GridSample(
             g.cast(x, inner),
             g.cast(grid, inner),

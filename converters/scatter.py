@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.converters.helpers.indices import index_tensors, join_indices
 from onnxplug.converters.helpers.promotion import comparable, operand
 from onnxplug.converters.helpers.scattering import REDUCTIONS, neutral, scatter_elements, scatter_slices
@@ -97,7 +97,7 @@ def index_reduce(g: GraphBuilder, node: FxNode) -> Value:
         column = [1] * rank_of(x)
         column[axis] = -1
         index = g.op.Expand(g.op.Reshape(index, g.const(column)), g.shape(source))
-    return _reduce_into(g, x, axis, g.cast(index, ir.DataType.INT64), source, reduction, include_self)
+    return _reduce_into(g, x, axis, g.cast(index, INT64), source, reduction, include_self)
 
 
 def put(g: GraphBuilder, node: FxNode) -> Value:
@@ -121,7 +121,7 @@ def masked_scatter(g: GraphBuilder, node: FxNode) -> Value:
     x, mask, source = node.args
     shape = g.op.Shape(g.op.Or(mask, g.op.Expand(g.const(False), g.shape(x))))
     mask = g.op.Expand(mask, shape)
-    places = g.op.CumSum(g.cast(g.reshape(mask, [-1]), ir.DataType.INT64), g.const(0))
+    places = g.op.CumSum(g.cast(g.reshape(mask, [-1]), INT64), g.const(0))
     places = g.op.Max(g.op.Sub(places, g.const(1)), g.const(0))
     # One more element, for a source that is empty because nothing is taken.
     flat = g.op.Concat(g.reshape(g.cast(source, node.dtype), [-1]), g.const(np.zeros(1), node.dtype), axis=0)
@@ -137,7 +137,7 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
     x, indices, values, accumulate = node.args[:4]
     values = g.cast(values, node.dtype)
     given = [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].dtype == ir.DataType.BOOL and not accumulate and _is_single(values):
+    if len(given) == 1 and given[0].dtype == BOOL and not accumulate and _is_single(values):
         position = next(p for p, i in enumerate(indices) if i is not None)
         mask = given[0]
         trailing = rank_of(x) - position - rank_of(mask)
@@ -155,7 +155,7 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
         else (unsqueeze(g, tensors[0], rank_of(tensors[0])), rank_of(tensors[0]))
     )
     moved = g.op.Transpose(x, perm=order)
-    sizes = g.op.Slice(g.shape(joined), g.const([0], ir.DataType.INT64), g.const([new_rank], ir.DataType.INT64))
+    sizes = g.op.Slice(g.shape(joined), g.const([0], INT64), g.const([new_rank], INT64))
     target = sizes
     if others:
         target = g.op.Concat(sizes, g.vector([g.dim(x, a) for a in others]), axis=0)
@@ -232,7 +232,7 @@ def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, 
     order = [axis, *(a for a in range(rank) if a != axis)]
     index = index if rank_of(index) else unsqueeze(g, index, 0)
     moved, rows_of_source = (g.op.Transpose(v, perm=order) for v in (x, source))
-    places = unsqueeze(g, g.cast(index, ir.DataType.INT64), 1)
+    places = unsqueeze(g, g.cast(index, INT64), 1)
     done = scatter_slices(g, moved, places, rows_of_source) if add else g.op.ScatterND(moved, places, rows_of_source)
     return g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
 

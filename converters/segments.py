@@ -8,7 +8,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.dtypes import DOUBLE, INT64
 from onnxplug.converters.helpers.promotion import wide
 from onnxplug.converters.helpers.scattering import neutral, run_of_each, scatter_rows
 from onnxplug.errors import Unsupported
@@ -71,7 +71,7 @@ def _embedding_bag(
     if padding is not None:
         counted = g.op.Where(g.op.Equal(indices, g.const(padding)), bags, counted)
     taken = counted
-    if include_last and padding is None and mode != 2 and node.dtype != ir.DataType.DOUBLE:
+    if include_last and padding is None and mode != 2 and node.dtype != DOUBLE:
         item = g.op.Range(g.const(0), g.as_scalar(g.dim(indices, 0)), g.const(1))
         taken = g.op.Where(g.op.Less(item, g.op.Gather(offsets, g.const([-1]))), counted, bags)
     rows = g.cast(g.op.Gather(weight, indices, axis=0), dtype)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers import cephes as cephes
-from onnxplug.converters.helpers.dtypes import DOUBLE
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.error_function import erf, erf_near, erfc, scaled_tail
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.real import INF, PI, Real, in_double, in_float, polynomial, ratio, where
@@ -34,7 +33,7 @@ def ndtr(g: GraphBuilder, node: FxNode) -> Value:
 
     torch composes it of (1 + erf(x / √2)) / 2, each step rounded to the dtype: so do we, half types must agree.
     """
-    dtype = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
+    dtype = DOUBLE if node.dtype == DOUBLE else FLOAT
     t = (Real(g, operand(g, node.args[0], dtype), dtype) / math.sqrt(2)).rounded(node.dtype)
     return g.cast(((erf(t).rounded(node.dtype) + 1.0).rounded(node.dtype) * 0.5).value, node.dtype)
 
@@ -130,7 +129,7 @@ def logit(g: GraphBuilder, node: FxNode) -> Value:
     whose 1 - eps may be 1, and so is each step: in half types torch's own error at 1/2 is many roundings.
     """
     value, eps = node.args
-    dtype = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
+    dtype = DOUBLE if node.dtype == DOUBLE else FLOAT
     x = Real(g, operand(g, value, dtype), dtype)
     if eps is not None:
         low, high = (Real(g, g.const(bound, node.dtype), node.dtype).to(dtype) for bound in (eps, 1.0 - eps))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -14,8 +13,6 @@ from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-
-_INT64 = ir.DataType.INT64
 
 
 def _storage(g: GraphBuilder, node: FxNode, x: Value) -> tuple[Value, int, list[int]]:

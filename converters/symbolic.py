@@ -10,11 +10,10 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, INT64
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
-
-_INT, _FLOAT, _BOOL = ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.BOOL
 
 
 def _number(g: GraphBuilder, x: Any, dtype: ir.DataType) -> Value:
@@ -22,14 +21,14 @@ def _number(g: GraphBuilder, x: Any, dtype: ir.DataType) -> Value:
 
 
 def _is_float(*args: Any) -> bool:
-    return any(a.dtype == _FLOAT if isinstance(a, Value) else isinstance(a, float) for a in args)
+    return any(a.dtype == DOUBLE if isinstance(a, Value) else isinstance(a, float) for a in args)
 
 
 def arithmetic(op_type: str) -> Converter:
     """``+``, ``-``, ``*``, ``max``, ``min`` on ints, or on floats where one side is a float."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        dtype = _FLOAT if _is_float(*node.args) else _INT
+        dtype = DOUBLE if _is_float(*node.args) else INT64
         emit = getattr(g.op, op_type)
         result = _number(g, node.args[0], dtype)
         for other in node.args[1:]:
@@ -44,8 +43,8 @@ def floordiv(g: GraphBuilder, node: FxNode) -> Value:
     """Python's ``//``: rounded down, where ONNX's Div of integers rounds towards zero."""
     x, y = node.args
     if _is_float(x, y):
-        return g.op.Floor(g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT)))
-    a, b = _number(g, x, _INT), _number(g, y, _INT)
+        return g.op.Floor(g.op.Div(_number(g, x, DOUBLE), _number(g, y, DOUBLE)))
+    a, b = _number(g, x, INT64), _number(g, y, INT64)
     # a - a mod b divides evenly; ONNX's Mod has the divisor's sign, as Python's. What is never negative over what is
     # positive needs no correction.
     if _sign(node, 0, x, "is_nonnegative") and _sign(node, 1, y, "is_positive"):
@@ -66,7 +65,7 @@ def _sign(node: FxNode, position: int, x: Any, question: str) -> bool:
 def truediv(g: GraphBuilder, node: FxNode) -> Value:
     """Python's ``/``."""
     x, y = node.args
-    return g.op.Div(_number(g, x, _FLOAT), _number(g, y, _FLOAT))
+    return g.op.Div(_number(g, x, DOUBLE), _number(g, y, DOUBLE))
 
 
 def mod(g: GraphBuilder, node: FxNode) -> Value:
@@ -74,15 +73,15 @@ def mod(g: GraphBuilder, node: FxNode) -> Value:
     x, y = node.args
     if _is_float(x, y):
         raise Unsupported("% of floats")
-    return g.op.Mod(_number(g, x, _INT), _number(g, y, _INT))
+    return g.op.Mod(_number(g, x, INT64), _number(g, y, INT64))
 
 
 def pow_(g: GraphBuilder, node: FxNode) -> Value:
     """Python's ``**``."""
     x, y = node.args
-    dtype = _FLOAT if _is_float(x, y) or (isinstance(y, int) and y < 0) else _INT
-    if dtype == _INT and isinstance(y, int) and 0 < y <= 8:
-        base = _number(g, x, _INT)
+    dtype = DOUBLE if _is_float(x, y) or (isinstance(y, int) and y < 0) else INT64
+    if dtype == INT64 and isinstance(y, int) and 0 < y <= 8:
+        base = _number(g, x, INT64)
         result = base
         for _ in range(y - 1):
             result = g.op.Mul(result, base)
@@ -110,7 +109,7 @@ def shift(left: bool) -> Converter:
     """``<<`` and ``>>`` of ints: a product with a power of two, and a quotient rounded down."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        x, by = (_number(g, a, _INT) for a in node.args)
+        x, by = (_number(g, a, INT64) for a in node.args)
         power = g.op.Pow(g.const(2), by)
         return g.op.Mul(x, power) if left else g.op.Div(g.op.Sub(x, g.op.Mod(x, power)), power)
 
@@ -123,7 +122,7 @@ def compare(op_type: str, *, negate: bool = False) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
-        dtype = _FLOAT if _is_float(x, y) else _INT
+        dtype = DOUBLE if _is_float(x, y) else INT64
         result: Value = getattr(g.op, op_type)(_number(g, x, dtype), _number(g, y, dtype))
         return g.op.Not(result) if negate else result
 
@@ -136,7 +135,7 @@ def logic(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
-        return getattr(g.op, op_type)(_number(g, x, _BOOL), _number(g, y, _BOOL))
+        return getattr(g.op, op_type)(_number(g, x, BOOL), _number(g, y, BOOL))
 
     convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
@@ -144,12 +143,12 @@ def logic(op_type: str) -> Converter:
 
 def not_(g: GraphBuilder, node: FxNode) -> Value:
     """``not`` of a symbolic bool."""
-    return g.op.Not(_number(g, node.args[0], _BOOL))
+    return g.op.Not(_number(g, node.args[0], BOOL))
 
 
 def to_float(g: GraphBuilder, node: FxNode) -> Value:
     """A size as a float."""
-    return _number(g, node.args[0], _FLOAT)
+    return _number(g, node.args[0], DOUBLE)
 
 
 def rounded(op_type: str) -> Converter:
@@ -158,9 +157,9 @@ def rounded(op_type: str) -> Converter:
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x = node.args[0]
         if not _is_float(x):
-            return _number(g, x, _INT)
-        value = _number(g, x, _FLOAT)
-        return g.cast(getattr(g.op, op_type)(value) if op_type != "Cast" else value, _INT)
+            return _number(g, x, INT64)
+        value = _number(g, x, DOUBLE)
+        return g.cast(getattr(g.op, op_type)(value) if op_type != "Cast" else value, INT64)
 
     convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
@@ -168,22 +167,22 @@ def rounded(op_type: str) -> Converter:
 
 def sqrt(g: GraphBuilder, node: FxNode) -> Value:
     """``math.sqrt``."""
-    return g.op.Sqrt(_number(g, node.args[0], _FLOAT))
+    return g.op.Sqrt(_number(g, node.args[0], DOUBLE))
 
 
 def ite(g: GraphBuilder, node: FxNode) -> Value:
     """One of two sizes by a symbolic bool."""
     condition, x, y = node.args
-    dtype = _FLOAT if _is_float(x, y) else _INT
-    return g.op.Where(_number(g, condition, _BOOL), _number(g, x, dtype), _number(g, y, dtype))
+    dtype = DOUBLE if _is_float(x, y) else INT64
+    return g.op.Where(_number(g, condition, BOOL), _number(g, x, dtype), _number(g, y, dtype))
 
 
 def sym_sum(g: GraphBuilder, node: FxNode) -> Value:
     """The sum of a list of sizes."""
     items = list(node.args[0])
-    result = _number(g, items[0], _INT)
+    result = _number(g, items[0], INT64)
     for item in items[1:]:
-        result = g.op.Add(result, _number(g, item, _INT))
+        result = g.op.Add(result, _number(g, item, INT64))
     return result
 
 

@@ -9,7 +9,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16
 from onnxplug.converters.helpers.exactness import NOT_A_NUMBER, of_floats
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.tables import overloads_of
@@ -22,8 +22,8 @@ def unary(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = node.dtype
-        half = dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
-        x = operand(g, node.args[0], ir.DataType.FLOAT if half and op_type in _FLOAT_ONLY else dtype)
+        half = dtype in (ir.DataType.BFLOAT16, FLOAT16)
+        x = operand(g, node.args[0], FLOAT if half and op_type in _FLOAT_ONLY else dtype)
         return g.cast(getattr(g.op, op_type)(x), dtype)
 
     convert.__name__ = convert.__qualname__ = op_type.lower()

@@ -16,14 +16,14 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import to_torch_dtype
 from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, FLOAT16
 from onnxplug.converters.helpers.nibbles import SINCE, as_nibbles, nibble_dtype, pack
 from onnxplug.converters.helpers.products import product
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-_FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
-_FLOATS = frozenset({_FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_FLOATS = frozenset({FLOAT, FLOAT16, ir.DataType.BFLOAT16})
 
 
 def _parameters(g: GraphBuilder, x: Value, dtype: ir.DataType, shape: list[Any]) -> Value:
@@ -54,11 +54,11 @@ def dequantize_affine(g: GraphBuilder, node: FxNode) -> Value:
     shape: list[Any] = [-1] if by_row else [rows, columns // block[1]]
     weight, zeros = _nibbles(g, node, shape)
     if weight is None:
-        if node.dtype != _FLOAT:  # torch rounds the difference of two bytes
+        if node.dtype != FLOAT:  # torch rounds the difference of two bytes
             raise Decline("bytes in another dtype than float")
         weight, zeros = x, None if zero is None else g.reshape(g.cast(zero, x.dtype), shape)
     # Products of nibbles and bfloat16 are exact in float, where ONNX Runtime has the kernel.
-    inner = _FLOAT if node.dtype == ir.DataType.BFLOAT16 else node.dtype
+    inner = FLOAT if node.dtype == ir.DataType.BFLOAT16 else node.dtype
     layout = {"axis": 0} if by_row else {"axis": 1, "block_size": block[1]}
     return g.cast(g.op.DequantizeLinear(weight, _parameters(g, scale, inner, shape), zeros, **layout), node.dtype)
 
@@ -82,11 +82,11 @@ def byte_weights(g: GraphBuilder, node: FxNode) -> Value:
     The weights are rows of output features, each with its scale.
     """
     x, weight, scales = node.args
-    if node.dtype == _DOUBLE:
-        multiplied = product(g, x, g.op.Transpose(g.cast(weight, _DOUBLE), perm=[1, 0]))
-        return g.op.Mul(multiplied, g.cast(scales, _DOUBLE))
-    restored = g.op.DequantizeLinear(weight, _parameters(g, scales, _FLOAT, [g.dim(weight, 0)]), axis=0)
-    return g.cast(product(g, g.cast(x, _FLOAT), g.op.Transpose(restored, perm=[1, 0])), node.dtype)
+    if node.dtype == DOUBLE:
+        multiplied = product(g, x, g.op.Transpose(g.cast(weight, DOUBLE), perm=[1, 0]))
+        return g.op.Mul(multiplied, g.cast(scales, DOUBLE))
+    restored = g.op.DequantizeLinear(weight, _parameters(g, scales, FLOAT, [g.dim(weight, 0)]), axis=0)
+    return g.cast(product(g, g.cast(x, FLOAT), g.op.Transpose(restored, perm=[1, 0])), node.dtype)
 
 
 # -- torch's packed nibbles --------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def nibble_weights(g: GraphBuilder, node: FxNode) -> Value:
             hint="Export the model before its weights are packed, or with the packed ones as a buffer.",
         )
     restored = restored_nibbles(g, packed, group, parameters)
-    return g.cast(product(g, g.cast(x, _FLOAT), g.op.Transpose(restored, perm=[1, 0])), node.dtype)
+    return g.cast(product(g, g.cast(x, FLOAT), g.op.Transpose(restored, perm=[1, 0])), node.dtype)
 
 
 def restored_nibbles(g: GraphBuilder, packed: Value, group: int, parameters: Value) -> Value:
@@ -128,7 +128,7 @@ def restored_nibbles(g: GraphBuilder, packed: Value, group: int, parameters: Val
         levels = g.derive(
             packed, lambda t: (unpacked(t).to(torch.int8) - 8).reshape(blocks), "unpacked bytes", form="unpacked"
         )
-        result = g.op.Mul(g.cast(levels, _FLOAT), g.op.Unsqueeze(scales, [2]))
+        result = g.op.Mul(g.cast(levels, FLOAT), g.op.Unsqueeze(scales, [2]))
     return g.reshape(g.op.Add(result, g.op.Unsqueeze(zeros, [2])), [rows, columns])
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16, INT32, INT64, WIDE_INTEGERS
 from onnxplug.converters.helpers.promotion import operands, operands_in
 
 
@@ -19,12 +19,12 @@ def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Va
         logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
         return getattr(g.op, logical)(*operands(g, *args, dtype=BOOL))
     if dtype.is_integer() and dtype not in WIDE_INTEGERS:
-        inner = ir.DataType.INT64 if dtype.bitwidth > 16 else ir.DataType.INT32
+        inner = INT64 if dtype.bitwidth > 16 else INT32
         return g.cast(getattr(g.op, op_type)(*operands_in(g, *args, dtype=dtype, inner=inner)), dtype)
-    scales = op_type in ("Mul", "Div") and dtype == ir.DataType.FLOAT16
+    scales = op_type in ("Mul", "Div") and dtype == FLOAT16
     if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):
         # torch scales by the number itself, in float.
-        return g.cast(getattr(g.op, op_type)(*operands(g, *args, dtype=ir.DataType.FLOAT)), dtype)
+        return g.cast(getattr(g.op, op_type)(*operands(g, *args, dtype=FLOAT)), dtype)
     return getattr(g.op, op_type)(*operands(g, *args, dtype=dtype))
 
 

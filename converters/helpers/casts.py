@@ -7,6 +7,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import SINCE
+from onnxplug.converters.helpers.dtypes import FLOAT, INT64
 from onnxplug.errors import Unsupported
 
 _SMALL = frozenset({ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT16})
@@ -30,7 +31,7 @@ def _to_eight_bits(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
             f"{dtype.name.lower()} below opset {SINCE[dtype]}", hint=f"Export for opset {SINCE[dtype]} or later."
         )
     if dtype == ir.DataType.FLOAT8E5M2 and x.dtype is not None and x.dtype.is_floating_point():
-        x = g.cast(x, ir.DataType.FLOAT)
+        x = g.cast(x, FLOAT)
         x = g.op.Where(g.op.GreaterOrEqual(g.op.Abs(x), 61440.0), g.op.Mul(x, float("inf")), x)
     return g.op.Cast(x, to=int(dtype), saturate=int(dtype == ir.DataType.FLOAT8E4M3FN))
 
@@ -40,5 +41,5 @@ def convert_dtype(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
     if dtype in _EIGHT_BITS and x.dtype != dtype:
         return _to_eight_bits(g, x, dtype)
     if x.dtype is not None and x.dtype.is_floating_point() and dtype in _SMALL:
-        return g.cast(g.cast(x, ir.DataType.INT64), dtype)
+        return g.cast(g.cast(x, INT64), dtype)
     return g.cast(x, dtype)

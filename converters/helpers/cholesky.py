@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.dtypes import INT32, INT64
 from onnxplug.converters.helpers.grids import batch_of, full, iota
 from onnxplug.converters.helpers.loops import as_index, repeat
 from onnxplug.converters.helpers.matrices import dtype_of, take, transpose
@@ -45,4 +44,4 @@ def cholesky(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
 
     start = full(g, 0.0, dtype, g.dims(a))
     lower, info = repeat(g, n, step, start, full(g, 0, INT64, batch_of(g, a)))
-    return lower, g.cast(info, ir.DataType.INT32)
+    return lower, g.cast(info, INT32)

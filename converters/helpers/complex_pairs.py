@@ -10,6 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, complex_constant
+from onnxplug.converters.helpers.dtypes import BOOL
 from onnxplug.converters.helpers.elementary import arctan2, hypot_of
 from onnxplug.interpret.node import FxNode
 
@@ -122,4 +123,4 @@ def both(g: GraphBuilder, node: FxNode, *positions: int) -> list[Complex]:
 
 def nonzero(g: GraphBuilder, x: Complex) -> Value:
     """Where a complex number isn't 0."""
-    return g.op.Or(g.cast(x.real, ir.DataType.BOOL), g.cast(x.imag, ir.DataType.BOOL))
+    return g.op.Or(g.cast(x.real, BOOL), g.cast(x.imag, BOOL))

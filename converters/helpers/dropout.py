@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.dtypes import FLOAT, HALVES
 
 
 def randomly_dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]:
@@ -15,8 +15,8 @@ def randomly_dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]
     """
     dtype = x.dtype
     assert dtype is not None
-    inner = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    inner = FLOAT if dtype in HALVES else dtype
     x = g.cast(x, inner)
-    kept = g.op.GreaterOrEqual(g.op.RandomUniformLike(x, dtype=int(ir.DataType.FLOAT)), float(p))
+    kept = g.op.GreaterOrEqual(g.op.RandomUniformLike(x, dtype=int(FLOAT)), float(p))
     scale = g.op.Where(kept, g.const(1 / (1 - p) if p < 1 else 0.0, inner), g.const(0.0, inner))
     return g.cast(g.op.Mul(x, scale), dtype), kept

@@ -10,7 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.errors import Unsupported
 
 
@@ -22,8 +22,8 @@ def index_tensors(g: GraphBuilder, x: Value, indices: Sequence[Any]) -> tuple[li
     for item in indices:
         if item is None:
             axis += 1
-        elif item.dtype in (ir.DataType.BOOL, ir.DataType.UINT8):
-            places = g.op.NonZero(g.cast(item, ir.DataType.BOOL))
+        elif item.dtype in (BOOL, ir.DataType.UINT8):
+            places = g.op.NonZero(g.cast(item, BOOL))
             if not rank_of(item):
                 raise Unsupported("indexing by a 0-dim mask")
             for number in range(rank_of(item)):

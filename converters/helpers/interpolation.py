@@ -15,9 +15,8 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
 from onnxplug.interpret.node import FxNode
-
-_INT64, _FLOAT, _DOUBLE = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
 class Axis(NamedTuple):
@@ -92,16 +91,16 @@ def nearest_places(g: GraphBuilder, axis: Axis, exact: bool) -> Value:
         return g.const(_nearest(axis.size, axis.out, axis.factor, exact))
     size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
     if axis.factor is not None:
-        step = g.const(1.0 / axis.factor, _FLOAT)
+        step = g.const(1.0 / axis.factor, FLOAT)
         if not exact:
-            step = g.op.Where(g.op.Equal(out, g.op.Mul(size, g.const(2))), g.const(0.5, _FLOAT), step)
-            step = g.op.Where(g.op.Equal(out, size), g.const(1.0, _FLOAT), step)
+            step = g.op.Where(g.op.Equal(out, g.op.Mul(size, g.const(2))), g.const(0.5, FLOAT), step)
+            step = g.op.Where(g.op.Equal(out, size), g.const(1.0, FLOAT), step)
     else:
-        step = g.op.Div(g.cast(size, _FLOAT), g.cast(out, _FLOAT))
-    places = g.cast(g.op.Range(g.const(0), out, g.const(1)), _FLOAT)
+        step = g.op.Div(g.cast(size, FLOAT), g.cast(out, FLOAT))
+    places = g.cast(g.op.Range(g.const(0), out, g.const(1)), FLOAT)
     if exact:
-        places = g.op.Add(places, g.const(0.5, _FLOAT))
-    index = g.cast(g.op.Floor(g.op.Mul(places, step)), _INT64)
+        places = g.op.Add(places, g.const(0.5, FLOAT))
+    index = g.cast(g.op.Floor(g.op.Mul(places, step)), INT64)
     return g.op.Min(index, g.op.Sub(size, g.const(1)))
 
 
@@ -140,7 +139,7 @@ def by_weights(
         mode: ``"linear"`` or ``"cubic"``.
         widen: The filter grows with the step between points, as Pillow's (antialiasing).
     """
-    inner = x.dtype if x.dtype in (_FLOAT, _DOUBLE) else _FLOAT
+    inner = x.dtype if x.dtype in (FLOAT, DOUBLE) else FLOAT
     result = g.cast(x, inner)
     rank = rank_of(x)
     for number, axis in enumerate(axes):
@@ -206,34 +205,34 @@ def _computed_weights(g: GraphBuilder, axis: Axis, corners: bool, mode: str, wid
     """As :func:`weights_of`, worked out by the graph in double."""
     op = g.op
     size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
-    one, half = g.const(1.0, _DOUBLE), g.const(0.5, _DOUBLE)
+    one, half = g.const(1.0, DOUBLE), g.const(0.5, DOUBLE)
     step = _computed_step(g, size, out, axis.factor, corners)
-    index = unsqueeze(g, g.cast(op.Range(g.const(0), out, g.const(1)), _DOUBLE), 1)
-    places = unsqueeze(g, g.cast(op.Range(g.const(0), size, g.const(1)), _DOUBLE), 0)
+    index = unsqueeze(g, g.cast(op.Range(g.const(0), out, g.const(1)), DOUBLE), 1)
+    places = unsqueeze(g, g.cast(op.Range(g.const(0), size, g.const(1)), DOUBLE), 0)
     if widen:
         stretch = op.Max(step, one)
         center = op.Mul(op.Add(index, half), step)
-        reach = op.Mul(stretch, g.const(1.0 if mode == "linear" else 2.0, _DOUBLE))
+        reach = op.Mul(stretch, g.const(1.0 if mode == "linear" else 2.0, DOUBLE))
         # Converted to an int: cut towards zero.
-        first = g.cast(op.Add(op.Sub(center, reach), half), _INT64)
-        last = g.cast(op.Add(op.Add(center, reach), half), _INT64)
-        whole = g.cast(places, _INT64)
+        first = g.cast(op.Add(op.Sub(center, reach), half), INT64)
+        last = g.cast(op.Add(op.Add(center, reach), half), INT64)
+        whole = g.cast(places, INT64)
         inside = op.And(op.GreaterOrEqual(whole, first), op.Less(whole, last))
         row = _computed_filter(g, op.Div(op.Add(op.Sub(places, center), half), stretch), mode, -0.5)
-        row = op.Where(inside, row, g.const(0.0, _DOUBLE))
+        row = op.Where(inside, row, g.const(0.0, DOUBLE))
         return g.cast(op.Div(row, op.ReduceSum(row, g.const([1]), keepdims=1)), inner)
-    end = g.cast(op.Sub(size, g.const(1)), _DOUBLE)
+    end = g.cast(op.Sub(size, g.const(1)), DOUBLE)
     source = op.Mul(index, step) if corners else op.Sub(op.Mul(op.Add(index, half), step), half)
     if mode == "linear":
-        source = op.Min(op.Max(source, g.const(0.0, _DOUBLE)), end)
+        source = op.Min(op.Max(source, g.const(0.0, DOUBLE)), end)
         return g.cast(_computed_filter(g, op.Sub(source, places), mode, 0.0), inner)
     low = op.Floor(source)
     total: Value | None = None
     for offset in (-1.0, 0.0, 1.0, 2.0):
-        near = op.Add(low, g.const(offset, _DOUBLE))
+        near = op.Add(low, g.const(offset, DOUBLE))
         weight = _computed_filter(g, op.Sub(source, near), mode, -0.75)
-        held = op.Min(op.Max(near, g.const(0.0, _DOUBLE)), end)
-        part = op.Where(op.Equal(held, places), weight, g.const(0.0, _DOUBLE))
+        held = op.Min(op.Max(near, g.const(0.0, DOUBLE)), end)
+        part = op.Where(op.Equal(held, places), weight, g.const(0.0, DOUBLE))
         total = part if total is None else op.Add(total, part)
     assert total is not None
     return g.cast(total, inner)
@@ -252,12 +251,12 @@ def _unless_same(g: GraphBuilder, axis: Axis, weights: Value) -> Value:
 def _computed_step(g: GraphBuilder, size: Value, out: Value, factor: float | None, corners: bool) -> Value:
     one = g.const(1)
     if corners:
-        gaps = g.cast(g.op.Max(g.op.Sub(out, one), one), _DOUBLE)
-        step = g.op.Div(g.cast(g.op.Sub(size, one), _DOUBLE), gaps)
-        return g.op.Where(g.op.Greater(out, one), step, g.const(0.0, _DOUBLE))
+        gaps = g.cast(g.op.Max(g.op.Sub(out, one), one), DOUBLE)
+        step = g.op.Div(g.cast(g.op.Sub(size, one), DOUBLE), gaps)
+        return g.op.Where(g.op.Greater(out, one), step, g.const(0.0, DOUBLE))
     if factor is not None:
-        return g.const(1.0 / factor, _DOUBLE)
-    result = g.op.Div(g.cast(size, _DOUBLE), g.cast(out, _DOUBLE))
+        return g.const(1.0 / factor, DOUBLE)
+    result = g.op.Div(g.cast(size, DOUBLE), g.cast(out, DOUBLE))
     return result
 
 
@@ -265,7 +264,7 @@ def _computed_filter(g: GraphBuilder, x: Value, mode: str, a: float) -> Value:
     op = g.op
 
     def number(value: float) -> Value:
-        return g.const(value, _DOUBLE)
+        return g.const(value, DOUBLE)
 
     x = op.Abs(x)
     if mode == "linear":

@@ -15,6 +15,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.shapes import Size
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import FLOAT
 from onnxplug.converters.helpers.grids import batch_of, eye, full, iota, offset
 from onnxplug.converters.helpers.loops import repeat
 from onnxplug.converters.helpers.matrices import (
@@ -114,7 +115,7 @@ def _skewed(g: GraphBuilder, a: Value, b: Value, d: Value, symmetric: bool) -> V
     top = reduce(g, "ReduceMax", longer, [rank_of(a) - 1], True)
     size = top if symmetric else g.op.Sqrt(g.op.Mul(longer, top))
     bound = g.op.Mul(g.const(_ORTHOGONAL * epsilon(dtype), dtype), size)
-    found = g.cast(g.op.Greater(g.op.Abs(d), bound), ir.DataType.FLOAT)
+    found = g.cast(g.op.Greater(g.op.Abs(d), bound), FLOAT)
     return g.op.Greater(reduce(g, "ReduceSum", found, None, False), g.const(0.0))
 
 

@@ -10,7 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.shapes import Size
-from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.converters.helpers.matrices import dtype_of
 
 
@@ -34,7 +34,7 @@ def repeat(
         results = list(step(j, *inner))
         return results if until else [condition, *results]
 
-    inputs: list[tuple[ir.DataType, Any]] = [(INT64, ()), (ir.DataType.BOOL, ())]
+    inputs: list[tuple[ir.DataType, Any]] = [(INT64, ()), (BOOL, ())]
     inputs += [(dtype_of(s), s.shape.dims if s.shape is not None else None) for s in states]
     graph = g.subgraph(body, inputs)
     found = g.op.Loop(g.as_scalar(count), g.const(True), *states, body=graph, _outputs=len(states))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.shapes import Size
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.dtypes import INT32, INT64
 from onnxplug.converters.helpers.grids import batch_of, common_batch, eye, full, iota, offset, smaller
 from onnxplug.converters.helpers.loops import as_index, repeat
 from onnxplug.converters.helpers.matrices import cut, diagonal, dtype_of, rearranged, take, triangle
@@ -108,7 +107,7 @@ def first_zero(g: GraphBuilder, packed: Value) -> Value:
     none = full(g, 0, INT64, [*batch_of(g, packed), 1])
     best = reduce(g, "ReduceMax", g.op.Concat(score, none, axis=rank_of(packed) - 2), [rank_of(packed) - 2], False)
     first = g.op.Sub(g.op.Add(count, g.const(1)), best)
-    return g.cast(g.op.Where(g.op.Equal(best, g.const(0)), best, first), ir.DataType.INT32)
+    return g.cast(g.op.Where(g.op.Equal(best, g.const(0)), best, first), INT32)
 
 
 def solve_triangular(g: GraphBuilder, t: Value, b: Value, *, upper: bool, unit: bool = False) -> Value:

@@ -16,11 +16,11 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.shapes import Size
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.grids import full, iota, on_diagonal, smaller
 from onnxplug.converters.helpers.reductions import reduce
 
-_EPSILON = {ir.DataType.DOUBLE: 2.0**-52, ir.DataType.FLOAT: 2.0**-23}
+_EPSILON = {DOUBLE: 2.0**-52, FLOAT: 2.0**-23}
 
 
 def dtype_of(x: Value) -> ir.DataType:

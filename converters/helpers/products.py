@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
-from onnxplug.converters.helpers.dtypes import WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, FLOAT16, INT32, WIDE_INTEGERS
 
-GEMM_DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+GEMM_DTYPES = frozenset({FLOAT, DOUBLE, FLOAT16})
 
 
 def product(g: GraphBuilder, a: Value, b: Value) -> Value:
@@ -19,7 +18,7 @@ def product(g: GraphBuilder, a: Value, b: Value) -> Value:
     if dtype in GEMM_DTYPES or dtype in WIDE_INTEGERS:
         found = _by_restored_weight(g, a, b)
         return g.op.MatMul(a, b) if found is None else found
-    inner = ir.DataType.INT32 if dtype.is_integer() else ir.DataType.FLOAT
+    inner = INT32 if dtype.is_integer() else FLOAT
     return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
 
 

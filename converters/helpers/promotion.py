@@ -10,7 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import TORCH_TO_ONNX, to_onnx_dtype
-from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, HALVES, INT64
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, HALVES, INT32, INT64
 from onnxplug.interpret.node import FxNode
 
 
@@ -70,7 +70,7 @@ def _number(value: Any) -> Any:
 
 
 #: Dtypes that ONNX Runtime compares in; other integers are compared in int64, bools and halves in what holds them.
-_COMPARED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
+_COMPARED = frozenset({FLOAT, DOUBLE, INT32, INT64})
 
 
 def comparable(dtype: ir.DataType, equality: bool = False) -> ir.DataType:
@@ -78,8 +78,8 @@ def comparable(dtype: ir.DataType, equality: bool = False) -> ir.DataType:
     if dtype in _COMPARED or (equality and dtype == BOOL):
         return dtype
     if dtype.is_integer() or dtype == BOOL:
-        return ir.DataType.INT32 if dtype == BOOL or dtype.bitwidth <= 16 else ir.DataType.INT64
-    return ir.DataType.FLOAT
+        return INT32 if dtype == BOOL or dtype.bitwidth <= 16 else INT64
+    return FLOAT
 
 
 def wide(dtype: ir.DataType) -> ir.DataType:

@@ -11,11 +11,12 @@ from numpy.polynomial import chebyshev as _chebyshev
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter
 
-DOUBLE = ir.DataType.DOUBLE
+DOUBLE = DOUBLE
 Number = Union["Real", float]
 INF, NAN, PI = math.inf, math.nan, math.pi
 
@@ -47,7 +48,7 @@ class Real:
         return Real(self.g, self.lift(number), self.dtype)
 
     def _compare(self, op_type: str, other: Number) -> Real:
-        return self.apply(op_type, other, dtype=ir.DataType.BOOL)
+        return self.apply(op_type, other, dtype=BOOL)
 
     def __add__(self, other: Number) -> Real:
         return self.apply("Add", other)
@@ -112,11 +113,11 @@ class Real:
 
     def is_nan(self) -> Real:
         """Where it is NaN."""
-        return self.apply("IsNaN", dtype=ir.DataType.BOOL)
+        return self.apply("IsNaN", dtype=BOOL)
 
     def is_inf(self) -> Real:
         """Where it is infinite, of either sign."""
-        return self.apply("IsInf", dtype=ir.DataType.BOOL)
+        return self.apply("IsInf", dtype=BOOL)
 
     def to(self, dtype: ir.DataType) -> Real:
         """It in another dtype."""
@@ -203,7 +204,7 @@ def iterate(count: Value, body: Callable[..., Sequence[Real]], *state: Real, nam
         return [going, *[r.value for r in body(Real(g, g.cast(step, DOUBLE)), *reals)]]
 
     dims = [s.value.shape.dims if s.value.shape is not None else None for s in state]
-    inputs: list[tuple[Any, Any]] = [(ir.DataType.INT64, ()), (ir.DataType.BOOL, ())]
+    inputs: list[tuple[Any, Any]] = [(INT64, ()), (BOOL, ())]
     inputs += [(s.dtype, d) for s, d in zip(state, dims, strict=True)]
     graph = g.subgraph(build, inputs, name)
     results = g.op.Loop(count, None, *[s.value for s in state], body=graph, _outputs=len(state))
@@ -243,7 +244,7 @@ def in_float(formula: Callable[..., Real]) -> Converter:
     """As :func:`in_double`, in float32 where the result isn't float64: for formulas that lose no digits."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        dtype = DOUBLE if node.dtype == DOUBLE else ir.DataType.FLOAT
+        dtype = DOUBLE if node.dtype == DOUBLE else FLOAT
         args = [Real(g, operand(g, x, dtype), dtype) for x in node.args]
         return g.cast(formula(*args).value, node.dtype)
 

@@ -72,9 +72,9 @@ def scatter_elements(
         rank = rank_of(source)
         source = g.op.Slice(
             source,
-            g.const([0] * rank, ir.DataType.INT64),
+            g.const([0] * rank, INT64),
             g.shape(index),
-            g.const(list(range(rank)), ir.DataType.INT64),
+            g.const(list(range(rank)), INT64),
         )
     named = {} if reduction == "none" else {"reduction": reduction}
     dtype = x.dtype

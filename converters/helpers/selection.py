@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import BOOL
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32
 from onnxplug.converters.helpers.promotion import operands_in
 
 
@@ -19,8 +19,8 @@ def select(g: GraphBuilder, condition: Value, x: Any, y: Any, dtype: ir.DataType
     if dtype == BOOL:
         inner = ir.DataType.UINT8
     elif dtype in (ir.DataType.INT8, ir.DataType.INT16):
-        inner = ir.DataType.INT32
-    elif dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        inner = ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else dtype
+        inner = INT32
+    elif dtype in HALVES:
+        inner = FLOAT if dtype == ir.DataType.BFLOAT16 else dtype
     a, b = operands_in(g, x, y, dtype=dtype, inner=inner)
     return g.cast(g.op.Where(condition, a, b), dtype)

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT64
 from onnxplug.converters.helpers.reductions import reduce
 
 
@@ -20,7 +19,7 @@ def windows_of(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Va
     """Windows of one axis, ``step`` apart: the axis becomes two, the windows and what is in them."""
     count = g.op.Add(g.op.Div(g.op.Sub(g.as_scalar(g.dim(x, axis)), g.const(size)), g.const(step)), g.const(1))
     starts = g.op.Mul(g.op.Range(g.const(0), count, g.const(1)), g.const(step))
-    offsets = g.const(list(range(size)), ir.DataType.INT64)
+    offsets = g.const(list(range(size)), INT64)
     index = g.op.Add(unsqueeze(g, starts, 1), offsets)
     return g.op.Gather(x, index, axis=axis)
 
@@ -87,8 +86,8 @@ def largest_along(g: GraphBuilder, x: Value, axis: int, exact: bool = False) -> 
     """The largest along an axis, which stays with size 1, and its place; with ``exact`` the first NaN where there is one."""
     place = g.op.ArgMax(x, axis=axis, keepdims=1)
     if exact:
-        nan = g.cast(g.op.IsNaN(x), ir.DataType.FLOAT)
-        some = g.cast(reduce(g, "ReduceMax", nan, [axis], True), ir.DataType.BOOL)
+        nan = g.cast(g.op.IsNaN(x), FLOAT)
+        some = g.cast(reduce(g, "ReduceMax", nan, [axis], True), BOOL)
         place = g.op.Where(some, g.op.ArgMax(nan, axis=axis, keepdims=1), place)
     return g.op.GatherElements(x, place, axis=axis), place
 
