@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Max and average pooling, and their adaptive forms. Fractional pooling and unpooling are families of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling whose windows differ in size or place, and its inverse: gathered by index."""
+"""Fractional max pooling: windows at pseudo-random places, gathered by index."""
 
 from __future__ import annotations
 
@@ -74,29 +74,10 @@ def _starts(g: GraphBuilder, u: Value, size: int, k: int, o: int, dtype: ir.Data
     return g.op.Where(last, g.const(size - k), places)
 
 
-def max_unpool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
-    """max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor
-
-    Each element goes to its place in an empty plane.
-    """
-    x, indices, size = node.args[:3]
-    single = rank_of(x) == spatial + 1
-    if single:
-        x, indices = unsqueeze(g, x, 0), unsqueeze(g, indices, 0)
-    out = g.concrete_shape(list(size), "output size")
-    batch = [g.dim(x, 0), g.dim(x, 1)]
-    empty = g.op.Expand(g.const(0.0, node.dtype), g.vector([*batch, math.prod(out)]))
-    flat = [g.op.Reshape(v, g.const([0, 0, -1])) for v in (indices, x)]
-    done = g.op.ScatterElements(empty, flat[0], flat[1], axis=2)
-    result = g.reshape(done, [*batch, *out])
-    return squeeze(g, result, 0) if single else result
-
-
 RULES: list[Rule] = [
     *[Rule(f"aten::fractional_max_pool{n}d.default", of_rank(fractional_max_pool, n)) for n in (2, 3)],
     *[
         Rule(f"aten::fractional_max_pool{n}d.default", of_rank(fractional_max_pool_exact, n), **SKIPS_NAN)
         for n in (2, 3)
     ],
-    *[Rule(f"aten::max_unpool{n}d.default", of_rank(max_unpool, n)) for n in (2, 3)],
 ]
