@@ -41,7 +41,7 @@ def relu(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def clipped(low: float, high: float) -> Converter:
-    """relu6 and its kin."""
+    """The elements limited to [low, high], as in relu6."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = node.dtype
@@ -107,7 +107,7 @@ def elu(g: GraphBuilder, node: FxNode) -> Value:
 def celu(g: GraphBuilder, node: FxNode) -> Value:
     """celu(Tensor self, Scalar alpha=1.) -> Tensor"""
     x, alpha = node.args
-    # ONNX has Celu for float alone.
+    # ONNX defines Celu for float only.
     if node.dtype == DOUBLE:
         zero, scale = g.const(0.0, node.dtype), g.const(float(alpha), node.dtype)
         low = g.op.Mul(scale, expm1_of(g, g.op.Div(g.op.Min(x, zero), scale)))
@@ -123,7 +123,7 @@ def leaky_relu(g: GraphBuilder, node: FxNode) -> Value:
 def prelu(g: GraphBuilder, node: FxNode) -> Value:
     """prelu(Tensor self, Tensor weight) -> Tensor
 
-    A weight a channel: the channel is axis 1.
+    One weight per channel; the channels are axis 1.
     """
     x, weight = node.args
     if rank_of(weight) == 1 and rank_of(x) > 2:
@@ -208,7 +208,7 @@ def softmax_of(op_type: str) -> Converter:
         inner = FLOAT if node.dtype in HALVES else node.dtype
         x = operand(g, x, inner)
         if not rank_of(x):
-            one = g.op.Exp(g.op.Sub(x, x))  # 1, and NaN for what isn't finite, as torch
+            one = g.op.Exp(g.op.Sub(x, x))  # 1 for finite elements, NaN for others.
             return g.cast(one if op_type == "Softmax" else g.op.Log(one), node.dtype)
         return g.cast(getattr(g.op, op_type)(x, axis=normalize_axis(axis, rank_of(x))), node.dtype)
 
@@ -219,7 +219,7 @@ def softmax_of(op_type: str) -> Converter:
 def log_softmax_exact(g: GraphBuilder, node: FxNode) -> Value:
     """log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
 
-    Of doubles, by its definition: NaN where ONNX Runtime's kernel gives -inf.
+    For doubles, by the definition: the result is NaN where ONNX Runtime's kernel gives -inf.
     """
     x, axis = node.args[:2]
     x = operand(g, x, node.dtype)
@@ -236,7 +236,7 @@ def _of_doubles(node: FxNode) -> bool:
 def safe_softmax(g: GraphBuilder, node: FxNode) -> Value:
     """_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
 
-    A row of −inf gives zeros.
+    A row in which every element is −inf gives zeros.
     """
     x, axis = node.args[:2]
     x = operand(g, x, node.dtype)

@@ -69,7 +69,7 @@ def addcdiv(g: GraphBuilder, node: FxNode) -> Value:
 def lerp(g: GraphBuilder, node: FxNode) -> Value:
     """lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor
 
-    Above a weight of one half torch computes from the end.
+    For weights above one half torch computes from ``end``.
     """
     inner = wide(node.dtype)
     start, end, weight = operands(g, *node.args, dtype=inner)

@@ -40,7 +40,7 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
         weights = g.op.Softmax(scores, axis=-1)
     elif mask.dtype == BOOL and rank_of(mask) > 2 and g.dim(mask, -3) != 1:
         weights = g.op.Softmax(g.op.Where(mask, scores, g.const(float("-inf"), inner)), axis=-1)
-        # What is hidden weighs nothing, even in a row where nothing is seen and Softmax gives NaN.
+        # Hidden keys have weight 0, also in a row without a visible key, for which Softmax gives NaN.
         weights = g.op.Where(mask, weights, g.const(0.0, inner))
     else:
         bias, seen_rows = _bias_and_seen_rows(g, mask, inner)
@@ -55,7 +55,7 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
 def attention(g: GraphBuilder, node: FxNode) -> Value:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
 
-    ONNX's Attention where it can say it: four axes, float or float16, no dropout, a mask that spans the keys. ONNX Runtime
+    ONNX's Attention where it applies: four axes, float or float16, no dropout, a mask that spans the keys. ONNX Runtime
     gives zeros for a row whose keys are all hidden, as torch.
     """  # noqa: E501
     query, key, value, mask, dropout, causal, scale, _ = node.args
@@ -73,7 +73,7 @@ def attention(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
-    """The query times the scale, 1/√E unless given."""
+    """The query times the scale, which is 1/√E by default."""
     dtype = query.dtype
     assert dtype is not None
     if scale is None:
@@ -88,7 +88,7 @@ def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
 
 
 def _bias(g: GraphBuilder, seen: Value, dtype: ir.DataType) -> Value:
-    """What is added to the scores: 0 for what is seen, −inf for what is hidden."""
+    """The mask as a bias added to the scores: 0 for visible keys, −inf for hidden ones."""
     return g.op.Where(seen, g.const(0.0, dtype), g.const(float("-inf"), dtype))
 
 

@@ -44,7 +44,7 @@ def bessel_j1(x: Real) -> Real:
     size = abs(x)
     p, q, angle = _phase(size, 1)
     far = p * angle.cos() - q * angle.sin()
-    # -0.0 stays only in the last place: ONNX Runtime's Where adds a zero to what it takes from the other.
+    # Only Where's last operand keeps -0.0: ONNX Runtime adds a zero to elements of the other one.
     return where(size > 5.0, where(x < 0.0, -far, far), _j1_near(x))
 
 

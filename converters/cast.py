@@ -1,4 +1,4 @@
-"""Conversion of dtypes, copies, and dropout: what leaves the values as they are."""
+"""Conversion of dtypes, copies and dropout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def identity(g: GraphBuilder, node: FxNode) -> Value:
 def copy(g: GraphBuilder, node: FxNode) -> Value:
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
 
-    The source in the shape and dtype of self.
+    The source, broadcast to the shape of self and converted to its dtype.
     """
     target, source = node.args[:2]
     source = convert_dtype(g, source, node.dtype)
@@ -44,7 +44,7 @@ def copy(g: GraphBuilder, node: FxNode) -> Value:
 def dropout(g: GraphBuilder, node: FxNode) -> Value:
     """dropout(Tensor input, float p, bool train) -> Tensor
 
-    In training mode random at each run.
+    In training mode the result is random at each run.
     """
     x, p, train = node.args
     if not train or p == 0:
@@ -61,7 +61,7 @@ def native_dropout(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def _dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]:
-    if p >= 1:  # beyond what the node takes
+    if p >= 1:  # out of the range that the node accepts
         return randomly_dropped(g, x, p)
     values, kept = g.op.Dropout(x, float(p), True, _outputs=2)
     return values, kept
@@ -70,7 +70,7 @@ def _dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]:
 def dropout_by_a_mask(g: GraphBuilder, node: FxNode) -> Value:
     """dropout(Tensor input, float p, bool train) -> Tensor
 
-    In training mode random at each run.
+    In training mode the result is random at each run.
     """
     x, p, _ = node.args
     return randomly_dropped(g, x, p)[0]

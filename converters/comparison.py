@@ -13,7 +13,7 @@ from onnxplug.registry.rule import Converter, Rule
 
 
 def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Converter:
-    """eq, ne, lt, le, gt, ge: in the dtype to which torch promotes both sides."""
+    """eq, ne, lt, le, gt, ge, computed in the dtype to which torch promotes both operands."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
@@ -27,7 +27,7 @@ def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Con
 
 
 def logical(op_type: str) -> Converter:
-    """logical_and, logical_or, logical_xor: what isn't zero is true, NaN too."""
+    """logical_and, logical_or, logical_xor: every element that is not zero is true, NaN included."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         a, b = (truth(g, x) for x in node.args)
@@ -38,7 +38,7 @@ def logical(op_type: str) -> Converter:
 
 
 def truth(g: GraphBuilder, x: Value) -> Value:
-    """What is not zero."""
+    """Whether an element differs from zero."""
     return g.cast(x, BOOL)
 
 
@@ -72,7 +72,7 @@ def isfinite(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _wide(g: GraphBuilder, x: Value) -> Value:
-    """Halves in float: IsInf takes float and double before opset 20, and float16's infinity stays one."""
+    """16-bit floats are tested in float32: IsInf takes only float and double before opset 20, and the cast keeps infinity."""
     return x if x.dtype in (FLOAT, DOUBLE) else g.cast(x, FLOAT)
 
 

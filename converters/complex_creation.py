@@ -50,7 +50,7 @@ def _filled(g: GraphBuilder, node: FxNode, value: Any) -> Complex:
 def random_normal(g: GraphBuilder, node: FxNode) -> Complex:
     """randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
 
-    Both parts have the variance one half.
+    Each part has variance 1/2.
     """
     dtype = part_dtype(node)
     shape = _filled(g, node, 0).real
@@ -68,7 +68,7 @@ RULES: list[Rule] = [
     complex_rule("new_full", new_full),
     *[complex_rule(name, zeros) for name in ("zeros", "zeros_like", "new_zeros", "zero")],
     *[complex_rule(name, ones) for name in ("ones", "ones_like", "new_ones")],
-    # What is uninitialised in torch is zero here.
+    # Memory that torch leaves uninitialised is zero here.
     *[complex_rule(name, zeros) for name in ("empty", "empty_like", "new_empty", "empty_strided")],
     *[complex_rule(name, zeros) for name in ("new_empty_strided", "empty_permuted")],
     *[complex_rule(name, random_normal) for name in ("randn", "randn_like")],

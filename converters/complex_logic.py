@@ -43,7 +43,7 @@ def test_parts(op_type: str, every: bool = False) -> Converter:
 
 
 def logical(op_type: str) -> Converter:
-    """logical_and, logical_or, logical_xor, logical_not of complex numbers: what isn't 0 is true."""
+    """logical_and, logical_or, logical_xor, logical_not of complex numbers: every number other than 0 is true."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         truths = [nonzero(g, a) if isinstance(a, Complex) else g.cast(a, BOOL) for a in node.args]

@@ -22,7 +22,7 @@ def partwise(g: GraphBuilder, node: FxNode) -> Any:
     """An operator that moves elements about: once for the real parts, once for the imaginary ones."""
     real, imag = node.part("real"), node.part("imag")
     if not g.has_rule(real):
-        # Then its decomposition, whose operators come back here one by one.
+        # Without a rule for real tensors the operator is decomposed, and its operators are converted one by one.
         raise Decline("no rule for real tensors")
     parts = [g.convert(part) for part in (real, imag)]
     if isinstance(parts[0], list | tuple):

@@ -28,7 +28,7 @@ def _parts(g: GraphBuilder, items: Iterable[Any]) -> list[Value]:
         elif isinstance(item, Quantized):
             raise Unsupported("a quantised tensor as the result of a branch or body; call dequantize() in it")
         elif isinstance(item, float):
-            found.append(g.const(item, DOUBLE))  # as a SymFloat is
+            found.append(g.const(item, DOUBLE))  # a SymFloat is a double too
         else:
             found.append(item if isinstance(item, Value) else g.const(item))
     return found
@@ -65,7 +65,7 @@ def _several(values: Any) -> tuple[Value, ...]:
 
 
 def inlined(g: GraphBuilder, node: FxNode) -> Any:
-    """A region under another gradient or autocast mode: what it does is already in its operators; it is put in place."""
+    """A region under another gradient or autocast mode, inlined: its operators already have the dtypes of that mode."""
     position = next(i for i, a in enumerate(node.args) if isinstance(a, torch.fx.GraphModule))
     return g.inline(node.args[position], node.args[position + 1 :])
 

@@ -37,7 +37,7 @@ def _convolve(
     dtype = x.dtype
     assert dtype is not None
     if dtype.is_integer():
-        # ONNX convolves floats alone; a double holds every sum below 2**53.
+        # ONNX convolves only floats; double is exact for sums below 2**53.
         x, weight = g.cast(x, DOUBLE), g.cast(weight, DOUBLE)
         bias = g.cast(bias, DOUBLE) if bias is not None else None
     attributes: dict[str, Any] = {
@@ -88,7 +88,7 @@ def conv(g: GraphBuilder, node: FxNode) -> Value:
 def conv_named_padding(g: GraphBuilder, node: FxNode) -> Value:
     """conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=[1, 1], str padding="valid", SymInt[2] dilation=[1, 1], SymInt groups=1) -> Tensor
 
-    ``same`` pads d (k - 1) in all, the odd one at the end.
+    ``same`` pads d (k - 1) in total; where that is odd, the end gets one more.
     """  # noqa: E501
     x, weight, bias, stride, padding, dilation, groups = node.args
     spatial = rank_of(weight) - 2

@@ -23,7 +23,7 @@ def full(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def constant_fill(value: int, position: int) -> Converter:
-    """zeros, ones, empty and their ``new_`` forms; what is empty in torch is zero here."""
+    """zeros, ones, empty and their ``new_`` forms; uninitialised memory is zero here."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         return filled(g, value, sizes_of(node, position), node.dtype)
@@ -90,7 +90,7 @@ def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> V
     inner = INT64 if whole else DOUBLE
     first, last, by = (operand(g, x, inner) for x in (start, end, step))
     if whole and not (g.never_negative(start) and isinstance(step, int) and step > 0):
-        # ONNX Runtime makes a Slice of a Gather by a Range, to which a start or end of -1 is the last element.
+        # ONNX Runtime turns a Gather by a Range into a Slice, which reads a start or end of -1 as the last element.
         return g.cast(g.op.Neg(g.op.Range(g.op.Neg(first), g.op.Neg(last), g.op.Neg(by))), dtype)
     return g.cast(g.op.Range(first, last, by), dtype)
 
@@ -122,7 +122,7 @@ def linspace(g: GraphBuilder, node: FxNode) -> Value:
         import torch
 
         return g.const(torch.linspace(start, end, steps, dtype=_torch(node.dtype)))
-    # From both ends to the middle, as torch; its steps are of the result's dtype, of double where that is an integer's.
+    # Computed from both ends towards the middle, in the result's dtype, or in double where that is an integer type.
     dtype = node.dtype
     inner = dtype if dtype in (FLOAT, DOUBLE) else DOUBLE
     first, last = (g.cast(operand(g, x, dtype), inner) for x in (start, end))
@@ -157,7 +157,7 @@ def triangle(upper: int) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, diagonal = node.args
-        # Trilu since opset 14; ONNX Runtime has it for a few dtypes alone.
+        # Trilu exists since opset 14; ONNX Runtime has kernels for a few dtypes only.
         if g.opset >= 14 and node.dtype in (FLOAT, DOUBLE, INT64, BOOL):
             return g.op.Trilu(x, g.as_scalar(diagonal), upper=upper)
         rank = rank_of(x)

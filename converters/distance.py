@@ -17,7 +17,7 @@ from onnxplug.registry.rule import Rule
 def cdist(g: GraphBuilder, node: FxNode) -> Value:
     """_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor
 
-    Every difference is formed: what the product form |x|² + |y|² - 2xy of large inputs loses is kept.
+    Computed from the differences; the form |x|² + |y|² - 2xy loses precision for large inputs.
     """
     x, y, p = node.args[:3]
     dtype = wide(node.dtype)

@@ -41,10 +41,10 @@ def floor_divide(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _truncated_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Value:
-    """The quotient rounded towards zero; ONNX divides integers so."""
+    """The quotient rounded towards zero, as ONNX's Div rounds integers."""
     if dtype.is_integer():
         return compute(g, "Div", dtype, x, y)
-    # Halves in float, lest a quotient just below an integer is rounded up to it first.
+    # 16-bit floats are divided in float32: a quotient just below an integer would be rounded up to it.
     return g.cast(truncated(g, compute(g, "Div", wide(dtype), x, y)), dtype)
 
 
@@ -113,7 +113,7 @@ def fmod(g: GraphBuilder, node: FxNode) -> Value:
 def fmod_of_integers(g: GraphBuilder, node: FxNode) -> Value:
     """fmod.Tensor(Tensor self, Tensor other) -> Tensor
 
-    By the quotient, which is exact.
+    Computed from the quotient, which is exact.
     """
     x, y = node.args
     dtype = node.dtype

@@ -1,4 +1,4 @@
-"""Exponentials, logarithms, trigonometric and hyperbolic functions, and what has to do with signs and exponents."""
+"""Exponentials, logarithms, trigonometric and hyperbolic functions, and functions of sign and exponent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def by_formula2(function: Any) -> Converter:
 
 
 def log_base(base: float) -> Converter:
-    """A logarithm to another base: in double, so that powers of the base come out whole."""
+    """A logarithm to another base: computed in double, so that powers of the base give whole numbers."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x = operand(g, node.args[0], DOUBLE)
@@ -73,7 +73,7 @@ def log_base(base: float) -> Converter:
 def exp2(g: GraphBuilder, node: FxNode) -> Value:
     """exp2(Tensor self) -> Tensor
 
-    A power of two with a whole exponent comes out exact.
+    The result is exact for whole exponents.
     """
     dtype = wide(node.dtype)
     result = g.op.Pow(g.const(2.0, dtype), operand(g, node.args[0], dtype))
@@ -155,11 +155,11 @@ def nextafter(g: GraphBuilder, node: FxNode) -> Value:
     power = g.op.And(g.op.Equal(mantissa, g.const(0.5, DOUBLE)), inward)
     exponent = g.op.Sub(exponent, g.cast(power, DOUBLE))
     exponent = g.op.Max(exponent, g.const(float(least), DOUBLE))
-    # In two factors: the smallest step of a double is no normal number.
+    # Two factors, because the smallest step of a double is subnormal.
     step = g.op.Mul(g.op.Pow(g.const(2.0, DOUBLE), exponent), g.const(2.0**-bits, DOUBLE))
     up = g.op.Greater(y, x)
     moved = g.op.Add(x, g.op.Mul(step, g.op.Where(up, one, g.op.Neg(one))))
-    # From infinity the largest number; at zero the smallest, of y's sign.
+    # The neighbour of infinity is the largest number, that of zero the smallest one with y's sign.
     largest = g.const((2.0 - 2.0 ** (1 - bits)) * 2.0 ** (-least + 2), DOUBLE)
     moved = g.op.Where(g.op.IsInf(x), g.op.Mul(g.op.Sign(x), largest), moved)
     tiny = g.const(2.0**-bits * 2.0**least, DOUBLE)
@@ -172,7 +172,7 @@ def nextafter(g: GraphBuilder, node: FxNode) -> Value:
 def ldexp(g: GraphBuilder, node: FxNode) -> Value:
     """ldexp.Tensor(Tensor self, Tensor other) -> Tensor
 
-    self times 2.0 ** other, the power in the result's dtype: that is how torch defines it.
+    self times 2.0 ** other; torch computes the power in the result's dtype.
     """
     dtype = wide(node.dtype)
     x, y = operands(g, *node.args, dtype=dtype)
@@ -183,7 +183,7 @@ def ldexp(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def logaddexp(base: float | None) -> Converter:
-    """logaddexp, logaddexp2: max + log(1 + base ** -|x - y|); equal infinities give themselves."""
+    """logaddexp, logaddexp2: max + log(1 + base ** -|x - y|); two equal infinities give that infinity."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = wide(node.dtype)

@@ -17,7 +17,7 @@ from onnxplug.registry.rule import Converter, Rule
 
 
 def extremum(op_type: str) -> Converter:
-    """maximum, minimum: NaN wins, as in ONNX."""
+    """maximum, minimum: the result is NaN where an operand is NaN, as in ONNX."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args[:2]
@@ -30,7 +30,7 @@ def extremum(op_type: str) -> Converter:
 
 
 def ignoring_nan(op_type: str) -> Converter:
-    """fmax, fmin: NaN loses against a number."""
+    """fmax, fmin: the result is the number where only one operand is NaN."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args

@@ -34,7 +34,7 @@ def transform(g: GraphBuilder, x: Value | Complex, axis: int, forward: bool) -> 
     real = x.real if isinstance(x, Complex) else x
     size = g.dim(real, axis)
     if not forward:
-        # The inverse transform is the forward one with the parts changed over, before and after.
+        # The inverse transform is the forward one with real and imaginary parts swapped before and after.
         turned = Complex(x.imag, x.real) if isinstance(x, Complex) else Complex(_zero(g, x), x)
         result = transform(g, turned, axis, True)
         return Complex(result.imag, result.real)
@@ -104,7 +104,7 @@ def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value
 
 
 def _scaled(g: GraphBuilder, x: Any, sizes: Sequence[Any], normalization: int) -> Any:
-    """Divided by the root of the number of points (1) or by the number itself (2), as torch's enumeration has it."""
+    """Divides by the root of the number of points (``normalization`` 1) or by that number (2); 0 leaves ``x`` as it is."""
     if not normalization:
         return x
     part = x.real if isinstance(x, Complex) else x
@@ -133,7 +133,7 @@ def _complex_to_complex(g: GraphBuilder, x: Complex, axes: Sequence[int], normal
 
 
 def _real_to_complex(g: GraphBuilder, x: Value, axes: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    """The last of the axes first, while the tensor is real; of it half the spectrum where that is asked for."""
+    """Transforms the last axis first, while the tensor is real; ``half`` keeps only half of its spectrum."""
     over = normalize_axes(list(axes), rank_of(x))
     sizes = [g.dim(x, axis) for axis in over]
     last = over[-1]
@@ -206,7 +206,7 @@ def prims_c2r(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _fitted(g: GraphBuilder, x: Any, axis: int, size: Any) -> Any:
-    """Cut off or filled up with zeros at the end of an axis."""
+    """Truncated or padded with zeros at the end of an axis."""
     if isinstance(x, Complex):
         return Complex(_fitted(g, x.real, axis, size), _fitted(g, x.imag, axis, size))
     have = g.dim(x, axis)
@@ -268,7 +268,7 @@ def complex_transform(forward: bool) -> Converter:
 
 
 def real_transform(forward: bool) -> Converter:
-    """rfft and ihfft: of real numbers half the spectrum, of ihfft its conjugate."""
+    """rfft and ihfft: half the spectrum of a real tensor; ihfft gives its conjugate."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Complex:
         x, axes, sizes, _, norm = _arguments(g, node)
@@ -282,14 +282,14 @@ def real_transform(forward: bool) -> Converter:
 
 
 def half_spectrum_transform(forward: bool) -> Converter:
-    """irfft and hfft: of half a spectrum real numbers; hfft is the inverse transform of the conjugate."""
+    """irfft and hfft: the real tensor of half a spectrum; hfft is the inverse transform of the conjugate."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axes, sizes, given, norm = _arguments(g, node)
         x = x if isinstance(x, Complex) else Complex(x, _zero(g, x))
         last = sizes[-1]
         if not given:
-            # All that the half spectrum determines: 2 (m - 1).
+            # The default size is 2 (m - 1).
             last = 2 * (last - 1) if isinstance(last, int) else g.op.Mul(g.op.Sub(last, g.const(1)), g.const(2))
         half = last // 2 + 1 if isinstance(last, int) else g.op.Add(g.op.Div(last, g.const(2)), g.const(1))
         for axis, size in zip(axes, [*sizes[:-1], half], strict=True):

@@ -22,7 +22,7 @@ from onnxplug.registry.rule import Rule
 def fractional_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
 
-    The first NaN of a window that holds one.
+    A window with NaN gives the first one.
     """
     return fractional_max_pool(g, node, spatial, exact=True)
 

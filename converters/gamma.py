@@ -1,4 +1,4 @@
-"""The gamma function's kin: lgamma, digamma, polygamma, Hurwitz zeta, the incomplete gamma functions."""
+"""The gamma function and its relatives: lgamma, digamma, polygamma, Hurwitz zeta, the incomplete gamma functions."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def mvlgamma(g: GraphBuilder, node: FxNode) -> Value:
 def digamma(x: Real) -> Real:
     """digamma(Tensor self) -> Tensor
 
-    The derivatives of what lgamma is made of (A&S 6.3.18, 6.3.6, 6.3.7). NaN at negative whole numbers; at zero an
+    The derivatives of lgamma's formulas (A&S 6.3.18, 6.3.6, 6.3.7). NaN at negative whole numbers; at zero an
     infinity of the other sign, as 1/x itself gives it.
     """
     negative = x < 0.0
@@ -106,7 +106,7 @@ def _trigamma(x: Real, sine: Real) -> Real:
     """ψ'(x); below 1/2 (π / sin πx)² - ψ'(1 - x) (A&S 6.4.7)."""
     reflect = x < 0.5
     value = zeta(x.const(2.0), where(reflect, 1.0 - x, x))
-    # At infinity, where zeta is NaN as torch's, it is zero.
+    # It is zero at infinity, where zeta is NaN.
     value = where(x.is_inf(), 0.0, value)
     return where(reflect, PI * PI / (sine * sine) - value, value)
 
@@ -254,7 +254,7 @@ def _incomplete(a: Real, x: Real, lower: bool) -> Real:
     value = where(near, _uniform(a, x, lower), value)
     at_infinity = where(a.is_inf(), 0.0 if lower else 1.0, value)
     at_infinity = where(x.is_inf(), where(a.is_inf(), NAN, x.const(1.0 if lower else 0.0)), at_infinity)
-    # The empty integral, whatever a but zero: NaN among them, as in torch.
+    # The integral is empty for every a other than zero, also for NaN.
     empty = x.equals(0.0) & ~a.equals(0.0)
     return where((a < 0.0) | (x < 0.0), NAN, where(empty, 0.0 if lower else 1.0, at_infinity))
 

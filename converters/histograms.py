@@ -37,7 +37,7 @@ def _range_of(g: GraphBuilder, x: Value, low: Any, high: Any, widen: float) -> t
 def histc(g: GraphBuilder, node: FxNode) -> Value:
     """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor
 
-    Bins of equal width; what lies outside, and NaN, is not counted; the upper bound belongs to the last bin.
+    Bins of equal width; elements outside, and NaN, are not counted; the upper bound belongs to the last bin.
     """
     x, bins, low, high = node.args
     dtype = DOUBLE if node.dtype == DOUBLE else FLOAT
@@ -84,7 +84,7 @@ def _even_edges(g: GraphBuilder, x: Value, bins: int, low: float, high: float) -
     dtype = x.dtype
     assert dtype is not None
     first, last = _range_of(g, x, low, high, 0.5)
-    # As torch.linspace: from both ends towards the middle.
+    # Computed from both ends towards the middle, as torch.linspace does.
     step = g.op.Div(g.op.Sub(last, first), g.const(float(bins), dtype))
     number = np.arange(bins + 1)
     near = g.op.Add(first, g.op.Mul(step, g.const(number.astype(np.float64), dtype)))
@@ -168,7 +168,7 @@ def _histogramdd(g: GraphBuilder, x: Value, edges: list[Value], weight: Value | 
 def bincount(g: GraphBuilder, node: FxNode) -> Value:
     """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor
 
-    As many bins as the largest element asks for.
+    The largest element determines the number of bins.
     """
     x, weights, least = node.args
     x = g.cast(x, INT64)

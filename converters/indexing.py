@@ -75,7 +75,7 @@ def nonzero(g: GraphBuilder, node: FxNode) -> Value:
 def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
     """nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor
 
-    So many places: further ones are dropped, missing ones filled up.
+    ``size`` indices: further ones are dropped, missing ones are filled with ``fill_value``.
     """
     x, size, fill = node.args
     rank = rank_of(x)
@@ -87,7 +87,7 @@ def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def slice_columns(g: GraphBuilder, x: Value) -> Value:
-    """A matrix without its columns."""
+    """A matrix without its columns: [rows, 0]."""
     return g.op.Slice(x, np.array([0]), np.array([0]), np.array([1]))
 
 

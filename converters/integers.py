@@ -33,7 +33,7 @@ def bitwise(op_type: str) -> Converter:
 
 
 def bitwise_by_bits(op_type: str) -> Converter:
-    """The same before opset 18: every bit by itself, then the sum of the powers of two that are left."""
+    """The same before opset 18: bit by bit, then the sum of the powers of two of the result."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args[:2]
@@ -68,7 +68,7 @@ def _shifted_right(g: GraphBuilder, x: Value, count: Value) -> Value:
 def bitwise_not(g: GraphBuilder, node: FxNode) -> Value:
     """bitwise_not(Tensor self) -> Tensor
 
-    Of an integer x it is -x - 1, at every opset.
+    For an integer x the result is -x - 1, at every opset.
     """
     x = node.args[0]
     if node.dtype == BOOL:
@@ -78,7 +78,7 @@ def bitwise_not(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def shift(left: bool) -> Converter:
-    """bitwise_left_shift, bitwise_right_shift: by less than 0 or by the width and more everything is shifted out."""
+    """bitwise_left_shift, bitwise_right_shift: a count that is negative, or not less than the width, shifts every bit out."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = node.dtype
@@ -101,7 +101,7 @@ def shift(left: bool) -> Converter:
 def gcd(g: GraphBuilder, node: FxNode) -> Value:
     """gcd(Tensor self, Tensor other) -> Tensor
 
-    Euclid's algorithm on all elements at once, until every remainder is 0.
+    Euclid's algorithm, elementwise, until every remainder is 0.
     """
     x, y = operands(g, *node.args, dtype=INT64)
     shape = g.op.Shape(g.op.Add(x, y))

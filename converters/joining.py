@@ -78,7 +78,7 @@ def repeat_interleave(g: GraphBuilder, node: FxNode) -> Value:
 def repeats_as_indices(g: GraphBuilder, node: FxNode) -> Value:
     """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor
 
-    Each index as often as its element says: place i takes the first index whose running total is beyond i.
+    Repeats each index by its element: position i takes the first index whose cumulative sum exceeds i.
     """
     repeats = g.cast(node.args[0], INT64)
     ends = g.op.CumSum(repeats, g.const(0))

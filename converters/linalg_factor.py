@@ -58,7 +58,7 @@ def _unpacked(g: GraphBuilder, packed: Value) -> tuple[Value, Value]:
 
 
 def _no_matrix(g: GraphBuilder, dtype: ir.DataType) -> Value:
-    """The empty tensor that torch gives for what wasn't asked for."""
+    """The empty tensor that torch returns for a factor that was not requested."""
     return g.cast(g.const(np.zeros(0, dtype=np.float32)), dtype)
 
 
@@ -110,7 +110,7 @@ def linalg_householder_product(g: GraphBuilder, node: FxNode) -> Value:
 def ormqr(g: GraphBuilder, node: FxNode) -> Value:
     """ormqr(Tensor self, Tensor input2, Tensor input3, bool left=True, bool transpose=False) -> Tensor
 
-    From the right by the transposes: ``C Q = (Q^T C^T)^T``.
+    A product from the right is one of the transposes: ``C Q = (Q^T C^T)^T``.
     """
     packed, tau, x, left, transposed = node.args
     if left:

@@ -24,9 +24,8 @@ from onnxplug.registry.rule import Rule
 
 
 def _extremum(g: GraphBuilder, end: str, x: Value, axis: int) -> Value:
-    """The greatest or the least (Max, Min) of norms; the greatest of none is 0.
-
-    ONNX Runtime's ReduceMax and ReduceMin take no notice of NaN, which the sum of what is not negative has exactly when
+    """The greatest or the least (Max, Min) of norms; the greatest of none is 0. ONNX Runtime's ReduceMax and ReduceMin
+    skip     NaN, which the sum of what is not negative has exactly when
     one of them is NaN.
     """
     dtype = dtype_of(x)

@@ -22,7 +22,7 @@ from onnxplug.registry.rule import Rule
 
 
 def _nothing(g: GraphBuilder, dtype: ir.DataType) -> Value:
-    """The empty tensor that torch gives for what wasn't asked for."""
+    """The empty tensor that torch returns for a factor that was not requested."""
     return g.const(np.zeros(0), dtype)
 
 
@@ -78,7 +78,7 @@ def linalg_pinv(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _tolerance(g: GraphBuilder, a: Value, atol: Any, rtol: Any, top: Value, dtype: ir.DataType) -> Value:
-    """Below which singular values count as 0, ``[*batch, 1]``."""
+    """The bound below which singular values count as 0, ``[*batch, 1]``."""
     absolute = None if atol is None else unsqueeze(g, g.cast(atol, dtype), rank_of(atol))
     if rtol is not None:
         relative = unsqueeze(g, g.cast(rtol, dtype), rank_of(rtol))
@@ -91,7 +91,7 @@ def _tolerance(g: GraphBuilder, a: Value, atol: Any, rtol: Any, top: Value, dtyp
 
 
 def _inverse_values(g: GraphBuilder, s: Value, size: Value, top: Value, bound: Value) -> Value:
-    """``1 / s``, 0 for what counts as 0; NaN stays NaN."""
+    """``1 / s``, and 0 for singular values that count as 0; NaN stays NaN."""
     dtype = dtype_of(s)
     small = g.op.LessOrEqual(size, bound)
     safe = g.op.Where(small, g.const(1.0, dtype), s)

@@ -60,8 +60,8 @@ def outer(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _combined(g: GraphBuilder, node: FxNode, bias: Value, multiplied: Value, beta: Any, alpha: Any) -> Value:
-    """``beta * bias + alpha * product``; a beta of zero leaves the bias out, NaN and all, as torch does."""
-    # torch rounds halves once, at the end.
+    """``beta * bias + alpha * product``; a beta of zero drops the bias, also its NaN."""
+    # torch rounds 16-bit floats once, at the end.
     inner = FLOAT if node.dtype in HALVES else node.dtype
     multiplied = g.cast(multiplied, inner)
     if alpha != 1:
@@ -78,7 +78,7 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b, beta, alpha = node.args
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
-    # Without a single product to add, ONNX Runtime's Gemm forgets beta.
+    # ONNX Runtime's Gemm ignores beta when the inner dimension is 0.
     empty_sum = a.shape is not None and a.shape[-1] == 0
     if node.dtype in GEMM_DTYPES and plain and not empty_sum and not is_restored(b):
         if beta == 0:
@@ -176,7 +176,7 @@ def _ordered(g: GraphBuilder, x: Value, order: list[int]) -> Value:
 
 
 def _joined(g: GraphBuilder, x: Value, axes: list[int]) -> Any:
-    """How many elements these axes have together."""
+    """The number of elements that these axes span."""
     total: Any = 1
     for axis in axes:
         size = g.dim(x, axis)

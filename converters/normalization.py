@@ -21,7 +21,7 @@ from onnxplug.registry.rule import Rule
 
 
 def _wide(dtype: ir.DataType) -> ir.DataType:
-    """Statistics of halves are taken in float, as torch takes them."""
+    """Statistics of 16-bit floats are computed in float32, as in torch."""
     return FLOAT if dtype in HALVES else dtype
 
 
@@ -139,7 +139,7 @@ def _affine(g: GraphBuilder, x: Value, weight: Any, bias: Any, dtype: ir.DataTyp
 def native_group_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)
 
-    With the mean and the reciprocal deviation of each group, which vanish again where nobody uses them.
+    With the mean and the reciprocal deviation of each group, which are removed where nothing reads them.
     """  # noqa: E501
     x, weight, bias, _, _, _, groups, eps = node.args
     spec = node.outputs[1]
@@ -166,7 +166,7 @@ def instance_norm(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _row(g: GraphBuilder, channels: int | Value, value: float, dtype: ir.DataType) -> Value:
-    """One number for each channel."""
+    """A per-channel vector, shaped to broadcast against the tensor."""
     if isinstance(channels, int):
         return g.const(np.full(channels, value), dtype)
     return g.op.Expand(g.const(value, dtype), g.as_vector(channels))
@@ -262,7 +262,7 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
 
 
 def _as_specified(g: GraphBuilder, node: FxNode, values: Sequence[Value]) -> list[Value | None]:
-    """Each result in the dtype that torch gives it: statistics of halves are floats."""
+    """Converts each result to the dtype of torch's: statistics of 16-bit floats are float32."""
     return [g.cast(v, s.dtype) if s is not None else v for v, s in zip(values, node.outputs, strict=True)]
 
 

@@ -50,7 +50,7 @@ def _check_version(g: GraphBuilder, op_type: str, version: int | None) -> None:
         asked = onnx.defs.get_schema(op_type, version, "").since_version
         have = onnx.defs.get_schema(op_type, g.opset, "").since_version
     except onnx.defs.SchemaError:
-        return  # the builder says what is wrong with it
+        return  # the builder reports what is wrong
     if asked != have:
         raise Unsupported(
             f"{op_type} is asked for as of opset {version}, and opset {g.opset} has another version of it",
@@ -84,7 +84,7 @@ def attention(g: GraphBuilder, node: FxNode) -> list[Value]:
     names = "is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision".split()
     given = dict(zip(names, node.args[6:], strict=True))
     given["is_causal"] = int(given["is_causal"])
-    if given["kv_num_heads"] == given["q_num_heads"] == 0:  # of inputs with four axes, which say it themselves
+    if given["kv_num_heads"] == given["q_num_heads"] == 0:  # inputs with four axes already state the number of heads
         del given["kv_num_heads"], given["q_num_heads"]
     # The key and value caches come in pairs; the product is a fourth result that costs its own copy.
     count = {0: 1, 1: 3, 2: 3}.get(_last_used(node), 4)

@@ -30,7 +30,7 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
     for number in range(len(pads) // 2):
         before[rank - 1 - number], after[rank - 1 - number] = pads[2 * number], pads[2 * number + 1]
     if mode != "constant" and not all(g.never_negative(p) for p in (*before, *after)):
-        # torch continues the uncropped tensor, even where the crop leaves nothing of it.
+        # torch reads from the uncropped tensor, even where cropping leaves it empty.
         return _gathered(g, x, before, after, mode)
     if all(isinstance(p, int) and p == 0 for p in (*before, *after)):
         return x
@@ -66,7 +66,7 @@ def _numbered(g: GraphBuilder, size: Value, low: Any, high: Any) -> Value:
 
 
 def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
-    """Each end continued with the other one, an axis at a time."""
+    """Circular padding, one axis at a time."""
     rank = rank_of(x)
     for number in range(len(pads) // 2):
         axis = rank - 1 - number
@@ -74,7 +74,7 @@ def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
         if not isinstance(low, int) or not isinstance(high, int):
             x = _circular_dynamic(g, x, axis, low, high)
             continue
-        # torch crops first, and continues what is left.
+        # torch crops first and wraps the cropped tensor.
         if low < 0 or high < 0:
             x = slice_axis(g, x, axis, max(-low, 0), high if high < 0 else None)
         parts = []

@@ -49,7 +49,7 @@ def _ceil_extra(
     pads: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int] | None:
-    """What must be added at each end so that rounding down gives the size that torch's ceil_mode gives.
+    """The padding to add at each end so that rounding down gives the size of torch's ceil_mode.
 
     torch drops a last window that would start in the padding; ONNX's own ceil_mode, before opset 22, does not.
     ``None`` where a size is dynamic.
@@ -84,7 +84,7 @@ def _max_pool(
         ends = [g.op.Add(e, g.const(p)) if dynamic else p + e for p, e in zip(pads, extra, strict=True)]
     dtype = x.dtype
     if dtype is not None and dtype.is_integer() and dtype.bitwidth > 8:
-        # ONNX pools floats and bytes; a double holds integers below 2**53.
+        # ONNX pools floats and bytes; double is exact for integers below 2**53.
         x = g.cast(x, DOUBLE)
     # ONNX Runtime refuses a padding as wide as the kernel.
     if dynamic or any(p >= k for p, k in zip([*pads, *ends], [*kernel, *kernel], strict=True)):
@@ -101,9 +101,9 @@ def _explicitly_padded(
     ends: Sequence[Any],
     outputs: int,
 ) -> Any:
-    """Max pool of a tensor padded by nodes of their own; places are counted back to the bare plane.
+    """Max pool of a tensor padded by a Pad node; the indices are converted to those of the unpadded plane.
 
-    For padding that ONNX's attribute can't say: as wide as the kernel (which a dilated one may have), or dynamic.
+    For padding that ONNX's attribute can't express: as wide as the kernel (which a dilated one may have), or dynamic.
     """
     assert x.dtype is not None
     low: Any = float("-inf")
@@ -151,7 +151,7 @@ def max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
 def max_pool_with_indices(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)
 
-    torch counts within a plane, ONNX within the whole tensor.
+    torch's indices count within a plane, ONNX's within the whole tensor.
     """  # noqa: E501
     (values, indices), x, single = _max_pool(g, node, spatial, 2)
     plane: Any = 1
@@ -200,7 +200,7 @@ def avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
 def adaptive_avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor
 
-    To size 1 a global mean; where the sizes divide an ordinary pool; else by one matrix of weights an axis.
+    Size 1 is a global mean, sizes that divide the input's are an ordinary pool, others a product with a matrix of weights per axis.
     """
     x, size = node.args
     out: list[Any] = spread(size, spatial)
@@ -266,7 +266,7 @@ def adaptive_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value
 def adaptive_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)
 
-    The first NaN of a window that holds one.
+    A window with NaN gives the first one.
     """
     x, size = node.args
     out = g.concrete_shape(spread(size, spatial), "output size")
@@ -274,7 +274,7 @@ def adaptive_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list
 
 
 def _uneven_max_pool(g: GraphBuilder, x: Value, single: bool, out: Sequence[int], exact: bool = False) -> list[Value]:
-    """The pool of windows of any size, each of which is written out."""
+    """Max pool of windows of different sizes; the places of each window are constants."""
     sizes = list(x.shape or ())[2:]
     results: Sequence[Value]
     if all(isinstance(s, int) for s in sizes):

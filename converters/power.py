@@ -26,7 +26,7 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
         if exponent == 2:
             return compute(g, "Mul", dtype, x, x)
         if exponent == 0.5 and dtype.is_floating_point():
-            # As torch, whose (-inf) ** 0.5 is NaN where C's pow has inf.
+            # torch's (-inf) ** 0.5 is NaN, C's pow gives inf.
             return g.op.Sqrt(operand(g, x, dtype))
         if dtype.is_integer() and exponent < 0:
             raise Unsupported("integers to a negative power: torch itself refuses it")
@@ -74,7 +74,7 @@ def _integer_power_of_tensors(node: FxNode) -> bool:
 def pow_exact(g: GraphBuilder, node: FxNode) -> Value:
     """pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor
 
-    Of integers, by repeated squaring: wraps as torch's.
+    Integer powers by repeated squaring, which wrap around.
     """
     x, exponent = operands(g, *node.args, dtype=INT64)
     return g.cast(_squaring(g, x, exponent), node.dtype)

@@ -143,7 +143,7 @@ _BINARY = {
 def div(g: GraphBuilder, node: FxNode) -> Value:
     """div(Tensor self, Tensor other) -> Tensor
 
-    Integers give the quotient rounded towards zero.
+    For integers the quotient is rounded towards zero.
     """
     x, y = node.args
     return compute(g, "Div", node.dtype, x, y)

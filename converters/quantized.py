@@ -133,7 +133,7 @@ def _quantized(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType) ->
 def quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Value:
     """quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> Tensor
 
-    Also with tensors for the numbers.
+    Also the overload whose numbers are tensors.
     """
     x, scale, zero_point, low, high = node.args[:5]
     return _quantized(g, x, Scheme(scale, zero_point, low, high), node.dtype)
@@ -188,7 +188,7 @@ def _grouped(g: GraphBuilder, x: Value, scales: Value, zero_points: Value | None
 def dequantize_per_tensor(g: GraphBuilder, node: FxNode) -> Value:
     """dequantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor
 
-    Also with tensors for the numbers. Torch converts first: bytes and their differences are exact in float16, but not in
+    Also the overload whose numbers are tensors. Torch converts first: bytes and their differences are exact in float16, but not in
     bfloat16, where it rounds after the subtraction.
     """  # noqa: E501
     x, scale, zero_point = node.args[:3]
@@ -311,7 +311,7 @@ def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[V
     return [g.cast(scale, DOUBLE), g.cast(zero_point, INT64)]
 
 
-# -- there and back ----------------------------------------------------------------------------------------------------
+# -- fake quantisation ----------------------------------------------------------------------------------------------------
 
 
 def _fake(g: GraphBuilder, x: Value, scheme: Scheme) -> tuple[Value, Value]:

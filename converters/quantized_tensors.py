@@ -42,7 +42,7 @@ def _parameters(g: GraphBuilder, node: FxNode) -> tuple[Value, Value, Value]:
 def quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Quantized:
     """quantize_per_tensor(Tensor self, float scale, int zero_point, ScalarType dtype) -> Tensor
 
-    Also with tensors for the numbers. Numbers halfway between two integers go to the even one before the zero point is
+    Also the overload whose numbers are tensors. Numbers halfway between two integers go to the even one before the zero point is
     added, in PyTorch on x86 after it.
     """
     if node.args[3] == torch.qint32:

@@ -24,7 +24,7 @@ def uniform_like(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
 
 
 def normal_like(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
-    """Standard normal numbers in the shape of ``x``."""
+    """Standard normal numbers of the shape of ``x``."""
     return g.op.RandomNormalLike(g.cast(x, dtype), dtype=int(dtype))
 
 
@@ -90,7 +90,7 @@ def randint_like_low(g: GraphBuilder, node: FxNode) -> Value:
 def randperm(g: GraphBuilder, node: FxNode) -> Value:
     """randperm(SymInt n, *, ScalarType? dtype=4, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
 
-    The order of as many uniform numbers.
+    A random permutation: the order of uniform random numbers.
     """
     size = g.as_vector(node.args[0])
     drawn = uniform_like(g, g.op.Expand(g.const(0.0), size), FLOAT)
@@ -147,7 +147,7 @@ def _uniform(g: GraphBuilder, node: FxNode, shaped: Value, low: Any, high: Any) 
 def bernoulli(g: GraphBuilder, node: FxNode) -> Value:
     """bernoulli(Tensor self, *, Generator? generator=None) -> Tensor
 
-    One with the probability that the element is.
+    1 with the element as the probability, else 0.
     """
     x = node.args[0]
     dtype = _wide(x.dtype)
@@ -205,7 +205,7 @@ def rrelu(g: GraphBuilder, node: FxNode) -> Value:
 def rrelu_with_noise(g: GraphBuilder, node: FxNode) -> list[Value] | Value:
     """rrelu_with_noise(Tensor self, Tensor(b!) noise, Scalar lower=0.125, Scalar upper=0.33333333333333331, bool training=False, Generator? generator=None) -> Tensor
 
-    The noise becomes the slopes that were drawn, 1 where there are none.
+    Writes to ``noise`` the slopes that were drawn, and 1 elsewhere.
     """  # noqa: E501
     x, noise, lower, upper, training = node.args[:5]
     result, slopes = _leaky(g, node, x, lower, upper, training)

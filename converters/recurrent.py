@@ -29,9 +29,9 @@ class Mode(NamedTuple):
     Attributes:
         op_type: The ONNX operator of a whole layer.
         gates: Which of torch's gates stands at each place of ONNX's: torch has LSTM's as i, f, g, o and GRU's as r, z, n.
-        states: How many states a step carries on.
+        states: How many states a step carries.
         step: The new states from the input's gates, the hidden state's gates, and the old states.
-        activation: What ONNX is told of the activation, when it isn't the default.
+        activation: The activations attribute, when it isn't the default.
     """
 
     op_type: str
@@ -367,7 +367,7 @@ def over_packed(mode: Mode) -> Converter:
 
 
 def padded(g: GraphBuilder, data: Value, sizes: Value, batch: int | Value) -> tuple[Value, Value]:
-    """Packed rows as (time, batch, features), and which of them there are (time, batch). The others hold row 0."""
+    """Packed rows as (time, batch, features), and which of them are active (time, batch). Inactive ones hold row 0."""
     places = g.op.Range(g.const(0), g.as_scalar(batch), g.const(1))
     active = g.op.Less(places, unsqueeze(g, sizes, 1))
     starts = g.op.CumSum(sizes, g.const(0), exclusive=1)
@@ -376,7 +376,7 @@ def padded(g: GraphBuilder, data: Value, sizes: Value, batch: int | Value) -> tu
 
 
 def packed(g: GraphBuilder, x: Value, active: Value) -> Value:
-    """The rows of (time, batch, features) that there are, one after the other."""
+    """The rows of (time, batch, features) that are active, packed."""
     if x.shape is None or not isinstance(x.shape[-1], int):
         raise Unsupported("a packed sequence whose number of features is dynamic")
     rows = g.op.Reshape(x, g.const(np.array([-1, x.shape[-1]], dtype=np.int64)))

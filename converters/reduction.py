@@ -23,7 +23,7 @@ from onnxplug.registry.rule import Converter, Rule
 
 
 def whole(op_type: str, exact: bool = False) -> Converter:
-    """A reduction of everything: sum, mean, prod, amax …"""
+    """A reduction of all elements: sum, mean, prod, amax …"""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         return reduced(g, op_type, node.args[0], None, False, node.dtype, exact)
@@ -63,7 +63,7 @@ def _truth(g: GraphBuilder, node: FxNode, op_type: str) -> Value:
     x = node.args[0]
     axes, keepdim = (node.args[1], node.args[2]) if len(node.args) > 2 else (None, False)
     rank = rank_of(x)
-    if axes == []:  # Unlike sums, over no axes at all.
+    if axes == []:  # Unlike for sums, an empty list of axes reduces nothing.
         return g.cast(g.cast(x, BOOL), node.dtype)
     wanted = g.cast(x, BOOL) if op_type == "ReduceMax" else g.op.Not(g.cast(x, BOOL))
     count = reduce(g, "ReduceSum", g.cast(wanted, FLOAT), normalize_axes(axes, rank) if rank else None, keepdim)
@@ -73,7 +73,10 @@ def _truth(g: GraphBuilder, node: FxNode, op_type: str) -> Value:
 
 
 def arg_extremum(op_type: str, exact: bool = False) -> Converter:
-    """argmax, argmin: the first of equal ones, with ``exact`` the first NaN before all; of everything when no axis is given."""
+    """argmax, argmin: the index of the first of equal elements; with ``exact`` of the first NaN, if there is one.
+
+    Without an axis, the index into the flattened tensor.
+    """
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axis, keepdim = node.args
@@ -102,7 +105,7 @@ def _first_extremum(g: GraphBuilder, op_type: str, x: Value, axis: int, keepdim:
 
 
 def extremum_dim(op_type: str, exact: bool = False) -> Converter:
-    """max.dim, min.dim: values and the index of the first of equal ones."""
+    """max.dim, min.dim: values, and the index of the first of equal elements."""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         x, axis, keepdim = node.args
@@ -120,7 +123,7 @@ def extremum_dim(op_type: str, exact: bool = False) -> Converter:
 def logsumexp(g: GraphBuilder, node: FxNode) -> Value:
     """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor
 
-    Shifted by the maximum where that is finite, so that a row of −inf gives −inf and not NaN.
+    The maximum is subtracted where it is finite, so that a row of −inf gives −inf and not NaN.
     """
     x, axes, keepdim = node.args
     dtype = reduction_dtype(node.dtype)
@@ -160,7 +163,7 @@ def aminmax(g: GraphBuilder, node: FxNode) -> list[Value]:
 def aminmax_exact(g: GraphBuilder, node: FxNode) -> list[Value]:
     """aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)
 
-    NaN stays.
+    NaN propagates.
     """
     x, axis, keepdim = node.args
     return [reduced(g, f"Reduce{end}", x, axis, keepdim, x.dtype, exact=True) for end in ("Min", "Max")]

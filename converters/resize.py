@@ -90,7 +90,7 @@ def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any)
         result = g.op.Resize(inner, None, _factors(g, factors), mode=mode, **named)
     if not dtype.is_integer():
         return result
-    # torch rounds bytes, ONNX Runtime cuts them off.
+    # torch rounds to uint8, ONNX Runtime truncates.
     return g.cast(g.op.Clip(g.op.Round(result), g.const(0.0), g.const(255.0)), dtype)
 
 
@@ -103,7 +103,7 @@ def _maps_by_factor(axis: Axis) -> bool:
     """Whether the size follows from a factor, also where that is rounded to a float."""
     if axis.factor is None:
         return axis.ratio is not None
-    # By a factor between 1 and 1.5 some sizes stay, which torch copies.
+    # A factor between 1 and 1.5 leaves some sizes as they are; torch copies those.
     return axis.follows and float(np.float32(axis.factor)) == axis.factor and not 1.0 < axis.factor < 1.5
 
 
@@ -144,7 +144,7 @@ def channel_shuffle(g: GraphBuilder, node: FxNode) -> Value:
 def col2im(g: GraphBuilder, node: FxNode) -> Value:
     """col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
 
-    What overlaps is added.
+    Overlapping elements are summed.
     """
     x, size, kernel, dilation, padding, stride = node.args
     single = rank_of(x) == 2

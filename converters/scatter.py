@@ -1,4 +1,4 @@
-"""Writing by index: scatter, index_put, index_add and their kin."""
+"""Writing by index: scatter, index_put, index_add and similar operators."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _reduce_into(
     count = scatter_elements(g, count, axis, index, ones[1], "add")
     if inner.is_floating_point():
         return g.cast(g.op.Div(total, count), dtype)
-    # Integers are divided rounding down.
+    # Integer division rounds down.
     quotient = g.op.Div(total, count)
     rest = g.op.Sub(total, g.op.Mul(quotient, count))
     lower = g.op.Less(rest, g.const(0, inner))
@@ -116,14 +116,14 @@ def put(g: GraphBuilder, node: FxNode) -> Value:
 def masked_scatter(g: GraphBuilder, node: FxNode) -> Value:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor
 
-    The n-th true place takes the n-th element of the source.
+    The n-th true element of the mask takes the n-th element of the source.
     """
     x, mask, source = node.args
     shape = g.op.Shape(g.op.Or(mask, g.op.Expand(g.const(False), g.shape(x))))
     mask = g.op.Expand(mask, shape)
     places = g.op.CumSum(g.cast(g.reshape(mask, [-1]), INT64), g.const(0))
     places = g.op.Max(g.op.Sub(places, g.const(1)), g.const(0))
-    # One more element, for a source that is empty because nothing is taken.
+    # One more element, because the source may be empty where the mask is false everywhere.
     flat = g.op.Concat(g.reshape(g.cast(source, node.dtype), [-1]), g.const(np.zeros(1), node.dtype), axis=0)
     taken = g.op.Reshape(g.op.Gather(flat, places, axis=0), shape)
     return select(g, mask, taken, g.op.Expand(x, shape), node.dtype)
@@ -161,7 +161,7 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
         target = g.op.Concat(sizes, g.vector([g.dim(x, a) for a in others]), axis=0)
     beside = axes == list(range(axes[0], axes[-1] + 1))
     if beside and axes[0] and rank_of(values) > len(others) - axes[0]:
-        # torch puts the indices' axes where the first index stands; ours stand first.
+        # torch puts the indexed axes at the first index's position; here they come first.
         before = axes[0]
         full = (
             g.op.Concat(

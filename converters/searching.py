@@ -41,7 +41,7 @@ _FEW = 64
 def isin(g: GraphBuilder, node: FxNode) -> Value:
     """isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor
 
-    NaN is in nothing.
+    NaN equals no test element.
     """
     x, tested, _, invert = node.args
     dtype = comparable(common_dtype(node, 0, 1), True)
@@ -61,14 +61,14 @@ def _among_few(g: GraphBuilder, a: Value, b: Value) -> Value:
 
 
 def _among_many(g: GraphBuilder, a: Value, b: Value) -> Value:
-    """Both numbered by what is equal, and the numbers of ``b`` marked."""
+    """Unique gives equal elements of both tensors one number; an element is found if its number occurs in ``b``."""
     assert a.dtype is not None
     inner = unique_dtype(a.dtype)
     flat = g.reshape(a, [-1])
     both = g.op.Concat(g.cast(flat, inner), g.cast(b, inner), axis=0)
     ordinary: Value | None = None
     if inner.is_floating_point():
-        # Unique's order has no place for NaN.
+        # Unique has no defined order for NaN.
         ordinary = g.op.Not(g.op.IsNaN(both))
         both = g.op.Where(ordinary, both, g.const(0.0, inner))
     _, _, number, counts = g.op.Unique(both, sorted=1, _outputs=4)

@@ -38,7 +38,7 @@ def embedding_bag(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 def embedding_bag_forward(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_embedding_bag_forward_only(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)
 
-    Here a padding index of -1 means none.
+    In this overload a padding index of -1 means that there is none.
     """  # noqa: E501
     weight, indices, offsets, _, mode, _, weights, include_last, padding = node.args
     none = padding is None or padding < 0
@@ -67,7 +67,7 @@ def _embedding_bag(
     starts = g.op.Slice(offsets, np.array([0]), np.array([-1]), np.array([0])) if include_last else offsets
     bags = g.as_scalar(g.dim(starts, 0))
     counted = run_of_each(g, starts, g.dim(indices, 0))
-    # One more bag takes what belongs to none.
+    # One more bag takes the rows that belong to none.
     if padding is not None:
         counted = g.op.Where(g.op.Equal(indices, g.const(padding)), bags, counted)
     taken = counted
@@ -90,7 +90,7 @@ def _embedding_bag(
             result = g.op.Div(result, g.cast(g.op.Max(sizes, g.const(1)), dtype))
         else:
             result = g.op.Where(g.op.Equal(sizes, g.const(0)), g.const(0.0, dtype), result)
-    # The other three are for the backward pass; nothing of the forward one reads them.
+    # The other three results are for the backward pass only.
     return [g.cast(result, node.dtype), None, None, None]
 
 
@@ -111,7 +111,7 @@ def segment_reduce(g: GraphBuilder, node: FxNode) -> Value:
     else:
         starts = g.op.Slice(given, np.array([0]), np.array([-1]), np.array([0]))
         ends = g.op.Slice(given, np.array([1]), np.array([_MOST]), np.array([0]))
-    # One more segment takes what lies after the last one.
+    # One more segment takes the rows after the last one.
     count = g.as_scalar(g.dim(starts, 0))
     bounds = g.op.Concat(starts, g.op.Slice(ends, np.array([-1]), np.array([_MOST]), np.array([0])), axis=0)
     segment = run_of_each(g, bounds, g.dim(x, 0))

@@ -19,7 +19,7 @@ from onnxplug.registry.rule import Converter, Rule
 def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
     """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
 
-    Where NaN goes is up to the runtime.
+    The position of NaN depends on the runtime.
     """
     x, k, axis, largest, ordered = node.args
     if not rank_of(x):
@@ -32,7 +32,7 @@ def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
 def topk_exact(g: GraphBuilder, node: FxNode) -> list[Value]:
     """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
 
-    NaN counts as larger than +inf.
+    NaN sorts as the largest value, after +inf.
     """
     x, k, axis, largest, ordered = node.args
     if not rank_of(x):
@@ -43,7 +43,7 @@ def topk_exact(g: GraphBuilder, node: FxNode) -> list[Value]:
 def sort(g: GraphBuilder, node: FxNode) -> list[Value]:
     """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
 
-    TopK of all; equal elements keep their order, as ONNX's TopK takes the lower index first.
+    TopK of all elements; equal elements keep index order, which ONNX's TopK guarantees.
     """
     named = node.kwargs
     return sort_axis(g, node.args[0], named.get("dim", -1), named.get("descending", False))
@@ -58,7 +58,7 @@ def argsort(g: GraphBuilder, node: FxNode) -> Value:
 def kthvalue(g: GraphBuilder, node: FxNode) -> list[Value]:
     """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
 
-    NaN counts as larger than everything.
+    NaN sorts as the largest value.
     """
     x, k, axis, keepdim = node.args
     if not rank_of(x):

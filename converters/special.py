@@ -1,4 +1,4 @@
-"""The error function and its kin, entropies."""
+"""The error function, the normal distribution's functions, entropies."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def entr(x: Real) -> Real:
 def xlogy(x: Real, y: Real) -> Real:
     """xlogy.Tensor(Tensor self, Tensor other) -> Tensor
 
-    0 where x is 0, whatever y but NaN.
+    0 where x is 0 and y is not NaN.
     """
     return where(x.equals(0.0) & ~y.is_nan(), 0.0, x * y.log())
 

@@ -97,7 +97,7 @@ def as_strided_scatter(g: GraphBuilder, node: FxNode) -> Value:
 def diagonal_scatter(g: GraphBuilder, node: FxNode) -> Value:
     """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor
 
-    Both axes last, the diagonal is a row of the flattened matrix.
+    With both axes last, the diagonal is a strided slice of the flattened matrix.
     """
     x, source, offset, first, second = node.args
     rank = rank_of(x)
@@ -122,7 +122,7 @@ def diagonal_scatter(g: GraphBuilder, node: FxNode) -> Value:
 def resize(g: GraphBuilder, node: FxNode) -> Value:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor
 
-    The first elements in another shape; what torch leaves unwritten is 0.
+    The first elements in another shape; memory that torch leaves unwritten is 0.
     """
     x, sizes = node.args[:2]
     flat, _, _ = _storage(g, node, x)

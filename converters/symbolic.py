@@ -45,8 +45,9 @@ def floordiv(g: GraphBuilder, node: FxNode) -> Value:
     if _is_float(x, y):
         return g.op.Floor(g.op.Div(_number(g, x, DOUBLE), _number(g, y, DOUBLE)))
     a, b = _number(g, x, INT64), _number(g, y, INT64)
-    # a - a mod b divides evenly; ONNX's Mod has the divisor's sign, as Python's. What is never negative over what is
-    # positive needs no correction.
+    # a - a mod b divides evenly; ONNX's Mod has the divisor's sign, as Python's. A quotient of a non-negative and a
+
+    # positive number needs no correction.
     if _sign(node, 0, x, "is_nonnegative") and _sign(node, 1, y, "is_positive"):
         result = g.op.Div(a, b)
         return result

@@ -125,7 +125,7 @@ def unsqueeze_(g: GraphBuilder, node: FxNode) -> Value:
 def squeeze_(g: GraphBuilder, node: FxNode) -> Value:
     """squeeze(Tensor(a) self) -> Tensor(a)
 
-    Only axes whose size is 1 go; a dynamic one stays, as torch's own result says.
+    Removes only axes whose size is statically 1, as torch's traced result does.
     """
     x = node.args[0]
     return _squeeze(g, node, x, range(rank_of(x)))
@@ -167,7 +167,7 @@ def unfold(g: GraphBuilder, node: FxNode) -> Value:
     x, axis, size, step = node.args
     rank = rank_of(x)
     if not rank:
-        # One window of one element, or of none.
+        # A 0-dim tensor has one window, of one element or of none.
         return g.op.Slice(unsqueeze(g, x, 0), g.const([0]), g.const([size]))
     windows = windows_of(g, x, normalize_axis(axis, rank), size, step)
     axis = normalize_axis(axis, rank)

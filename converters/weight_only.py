@@ -54,7 +54,7 @@ def dequantize_affine(g: GraphBuilder, node: FxNode) -> Value:
     shape: list[Any] = [-1] if by_row else [rows, columns // block[1]]
     weight, zeros = _nibbles(g, node, shape)
     if weight is None:
-        if node.dtype != FLOAT:  # torch rounds the difference of two bytes
+        if node.dtype != FLOAT:  # torch rounds the difference of two 8-bit integers
             raise Decline("bytes in another dtype than float")
         weight, zeros = x, None if zero is None else g.reshape(g.cast(zero, x.dtype), shape)
     # Products of nibbles and bfloat16 are exact in float, where ONNX Runtime has the kernel.
@@ -166,7 +166,7 @@ def _packed(levels: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(packed: torch.Tensor) -> torch.Tensor:
-    """Both halves of every byte, the low one first."""
+    """Unpacks both nibbles of every byte, the low one first."""
     return torch.stack([packed & 15, packed >> 4], -1).reshape(-1)
 
 

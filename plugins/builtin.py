@@ -1,4 +1,4 @@
-"""The builtin plugin: onnxplug's own rules and rewrites, arriving through the entry point like any package's."""
+"""The builtin plugin: onnxplug's own rules and rewrites, found by its entry point like any other plugin."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """The builtin plugin speaks the API of its own version."""
+    """The builtin plugin's namespaces and targets."""
     cpu = TargetInfo("onnxruntime:cpu", kernels="onnxplug.plugins.onnxruntime_cpu:KERNELS")
     return PluginInfo(namespaces=("aten", "prims"), targets=("onnxruntime", cpu))

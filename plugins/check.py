@@ -1,4 +1,4 @@
-"""``onnxplug plugins check``: what is wrong with installed plugins, found before a user finds it."""
+"""``onnxplug plugins check``: reports faults of installed plugins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Finding:
     Attributes:
         plugin: The entry point's name.
         severity: ``"error"``, ``"note"`` or ``"ok"``.
-        kind: What was looked at: ``"import"``, ``"rule"``, ``"conflict"``, ``"sample"`` …
+        kind: What was checked: ``"import"``, ``"rule"``, ``"conflict"``, ``"sample"`` …
         message: What was found.
     """
 

@@ -47,7 +47,7 @@ def onnxplug_runtime() -> Iterable[OrtLibrary | ReferenceOp]:  # type: ignore[em
 
 @hookspec(firstresult=True)
 def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
-    """A converter for an operator that nobody claims, or ``None``."""
+    """A converter for an operator that no rule translates, or ``None``."""
 
 
 @hookspec

@@ -58,7 +58,7 @@ class PluginWarning(UserWarning):
 
 @dataclass
 class PluginRecord:
-    """One entry point of the group ``onnxplug``, and what became of it.
+    """One entry point of the group ``onnxplug``, and whether it loaded.
 
     Attributes:
         name: The entry point's name.

@@ -14,7 +14,7 @@ from onnxplug.converters.helpers.promotion import operands, operands_in
 
 
 def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Value:
-    """An arithmetic node in a dtype that ONNX Runtime computes in; small integers go operands_in int32 and wrap back."""
+    """An arithmetic node in a dtype that ONNX Runtime computes in; small integers are computed in int32 and wrap back."""
     if dtype == BOOL:
         logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
         return getattr(g.op, logical)(*operands(g, *args, dtype=BOOL))
@@ -23,7 +23,7 @@ def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Va
         return g.cast(getattr(g.op, op_type)(*operands_in(g, *args, dtype=dtype, inner=inner)), dtype)
     scales = op_type in ("Mul", "Div") and dtype == FLOAT16
     if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):
-        # torch scales by the number itself, in float.
+        # torch multiplies by the Python number in float32.
         return g.cast(getattr(g.op, op_type)(*operands(g, *args, dtype=FLOAT)), dtype)
     return getattr(g.op, op_type)(*operands(g, *args, dtype=dtype))
 

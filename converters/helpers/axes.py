@@ -43,7 +43,7 @@ def unsqueeze(g: GraphBuilder, x: Value, *axes: int) -> Value:
 
 def squeeze(g: GraphBuilder, x: Value, *axes: int) -> Value:
     """``x`` without these axes, whose size is 1."""
-    if not axes:  # ONNX Runtime takes no axes for all of size 1.
+    if not axes:  # ONNX Runtime reads an empty list of axes as all axes of size 1.
         return x
     return g.op.Squeeze(x, g.const(np.array(axes, dtype=np.int64)))
 

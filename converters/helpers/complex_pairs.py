@@ -26,7 +26,7 @@ def as_complex(g: GraphBuilder, x: Any, dtype: ir.DataType) -> Complex:
 
 
 def _zeros_like(g: GraphBuilder, x: Value) -> Value:
-    """Zeros of a value's shape; not its product with zero, which NaN and ±inf would survive."""
+    """Zeros of a value's shape. A product with zero would keep NaN and turn ±inf into NaN."""
     assert x.dtype is not None
     if x.shape is not None and all(isinstance(d, int) for d in x.shape):
         import numpy as np
@@ -103,7 +103,7 @@ def c_angle(g: GraphBuilder, x: Complex) -> Value:
 
 
 def c_sgn(g: GraphBuilder, x: Complex) -> Complex:
-    """z / |z|, 0 of 0."""
+    """z / |z|, and 0 where z is 0."""
     dtype = x.real.dtype
     size = c_abs(g, x)
     is_zero = g.op.Equal(size, g.const(0.0, dtype))
@@ -122,5 +122,5 @@ def both(g: GraphBuilder, node: FxNode, *positions: int) -> list[Complex]:
 
 
 def nonzero(g: GraphBuilder, x: Complex) -> Value:
-    """Where a complex number isn't 0."""
+    """Whether a complex number differs from 0."""
     return g.op.Or(g.cast(x.real, BOOL), g.cast(x.imag, BOOL))

@@ -105,7 +105,7 @@ def hypot_of(g: GraphBuilder, x: Value, y: Value) -> Value:
 
 
 def hypot_exact(g: GraphBuilder, x: Value, y: Value) -> Value:
-    """As :func:`hypot_of`; infinite as soon as one of both is, even beside NaN."""
+    """As :func:`hypot_of`, but infinite where one operand is infinite, also beside NaN."""
     infinite = g.op.Or(g.op.IsInf(x), g.op.IsInf(y))
     return g.op.Where(infinite, g.const(float("inf"), x.dtype), hypot_of(g, x, y))
 

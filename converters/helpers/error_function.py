@@ -27,14 +27,14 @@ def erf(x: Real) -> Real:
     if x.dtype != DOUBLE:
         return x.apply("Erf")
     far = 1.0 - (-(x * x)).exp() * scaled_tail(abs(x))
-    # -0.0 stays only in the last place: ONNX Runtime's Where adds a zero to what it takes from the other.
+    # Only Where's last operand keeps -0.0: ONNX Runtime adds a zero to elements of the other one.
     return where(abs(x) >= 1.0, where(x < 0.0, -far, far), erf_near(x))
 
 
 def erfc(x: Real) -> Real:
     """erfc(Tensor self) -> Tensor
 
-    Not 1 - erf(x), which has no digits left from x = 6 on.
+    1 - erf(x) would lose all digits from x = 6 on.
     """
     far = (-(x * x)).exp() * scaled_tail(abs(x))
     return where(abs(x) < 1.0, 1.0 - erf_near(x), where(x < 0.0, 2.0 - far, far))

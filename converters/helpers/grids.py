@@ -71,7 +71,7 @@ def _common_size(g: GraphBuilder, m: Size, n: Size) -> Size:
         return n if m == 1 else m
     if isinstance(n, int):
         return n
-    # One of two sizes that differ is 1, and the other one may be 0.
+    # Where two sizes differ, one is 1, and the other may be 0.
     return g.op.Where(g.op.Equal(m, g.const(1)), n, m)
 
 

@@ -21,7 +21,7 @@ def repeat(
     *states: Value,
     until: bool = False,
 ) -> list[Value]:
-    """The states after ``count`` steps ``step(j, *states)``, a Loop that is as large for 3 columns as for 300.
+    """The states after ``count`` steps ``step(j, *states)``, as a Loop, whose size does not depend on ``count``.
 
     With ``until`` a step returns, before the states, whether to go on. The states keep their dtypes and shapes.
     """

@@ -1,4 +1,4 @@
-"""LU factors of dense matrices, and what is solved with them."""
+"""LU factors of dense matrices, and solutions of linear systems by them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def solve_triangular(g: GraphBuilder, t: Value, b: Value, *, upper: bool, unit: 
 
 
 def eliminated(g: GraphBuilder, a: Value, b: Value) -> tuple[Value, Value]:
-    """A's LU factors, and ``inv(L) P B``, from one loop."""
+    """A's LU factors, and ``inv(L) P B``, computed in one loop."""
     n = g.dim(a, -1)
     both = lu(g, g.op.Concat(a, b, axis=rank_of(a) - 1)).packed
     return cut(g, both, -1, 0, n), cut(g, both, -1, n)

@@ -53,9 +53,9 @@ def order_key(g: GraphBuilder, x: Value) -> Value:
 
 
 def order(g: GraphBuilder, x: Value, count: Value, axis: int, largest: bool, ordered: bool = True) -> Value:
-    """The indices of the first ``count`` elements of an axis in order; of equal elements the lower index goes first.
+    """The indices of the first ``count`` elements of an axis in order; equal elements keep index order.
 
-    NaN is the largest, as in torch.
+    NaN is the largest value.
 
     Args:
         g: The builder.

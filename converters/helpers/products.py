@@ -27,7 +27,7 @@ _QUANTIZES = frozenset({"QuantizeLinear", "Clip", "Cast", "Identity"})
 
 
 def _behind(x: Value, operators: frozenset[str]) -> Value:
-    """What a chain of such nodes begins with."""
+    """The input of a chain of such nodes."""
     made = x.producer()
     while made is not None and made.op_type in operators and not made.domain and made.inputs[0] is not None:
         x = made.inputs[0]

@@ -15,7 +15,7 @@ from onnxplug.interpret.node import FxNode
 
 
 def operand(g: GraphBuilder, x: Any, dtype: torch.dtype | ir.DataType) -> Value:
-    """One operand in a dtype: a Value is cast, a Python number becomes a shared constant."""
+    """An operand in ``dtype``: a Value is cast, a Python number becomes a shared constant."""
     return g.cast(x, dtype) if isinstance(x, Value) else g.const(x, dtype)
 
 
@@ -83,7 +83,7 @@ def comparable(dtype: ir.DataType, equality: bool = False) -> ir.DataType:
 
 
 def wide(dtype: ir.DataType) -> ir.DataType:
-    """The dtype to compute in: halves in float."""
+    """The dtype to compute in: float32 for 16-bit floats."""
     return FLOAT if dtype in HALVES else dtype
 
 

@@ -41,7 +41,7 @@ def _by_hits(g: GraphBuilder, x: Value, places: Value, source: Value, reduction:
     assert dtype is not None
     flat = g.reshape(x, [-1])
     if not all(isinstance(d, int) and d for d in places.shape or (None,)):
-        # One more that goes nowhere: of nothing there is no greatest element.
+        # One more element with the neutral value, because a maximum needs at least one.
         start = g.const(np.array([neutral(name, dtype)]), dtype)
         places = g.op.Concat(g.reshape(places, [-1]), g.const([-1]), axis=0)
         source = g.op.Concat(g.reshape(source, [-1]), start, axis=0)
@@ -98,7 +98,7 @@ def scatter_slices(g: GraphBuilder, x: Value, places: Value, source: Value) -> V
 
 
 def neutral(reduction: str, dtype: ir.DataType) -> Any:
-    """What a reduction starts from where the tensor's own value is left out."""
+    """The neutral element of a reduction."""
     if reduction in ("sum", "mean", "add"):
         return 0
     if reduction in ("prod", "multiply"):

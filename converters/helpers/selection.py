@@ -13,7 +13,7 @@ from onnxplug.converters.helpers.promotion import operands_in
 
 
 def select(g: GraphBuilder, condition: Value, x: Any, y: Any, dtype: ir.DataType) -> Value:
-    """``Where`` in a dtype for which ONNX Runtime has it: bools by logic, what it lacks operands_in a wider dtype."""
+    """``Where`` in a dtype for which ONNX Runtime has it: bools by logic, dtypes without a kernel in a wider one."""
     condition = g.cast(condition, BOOL)
     inner = dtype
     if dtype == BOOL:

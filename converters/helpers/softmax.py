@@ -1,4 +1,4 @@
-"""Softmax of rows that are hidden whole."""
+"""Softmax of rows whose elements are all masked."""
 
 from __future__ import annotations
 

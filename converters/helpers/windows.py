@@ -16,7 +16,7 @@ from onnxplug.converters.helpers.reductions import reduce
 
 
 def windows_of(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Value:
-    """Windows of one axis, ``step`` apart: the axis becomes two, the windows and what is in them."""
+    """Windows of one axis, ``step`` apart: the axis becomes two, the windows and the elements of each."""
     count = g.op.Add(g.op.Div(g.op.Sub(g.as_scalar(g.dim(x, axis)), g.const(size)), g.const(step)), g.const(1))
     starts = g.op.Mul(g.op.Range(g.const(0), count, g.const(1)), g.const(step))
     offsets = g.const(list(range(size)), INT64)
@@ -95,7 +95,7 @@ def largest_along(g: GraphBuilder, x: Value, axis: int, exact: bool = False) -> 
 def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int], exact: bool = False) -> list[Value]:
     """Adaptive max pool of sizes that are only known at run time: an axis at a time, the last one first.
 
-    Of equal elements that keeps the one that comes first in the plane.
+    Equal elements keep the index of the first one in the plane.
     """
     assert x.dtype is not None
     rank = rank_of(x)
