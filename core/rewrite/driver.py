@@ -248,6 +248,12 @@ def _checked(node: ir.Node, result: Any, rewrite: Rewrite) -> Replaced:
             )
         replaced = dict(zip(node.outputs, values, strict=True))
     for old, new in replaced.items():
+        if new is old:
+            # Equal nodes are shared: what the rewrite emitted is the very node that it is to replace.
+            raise ConversionError(
+                f"the rewrite {rewrite.name!r} does not terminate: it replaces {_key(node)} by itself",
+                hint="It matches its own output. Leave it out, or make its pattern narrower.",
+            )
         if new.dtype is None:
             new.type = old.type
         if new.dtype != old.dtype:

@@ -345,8 +345,8 @@ def test_norms(order: Any) -> None:
 
 @pytest.mark.parametrize("order", ["nuc", 2])
 def test_norm_exported_from_an_empty_matrix(order: Any) -> None:
-    # torch's own decomposition takes the emptiness for a fact, and the norm for 0 ever after.
-    others = [(matrices(4, 4),), (matrices(1, 1),)]
+    # torch asks whether the matrix is empty for the spectral norm alone: Dim.AUTO axes are static then.
+    others = [(matrices(4, 4),), (matrices(1, 1),)] if order == "nuc" else []
     check(lambda x: linalg.matrix_norm(x, order), torch.zeros(0, 0).double(), others=others, dynamic=[fixed((0, 0))])
     check(
         lambda x: linalg.matrix_norm(x, order),

@@ -113,6 +113,12 @@ WHOLE = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed model still states the shapes of the right one, which ONNX Runtime would warn of."""
+    monkeypatch.setattr("onnxplug.run.session.LOG_SEVERITY", 3)
+
+
 def small(name: str) -> onnxplug.OnnxProgram:
     torch.manual_seed(0)
     make, shape = SMALL[name]

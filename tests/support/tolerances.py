@@ -23,6 +23,7 @@ LOOSER: dict[str, Row] = {
     "complex": Row(1e-5, 1e-5, "four sums of real products that nearly cancel"),
     "complex, float": Row(1e-4, 1e-4, "Fourier transforms: sums of all elements"),
     "experts": Row(1e-4, 1e-5, "two products an expert, weighted and summed"),
+    "fast forms": Row(1e-4, 1e-5, "products are summed in another order, scales multiply the weights"),
     "fused": Row(1e-4, 1e-5, "a fused operator sums in another order"),
     "graphs": Row(1e-4, 1e-5, "messages are summed in another order, layer after layer"),
     "grouped, bfloat16": Row(1.6e-2, 1.6e-2, "sums of products in bfloat16"),
