@@ -133,7 +133,7 @@ def _complex_to_complex(g: GraphBuilder, x: Complex, axes: Sequence[int], normal
 
 
 def _real_to_complex(g: GraphBuilder, x: Value, axes: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    """Transforms the last axis first, while the tensor is real; ``half`` keeps only half of its spectrum."""
+    """Transforms the last axis first, while the tensor is real; ``onesided`` keeps only half of its spectrum."""
     over = normalize_axes(list(axes), rank_of(x))
     sizes = [g.dim(x, axis) for axis in over]
     last = over[-1]

@@ -1,4 +1,4 @@
-"""Checks of an export's arguments: what can be known before the model is captured is checked before, capture takes long."""
+"""Checks of an export's arguments: everything that can be checked before the model is captured is, because capture takes long."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def check_operators(rules: Sequence[Rule], *, late: bool) -> None:
 
 
 def warn_of_unused_rules(registry: Any, asked: Iterable[str]) -> None:
-    """Says which rules of the call were never asked for.
+    """Warns of rules of the call that no node asked for.
 
     Args:
         registry: The registry of the export.

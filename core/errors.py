@@ -42,9 +42,9 @@ class OnnxplugError(Exception):
         self.located = True
         if self.message:
             self.message = f"{place}: {self.message}"
-            if place not in str(self):  # a class with a text of its own
+            if place not in str(self):  # a class that overrides the text
                 self.add_note(place)
-        else:  # a class that does not call ours
+        else:  # a class that does not call our constructor
             self.message = f"{place}: {', '.join(map(str, self.args)) or type(self).__name__}"
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class SaveError(OnnxplugError):
 
 
 class Decline(Exception):
-    """Raised inside a converter to undo what it emitted and let the next rule try."""
+    """Raised inside a converter to discard what it emitted and try the next rule."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""What core asks of whoever brings plugins: protocols that ``onnxplug.plugins`` fulfils, and that core knows alone."""
+"""Protocols of the plugin host, which ``onnxplug.plugins`` implements; core depends on these alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Patch = AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
 
 
 class RuntimeHost(Protocol):
-    """What running a model needs of plugins."""
+    """The plugin host as far as running a model needs it."""
 
     def runtimes(self) -> Sequence[Any]:
         """What each plugin brings to run its operators (``onnxplug.run.kernels.PluginRuntime``)."""
@@ -23,7 +23,7 @@ class RuntimeHost(Protocol):
 
 
 class PluginHost(RuntimeHost, Protocol):
-    """What an export needs of plugins."""
+    """The plugin host as far as an export needs it."""
 
     def targets(self) -> set[str]:
         """Names of the runtimes that plugins know."""
@@ -35,7 +35,7 @@ class PluginHost(RuntimeHost, Protocol):
         """Rewrites, the builtin ones first."""
 
     def patches(self) -> Sequence[Patch]:
-        """What holds during capture."""
+        """Context managers that hold during capture."""
 
     def decompositions(self) -> Mapping[str, Callable[..., Any] | None]:
         """Decompositions by qualified name; ``None`` forbids one."""
@@ -47,4 +47,4 @@ class PluginHost(RuntimeHost, Protocol):
         """The first plugin's converter for an operator that no rule translates."""
 
     def explain_missing(self, namespace: str) -> str | None:
-        """Why no rule for a namespace is there."""
+        """Why a namespace has no rules."""

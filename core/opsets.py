@@ -1,4 +1,4 @@
-"""Which opsets onnxplug emits, and the one it emits unless told."""
+"""The opsets that onnxplug emits, and the default one."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportStatistics:
-    """What an export did and how long it took.
+    """Statistics of an export: times, and numbers of nodes.
 
     Attributes:
         capture_seconds, conversion_seconds: Wall-clock time of torch.export, and of everything after it.
@@ -99,7 +99,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             PluginError: A plugin's library is missing or does not load.
             VerificationError: The model does not run.
         """
-        if self._inference_session is not None:  # one that the user set up
+        if self._inference_session is not None:  # a session that the user made
             return super().__call__(*self.feed(args, kwargs).values())
         feed = self.feed(args, kwargs)
         if self._runner is None:
@@ -116,7 +116,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         return tuple(Runner(self.model, self.host, reference=True)(self.feed(args, kwargs)))
 
     def release(self) -> None:
-        """Lets go of the inference session."""
+        """Releases the inference session."""
         self._runner = None
         super().release()
 
@@ -185,7 +185,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         return (*program.state_dict, *program.constants) if program is not None else ()
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What goes into the graph for a call of the PyTorch model: a tensor or number an input name.
+        """The graph's inputs for a call of the PyTorch model: input name to tensor or number.
 
         Raises:
             UsageError: Another structure, rank, dtype or static size than the model's; another value than one baked in.

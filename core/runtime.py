@@ -112,7 +112,7 @@ def _kernels(
 
 
 def _structure(model: Any) -> Any:
-    """What the operators are read from: an ``onnx_ir.Model``, or the path or bytes of one."""
+    """The source that operators are read from: an ``onnx_ir.Model``, or the path or bytes of one."""
     import onnx
     import onnx_ir as ir
 

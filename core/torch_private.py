@@ -59,7 +59,7 @@ _NAMES = {
     ),
     "pytree": _Private("torch.utils._pytree:", "flattening inputs and outputs"),
     # Without these something is less precise.
-    "higher_order_operators": _Private(  # names of cond and its like are taken as they are given
+    "higher_order_operators": _Private(  # names of higher-order operators are taken as given
         "torch._ops:_higher_order_ops", "the names of higher-order operators", dict
     ),
     "registered_operators": _Private(  # no suggestion for a misspelt operator

@@ -1,1 +1,1 @@
-"""onnxplug's cli stage."""
+"""The command line."""

@@ -192,7 +192,7 @@ def verify_(
 
 
 def _ranks(model: Path) -> dict[str, int]:
-    """The ranks of a model's inputs; none for a file that can't be read, which running it says better."""
+    """The ranks of a model's inputs; empty for a file that can't be read, which is reported when it is run."""
     import onnx_ir as ir
 
     try:
@@ -250,7 +250,7 @@ def run(arguments: list[str]) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     except Exception as error:
-        if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's and typer's own: wrong usage
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # raised by click and typer for wrong usage
             error.show()
             return int(error.exit_code)
         if choice.debug:

@@ -1,4 +1,4 @@
-"""``onnxplug why`` and ``onnxplug ops``: which rule translates an operator, and what is translated at all."""
+"""``onnxplug why`` and ``onnxplug ops``: which rule translates an operator, and which operators are translated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up nodes: an operator called on tensors of one dtype, for the conditions (``when``) of rules to look at."""
+"""Example nodes: an operator called on tensors of one dtype, for the conditions (``when``) of rules."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _trace(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FxNode |
 
     from onnxplug.torch_private import FakeTensorMode, pytree
 
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it logs what an operator refuses
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # torch logs rejected arguments
     graph = torch.fx.Graph()
     tensors: list[torch.fx.Node] = []
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

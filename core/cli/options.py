@@ -43,7 +43,7 @@ def parse_runtime(text: str) -> str | None:
 
 @dataclass
 class Choice:
-    """What the flags of one command line say."""
+    """The values of one command line's flags."""
 
     only: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)

@@ -34,7 +34,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"<]+)", line (?P<line>\d+) in (?P<nam
 
 
 def probe(selection: Any, patience: float = PATIENCE, contents_of: str | None = None) -> list[dict[str, Any]]:
-    """What became of every plugin of a selection; nothing is imported into this process.
+    """The status of every plugin of a selection; nothing is imported into this process.
 
     Args:
         selection: Which plugins to load.
@@ -69,7 +69,7 @@ def probe(selection: Any, patience: float = PATIENCE, contents_of: str | None = 
 
 
 def _one_child(request: dict[str, Any], patience: float) -> tuple[list[dict[str, Any]] | None, int | None, Any]:
-    """The records; or which plugin it stopped at, and how."""
+    """The records, or the plugin at which the child process stopped, and how."""
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder, "stack")
         text = json.dumps({**request, "dump": str(dump)})
@@ -108,7 +108,7 @@ def _listen(
         message = json.loads(line)
         if "records" in message:
             return message["records"], None, None
-        # The builtin plugin brings torch along.
+        # The builtin plugin imports torch.
         loading, wait = message["starting"], START if message["builtin"] else patience
 
 
@@ -119,7 +119,7 @@ def _read(pipe: IO[bytes], lines: queue.Queue[bytes]) -> None:
 
 
 def _innermost(stack: str) -> str:
-    """Where the plugin was when it was given up."""
+    """The plugin's code position when it was stopped."""
     for match in _FRAME.finditer(stack):
         if "importlib" not in match["file"] and f"{os.sep}threading.py" not in match["file"]:
             return f"; it was at {match['file']}:{match['line']}, in {match['name']}"
@@ -132,7 +132,7 @@ def _innermost(stack: str) -> str:
 def child(request: dict[str, Any]) -> None:
     """Loads plugins one by one and reports."""
     report = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what plugins print must not be taken for a report
+    os.dup2(2, 1)  # the output of plugins is kept out of the report
     warnings.simplefilter("ignore")
     selection_class = load_object(f"{HOST}:Selection", "the plugin manager")
     only = request["only"]
@@ -159,7 +159,7 @@ def child(request: dict[str, Any]) -> None:
         records.append(row)
     report.write(json.dumps({"records": records}) + "\n")
     report.flush()
-    os._exit(0)  # threads that a plugin left behind don't hold this up
+    os._exit(0)  # threads that a plugin started do not delay the exit
 
 
 def describe(hook: str, value: Any) -> list[str]:

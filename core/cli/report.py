@@ -16,13 +16,13 @@ from rich.table import Table
 if TYPE_CHECKING:
     from onnxplug.program import OnnxProgram
 
-#: Into a file or pipe tables are wide enough that nothing in them is cut.
+#: Width of tables in a file or pipe, so that no cell is truncated.
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Progress:
-    """Names the stage at work on standard error, with the seconds that it has taken; one line a stage where nobody watches."""
+    """Names the stage at work on standard error, with the seconds that it has taken; one line per stage without a terminal."""
 
     def __init__(self, status: Any = None) -> None:
         self._status = status
@@ -60,12 +60,12 @@ def progress() -> Iterator[Progress]:
 
 
 def note(text: str) -> None:
-    """Something that the user should know, on standard error."""
+    """A note on standard error."""
     err.print(f"[bold]note:[/] {escape(text)}")
 
 
 def failure(message: str, hint: str | None = None) -> None:
-    """One clear message, and what to do."""
+    """An error's message and its hint."""
     err.print(f"[bold red]error:[/] {escape(message)}")
     if hint:
         err.print(f"[bold]hint:[/] {escape(hint)}")

@@ -35,7 +35,7 @@ class Target:
 
 
 def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool = False) -> Target:
-    """Loads what TARGET names and puts the ``--input``s in.
+    """Loads the model that TARGET names; ``--input`` replaces its example inputs.
 
     An ``--input`` without a name takes the place of the target's own positional input, one by one; one with a name that of
     the input so called. The target's other inputs stay.
@@ -51,7 +51,7 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
     """
     import torch
 
-    # A factory with random weights makes the same ones in `export` and in `verify`.
+    # A fixed seed: a factory with random weights gives the same model in `export` and in `verify`.
     torch.manual_seed(0)
     if pretrained and not text.startswith("timm:"):
         raise UsageError("--pretrained is for timm:NAME; a function that makes a model decides by itself")

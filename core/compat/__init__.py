@@ -1,4 +1,4 @@
-"""``onnxplug.compat``: what people have written for torch.onnx, taken as it is.
+"""``onnxplug.compat``: translations written for torch.onnx, used unchanged.
 
 Every name is loaded at first use.
 """

@@ -41,7 +41,7 @@ class AutogradRule(Rule):
         self.function = function
 
     def patches(self) -> Sequence[Callable[[], contextlib.AbstractContextManager[None]]]:
-        """What keeps the function whole."""
+        """The context manager that keeps the function as one operator."""
         return (functools.partial(keep_autograd_functions, self.function),)
 
 
@@ -218,7 +218,7 @@ class _Operator:
         with _LOCK:
             found = self._known.get(key)
             if found is None:
-                # The call holds its arguments, so that their ids stay theirs.
+                # The call keeps its arguments alive, so that their ids are not reused.
                 found = self._known[key] = len(self.calls)
                 self.calls.append(_Call(places, spec))
             return found
@@ -256,13 +256,13 @@ class _Context:
         self.needs_input_grad = (False,) * 64
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None:
-        """Nothing is ever read back."""
+        """Accepts and discards tensors: there is no backward."""
 
     save_for_forward = save_for_backward
     mark_non_differentiable = save_for_backward
 
     def set_materialize_grads(self, value: bool) -> None:
-        """There are no gradients."""
+        """Has no effect: there are no gradients."""
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
         """A function that writes its inputs can't be one functional operator.

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxplug.compat.binding import Parameter, bind, mismatch, parameters_of
 from onnxplug.errors import ConversionError, Decline, Unsupported, UsageError
 
-#: Operators whose meaning changed at an opset though old and new nodes look the same.
+#: Operators whose semantics changed at an opset while the node's form stayed the same.
 _CHANGED = {("Softmax", 13), ("LogSoftmax", 13), ("Hardmax", 13), ("GroupNormalization", 21)}
 
 

@@ -176,7 +176,7 @@ class _Recorder:
 
 
 def _sorted(signature: Any, inputs: list[Any], given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Inputs in order and attributes by name: either may be given either way."""
+    """Separates inputs, in order, from attributes, by name; a call may give either by position or by name."""
     params = list(signature.params)
     variadic = bool(params) and any(p.is_param() and p.variadic for p in params)
     formals = [p for p in params if p.is_param()]
@@ -194,7 +194,7 @@ def _sorted(signature: Any, inputs: list[Any], given: dict[str, Any]) -> tuple[l
 
 
 def _output_count(signature: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> int:
-    """How many outputs a call asks for, as onnxscript has it: all that the schema names, with its exceptions."""
+    """The number of outputs that onnxscript gives a call: all that the schema names, with onnxscript's exceptions."""
     if signature.domain == "":
         if signature.name == "BatchNormalization" and not attributes.get("training_mode"):
             return 1

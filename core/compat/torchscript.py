@@ -136,7 +136,7 @@ class _Scratch:
         self._python = python_scalars
 
     def context(self) -> Any:
-        """The ``g`` that the function gets."""
+        """The ``g`` argument of the symbolic function."""
         from torch.onnx._internal.torchscript_exporter import jit_utils
 
         none: Any = None
@@ -217,7 +217,7 @@ class _Emitter:
         self._domains = domains
 
     def results(self, graph: Any, results: Any) -> Any:
-        """Emits a graph; returns what the symbolic function's results stand for."""
+        """Emits a graph; returns the Values of the symbolic function's results."""
         self._block(graph)
         return self._result(results)
 
@@ -251,7 +251,7 @@ class _Emitter:
             if kind == "onnx::Constant":
                 if node.hasAttribute("value") and node.kindOf("value") == "s":
                     continue
-                # A tensor of the node's own that already stands for a Value keeps standing for it.
+                # A tensor of the node that is already mapped to a Value keeps that mapping.
                 self._values.setdefault(outputs[0].debugName(), self._constant(node))
             elif kind == "prim::Constant":
                 self._values[outputs[0].debugName()] = None
@@ -321,7 +321,7 @@ def _tensor_type(value: Any) -> tuple[torch.dtype | None, list[int | None] | Non
 
 
 def _take_type(value: ir.Value, old: Any) -> None:
-    """Where the builder can't tell (operators without a schema), the type that the function has set."""
+    """Where the builder infers no type (operators without a schema), the type that the function has set."""
     dtype, sizes = _tensor_type(old)
     if value.dtype is None and dtype is not None:
         value.type = ir.TensorType(to_onnx_dtype(dtype))

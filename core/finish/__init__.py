@@ -1,1 +1,1 @@
-"""onnxplug's last stage before the program: a graph becomes a model."""
+"""Finishing: a graph becomes a model with initializers, functions and opset imports."""

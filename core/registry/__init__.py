@@ -1,1 +1,1 @@
-"""onnxplug's registry stage."""
+"""Rules, the registry that chooses among them, and targets."""

@@ -1,4 +1,4 @@
-"""Qualified names: what rules are keyed by."""
+"""Qualified names, the keys of rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _work_out(target: Any) -> str:
     return f"{getattr(target, '__module__', '?')}::{getattr(target, '__name__', target)}"
 
 
-#: What rules for complex and for quantised arguments have before the operator's name.
+#: Prefixes of the operator's name in rules for complex and for quantised arguments.
 _PREFIXES = ("complex:", "quantized:")
 
 

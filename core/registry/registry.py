@@ -30,7 +30,7 @@ class Layer(IntEnum):
 
 @dataclass(frozen=True)
 class Explanation:
-    """One candidate for an operator, and what became of it.
+    """One candidate for an operator, with the reason it was taken or passed over.
 
     Attributes:
         rule: The candidate.
@@ -48,7 +48,7 @@ class Explanation:
 
 
 class OnnxRegistry:
-    """An immutable table of rules, one an export.
+    """An immutable table of rules, one per export.
 
     Args:
         builtin: The rules that ship with onnxplug.
@@ -163,7 +163,7 @@ class OnnxRegistry:
         return rules[0] if rules else None
 
     def candidates(self, node: Any, target: Target) -> Sequence[Rule]:
-        """The rules that apply to a node, first the one that goes first."""
+        """The rules that apply to a node, in order of precedence."""
         return self.bind(target).candidates(node)
 
     def ranked(self, op: str, target: Target) -> list[tuple[Layer, Rule]]:

@@ -107,7 +107,7 @@ class Rule:
         return f"{module}:{getattr(self.convert, '__qualname__', repr(self.convert))}"
 
     def patches(self) -> Sequence[Callable[[], AbstractContextManager[Any]]]:
-        """What must hold during capture for the rule's operator to be in the graph; none but for some subclasses."""
+        """Context managers that hold during capture; empty except in subclasses whose operator needs one."""
         return ()
 
     def resolve(self) -> Converter:

@@ -1,1 +1,1 @@
-"""onnxplug's run stage."""
+"""Running, verifying and saving an exported model."""

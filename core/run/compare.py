@@ -1,4 +1,4 @@
-"""Comparison of results: the one function by which every check of onnxplug holds two tensors against one another.
+"""Comparison of results: the one function that every check of onnxplug uses.
 
 Elements are compared one by one, ``|actual - expected| <= atol + rtol * |expected|``. ``docs/verification.md`` says how
 ``atol`` follows from the ordinary elements of the expected tensor, and why.
@@ -78,7 +78,7 @@ class Scale(Enum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What comparing two tensors showed.
+    """The result of comparing two tensors.
 
     Attributes:
         count, total: Number of elements that differ by more than the tolerance, and of all.
@@ -159,7 +159,7 @@ def compare(
     same = (ours == theirs) | (ours.isnan() & theirs.isnan()) if real else actual == expected
     difference = torch.where(same, 0.0, (ours - theirs).abs())
     if not real:
-        # Integers beyond 2**53 differ by less than a double can tell.
+        # A double cannot represent differences between integers beyond 2**53.
         difference = torch.where(same, difference, difference.clamp_min(1.0))
     allowed = _allowed(theirs, dtype, scale, rtol, atol, is_complex)
     if slack is not None:

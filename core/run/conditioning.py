@@ -13,7 +13,7 @@ from onnxplug.run.inputs import clone_leaves
 #: How often inputs and weights are moved by one unit of rounding.
 _RUNS = 3
 
-#: A network rounds at each of its layers, not only what goes in: so much farther may the results be.
+#: A network rounds at each layer, not only its inputs: the factor by which results may differ more.
 _FACTOR = 16
 
 Run = Callable[[Any, list[Any]], list[tuple[str, Any]]]

@@ -16,7 +16,7 @@ from onnxplug.run.references import folder_references
 
 try:
     import fcntl
-except ImportError:  # Windows: savers of one file are not held apart there
+except ImportError:  # Windows has no fcntl: processes that save one file are not locked against each other
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _SUFFIX = ".onnxplug-", ".tmp"
@@ -71,7 +71,7 @@ def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool]) -> IO
         made = not path.exists()
         try:
             file = open(path, "x+b" if made else "r+b")  # noqa: SIM115 - the caller closes it
-        except (FileExistsError, FileNotFoundError):  # another saver was faster
+        except (FileExistsError, FileNotFoundError):  # another process saved at the same time
             number -= 1
             continue
         except PermissionError:
@@ -84,7 +84,7 @@ def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool]) -> IO
             file.close()
             number -= 1
         elif _is_read(path, name, made):
-            if made:  # a model refers to a file that is missing: it stays missing
+            if made:  # the name of a missing file that a model refers to is not used
                 path.unlink()
             file.close()
         else:

@@ -103,7 +103,7 @@ class Sizes:
         low, high = 1, 1 << 30
         allowed = self.ranges.get(symbol)
         if allowed is not None:
-            # torch's own lower bound of 2 comes of its treatment of 0 and 1, not from the model.
+            # torch's lower bound of 2 comes from its specialisation of 0 and 1, not from the model.
             low = int(allowed.lower) if allowed.lower.is_Integer and int(allowed.lower) > 2 else 1
             high = int(allowed.upper) if allowed.upper.is_Integer else high
         return max(low, min(size, high))
@@ -137,7 +137,7 @@ def _offset(size: int, seed: int, place: int) -> int:
 
 
 def generated_inputs(leaves: Sequence[Any], values: Sequence[Any], sizes: Mapping[Any, int], seed: int) -> list[Any]:
-    """New leaves for the flattened inputs.
+    """Generated leaves for the flattened inputs.
 
     Args:
         leaves: The example inputs.
@@ -208,7 +208,7 @@ def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.G
     dtype = example.dtype
     if dtype is torch.bool:
         if example.numel() and bool(example.all()):
-            return torch.ones(list(shape), dtype=dtype)  # a mask that hides nothing stays one
+            return torch.ones(list(shape), dtype=dtype)  # a mask without a hidden element stays so
         return torch.randint(0, 2, list(shape), generator=generator).bool()
     if dtype.is_floating_point or dtype.is_complex:
         finite = example[torch.isfinite(example)] if example.numel() else example

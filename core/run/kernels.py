@@ -41,7 +41,7 @@ class PluginRuntime:
 
     @property
     def owner(self) -> str:
-        """Whose they are, for messages."""
+        """The plugin's name and distribution, for messages."""
         return f"the plugin {self.plugin}" if self.plugin is not None else "this call (runtime=)"
 
 
@@ -60,7 +60,7 @@ class CustomOperators:
 
 @dataclass(frozen=True)
 class Library:
-    """A library to load, and who brings it."""
+    """A library to load, and the plugin or call that gives it."""
 
     path: str
     owner: str
@@ -115,7 +115,7 @@ class CallHost:
 
 @dataclass
 class Kernels:
-    """What plugins bring for a model.
+    """Libraries and kernels that plugins give for a model.
 
     Attributes:
         libraries: Libraries for ONNX Runtime to load.
@@ -149,7 +149,7 @@ def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
     import onnx_ir as ir
 
     if isinstance(model, str):
-        if model.endswith(".ort"):  # ONNX Runtime's own format: what it holds can't be told
+        if model.endswith(".ort"):  # the operators of ONNX Runtime's own format can't be read
             return CustomOperators()
         try:
             proto = onnx.load(model, load_external_data=False)
@@ -191,7 +191,7 @@ def kernels_for(custom: CustomOperators, host: RuntimeHost, providers: Sequence[
         for item in runtime.items:
             if isinstance(item, ReferenceOp):
                 continue
-            if runtime.plugin is None:  # given in the call: loaded in any case, instead of plugins' for its domains
+            if runtime.plugin is None:  # libraries of the call are always loaded; plugins' are not for the same domains
                 _choose_library("", [(item, runtime)], kernels, may_add=providers is None)
                 taken |= set(item.domains)
                 continue

@@ -65,7 +65,7 @@ def folder_references(folder: Path, model: str) -> References:
                 if not entry.is_file():
                     continue
                 found = data_files(Path(entry.path))
-            except FileNotFoundError:  # removed meanwhile
+            except FileNotFoundError:  # removed since the folder was listed
                 continue
             except OSError:
                 found = None

@@ -124,7 +124,7 @@ def check_destination(destination: Any, size: int = 0) -> Path:
     if found is not None and not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
         raise SaveError(f"can't write {given}: it is {kind}", hint="Give the name of a file.")
-    if found is not None and not path.is_file():  # /dev/fd/3 of a file that was removed
+    if found is not None and not path.is_file():  # for example /dev/fd/3 of a removed file
         raise SaveError(f"can't write {given}: it has no name in a folder", hint="Give the name of a file.")
     folder = path.parent
     if not folder.is_dir():
@@ -238,14 +238,14 @@ class _Saver:
         staged = self._stage(self.path)
         staged.write(content)
         flush(staged)
-        flush_folder(self.path.parent)  # the data's name before the model's
+        flush_folder(self.path.parent)  # the data file is renamed before the model
         self._old = self._replaced_data() - _live_data(view, self.path.parent)
         os.replace(staged.name, self.path)
         self.replaced = True
         flush_folder(self.path.parent)
 
     def clean_up(self) -> None:
-        """Lets go of all files, and removes those that the model at the path does not need."""
+        """Closes all files, and removes those that the model at the path does not need."""
         for file in self._files:
             if Path(file.name).name not in self._mine:
                 with contextlib.suppress(OSError):
@@ -342,7 +342,7 @@ class _ModelView:
             place = (locations or {}).get(name)
             if place is not None:
                 tensor = ir.ExternalTensor(data, *place, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
-            elif isinstance(tensor, ir.ExternalTensor):  # its location holds beside the file that it came from
+            elif isinstance(tensor, ir.ExternalTensor):  # its location is relative to the file that it came from
                 tensor = ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=name)
             initializers[name] = _View(self._model.graph.initializers[name], const_value=tensor)
         graph = _View(self._model.graph, initializers=initializers, inputs=self._inputs)

@@ -52,7 +52,7 @@ def make_session(
     options: Any = None,
     **settings: Any,
 ) -> Any:
-    """An ``InferenceSession``, quiet.
+    """An ``InferenceSession`` that logs errors only.
 
     Args:
         model: A file's path, or the model itself.

@@ -42,7 +42,7 @@ class Verifiable(Protocol):
     host: RuntimeHost | None
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What goes into the graph for a call of the PyTorch model."""
+        """The graph's inputs for a call of the PyTorch model."""
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call of the PyTorch model in a row."""
@@ -243,7 +243,7 @@ class _Comparer:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What there is to compare for one set of inputs.
+    """The pairs to compare for one set of inputs.
 
     Attributes:
         got: ONNX's outputs, by name.

@@ -1,1 +1,1 @@
-"""The template of a plugin package, and what fills it in."""
+"""The template of a plugin package, and the code that fills it in."""

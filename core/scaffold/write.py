@@ -19,7 +19,7 @@ _TAKEN = ("aten", "prim", "prims", "torch", "onnx", "quantized", "quantized_deco
 
 @dataclass(frozen=True)
 class Package:
-    """What was written.
+    """The files that were written.
 
     Attributes:
         folder: The package's folder.

@@ -1,4 +1,4 @@
-"""What tests of a plugin use: see :mod:`onnxplug.testing.plugin` for the pytest fixtures. Nothing heavy is imported here."""
+"""Helpers for tests of a plugin; see :mod:`onnxplug.testing.plugin` for the pytest fixtures. Nothing heavy is imported here."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class GraphExpectation:
         return len(self._steps) in reached
 
     def _skip(self, positions: set[int]) -> set[int]:
-        """The positions, and those behind a ``...`` that stands for nothing."""
+        """The positions, and those after a ``...`` that matches no operator."""
         found = set(positions)
         for position in sorted(positions):
             while position < len(self._steps) and self._steps[position] is None:

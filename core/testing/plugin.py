@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the marker known."""
+    """Registers the marker."""
     config.addinivalue_line("markers", "onnxplug(name): the plugin whose samples the fixture onnx_sample goes through")
 
 

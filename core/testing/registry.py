@@ -1,4 +1,4 @@
-"""Registries for tests: what is installed kept out, what the test adds taken in; and the samples of installed plugins."""
+"""Registries for tests, with the test's own plugins instead of the installed ones; and the samples of installed plugins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOST = "onnxplug.plugins.manager"
 
 
 class _Point:
-    """What an entry point is to the plugin manager, for an object at hand."""
+    """An entry point, as the plugin manager reads it, that gives an object already loaded."""
 
     def __init__(self, name: str, plugin: Any, distribution: str, version: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What ``onnxplug_samples`` promises, checked: each sample exported and compared with eager PyTorch at every opset."""
+"""Checks of ``onnxplug_samples``: each sample exported and compared with eager PyTorch at every opset."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], An
     operator = getattr(getattr(torch.ops, namespace), packet, None)
     operator = getattr(operator, overload, None) if overload else operator
     args = sample_args(sample, sample.args)
-    # Looked for again: the function that makes the inputs may import what defines the operator.
+    # Looked up again: the function that makes the inputs may import what defines the operator.
     operator = operator or getattr(getattr(torch.ops, namespace), packet, None)
     if operator is None:
         raise PluginError(
