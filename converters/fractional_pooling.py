@@ -40,7 +40,7 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
     if rank_of(samples) == 2:
         samples = unsqueeze(g, samples, 0)
     kernel, out = spread(kernel, spatial), spread(out, spatial)
-    sizes = g.concrete_shape(list(x.shape or ())[2:], "size of a fractional pool's input")
+    sizes = [g.dim(x, 2 + axis) for axis in range(spatial)]
     places: Value | None = None
     for axis, (size, k, o) in enumerate(zip(sizes, kernel, out, strict=True)):
         # torch computes the places in the dtype of the samples.
@@ -50,7 +50,8 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
         window = g.op.Add(unsqueeze(g, starts, 3), g.const(np.arange(k, dtype=np.int64)))
         axes = [2 + a for a in range(2 * spatial) if a not in (axis, spatial + axis)]
         window = unsqueeze(g, window, *axes)
-        places = window if places is None else g.op.Add(g.op.Mul(places, g.const(size)), window)
+        width = size if isinstance(size, Value) else g.const(size)
+        places = window if places is None else g.op.Add(g.op.Mul(places, width), window)
     assert places is not None
     batch = [g.dim(x, 0), g.dim(x, 1)]
     index = g.reshape(places, [*batch, math.prod(out) * math.prod(kernel)])
@@ -63,15 +64,19 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
     return [squeeze(g, v, 0) if single else v for v in results]
 
 
-def _starts(g: GraphBuilder, u: Value, size: int, k: int, o: int, dtype: ir.DataType | None) -> Value:
+def _starts(g: GraphBuilder, u: Value, size: int | Value, k: int, o: int, dtype: ir.DataType | None) -> Value:
+    """Where the windows of one axis start, [batch, channels, o] of the samples [batch, channels]."""
     u = unsqueeze(g, u, 2)
+    end = g.op.Sub(size, g.const(k)) if isinstance(size, Value) else g.const(size - k)
+    room = g.cast(end, dtype)
     if o == 1:
-        return g.cast(g.op.Add(g.op.Mul(u, g.const(0.0, dtype)), g.const(float(size - k), dtype)), INT64)
-    alpha = g.op.Div(g.const(float(size - k), dtype), g.const(float(o - 1), dtype))
+        return g.cast(g.op.Add(g.op.Mul(u, g.const(0.0, dtype)), room), INT64)
+    alpha = g.op.Div(room, g.const(float(o - 1), dtype))
     steps = g.const(np.arange(o).astype(np.float64), dtype)
     places = g.op.Sub(g.cast(g.op.Mul(g.op.Add(steps, u), alpha), INT64), g.cast(g.op.Mul(u, alpha), INT64))
     last = g.const(np.arange(o) == o - 1)
-    return g.op.Where(last, g.const(size - k), places)
+    result: Value = g.op.Where(last, end, places)
+    return result
 
 
 RULES: list[Rule] = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import reduce
 
 from onnx_ir import Value
 
@@ -22,13 +24,22 @@ def max_unpool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     single = rank_of(x) == spatial + 1
     if single:
         x, indices = unsqueeze(g, x, 0), unsqueeze(g, indices, 0)
-    out = g.concrete_shape(list(size), "output size")
+    out = list(size)[-spatial:]
     batch = [g.dim(x, 0), g.dim(x, 1)]
-    zeros = g.op.Expand(g.const(0.0, node.dtype), g.vector([*batch, math.prod(out)]))
+    zeros = g.op.Expand(g.const(0.0, node.dtype), g.vector([*batch, _product(g, out)]))
     flat = [g.op.Reshape(v, g.const([0, 0, -1])) for v in (indices, x)]
     scattered = g.op.ScatterElements(zeros, flat[0], flat[1], axis=2)
     result = g.reshape(scattered, [*batch, *out])
     return squeeze(g, result, 0) if single else result
+
+
+def _product(g: GraphBuilder, sizes: Sequence[int | Value]) -> int | Value:
+    values = [size for size in sizes if isinstance(size, Value)]
+    static = math.prod(size for size in sizes if isinstance(size, int))
+    if not values:
+        return static
+    result: Value = reduce(g.op.Mul, values)
+    return result if static == 1 else g.op.Mul(result, g.const(static))
 
 
 RULES: list[Rule] = [

@@ -257,3 +257,33 @@ CASES = [pytest.param(f, id=f"{group}: {name}") for group, table in GROUPS.items
 @pytest.mark.parametrize("function", CASES)
 def test_a_dynamic_size_is_computed_where_it_is_asked_for(function: Function) -> None:
     _hold(function)
+
+
+def _unpooled(rank: int, given: bool) -> Function:
+    pool, unpool = getattr(F, f"max_pool{rank}d"), getattr(F, f"max_unpool{rank}d")
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        values, places = pool(x, 2, return_indices=True)
+        return unpool(values * 2, places, 2, output_size=x.shape[-rank:] if given else None)
+
+    return model
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["size given", "size doubled"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_max_unpool(rank: int, given: bool) -> None:
+    # Where the output's sizes are not given, eager takes places of even sizes alone.
+    spatial = [(7, 8, 9), (2, 3, 5), (4, 11, 6)] if given else [(6, 8, 10), (2, 4, 2), (4, 12, 6)]
+    first, *others = (torch.randn(b, 3, *sizes[:rank]) for b, sizes in zip((2, 1, 3), spatial, strict=True))
+    dynamic = [{axis: torch.export.Dim.DYNAMIC for axis in range(rank + 2) if axis != 1}]
+    check(_unpooled(rank, given), first, others=[(x,) for x in others], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("out", [(3, 4), (1, 1), (2, 1)], ids=str)
+def test_fractional_max_pool(out: tuple[int, int]) -> None:
+    def model(x: torch.Tensor, u: torch.Tensor) -> Any:
+        return F.fractional_max_pool2d(x, 2, output_size=out, return_indices=True, _random_samples=u)
+
+    first, *others = ((torch.randn(b, 3, h, w), torch.rand(b, 3, 2)) for b, h, w in ((2, 9, 10), (1, 4, 5), (3, 16, 7)))
+    named = [{0: "b", 2: "h", 3: "w"}, {0: "b"}]
+    check(model, *first, others=others, dynamic=named)

@@ -71,7 +71,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "nn.functional.bilinear||dynamic": ("run", _EMPTY),
     "nn.functional.conv3d||dynamic": ("unsupported", _STATIC),
     "nn.functional.pad.replicate_negative||dynamic": ("unsupported", _STATIC),
-    "nn.functional.fractional_max_pool2d||dynamic": ("unsupported", _STATIC),
     "_chunk_cat||dynamic": ("missing", _TRACE),
     "linalg.matrix_power||dynamic": ("missing", _TRACE),
     "linalg.tensorinv||dynamic": ("missing", _TRACE),
