@@ -48,7 +48,8 @@ def product_of_rows(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     if dims is None or result is None or rows is None or len(result) < 3 or rows[-1] != width or not width:
         return None
     leading, inner = dims[: len(result) - 1], dims[len(result) - 1 :]
-    if not all(isinstance(size, int) for size in inner) or math.prod(inner) != width:
+    known = [size for size in inner if isinstance(size, int)]
+    if len(known) != len(inner) or math.prod(known) != width:
         return None
     if not same_sizes(result, [*leading, columns]) or (transposed and not used_once(weight)):
         return None
@@ -59,7 +60,7 @@ def product_of_rows(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     if len(inner) > 1:
         source = g.op.Reshape(source, g.const([0] * len(leading) + [width]))
     product = g.op.MatMul(source, weight)
-    return product if bias is None else g.op.Add(product, bias)  # type: ignore[no-any-return]
+    return product if bias is None else g.op.Add(product, bias)
 
 
 @dataclass(frozen=True)
@@ -132,15 +133,17 @@ def _layout(product: ir.Value) -> _Layout | None:
     shape = dims_of(product)
     if shape is None or not isinstance(shape[-1], int):
         return None
-    sizes, perm, end = (shape[-1],), None, product
+    sizes: tuple[int, ...] = (shape[-1],)
+    perm, end = None, product
     reshape = only_reader(end, "Reshape")
     if reshape is not None:
         dims, leading = dims_of(reshape.outputs[0]), len(shape) - 1
         if dims is None or not same_sizes(dims[:leading], shape[:-1]) or int_attribute(reshape, "allowzero", 0):
             return None
-        if not all(isinstance(d, int) for d in dims[leading:]) or math.prod(dims[leading:]) != shape[-1]:
+        inner = tuple(d for d in dims[leading:] if isinstance(d, int))
+        if len(inner) != len(dims) - leading or math.prod(inner) != shape[-1]:
             return None
-        sizes, end = tuple(dims[leading:]), reshape.outputs[0]
+        sizes, end = inner, reshape.outputs[0]
     transpose = only_reader(end, "Transpose")
     if transpose is not None and "perm" in transpose.attributes:
         perm, end = tuple(transpose.attributes["perm"].as_ints()), transpose.outputs[0]
@@ -168,26 +171,28 @@ def _taken(g: GraphBuilder, node: ir.Node, value: ir.Value) -> tuple[int, list[_
     assert shape is not None
     if is_op(node, "Split"):
         axis = int_attribute(node, "axis", 0)
-        sizes = [(dims_of(out) or {axis: None})[axis] for out in node.outputs]
-        if not all(isinstance(size, int) for size in sizes):
+        shapes = [dims_of(out) for out in node.outputs]
+        sizes = [size for dims in shapes if dims is not None and isinstance(size := dims[axis], int)]
+        if len(sizes) != len(shapes):
             return None
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return axis, [_Part(v, e - s, e, False) for v, s, e in zip(node.outputs, sizes, ends, strict=True)]
     if is_op(node, "Gather"):
         axis, index = int_attribute(node, "axis", 0), g.constant(node.inputs[1])
-        if index is None or index.ndim or not isinstance(shape[axis], int):
+        whole = shape[axis]
+        if index is None or index.ndim or not isinstance(whole, int):
             return None
-        start = int(index) % shape[axis]
+        start = int(index) % whole
         return axis, [_Part(node.outputs[0], start, start + 1, True)]
     if is_op(node, "Slice") and len(node.inputs) > 3:
         known = [g.constant(v) for v in node.inputs[1:]]
         if any(v is None or v.size != 1 for v in known) or (len(known) > 3 and known[3] != [1]):
             return None
         start, end, axis = (int(v[0]) for v in known[:3] if v is not None)
-        whole = shape[axis]
-        if not isinstance(whole, int):
+        length = shape[axis]
+        if not isinstance(length, int):
             return None
-        start, end, _ = slice(start, end).indices(whole)
+        start, end, _ = slice(start, end).indices(length)
         return axis, [_Part(node.outputs[0], start, end, False)]
     return None
 
@@ -220,7 +225,7 @@ def _one(
     if perm is not None and part.drops:
         gone = axis + layout.leading
         perm = tuple(p - (p > gone) for p in perm if p != gone)
-    return result if perm is None else g.op.Transpose(result, perm=list(perm))  # type: ignore[no-any-return]
+    return result if perm is None else g.op.Transpose(result, perm=list(perm))
 
 
 def _columns(sizes: Sequence[int], axis: int, start: int, end: int) -> Callable[[torch.Tensor], torch.Tensor]:
