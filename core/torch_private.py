@@ -11,11 +11,14 @@ import re
 import warnings
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxplug.errors import OnnxplugError
 
 if TYPE_CHECKING:
+    from torch._C import DispatchKey as DispatchKey
+    from torch._C import DispatchKeySet as DispatchKeySet
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._ops import OpOverloadPacket as OpOverloadPacket
@@ -47,6 +50,24 @@ def _alias_by_storage() -> Callable[[Any, Any], bool]:
     return lambda a, b: bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
+def _wraps_tensors() -> Callable[[Any], bool]:
+    return lambda x: hasattr(type(x), "__tensor_flatten__") and hasattr(type(x), "__tensor_unflatten__")
+
+
+def _nothing(*_: Any) -> None:
+    """In place of a function that only informs torch."""
+
+
+def _classes_of(module: str, names: str) -> Callable[[], Any]:
+    return lambda: tuple(getattr(importlib.import_module(module), name) for name in names.split())
+
+
+def _dim_hint() -> type:
+    from torch.export import Dim
+
+    return type(Dim.AUTO)
+
+
 _NAMES = {
     # Without these nothing works.
     "FakeTensor": _Private("torch._subclasses.fake_tensor:FakeTensor", "types and shapes of a captured program"),
@@ -58,6 +79,41 @@ _NAMES = {
         "torch.autograd.function:_SingleLevelFunction", "keeping an autograd.Function whole"
     ),
     "pytree": _Private("torch.utils._pytree:", "flattening inputs and outputs"),
+    "DispatchKey": _Private("torch._C:DispatchKey", "kernels of single operators"),
+    "DispatchKeySet": _Private("torch._C:DispatchKeySet", "kernels of single operators"),
+    "detect_fake_mode": _Private("torch._guards:detect_fake_mode", "telling tracing from computing"),
+    "fx_config": _Private("torch.fx.experimental._config:", "dynamic dimensions of size 0 and 1"),
+    # Without these a kind of model cannot be exported.
+    "DynamicOutputShapeException": _Private(
+        "torch._subclasses.fake_tensor:DynamicOutputShapeException", "packed sequences"
+    ),
+    "VF": _Private("torch._VF:", "packed sequences"),
+    "fake_implementations": _Private("torch._subclasses.fake_impls:op_implementations_dict", "packed sequences"),
+    "unwrap_tensor_subclass_parameters": _Private(
+        "torch._functorch._aot_autograd.subclass_parametrization:unwrap_tensor_subclass_parameters",
+        "weights that are tensor subclasses",
+    ),
+    "TS2EPConverter": _Private("torch._export.converter:TS2EPConverter", "ScriptModules"),
+    "has_kernel_for_dispatch_key": _Private(
+        "torch._C:_dispatch_has_kernel_for_dispatch_key", "operators of libraries without a kernel for shapes"
+    ),
+    **{
+        name: _Private(f"torch._higher_order_ops.auto_functionalize:{name}", "custom operators that write arguments")
+        for name in "get_mutable_args read_view_information_from_args NotView AsStridedViewInfo SliceViewInfo".split()
+    },
+    **{
+        f"Jit{name}": _Private(f"torch._C:{name}", "TorchScript symbolic functions")
+        for name in "Graph Value TensorType ListType NoneType StringType".split()
+    },
+    **{
+        name: _Private(f"torch.onnx._internal.torchscript_exporter.{place}", "TorchScript symbolic functions")
+        for name, place in {
+            "GraphContext": "jit_utils:GraphContext",
+            "JitScalarType": "_type_utils:JitScalarType",
+            "torchscript_globals": "_globals:GLOBALS",
+            "torchscript_registration": "registration:",
+        }.items()
+    },
     # Without these something is less precise.
     "higher_order_operators": _Private(  # names of higher-order operators are taken as given
         "torch._ops:_higher_order_ops", "the names of higher-order operators", dict
@@ -66,6 +122,42 @@ _NAMES = {
         "torch._C:_dispatch_get_all_op_names", "the names of all operators", lambda: list
     ),
     "is_alias_of": _Private("torch._C:_is_alias_of", "telling outputs that are inputs", _alias_by_storage),
+    "is_traceable_wrapper_subclass": _Private(
+        "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
+        "weights that are tensor subclasses",
+        _wraps_tensors,
+    ),
+    "DimHint": _Private("torch.export.dynamic_shapes:_DimHint", "Dim.AUTO and its like", _dim_hint),
+    "DropoutNd": _Private(
+        "torch.nn.modules.dropout:_DropoutNd",
+        "the warning about training mode",
+        _classes_of("torch.nn", "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"),
+    ),
+    "BatchNorm": _Private(
+        "torch.nn.modules.batchnorm:_BatchNorm",
+        "the warning about training mode",
+        _classes_of("torch.nn", "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm"),
+    ),
+    "register_stack_trace_anchor": _Private(  # errors in functions that are not called forward name no line
+        "torch.fx.proxy:_register_stack_trace_anchor", "the user's lines", lambda: _nothing
+    ),
+    "tracing_state_functions": _Private(  # torch.onnx.is_in_onnx_export() is False in the strict mode
+        "torch._dynamo.variables.torch:tracing_state_functions", "is_in_onnx_export() in the strict mode", lambda: dict
+    ),
+    "onnx_export_flags": _Private(  # torch.onnx.is_in_onnx_export() is False during capture
+        "torch.onnx._internal.exporter._flags:", "is_in_onnx_export() during capture", SimpleNamespace
+    ),
+    # Operators without a rule are decomposed by their composite kernel alone.
+    "decomposition_table": _Private("torch._decomp:decomposition_table", "torch's decompositions", dict),
+    "references": _Private("torch._refs:", "torch's decompositions", SimpleNamespace),
+    "custom_operators": _Private("torch._library.custom_ops:OPDEFS", "bodies of triton operators", dict),
+    "triton_kernels": _Private("torch._library.triton:triton_ops_to_kernels", "bodies of triton operators", dict),
+    "infer_torchscript_shapes": _Private(  # symbolic functions may see constants of the export before
+        "torch._C:_jit_pass_onnx_graph_shape_type_inference", "TorchScript symbolic functions", lambda: _nothing
+    ),
+    "torchscript_max_opset": _Private(
+        "torch.onnx._constants:ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET", "TorchScript symbolic functions", lambda: 20
+    ),
 }
 
 

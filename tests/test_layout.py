@@ -219,25 +219,15 @@ def _private_names(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-#: Folders and files of core that still reach private names of torch themselves.
-_OWN_PRIVATE_NAMES = ("capture/", "compat/torchscript.py", "functionalize/", "interpret/")
-
-
-@pytest.mark.parametrize("folder", LAYERS)
+@pytest.mark.parametrize("folder", [*LAYERS, "contrib"])
 def test_private_names_of_torch_are_in_one_place(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} reaches {name}"
         for path in _sources(folder)
-        if not path.relative_to(ROOT / folder).as_posix().startswith(("torch_private.py", *_OWN_PRIVATE_NAMES))
+        if path != ROOT / "core" / "torch_private.py"
         for line, name in _private_names(path)
     ]
     assert wrong == []
-
-
-@pytest.mark.parametrize("folder", _OWN_PRIVATE_NAMES)
-def test_the_list_of_other_places_is_no_longer_than_needed(folder: str) -> None:
-    place = ROOT / "core" / folder
-    assert any(name for path in ([place] if place.suffix else place.rglob("*.py")) for name in _private_names(path))
 
 
 @pytest.mark.parametrize("folder", CODE)

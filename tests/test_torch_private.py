@@ -6,8 +6,10 @@ import warnings
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from onnxplug import OnnxplugError, to_onnx, torch_private
+from tests.support.child import run_child
 
 
 @pytest.fixture
@@ -40,13 +42,59 @@ def test_a_name_that_is_gone(fresh: pytest.MonkeyPatch, name: str, place: str) -
 
 
 def test_what_serves_instead(fresh: pytest.MonkeyPatch) -> None:
-    for name in ("is_alias_of", "registered_operators", "higher_order_operators"):
-        fresh.setitem(torch_private._NAMES, name, torch_private._NAMES[name]._replace(place="torch:nowhere"))
+    real = torch_private.DimHint
+    for name, private in torch_private._NAMES.items():
+        fresh.setitem(torch_private._NAMES, name, private._replace(place="torch:nowhere"))
+        fresh.delitem(vars(torch_private), name, raising=False)
     x = torch.zeros(2, 3)
     assert torch_private.is_alias_of(x, x.t())
     assert not torch_private.is_alias_of(x, x.clone())
     assert list(torch_private.registered_operators()) == []
     assert "cond" not in torch_private.higher_order_operators
+    assert torch_private.DimHint is real
+    assert isinstance(torch.nn.Dropout2d(), torch_private.DropoutNd)
+    assert isinstance(torch.nn.BatchNorm1d(3), torch_private.BatchNorm)
+    assert not isinstance(torch.nn.ReLU(), (torch_private.DropoutNd, torch_private.BatchNorm))
+    assert torch_private.is_traceable_wrapper_subclass(TwoTensor(x, x))
+    assert not torch_private.is_traceable_wrapper_subclass(x)
+
+
+WITHOUT_OPTIONAL_NAMES = """
+import warnings
+from onnxplug import torch_private
+for name, private in torch_private._NAMES.items():
+    if private.instead is not None:
+        torch_private._NAMES[name] = private._replace(place="torch:nowhere")
+
+import onnxplug, torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.dropout = torch.nn.Dropout(0.0)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        y = self.dropout(self.norm(self.linear(x)))
+        y[:, 0] = 1
+        return torch.softmax(y.reshape(-1, 3), -1), x
+
+for model, strict in ((Model().eval(), None), (Model().eval(), True), (lambda x: torch.nn.functional.gelu(x) @ x.T, None)):
+    auto = {0: torch.export.Dim.AUTO}
+    program = onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=(auto,), strict=strict, verify=True)
+    assert isinstance(program.model.graph.inputs[0].shape[0].value, str), program.model.graph.inputs[0]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    onnxplug.to_onnx(Model().train(), (torch.randn(5, 4),))
+assert any("training mode" in str(warning.message) for warning in caught)
+print("exported")
+"""
+
+
+def test_models_are_exported_without_the_names_that_something_else_serves_for() -> None:
+    done = run_child("-c", WITHOUT_OPTIONAL_NAMES)
+    assert done.stdout.splitlines()[-1:] == ["exported"], done.stderr
 
 
 def test_other_names() -> None:

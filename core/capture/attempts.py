@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import torch
-from torch.fx.experimental import _config as fx_config
-from torch.utils import _pytree
 
 from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, check_dynamic, declared_ranges, size_names
 from onnxplug.capture.guards import Condition, FixedExpressionError, conditions, fixed_by, warning_text
@@ -21,6 +19,7 @@ from onnxplug.capture.locations import is_torch_file
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.small_sizes import Dependence, dependences, zero_is_a_size
 from onnxplug.errors import CaptureError
+from onnxplug.torch_private import fx_config, pytree
 
 #: How often a model that can't be captured is traced, refined dynamic shapes included.
 LIMIT = 3
@@ -179,7 +178,7 @@ class _Capture:
             if strict:
                 stack.enter_context(onnx_export_flag_in_dynamo())
             # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
-            args, kwargs = _pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
             return torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
 
 

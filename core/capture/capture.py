@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from onnxplug.capture.attempts import export_program, first_lines, quiet
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
@@ -22,7 +21,7 @@ from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.host import Patch
-from onnxplug.torch_private import warn_if_untested
+from onnxplug.torch_private import BatchNorm, DropoutNd, is_traceable_wrapper_subclass, pytree, warn_if_untested
 
 
 def capture(
@@ -77,7 +76,7 @@ def capture(
             stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
-        check_expressions(shapes, _pytree.tree_leaves((positional, keywords)))
+        check_expressions(shapes, pytree.tree_leaves((positional, keywords)))
         program, strategy, asked = export_program(module, positional, keywords, shapes, strict)
     result = _captured(program, model, positional, keywords, strategy, started)
     result.conditions = asked
@@ -178,11 +177,9 @@ def _without_subclasses(module: torch.nn.Module) -> torch.nn.Module:
 
     Otherwise torch.export hides what they hold behind operators that no exporter can translate.
     """
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     if not any(is_traceable_wrapper_subclass(p) for p in (*module.parameters(), *module.buffers())):
         return module
-    from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+    from onnxplug.torch_private import unwrap_tensor_subclass_parameters
 
     unwrapped: torch.nn.Module = unwrap_tensor_subclass_parameters(copy.deepcopy(module))
     return unwrapped
@@ -205,17 +202,15 @@ def _with_signature(function: Any) -> Any:
 
 def _record_source_lines(function: Any) -> None:
     """Asks torch to keep the lines of a function that isn't called ``forward``; without it errors name no line."""
-    try:
-        from torch.fx.proxy import _register_stack_trace_anchor
-    except ImportError:  # a private helper of torch's: without it only the line numbers are lost
-        return
-    _register_stack_trace_anchor(function)
+    from onnxplug.torch_private import register_stack_trace_anchor
+
+    register_stack_trace_anchor(function)
 
 
 def _depends_on_training(module: torch.nn.Module) -> bool:
     if isinstance(module, torch.nn.RNNBase):
         return bool(module.dropout and module.num_layers > 1)
-    return isinstance(module, torch.nn.modules.dropout._DropoutNd | torch.nn.modules.batchnorm._BatchNorm)
+    return isinstance(module, (DropoutNd, BatchNorm))
 
 
 def _check_signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -233,7 +228,7 @@ def _check_signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Map
 
 
 def _from_script(module: torch.jit.ScriptModule, args: Any, kwargs: Any) -> torch.export.ExportedProgram:
-    from torch._export.converter import TS2EPConverter
+    from onnxplug.torch_private import TS2EPConverter
 
     try:
         with quiet(), torch.no_grad(), onnx_export_flag():

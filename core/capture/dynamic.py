@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.export.dynamic_shapes import _DimHint
-from torch.utils import _pytree
 
 from onnxplug.capture.dimensions import evaluate, expand, in_names, is_expression, names_in
 from onnxplug.errors import CaptureError, UsageError
+from onnxplug.torch_private import DimHint, pytree
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 
@@ -53,7 +52,7 @@ class DynamicShapes:
 
     def has_empty(self) -> bool:
         """Whether a dimension that is asked to be dynamic has the size 0 in the example inputs."""
-        values = _pytree.tree_leaves(list(self.inputs.values()))
+        values = pytree.tree_leaves(list(self.inputs.values()))
         return any(isinstance(v := values[leaf], torch.Tensor) and v.shape[axis] == 0 for leaf, axis, _ in self.asked())
 
     def name(self, leaf: int, axis: int) -> str:
@@ -229,13 +228,13 @@ def _walk(spec: Any, value: Any, path: str, visit: Callable[[Any, Any, str], Any
     Returns:
         ``spec`` with what ``visit`` returned in the place of each part.
     """
-    node_type = _pytree._get_node_type(value)
-    if node_type not in _pytree.SUPPORTED_NODES:
+    node_type = pytree._get_node_type(value)
+    if node_type not in pytree.SUPPORTED_NODES:
         return visit(spec, value, path)
-    children, context = _pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
+    children, context = pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
     keys: list[Any] = list(value) if isinstance(value, Mapping) else list(range(len(children)))
     if spec is not None and not isinstance(spec, Mapping | list | tuple):
-        if isinstance(spec, _DimHint):
+        if isinstance(spec, DimHint):
             spec = [spec] * len(children)
         else:
             raise UsageError(
@@ -262,7 +261,7 @@ def _walk(spec: Any, value: Any, path: str, visit: Callable[[Any, Any, str], Any
 
 
 def _check_leaf(spec: Any, value: Any, path: str) -> None:
-    if spec is None or isinstance(spec, _DimHint):
+    if spec is None or isinstance(spec, DimHint):
         return
     if isinstance(spec, str):
         raise UsageError(f"dynamic_shapes of {path} is the string {spec!r}: name an axis, as {{0: {spec!r}}}")
@@ -294,7 +293,7 @@ def _must_be_dynamic(wanted: Any) -> bool:
     """Whether a static result would be an error: for strings, ``Dim`` objects and ``Dim.DYNAMIC``, not for AUTO."""
     if isinstance(wanted, str):
         return True
-    if isinstance(wanted, _DimHint):
+    if isinstance(wanted, DimHint):
         return wanted.type.name == "DYNAMIC"
     return wanted is not None and not isinstance(wanted, int)
 
@@ -302,7 +301,7 @@ def _must_be_dynamic(wanted: Any) -> bool:
 def _name_of(wanted: Any) -> str | None:
     if isinstance(wanted, str):
         return wanted
-    if isinstance(wanted, _DimHint | int) or wanted is None:
+    if isinstance(wanted, DimHint | int) or wanted is None:
         return None
     return getattr(wanted, "__name__", None)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
 
 from onnxplug.capture.mentions import mentions
 from onnxplug.capture.patching import patched_kernel
+from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode
 
 Kernel = Callable[..., Any]
 
@@ -29,7 +29,7 @@ def _recurrent(original: Kernel, packed: bool) -> Kernel:
     def kernel(x: torch.Tensor, *rest: Any) -> Any:
         hx, options = (rest[1], rest[3:]) if packed else (rest[0], rest[2:])
         states = (hx,) if isinstance(hx, torch.Tensor) else tuple(hx)
-        if torch._guards.detect_fake_mode((x, *states)) is None:
+        if detect_fake_mode((x, *states)) is None:
             return original(x, *rest)
         directions = 2 if options[4] else 1
         result = x.new_empty((*x.shape[:-1], directions * states[0].shape[-1]))
@@ -63,7 +63,7 @@ def _is_dequantization(name: str) -> bool:
     return name == "dequantize"
 
 
-def _recurrent_kernels() -> Iterator[tuple[torch._ops.OpOverload, DispatchKey, Kernel]]:
+def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
     for name in _RECURRENT:
         packet = getattr(torch.ops.aten, name)
         for op, packed in ((packet.input, False), (packet.data, True)):
@@ -72,7 +72,7 @@ def _recurrent_kernels() -> Iterator[tuple[torch._ops.OpOverload, DispatchKey, K
                     yield op, key, _recurrent(op.py_kernels[key], packed)
 
 
-def _fake_quantize_operators() -> Iterator[torch._ops.OpOverload]:
+def _fake_quantize_operators() -> Iterator[OpOverload]:
     """Those that torch has no kernel for shapes of."""
     for name in _FAKE_QUANTIZE:
         op = getattr(torch.ops.aten, name).default

@@ -42,11 +42,8 @@ def onnx_export_flag() -> Iterator[None]:
 @contextlib.contextmanager
 def onnx_export_flag_in_dynamo() -> Iterator[None]:
     """The same for torch.export's strict mode: dynamo takes the function for the constant ``False``."""
-    try:
-        from torch._dynamo.variables.torch import tracing_state_functions
-    except ImportError:  # a private name of torch's: without it the strict mode sees False, as in torch.onnx.export
-        yield
-        return
+    from onnxplug.torch_private import tracing_state_functions
+
     answers: dict[Any, Any] = tracing_state_functions()
     before = answers.get(torch.onnx.is_in_onnx_export)
     answers[torch.onnx.is_in_onnx_export] = True
@@ -58,8 +55,6 @@ def onnx_export_flag_in_dynamo() -> Iterator[None]:
 
 def _flags() -> Any:
     """torch's module that holds the flag; ``None`` where a later torch keeps it elsewhere."""
-    try:
-        from torch.onnx._internal.exporter import _flags
-    except ImportError:
-        return None
-    return _flags if hasattr(_flags, "_is_onnx_exporting") else None
+    from onnxplug.torch_private import onnx_export_flags
+
+    return onnx_export_flags if hasattr(onnx_export_flags, "_is_onnx_exporting") else None

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._subclasses import fake_impls
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.rnn import PackedSequence
 
+from onnxplug import torch_private
 from onnxplug.capture.mentions import mentions
 from onnxplug.capture.patching import patched
+from onnxplug.torch_private import detect_fake_mode
 
 _OP = torch.ops.aten._pack_padded_sequence.default
 _LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
@@ -38,7 +38,7 @@ def _packed_shapes(mode: Any, func: Any, x: Any, lengths: Any, batch_first: bool
     """As many rows as all sequences have, and a batch size for each step of the longest one."""
     env: ShapeEnv | None = mode.shape_env
     if env is None or not env.allow_dynamic_output_shape_ops:
-        raise DynamicOutputShapeException(func)
+        raise torch_private.DynamicOutputShapeException(func)
     batch, steps = x.shape[:2] if batch_first else x.shape[:2][::-1]
     rows, longest = env.create_unbacked_symint(), env.create_unbacked_symint()
     for size, limit in ((rows, batch * steps), (longest, steps)):
@@ -63,7 +63,7 @@ class _Patches:
     def pack(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _pack_padded_sequence(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
             data, batch_sizes = original(x, lengths, batch_first)
-            if torch._guards.detect_fake_mode((x, lengths)) is not None:
+            if detect_fake_mode((x, lengths)) is not None:
                 self.sources[id(batch_sizes)] = _Source(batch_sizes, lengths, x.shape[0 if batch_first else 1])
             return data, batch_sizes
 
@@ -130,13 +130,13 @@ def packed_sequences(model: torch.nn.Module) -> Iterator[None]:
         return
     patches = _Patches()
     planned: list[tuple[Any, str, Callable[..., Any]]] = [
-        (torch._VF, "_pack_padded_sequence", patches.pack),
-        (torch._VF, "_pad_packed_sequence", patches.pad),
+        (torch_private.VF, "_pack_padded_sequence", patches.pack),
+        (torch_private.VF, "_pad_packed_sequence", patches.pad),
         (nn.RNNBase, "get_expected_hidden_size", patches.expected_size),
         (nn.LSTM, "get_expected_cell_size", patches.expected_size),
         *[(layer, "forward", patches.forward) for layer in _LAYERS],
     ]
-    table: dict[Any, Any] = fake_impls.op_implementations_dict
+    table: dict[Any, Any] = torch_private.fake_implementations
     shapes = table.get(_OP)
     with contextlib.ExitStack() as stack:
         for owner, name, patch in planned:

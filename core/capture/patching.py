@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
+from onnxplug.torch_private import DispatchKey, OpOverload
 
 _ABSENT: Any = object()
 
@@ -29,7 +29,7 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def patched_kernel(op: torch._ops.OpOverload, key: torch._C.DispatchKey, kernel: Callable[..., Any]) -> Iterator[None]:
+def patched_kernel(op: OpOverload, key: DispatchKey, kernel: Callable[..., Any]) -> Iterator[None]:
     """Gives an operator another Python kernel for a dispatch key while the context holds.
 
     Args:

@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxplug import torch_private
 from onnxplug.build.dtypes import ONNX_TO_TORCH, to_onnx_dtype
 from onnxplug.errors import ConversionError, Unsupported, UsageError
 from onnxplug.registry.rule import Rule
@@ -71,7 +72,7 @@ def registered_symbolics(*namespaces: str) -> list[Rule]:
     Returns:
         A rule an operator and opset range, for ``to_onnx(rules=...)``.
     """
-    from torch.onnx._internal.torchscript_exporter import registration
+    from onnxplug.torch_private import torchscript_registration as registration
 
     rules = []
     for name, group in registration.registry._registry.items():
@@ -105,17 +106,17 @@ def run_symbolic(
 @contextlib.contextmanager
 def _exporting(opset: int) -> Iterator[None]:
     """torch's globals as they are during a TorchScript export; one thread at a time, as they are globals."""
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+    from onnxplug.torch_private import torchscript_globals as exporting
 
     with _GLOBALS_LOCK:
-        before = GLOBALS.export_onnx_opset_version, GLOBALS.in_onnx_export
+        before = exporting.export_onnx_opset_version, exporting.in_onnx_export
         # torch keeps shapes and constants by value name in a map of the process; this pass begins by emptying it.
-        torch._C._jit_pass_onnx_graph_shape_type_inference(torch._C.Graph(), {}, opset)
-        GLOBALS.export_onnx_opset_version, GLOBALS.in_onnx_export = opset, True
+        torch_private.infer_torchscript_shapes(torch_private.JitGraph(), {}, opset)
+        exporting.export_onnx_opset_version, exporting.in_onnx_export = opset, True
         try:
             yield
         finally:
-            GLOBALS.export_onnx_opset_version, GLOBALS.in_onnx_export = before
+            exporting.export_onnx_opset_version, exporting.in_onnx_export = before
 
 
 class _Scratch:
@@ -127,20 +128,20 @@ class _Scratch:
     """
 
     def __init__(self, g: Any, python_scalars: bool) -> None:
-        from torch.onnx import _constants
+        from onnxplug.torch_private import torchscript_max_opset
 
-        self.graph: Any = torch._C.Graph()
+        self.graph: Any = torch_private.JitGraph()
         self.values: dict[str, Any] = {}
-        self.opset = min(g.opset, _constants.ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET)
+        self.opset = min(g.opset, torchscript_max_opset)
         self._g = g
         self._python = python_scalars
 
     def context(self) -> Any:
         """The ``g`` argument of the symbolic function."""
-        from torch.onnx._internal.torchscript_exporter import jit_utils
+        from onnxplug.torch_private import GraphContext
 
         none: Any = None
-        return jit_utils.GraphContext(
+        return GraphContext(
             graph=self.graph,
             block=self.graph,
             opset=self.opset,
@@ -155,7 +156,7 @@ class _Scratch:
         if isinstance(item, ir.Value):
             return self._tensor(item)
         if isinstance(item, torch.dtype | torch.device | torch.layout | torch.memory_format):
-            from torch.onnx._internal.torchscript_exporter._type_utils import JitScalarType
+            from onnxplug.torch_private import JitScalarType
 
             item = int(JitScalarType.from_dtype(item)) if isinstance(item, torch.dtype) else None
         many = isinstance(item, list | tuple)
@@ -164,11 +165,11 @@ class _Scratch:
         if self._python:
             return item
         if item is None:
-            return self._node("prim::Constant", torch._C.NoneType.get())
+            return self._node("prim::Constant", torch_private.JitNoneType.get())
         if isinstance(item, bool | int | float):
             return self._constant(torch.tensor(item, dtype=torch.float64 if isinstance(item, float) else None))
         if isinstance(item, str):
-            value = self._node("onnx::Constant", torch._C.StringType.get())
+            value = self._node("onnx::Constant", torch_private.JitStringType.get())
             value.node().s_("value", item)
             return value
         if many and all(isinstance(part, bool | int | float) for part in item):
@@ -182,7 +183,7 @@ class _Scratch:
             result = self._constant(torch.from_numpy(known.copy()))
         else:
             result = self.graph.addInput()
-            kind: Any = torch._C.TensorType.get()
+            kind: Any = torch_private.JitTensorType.get()
             if value.dtype is not None:
                 kind = kind.with_dtype(ONNX_TO_TORCH[value.dtype])
             if value.shape is not None:
@@ -192,15 +193,15 @@ class _Scratch:
         return result
 
     def _constant(self, tensor: torch.Tensor) -> Any:
-        kind = torch._C.TensorType.get().with_dtype(tensor.dtype).with_sizes(list(tensor.shape))
+        kind = torch_private.JitTensorType.get().with_dtype(tensor.dtype).with_sizes(list(tensor.shape))
         value = self._node("onnx::Constant", kind)
         value.node().t_("value", tensor)
         return value
 
     def _list(self, items: Sequence[Any]) -> Any:
-        if self._python and not all(isinstance(item, torch._C.Value) for item in items):
+        if self._python and not all(isinstance(item, torch_private.JitValue) for item in items):
             return list(items)
-        return self._node("prim::ListConstruct", torch._C.ListType(torch._C.TensorType.get()), items)
+        return self._node("prim::ListConstruct", torch_private.JitListType(torch_private.JitTensorType.get()), items)
 
     def _node(self, kind: str, type_: Any, inputs: Sequence[Any] = ()) -> Any:
         node = self.graph.insertNode(self.graph.create(kind, list(inputs), 1))
@@ -224,7 +225,7 @@ class _Emitter:
     def _result(self, item: Any) -> Any:
         if isinstance(item, list | tuple):
             return [self._result(part) for part in item]
-        if isinstance(item, torch._C.Value):
+        if isinstance(item, torch_private.JitValue):
             return self._value(item)
         if item is None:
             return None
@@ -315,7 +316,7 @@ def _described(value: Any) -> tuple[Any, Any]:
 
 def _tensor_type(value: Any) -> tuple[torch.dtype | None, list[int | None] | None]:
     kind = value.type()
-    if not isinstance(kind, torch._C.TensorType):
+    if not isinstance(kind, torch_private.JitTensorType):
         return None, None
     return kind.dtype(), kind.varyingSizes()
 

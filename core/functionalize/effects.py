@@ -6,7 +6,8 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree
+
+from onnxplug.torch_private import OpOverload, pytree
 
 #: Composite operators whose result may be a view of their first argument although their schema doesn't say so.
 _MAY_ALIAS = frozenset(
@@ -35,13 +36,13 @@ class Effects(NamedTuple):
 
     written: tuple[tuple[int, str], ...]
     aliases: bool
-    functional: torch._ops.OpOverload | None
+    functional: OpOverload | None
 
 
 @functools.cache
 def effects_of(target: Any) -> Effects:
     """The effects of an FX target, read off its schema."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return Effects((), True, None)
     schema = target._schema
     written = tuple(
@@ -51,7 +52,7 @@ def effects_of(target: Any) -> Effects:
     return Effects(written, aliases, _functional_overload(target) if len(written) == 1 else None)
 
 
-def _functional_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def _functional_overload(target: OpOverload) -> OpOverload | None:
     """``aten.add.Tensor`` for ``aten.add_.Tensor``."""
     namespace, _, name = target._schema.name.partition("::")
     if not name.endswith("_") or name.startswith("__") or namespace != "aten":
@@ -64,7 +65,7 @@ def _functional_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload
     names = [target._schema.overload_name or "default", *packet.overloads()]
     for overload in (getattr(packet, name, None) for name in names):
         if overload is not None and [(a.name, str(a.type)) for a in overload._schema.arguments] == ours:
-            found: torch._ops.OpOverload = overload
+            found: OpOverload = overload
             return found
     return None
 
@@ -99,7 +100,7 @@ def written_argument(node: torch.fx.Node) -> torch.fx.Node | None:
     return argument if isinstance(argument, torch.fx.Node) else None
 
 
-def hidden_views(graph: torch.fx.Graph) -> list[torch._ops.OpOverload]:
+def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
     """Composite operators of a graph whose result may be a view although their schema doesn't say so.
 
     torch's functionalization takes them for copies unless it is told to decompose them.
@@ -108,7 +109,7 @@ def hidden_views(graph: torch.fx.Graph) -> list[torch._ops.OpOverload]:
     return [
         target
         for target in found
-        if isinstance(target, torch._ops.OpOverload)
+        if isinstance(target, OpOverload)
         and effects_of(target).aliases
         and all(r.alias_info is None for r in target._schema.returns)
         and target._can_decompose()
@@ -124,7 +125,7 @@ def aliased_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
             leaf
             for argument, given in zip(schema.arguments, node.args, strict=False)
             if argument.alias_info is not None
-            for leaf in _pytree.tree_leaves(given)
+            for leaf in pytree.tree_leaves(given)
             if isinstance(leaf, torch.fx.Node)
         ]
     return [a for a in found if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _copies(node, a)]
@@ -142,4 +143,4 @@ def _copies(node: torch.fx.Node, base: torch.fx.Node) -> bool:
 
 def owns_results(node: torch.fx.Node) -> bool:
     """Whether a node's results are memory of their own."""
-    return isinstance(node.target, torch._ops.OpOverload) and not effects_of(node.target).aliases
+    return isinstance(node.target, OpOverload) and not effects_of(node.target).aliases

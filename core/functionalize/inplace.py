@@ -10,12 +10,12 @@ import operator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree
 
 from onnxplug.errors import CaptureError
 from onnxplug.functionalize.effects import aliased_arguments, argument_of, effects_of, owns_results, written_argument
 from onnxplug.functionalize.memory import Alias, Storage, TensorState
 from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout
+from onnxplug.torch_private import FakeTensor, OpOverload, pytree
 
 #: What makes a tensor another size, in place.
 _RESIZES = frozenset([torch.ops.aten.resize.default, torch.ops.aten.resize_as.default])
@@ -120,7 +120,7 @@ class _Pass:
             self.tensors[node] = self._tensor(base)
         elif node.target not in VIEWS or not isinstance(base, torch.fx.Node):
             bases = aliased_arguments(node)
-            if bases or not isinstance(node.target, torch._ops.OpOverload):
+            if bases or not isinstance(node.target, OpOverload):
                 self._record_unknown(node, bases)
         elif base in self.unknown:
             self._record_unknown(node, [base])
@@ -287,12 +287,12 @@ def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Any) -> tor
 
 def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     """The fake result of a functional call whose arguments differ in dtype; ``None`` when they don't."""
-    found = [a for a in _pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
+    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
     tensors = [a.meta["val"] for a in found if isinstance(a.meta.get("val"), torch.Tensor)]
     if len({t.dtype for t in tensors}) < 2:
         return None
     fake = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-    mode = next((t.fake_mode for t in tensors if isinstance(t, torch._subclasses.FakeTensor)), None)
+    mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
     try:
         with mode if mode is not None else torch.no_grad(), torch.no_grad():
             result = target(*fake[0], **fake[1])

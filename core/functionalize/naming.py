@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from onnxplug.capture.signature import FunctionalGraph, InputKind, OutputKind
 from onnxplug.errors import UsageError
+from onnxplug.torch_private import pytree
 
 
 def result_names(program: torch.export.ExportedProgram, count: int) -> list[str]:
@@ -20,15 +20,15 @@ def result_names(program: torch.export.ExportedProgram, count: int) -> list[str]
     if spec is None or spec.num_leaves != count:
         return default
     try:
-        structure = _pytree.tree_unflatten(list(range(count)), spec)
-        paths = _pytree.tree_flatten_with_path(structure)[0]
+        structure = pytree.tree_unflatten(list(range(count)), spec)
+        paths = pytree.tree_flatten_with_path(structure)[0]
     except Exception:
         return default
     names = []
     for path, index in paths:
         parts = [_key_text(key) for key in path]
         # A bare position says nothing: "output_0"; a key does: "logits", "past_key_values_0".
-        if not parts or all(isinstance(key, _pytree.SequenceKey) for key in path):
+        if not parts or all(isinstance(key, pytree.SequenceKey) for key in path):
             parts = ["output", *parts] if count > 1 else ["output"]
         names.append((int(index), "_".join(parts)))
     return [name for _, name in sorted(names)]

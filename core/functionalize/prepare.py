@@ -10,7 +10,6 @@ import torch
 from torch.export.graph_signature import ConstantArgument
 from torch.export.graph_signature import InputKind as TorchInput
 from torch.export.graph_signature import OutputKind as TorchOutput
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
@@ -19,6 +18,7 @@ from onnxplug.functionalize.effects import hidden_views, hides_mutation, mutates
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.functionalize.naming import assign_names, result_names
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
+from onnxplug.torch_private import DispatchKey, is_traceable_wrapper_subclass
 
 _STATE = {
     TorchInput.PARAMETER: InputKind.PARAMETER,
@@ -57,7 +57,7 @@ def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
             mutated = {done.nodes[old]: new for old, new in done.mutated.items()}
             return _slots(program, done.graph, copies, "linear", mutated)
     try:
-        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        key = DispatchKey.CompositeImplicitAutograd
         program = program.run_decompositions({t: partial(t._op_dk, key) for t in hidden_views(program.graph)})
     except Exception as error:
         _refuse_replaced_memory(graph, error)

@@ -17,6 +17,7 @@ from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import InputKind, InputSlot, OutputSlot
 from onnxplug.errors import Unsupported, UsageError
 from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.torch_private import FakeTensor
 
 
 def bind_inputs(
@@ -101,7 +102,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tensor_key(tensor: torch.Tensor) -> Any:
     """Equal for tensors that are the same memory seen the same way: tied weights."""
-    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor) or not tensor.numel():
+    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor) or not tensor.numel():
         return id(tensor)
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from onnxplug.functionalize.effects import mutates
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of
+from onnxplug.torch_private import DispatchKey, DispatchKeySet, FakeTensor, FakeTensorMode, OpOverload, pytree
 
 Decompositions = Mapping[str, "Callable[..., Any] | None"]
 
@@ -27,17 +26,17 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
     if table is not None and op_name in table:
         own = table[op_name]
         return [own] if own is not None else []
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return []
-    from torch import _decomp, _refs  # noqa: F401  (_refs registers more of them)
+    from onnxplug.torch_private import decomposition_table, references  # noqa: F401  (the second adds to the first)
 
     found: list[Callable[..., Any]] = []
     if target.namespace == "onnx":
         from torch.onnx.ops import aten_decompositions
 
         return [own] if (own := aten_decompositions().get(target)) is not None else []
-    if target in _decomp.decomposition_table:
-        found.append(_decomp.decomposition_table[target])
+    if target in decomposition_table:
+        found.append(decomposition_table[target])
     if target._can_decompose():
         found.append(target.decompose if target.namespace in ("aten", "prims") else _kernel(target))
     triton_body = _triton_body(target)
@@ -46,23 +45,22 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
     return found
 
 
-def _kernel(target: torch._ops.OpOverload) -> Callable[..., Any]:
+def _kernel(target: OpOverload) -> Callable[..., Any]:
     """The composite kernel of a library's operator, run so that composite operators within it stay whole."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    key = DispatchKey.CompositeImplicitAutograd
     if key in target.py_kernels:
         return target.decompose
-    return functools.partial(target.redispatch, torch._C.DispatchKeySet(key))
+    return functools.partial(target.redispatch, DispatchKeySet(key))
 
 
-def _triton_body(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def _triton_body(target: OpOverload) -> Callable[..., Any] | None:
     """The body of a ``triton_op`` that launches no kernel: that decorator promises that it can be traced."""
-    library = sys.modules.get("torch._library.triton")
-    name = target._schema.name
-    if library is None or name not in library.triton_ops_to_kernels or library.get_triton_kernels_for_op(name):
-        return None
-    from torch._library.custom_ops import OPDEFS
+    from onnxplug.torch_private import custom_operators, triton_kernels
 
-    definition = OPDEFS.get(name)
+    name = target._schema.name
+    if triton_kernels.get(name) != []:
+        return None
+    definition = custom_operators.get(name)
     return definition._init_fn if definition is not None else None
 
 
@@ -75,18 +73,17 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
     Raises:
         Exception: Whatever the function raises on these arguments.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # Plain lists: a decomposition may change the one that it is given.
-    flat, spec = _pytree.tree_flatten((_plain(fx.args), _plain(fx.kwargs)))
+    flat, spec = pytree.tree_flatten((_plain(fx.args), _plain(fx.kwargs)))
     nodes = [item for item in flat if isinstance(item, torch.fx.Node)]
     dynamic = [node for node in dict.fromkeys(nodes) if _is_traced(meta_of(node))]
     known = {node: meta_of(node) for node in nodes}
 
     def call(*values: Any) -> Any:
         bound = {**known, **dict(zip(dynamic, values, strict=True))}
-        args, kwargs = _pytree.tree_unflatten(
+        args, kwargs = pytree.tree_unflatten(
             [bound[item] if isinstance(item, torch.fx.Node) else item for item in flat], spec
         )
         results = function(*args, **kwargs)
@@ -94,7 +91,7 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         return tuple(results) if isinstance(results, tuple) else results
 
     inputs = [known[node] for node in dynamic]
-    fake_modes = {v.fake_mode for v in known.values() if isinstance(v, torch._subclasses.FakeTensor)}
+    fake_modes = {v.fake_mode for v in known.values() if isinstance(v, FakeTensor)}
     mode: Any = next(iter(fake_modes), None) or FakeTensorMode()
     shape_env = getattr(mode, "shape_env", None)
     known_guards = len(shape_env.guards) if shape_env is not None else 0
@@ -128,10 +125,9 @@ def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.
     Raises:
         Exception: Whatever the function raises, and ``ValueError`` where the trace holds for some sizes alone.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    modes = [v.fake_mode for v in inputs if isinstance(v, torch._subclasses.FakeTensor)]
+    modes = [v.fake_mode for v in inputs if isinstance(v, FakeTensor)]
     mode: Any = modes[0] if modes else FakeTensorMode()
     known = len(mode.shape_env.guards) if mode.shape_env is not None else 0
     with mode, torch.no_grad():

@@ -29,6 +29,7 @@ from onnxplug.interpret.symbols import Dim, SymbolNames
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.registry import BoundRegistry
 from onnxplug.registry.rule import Rule
+from onnxplug.torch_private import FakeTensor, OpOverload
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: How deep decompositions nest before the search ends.
@@ -156,7 +157,7 @@ class DynamoInterpreter:
         found: Any = self._frame.owner
         for part in str(fx.target).split("."):
             found = getattr(found, part)
-        if isinstance(found, torch.Tensor) and not isinstance(found, torch._subclasses.FakeTensor):
+        if isinstance(found, torch.Tensor) and not isinstance(found, FakeTensor):
             if found.is_complex():
                 return complex_constant(self._builder, found, PART_DTYPE[to_onnx_dtype(found.dtype)])
             return self._builder.const(found)
@@ -195,7 +196,7 @@ class DynamoInterpreter:
         target: Any = fx.target
         name = qualified_name(target)
         args = self._bind(fx, target)
-        if self._has_complex and isinstance(target, torch._ops.OpOverload) and touches_complex(val, args):
+        if self._has_complex and isinstance(target, OpOverload) and touches_complex(val, args):
             name = COMPLEX_PREFIX + name
         if self._has_quantized and is_quantized(args):
             name = QUANTIZED_PREFIX + name
@@ -218,7 +219,7 @@ class DynamoInterpreter:
         values = self._frame.values
         value_of = self.value_of
         args = [values[a] if type(a) is torch.fx.Node else value_of(a) for a in fx.args]
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, OpOverload):
             parameters = schema_parameters(target)
             if len(args) < len(parameters):
                 kwargs = fx.kwargs

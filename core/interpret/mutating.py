@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import torch
 from torch.fx.immutable_collections import immutable_list
-from torch.utils import _pytree
 
 from onnxplug.build.quantized import QUANTIZED_PREFIX, is_quantized
 from onnxplug.interpret.decompose import trace_function
 from onnxplug.interpret.node import FxNode, meta_of
 from onnxplug.registry.names import qualified_name
+from onnxplug.torch_private import pytree
 
 
 class Walk(Protocol):
@@ -44,7 +44,7 @@ def is_functionalized(target: Any) -> bool:
 
 def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
     """Converts a wrapped call; returns the operator's results (``None`` for none), then the new value of each base."""
-    from torch._higher_order_ops.auto_functionalize import get_mutable_args, read_view_information_from_args
+    from onnxplug.torch_private import get_mutable_args, read_view_information_from_args
 
     operator: Any = fx.args[0]
     kwargs: dict[str, Any] = dict(fx.kwargs)
@@ -126,7 +126,7 @@ class _Scratch:
 
     def view(self, info: Any, stands: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
         """What stands for a written argument: a base, or a part of one."""
-        from torch._higher_order_ops.auto_functionalize import NotView
+        from onnxplug.torch_private import NotView
 
         if info is None:
             return None
@@ -138,7 +138,7 @@ class _Scratch:
 
     def scatter(self, info: Any, bases: Sequence[torch.fx.Node], values: Sequence[Any], new: Any) -> Any:
         """The new value of a base of which a part was written."""
-        from torch._higher_order_ops.auto_functionalize import AsStridedViewInfo, SliceViewInfo
+        from onnxplug.torch_private import AsStridedViewInfo, SliceViewInfo
 
         if not isinstance(info, AsStridedViewInfo | SliceViewInfo):
             return new
@@ -157,7 +157,7 @@ class _Scratch:
 
     def _traced(self, function: Any, info: Any, tensors: list[torch.fx.Node]) -> tuple[Any, Any]:
         """What a function of a view and of tensors computes; dynamic sizes of the view are inputs of its graph."""
-        sizes = list(dict.fromkeys(x for x in _pytree.tree_leaves(vars(info)) if isinstance(x, torch.fx.Node)))
+        sizes = list(dict.fromkeys(x for x in pytree.tree_leaves(vars(info)) if isinstance(x, torch.fx.Node)))
 
         def call(*inputs: Any) -> Any:
             numbers = dict(zip(sizes, inputs[len(tensors) :], strict=True))

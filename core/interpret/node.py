@@ -17,6 +17,7 @@ from onnxplug.build.quantized import QUANTIZED_PREFIX, Quantized
 from onnxplug.interpret.symbols import Dim, SymbolNames
 from onnxplug.registry.names import find_overload, qualified_name
 from onnxplug.registry.rule import Rule
+from onnxplug.torch_private import OpOverload
 
 
 class OutputSpec(NamedTuple):
@@ -39,7 +40,7 @@ class Parameter(NamedTuple):
 
 
 @functools.cache
-def schema_parameters(target: torch._ops.OpOverload) -> tuple[Parameter, ...]:
+def schema_parameters(target: OpOverload) -> tuple[Parameter, ...]:
     """The parameters of an operator in schema order."""
     return tuple(Parameter(a.name, frozen(a.default_value)) for a in target._schema.arguments)
 
@@ -94,7 +95,7 @@ class FxNode:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The operator's parameters; none for a Python function."""
-        return schema_parameters(self.target) if isinstance(self.target, torch._ops.OpOverload) else ()
+        return schema_parameters(self.target) if isinstance(self.target, OpOverload) else ()
 
     @property
     def kwargs(self) -> Mapping[str, Any]:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
 from torch.fx.experimental import proxy_tensor
 
-from onnxplug import Unsupported
+from onnxplug import Unsupported, torch_private
 from onnxplug.capture.patching import patched, patched_kernel
+from onnxplug.torch_private import DispatchKey, detect_fake_mode
 from onnxplug_torch_geometric import FUNCTIONS
 
 
@@ -50,7 +50,7 @@ def whole(op: str) -> Callable[..., Any]:
 
 def _new_size(given: dict[str, Any]) -> Any:
     """A symbol for a size that depends on values, where torch works out shapes alone; ``None`` elsewhere."""
-    mode = torch._guards.detect_fake_mode(list(given.values()))
+    mode = detect_fake_mode(list(given.values()))
     if mode is None or mode.shape_env is None or proxy_tensor.get_proxy_mode() is not None:
         return None
     size = mode.shape_env.create_unbacked_symint()
@@ -115,5 +115,5 @@ def _traced(op: str, packet: Any) -> Callable[..., Any]:
 def _kernel(op: Any, kernel: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """The kernel in place of the operator's own where torch works out shapes."""
     composite = DispatchKey.CompositeImplicitAutograd
-    key = composite if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite) else DispatchKey.Meta
+    key = composite if torch_private.has_kernel_for_dispatch_key(op.name(), composite) else DispatchKey.Meta
     return patched_kernel(op, key, kernel)

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 from torch_geometric.data import Batch, Data
+
+from onnxplug.torch_private import pytree
 
 _BATCH = type(Batch(_base_cls=Data))
 
@@ -16,8 +17,8 @@ _BATCH = type(Batch(_base_cls=Data))
 def register() -> None:
     """Registers both with torch's pytree, once a process; what is registered already stays."""
     for kind in (Data, _BATCH):
-        if kind not in _pytree.SUPPORTED_NODES:
-            _pytree.register_pytree_node(
+        if kind not in pytree.SUPPORTED_NODES:
+            pytree.register_pytree_node(
                 kind,
                 flatten,
                 unflatten,
@@ -35,7 +36,7 @@ def flatten(data: Any) -> tuple[list[torch.Tensor], str]:
 def flatten_with_keys(data: Any) -> tuple[list[Any], str]:
     """As :func:`flatten`, each tensor with the name that an input of the graph gets from it."""
     names, context = _parts(data)
-    return [(_pytree.MappingKey(name), data[name]) for name in names], context
+    return [(pytree.MappingKey(name), data[name]) for name in names], context
 
 
 def unflatten(values: Iterable[Any], context: str) -> Any:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from onnxplug.torch_private import FakeTensor
+
 _REDUCTIONS = ("sum", "mul", "mean", "min", "max")
 
 
@@ -44,7 +46,7 @@ def _library(namespace: str) -> torch.library.Library:
 def _define(namespace: str, name: str, schema: str, kernel: Callable[..., Any], key: str) -> None:
     def on_values(*args: Any) -> Any:
         for x in args:
-            if isinstance(x, torch.Tensor) and isinstance(x, torch._subclasses.FakeTensor):
+            if isinstance(x, torch.Tensor) and isinstance(x, FakeTensor):
                 raise RuntimeError("a kernel of C++ was given a tensor without values")
         return kernel(*args)
 

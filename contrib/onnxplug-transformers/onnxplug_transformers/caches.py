@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 from transformers import cache_utils
+
+from onnxplug.torch_private import pytree
 
 _FIELDS: dict[type, tuple[str, ...]] = {
     cache_utils.DynamicLayer: ("keys", "values"),
@@ -20,8 +21,8 @@ _NAMES = {"keys": "key", "values": "value", "cumulative_length": "length"}
 def register() -> None:
     """Registers the cache classes with torch's pytree, once a process; one that is registered already stays."""
     for kind in (cache_utils.DynamicCache, cache_utils.StaticCache, cache_utils.EncoderDecoderCache):
-        if kind not in _pytree.SUPPORTED_NODES:
-            _pytree.register_pytree_node(
+        if kind not in pytree.SUPPORTED_NODES:
+            pytree.register_pytree_node(
                 kind,
                 flatten,
                 unflatten,
@@ -39,7 +40,7 @@ def flatten(cache: Any) -> tuple[list[torch.Tensor], str]:
 def flatten_with_keys(cache: Any) -> tuple[list[Any], str]:
     """As :func:`flatten`, each tensor with the name that an input of the graph gets from it."""
     pairs, context = _take_apart(cache)
-    return [(_pytree.MappingKey(name), tensor) for name, tensor in pairs], json.dumps(context)
+    return [(pytree.MappingKey(name), tensor) for name, tensor in pairs], json.dumps(context)
 
 
 def unflatten(values: Sequence[Any], context: str) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree
 
 import onnxplug
+from onnxplug.torch_private import pytree
 
 DECODERS = ("llama", "qwen3", "gpt2")
 
@@ -128,7 +128,7 @@ def test_generation_from_the_onnx_model_alone(decoder: Any) -> None:
     tokens, text = prompt, prompt
     for _ in range(8):
         logits, *leaves = program(input_ids=tokens, attention_mask=torch.ones_like(text), past_key_values=past)
-        past = _pytree.tree_unflatten(leaves, _pytree.tree_structure(past))
+        past = pytree.tree_unflatten(leaves, pytree.tree_structure(past))
         tokens = logits[:, -1:].argmax(-1)
         text = torch.cat([text, tokens], 1)
     assert text.tolist() == expected.tolist()
@@ -206,12 +206,12 @@ def test_round_trip_through_pytree() -> None:
         cache.update(torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5), layer)
     both = EncoderDecoderCache(cache, copy.deepcopy(cache))
     for original in (cache, both, EncoderDecoderCache(DynamicCache(), DynamicCache())):
-        leaves, spec = _pytree.tree_flatten(original)
-        again = _pytree.tree_unflatten(leaves, spec)
+        leaves, spec = pytree.tree_flatten(original)
+        again = pytree.tree_unflatten(leaves, spec)
         assert type(again) is type(original)
-        assert [a is b for a, b in zip(_pytree.tree_leaves(again), leaves, strict=True)] == [True] * len(leaves)
-        assert _pytree.tree_structure(again) == spec
-        assert _pytree.treespec_loads(_pytree.treespec_dumps(spec)) == spec
+        assert [a is b for a, b in zip(pytree.tree_leaves(again), leaves, strict=True)] == [True] * len(leaves)
+        assert pytree.tree_structure(again) == spec
+        assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
         assert getattr(again, "is_updated", None) == getattr(original, "is_updated", None)
 
 
