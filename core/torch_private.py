@@ -58,6 +58,12 @@ def _nothing(*_: Any) -> None:
     """In place of a function that only informs torch."""
 
 
+def _sympy_notation() -> type:
+    from sympy.printing.str import StrPrinter
+
+    return StrPrinter
+
+
 def _classes_of(module: str, names: str) -> Callable[[], Any]:
     return lambda: tuple(getattr(importlib.import_module(module), name) for name in names.split())
 
@@ -143,6 +149,9 @@ _NAMES = {
     ),
     "tracing_state_functions": _Private(  # torch.onnx.is_in_onnx_export() is False in the strict mode
         "torch._dynamo.variables.torch:tracing_state_functions", "is_in_onnx_export() in the strict mode", lambda: dict
+    ),
+    "python_notation": _Private(
+        "torch.utils._sympy.printers:PythonPrinter", "conditions on sizes as Python", _sympy_notation
     ),
     "onnx_export_flags": _Private(  # torch.onnx.is_in_onnx_export() is False during capture
         "torch.onnx._internal.exporter._flags:", "is_in_onnx_export() during capture", SimpleNamespace

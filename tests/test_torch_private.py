@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import sympy
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -57,6 +58,7 @@ def test_what_serves_instead(fresh: pytest.MonkeyPatch) -> None:
     assert not isinstance(torch.nn.ReLU(), (torch_private.DropoutNd, torch_private.BatchNorm))
     assert torch_private.is_traceable_wrapper_subclass(TwoTensor(x, x))
     assert not torch_private.is_traceable_wrapper_subclass(x)
+    assert torch_private.python_notation().doprint(sympy.Symbol("n") + 1) == "n + 1"
 
 
 WITHOUT_OPTIONAL_NAMES = """

@@ -22,6 +22,7 @@ import torch
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.locations import is_torch_file
 from onnxplug.errors import CaptureError
+from onnxplug.torch_private import python_notation
 
 #: Sizes tried to find out whether a guard holds for every size, of one symbol, of two and of more; the last ones are
 #: beyond any limit in a model's code.
@@ -191,11 +192,7 @@ def _holds(expr: Any, symbols: Sequence[Any], sizes: Sequence[Any]) -> bool:
 
 
 def _python(expr: Any) -> str:
-    try:
-        from torch.utils._sympy.printers import PythonPrinter
-    except ImportError:  # private: without it sympy's own notation is shown
-        return str(expr)
-    return str(PythonPrinter().doprint(expr))
+    return str(python_notation().doprint(expr))
 
 
 def _only_raises(place: str | None) -> bool:
