@@ -1,7 +1,7 @@
 """``torch.autograd.Function`` with a ``symbolic`` static method: kept whole during capture, translated by ``symbolic``.
 
-torch.export traces into ``forward``. While a class is kept, its ``apply`` calls an operator of its own instead, whose
-kernel and fake kernel run ``forward``; the rule for that operator runs ``symbolic``.
+torch.export traces into ``forward``. While a class is kept, its ``forward`` calls an operator of its own instead, whose
+kernel and fake kernel run the original one; the rule for that operator runs ``symbolic``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _LOCK = threading.RLock()
 _OPERATORS: dict[type, _Operator] = {}
 _LIBRARY: list[torch.library.Library] = []
 _KEPT = threading.local()
-_HOLDERS = 0
 
 
 class AutogradRule(Rule):
@@ -82,36 +81,75 @@ def keep_autograd_functions(*functions: type) -> Iterator[None]:
     """
     operators = {function: _operator(function) for function in functions}
     before: dict[type, _Operator] = getattr(_KEPT, "operators", {})
-    _install(+1)
+    for function in operators:
+        _hold(function)
     _KEPT.operators = {**before, **operators}
     try:
         yield
     finally:
         _KEPT.operators = before
-        _install(-1)
+        for function in operators:
+            _release(function)
 
 
-def _install(change: int) -> None:
-    """Puts our ``apply`` between ``Function.apply`` and C's: ``Function.apply`` that somebody holds comes here too."""
-    global _HOLDERS
-    single = torch_private.SingleLevelFunction
+class _Forward:
+    """``forward`` of a kept function: its operator, in the threads that keep it; everywhere else what it was.
+
+    ``apply`` is no place for this: code holds it, bound before anything is patched, and reaches ``forward`` all the same.
+
+    Attributes:
+        original: The class's own attribute, or the inherited one.
+        holders: How many contexts keep the function.
+    """
+
+    def __init__(self, function: type) -> None:
+        self.function = function
+        self.inherited = "forward" not in vars(function)
+        self.original = inspect.getattr_static(function, "forward")
+        self.holders = 0
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        original: Callable[..., Any] = self.original.__get__(instance, owner)
+        operator: _Operator | None = getattr(_KEPT, "operators", {}).get(owner)
+        if operator is None or owner is not self.function:
+            return original
+
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not operator.separate:
+                args = args[1:]  # ctx
+            elif kwargs:
+                args = inspect.signature(original).bind(*args, **kwargs).args
+            return operator(args)
+
+        return forward
+
+
+def _hold(function: type) -> None:
     with _LOCK:
-        _HOLDERS += change
-        if _HOLDERS == 1 and change > 0:
-            single.apply = classmethod(_apply)
-        elif _HOLDERS == 0:
-            del single.apply
+        found = vars(function).get("forward")
+        if not isinstance(found, _Forward):
+            found = _Forward(function)
+            function.forward = found  # type: ignore[attr-defined]
+        found.holders += 1
 
 
-def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-    kept: dict[type, _Operator] = getattr(_KEPT, "operators", {})
-    operator = kept.get(cls)
-    if operator is None:
-        return super(torch_private.SingleLevelFunction, cls).apply(*args, **kwargs)
-    if kwargs:
-        bound = inspect.signature(cls.forward).bind(*args, **kwargs)  # type: ignore[attr-defined]
-        args = bound.args
-    return operator(args)
+def _release(function: type) -> None:
+    with _LOCK:
+        found: _Forward = vars(function)["forward"]
+        found.holders -= 1
+        if not found.holders and found.inherited:
+            del function.forward  # type: ignore[attr-defined]
+        elif not found.holders:
+            function.forward = found.original  # type: ignore[attr-defined]
+
+
+def _original_forward(function: type) -> Callable[..., Any]:
+    found = inspect.getattr_static(function, "forward")
+    while isinstance(found, _Forward):
+        found = found.original
+    forward: Callable[..., Any] = found.__get__(None, function)
+    return forward
 
 
 def _operator(function: Any) -> _Operator:
@@ -209,6 +247,12 @@ class _Operator:
         results = getattr(getattr(torch.ops, NAMESPACE), self.name)(tensors, sizes, call)
         return self.calls[call].rebuild(results)
 
+    @property
+    def separate(self) -> bool:
+        """Whether ``forward`` takes no ``ctx``: the function has a ``setup_context``."""
+        base = torch_private.SingleLevelFunction
+        return self.function.setup_context is not base.setup_context  # type: ignore[attr-defined]
+
     def _index(self, places: Sequence[Any], spec: Any) -> int:
         """The number of this way of calling; one that was met before keeps its own."""
         key: Any = (
@@ -225,10 +269,9 @@ class _Operator:
 
     def _run(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any], call: int) -> list[torch.Tensor]:
         arguments = self.calls[call].arguments(tensors, sizes)
-        forward = self.function.forward  # type: ignore[attr-defined]
-        separate = self.function.setup_context is not torch_private.SingleLevelFunction.setup_context  # type: ignore[attr-defined]
+        forward = _original_forward(self.function)
         with torch.no_grad():
-            results = forward(*arguments) if separate else forward(_Context(self.function), *arguments)
+            results = forward(*arguments) if self.separate else forward(_Context(self.function), *arguments)
         found = self.calls[call].keep(results)
         # An operator without alias annotations returns memory of its own.
         return [

@@ -137,6 +137,27 @@ def test_an_exported_program() -> None:
         onnxplug.to_onnx(exported)
 
 
+def test_a_subclass_and_a_parent_are_kept_each_by_itself(expect_graph: Any) -> None:
+    class Child(Cap):
+        @staticmethod
+        def symbolic(g: Any, x: Any, cap: float) -> Any:
+            return g.op("com.acme::Cap", x, cap_f=cap)
+
+    def model(x: Any) -> Any:
+        return Child.apply(x, 2.0), Cap.apply(x, 3.0).relu()
+
+    x = torch.randn(3, requires_grad=True)
+    before = vars(Cap)["forward"]
+    with compat.keep_autograd_functions(Cap), compat.keep_autograd_functions(Cap, Child):
+        torch.testing.assert_close(apply_cap(x, 3.0), 3 * torch.tanh(x / 3))
+    child, parent = (compat.autograd_function(f, domains={"com.acme": 1}) for f in (Child, Cap))
+    expect_graph(onnxplug.to_onnx(model, (x,), rules=[child]), "com.acme::Cap Div Tanh Mul Relu")
+    expect_graph(onnxplug.to_onnx(model, (x,), rules=[parent]), "Div Tanh Mul Div Tanh Mul Relu")
+    expect_graph(onnxplug.to_onnx(model, (x,), rules=[parent, child]), "com.acme::Cap Div Tanh Mul Relu")
+    assert vars(Cap)["forward"] is before
+    assert "forward" not in vars(Child)
+
+
 def test_refusals() -> None:
     with pytest.raises(onnxplug.UsageError, match="has no static method symbolic"):
         compat.autograd_function(Plain)
