@@ -1,1 +1,1 @@
-"""onnxplug's build stage."""
+"""The graph builder: emits typed ONNX nodes and simplifies them."""

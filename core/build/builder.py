@@ -312,8 +312,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             return x
         if self._has_kernels:
             return self._widening.cast(x, wanted)
-        result: Value = self.op.Cast(x, to=int(wanted))
-        return result
+        return self.op.Cast(x, to=int(wanted))
 
     # -- undoing -------------------------------------------------------------------------------------------------------
 

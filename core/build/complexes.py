@@ -54,11 +54,9 @@ def to_pairs(g: Any, value: Complex) -> ir.Value:
     sizes = list(value.real.shape) if value.real.shape is not None else [None]
     if 0 in sizes and all(isinstance(size, int) for size in sizes):
         # ONNX Runtime's Concat passes over what is empty, and forgets the axis of two.
-        nothing: ir.Value = g.op.Expand(g.const(0, value.real.dtype), g.vector([*sizes, 2]))
-        return nothing
+        return g.op.Expand(g.const(0, value.real.dtype), g.vector([*sizes, 2]))
     last = g.const([-1])
-    result: ir.Value = g.op.Concat(g.op.Unsqueeze(value.real, last), g.op.Unsqueeze(value.imag, last), axis=-1)
-    return result
+    return g.op.Concat(g.op.Unsqueeze(value.real, last), g.op.Unsqueeze(value.imag, last), axis=-1)
 
 
 def complex_constant(g: Any, value: Any, dtype: ir.DataType) -> Complex:

@@ -88,8 +88,7 @@ class SizeComputer:
         if not (a.is_nonnegative and b.is_positive):
             # Mod has the sign of the divisor, so that the difference divides evenly.
             x = self.op.Sub(x, self.op.Mod(x, y))
-        result: ir.Value = self.op.Div(x, y)
-        return result
+        return self.op.Div(x, y)
 
 
 Handler = Callable[[SizeComputer, Any], ir.Value]
@@ -99,8 +98,7 @@ def _folded(op_type: str) -> Handler:
     """An operator of two inputs over any number of arguments."""
 
     def compute(c: SizeComputer, expr: Any) -> ir.Value:
-        result: ir.Value = reduce(getattr(c.op, op_type), c.values(expr))
-        return result
+        return reduce(getattr(c.op, op_type), c.values(expr))
 
     return compute
 
@@ -109,8 +107,7 @@ def _mul(c: SizeComputer, expr: Any) -> ir.Value:
     numerator, denominator = expr.as_numer_denom()
     if expr.is_integer and denominator != 1:
         # torch writes a quotient that it knows to be whole as a product with a fraction.
-        result: ir.Value = c.op.Div(c.value(numerator), c.value(denominator))
-        return result
+        return c.op.Div(c.value(numerator), c.value(denominator))
     return _folded("Mul")(c, expr)
 
 
@@ -124,8 +121,7 @@ def _pow(c: SizeComputer, expr: Any) -> ir.Value:
             result = c.op.Mul(result, x)
         return result
     if expr.is_integer and exponent.is_nonnegative is not False and type(expr).__name__ == "PowByNatural":
-        power: ir.Value = c.op.Pow(x, c.value(exponent))
-        return power
+        return c.op.Pow(x, c.value(exponent))
     a, b = c.doubles(expr)
     power = c.op.Pow(a, b)
     return power
@@ -142,20 +138,17 @@ def _ceil_div(c: SizeComputer, expr: Any) -> ir.Value:
 
 def _clean_div(c: SizeComputer, expr: Any) -> ir.Value:
     a, b = c.values(expr)
-    result: ir.Value = c.op.Div(a, b)
-    return result
+    return c.op.Div(a, b)
 
 
 def _modular_index(c: SizeComputer, expr: Any) -> ir.Value:
     x, divisor, modulus = expr.args
-    result: ir.Value = c.op.Mod(c.floor_quotient(x, divisor), c.value(modulus))
-    return result
+    return c.op.Mod(c.floor_quotient(x, divisor), c.value(modulus))
 
 
 def _true_div(c: SizeComputer, expr: Any) -> ir.Value:
     a, b = c.doubles(expr)
-    result: ir.Value = c.op.Div(a, b)
-    return result
+    return c.op.Div(a, b)
 
 
 def _shift(left: bool) -> Handler:
@@ -163,11 +156,9 @@ def _shift(left: bool) -> Handler:
         x, by = expr.args
         power = c.op.Pow(c.g.const(2, _INT), c.value(by))
         if left:
-            product: ir.Value = c.op.Mul(c.value(x), power)
-            return product
+            return c.op.Mul(c.value(x), power)
         value = c.value(x)
-        quotient: ir.Value = c.op.Div(c.op.Sub(value, c.op.Mod(value, power)), power)
-        return quotient
+        return c.op.Div(c.op.Sub(value, c.op.Mod(value, power)), power)
 
     return compute
 
@@ -177,8 +168,7 @@ def _where(c: SizeComputer, expr: Any) -> ir.Value:
     found = [c.value(a) for a in choices]
     dtype = _DOUBLE if any(v.dtype == _DOUBLE for v in found) else found[0].dtype or _INT
     yes, no = (c.g.cast(v, dtype) for v in found)
-    result: ir.Value = c.op.Where(c.g.cast(c.value(condition), _BOOL), yes, no)
-    return result
+    return c.op.Where(c.g.cast(c.value(condition), _BOOL), yes, no)
 
 
 def _rounded(op_type: str | None, *, whole: bool) -> Handler:
@@ -204,8 +194,7 @@ def _to_float(c: SizeComputer, expr: Any) -> ir.Value:
 
 def _unary(op_type: str) -> Handler:
     def compute(c: SizeComputer, expr: Any) -> ir.Value:
-        result: ir.Value = getattr(c.op, op_type)(c.doubles(expr)[0])
-        return result
+        return getattr(c.op, op_type)(c.doubles(expr)[0])
 
     return compute
 
@@ -215,8 +204,7 @@ def _identity(c: SizeComputer, expr: Any) -> ir.Value:
 
 
 def _abs(c: SizeComputer, expr: Any) -> ir.Value:
-    result: ir.Value = c.op.Abs(c.value(expr.args[0]))
-    return result
+    return c.op.Abs(c.value(expr.args[0]))
 
 
 def _compare(op_type: str, *, negate: bool = False) -> Handler:
@@ -229,15 +217,13 @@ def _compare(op_type: str, *, negate: bool = False) -> Handler:
 
 def _logic(op_type: str) -> Handler:
     def compute(c: SizeComputer, expr: Any) -> ir.Value:
-        result: ir.Value = reduce(getattr(c.op, op_type), [c.value(a) for a in expr.args])
-        return result
+        return reduce(getattr(c.op, op_type), [c.value(a) for a in expr.args])
 
     return compute
 
 
 def _not(c: SizeComputer, expr: Any) -> ir.Value:
-    result: ir.Value = c.op.Not(c.value(expr.args[0]))
-    return result
+    return c.op.Not(c.value(expr.args[0]))
 
 
 def _truth(value: bool) -> Handler:

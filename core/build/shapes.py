@@ -146,8 +146,7 @@ class ShapeMixin:
                 except Unsupported:
                     continue
                 # The division is exact.
-                result: ir.Value = self.op.Div(self.op.Sub(size, offset), self.const(int(factor)))
-                return result
+                return self.op.Div(self.op.Sub(size, offset), self.const(int(factor)))
             return None
         finally:
             self._pending.discard(name)
@@ -203,7 +202,7 @@ class ShapeMixin:
             vector = self.op.Shape(x, start=axis, end=axis + 1)
         else:
             vector = self.op.Gather(self.op.Shape(x), [axis], axis=0)
-        scalar: ir.Value = self.op.Squeeze(vector, [0])
+        scalar = self.op.Squeeze(vector, [0])
         self._vector_of.setdefault(scalar, vector)
         if name is not None:
             self.set_symbol(name, scalar)
@@ -213,8 +212,7 @@ class ShapeMixin:
 
     def shape(self, x: ir.Value) -> ir.Value:
         """The shape of ``x`` as a 1-dim int64 Value; a constant when it is static."""
-        result: ir.Value = self.op.Shape(x)
-        return result
+        return self.op.Shape(x)
 
     def dim(self, x: ir.Value, axis: int) -> Size:
         """The size of one axis: an int when static, else a 0-dim int64 Value. Negative axes count from the end."""
@@ -289,8 +287,7 @@ class ShapeMixin:
             parts.append(self.const(np.array(pending, dtype=np.int64)))
         if len(parts) == 1:
             return parts[0]
-        result: ir.Value = self.op.Concat(*parts, axis=0)
-        return result
+        return self.op.Concat(*parts, axis=0)
 
     def as_vector(self, size: Size) -> ir.Value:
         """A size as an int64 Value of shape [1]."""

@@ -72,8 +72,7 @@ def _transpose(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value |
     before = _made_by(x, "Transpose")
     if before is not None and "perm" in before.attributes:
         first = before.attributes["perm"].as_ints()
-        result: ir.Value = g.op.Transpose(before.inputs[0], perm=[first[p] for p in perm])
-        return result
+        return g.op.Transpose(before.inputs[0], perm=[first[p] for p in perm])
     return None
 
 
@@ -92,8 +91,7 @@ def _reshape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | N
             return x
     before = _made_by(x, "Reshape")
     if before is not None and 0 not in target and not before.attributes.get("allowzero"):
-        result: ir.Value = g.op.Reshape(before.inputs[0], shape)
-        return result
+        return g.op.Reshape(before.inputs[0], shape)
     return None
 
 

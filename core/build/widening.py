@@ -111,8 +111,7 @@ class Widening:
         return result
 
     def _cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
-        result: ir.Value = self._g.op.Cast(x, to=int(dtype))
-        return result
+        return self._g.op.Cast(x, to=int(dtype))
 
     def _plan(self, spec: OpSpec, types: Plan) -> Plan | None:
         if self._kernels is not None:

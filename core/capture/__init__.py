@@ -1,1 +1,1 @@
-"""onnxplug's capture stage."""
+"""Capture: a model becomes an ``ExportedProgram``."""

@@ -181,8 +181,7 @@ def _without_subclasses(module: torch.nn.Module) -> torch.nn.Module:
         return module
     from onnxplug.torch_private import unwrap_tensor_subclass_parameters
 
-    unwrapped: torch.nn.Module = unwrap_tensor_subclass_parameters(copy.deepcopy(module))
-    return unwrapped
+    return unwrap_tensor_subclass_parameters(copy.deepcopy(module))
 
 
 def _has_signature(function: Any) -> bool:

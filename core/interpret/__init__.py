@@ -1,1 +1,1 @@
-"""onnxplug's interpret stage."""
+"""Interpretation: each node of the FX graph is converted by its rule."""
