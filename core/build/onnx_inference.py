@@ -14,6 +14,9 @@ from onnx_ir import serde
 
 from onnxplug.build.infer import Dim, Result
 
+#: Where ONNX Runtime does another thing than onnx infers: an empty list of axes squeezes every axis of size 1 there, none here.
+_NOT_BELIEVED = frozenset({"Squeeze"})
+
 #: Elements above which an input's values are not shown to the inference.
 _MAX_ELEMENTS = 1024
 
@@ -34,6 +37,8 @@ def infer_by_onnx(
         outputs: Number of outputs.
         opsets: Domain to version, as the model imports them.
     """
+    if schema.name in _NOT_BELIEVED and not schema.domain:
+        return []
     if not schema.has_type_and_shape_inference_function or any(v is not None and v.dtype is None for v in values):
         return []
     names = ["" if value is None else f"x{index}" for index, value in enumerate(values)]
