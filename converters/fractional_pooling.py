@@ -64,7 +64,7 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
     return [squeeze(g, v, 0) if single else v for v in results]
 
 
-def _starts(g: GraphBuilder, u: Value, size: int | Value, k: int, o: int, dtype: ir.DataType | None) -> Value:
+def _starts(g: GraphBuilder, u: Value, size: int | Value, k: int, o: int, dtype: ir.DataType) -> Value:
     """Where the windows of one axis start, [batch, channels, o] of the samples [batch, channels]."""
     u = unsqueeze(g, u, 2)
     end = g.op.Sub(size, g.const(k)) if isinstance(size, Value) else g.const(size - k)

@@ -172,7 +172,7 @@ class _Capture:
             stack.enter_context(torch.no_grad())
             # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
             # constants.
-            stack.enter_context(fx_config.patch(backed_size_oblivious=oblivious))  # type: ignore[attr-defined]
+            stack.enter_context(fx_config.patch(backed_size_oblivious=oblivious))
             if oblivious and self.shapes.has_empty():
                 stack.enter_context(zero_is_a_size())
             if strict:

@@ -50,7 +50,7 @@ def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
     kwargs: dict[str, Any] = dict(fx.kwargs)
     bases: list[torch.fx.Node] = list(kwargs.pop("_all_bases"))
     names, types = get_mutable_args(operator)
-    views = read_view_information_from_args(names, types, kwargs, bases)  # type: ignore[arg-type]
+    views = read_view_information_from_args(names, types, kwargs, bases)
     scratch = _Scratch(walk, fx)
     stands = [scratch.place(base) for base in bases]
     given: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
