@@ -323,7 +323,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
     def rollback(self, mark: tuple[Mark, int]) -> None:
         """Removes every node emitted since ``mark``, and what was remembered of them: the domains' versions too."""
         nodes, domains = mark
-        self._forget_symbols(self._scope.rollback(nodes))
+        self.forget_sizes(self._scope.rollback(nodes))
         while len(self._domain_users) > domains:
             name, _ = self._domain_users.popitem()
             del self._domains[name, self.opsets[name]]

@@ -25,7 +25,7 @@ class NestingMixin:
     if TYPE_CHECKING:
 
         def fresh(self) -> int: ...
-        def _forget_symbols(self, values: Iterable[ir.Value]) -> None: ...
+        def forget_sizes(self, values: Iterable[ir.Value]) -> None: ...
 
     @contextmanager
     def nested(self, *, isolated: bool = False, scope: Scope | None = None) -> Iterator[Scope]:
@@ -43,7 +43,10 @@ class NestingMixin:
 
     def live(self, outputs: Iterable[ir.Value]) -> list[ir.Node]:
         """The nodes emitted into the present scope that the outputs need, in order; the others let go of their inputs."""
-        return self._scope.live_nodes(outputs)
+        dead: list[ir.Value] = []
+        nodes = self._scope.live_nodes(outputs, dead)
+        self.forget_sizes(dead)
+        return nodes
 
     def identity(self, value: ir.Value) -> ir.Value:
         """A value of its own that equals ``value``; never simplified away, as ``g.op.Identity`` is."""
@@ -90,5 +93,5 @@ class NestingMixin:
                 for value in (v for node in nodes for v in node.outputs if v.name is None):
                     value.name = f"{name}_value{self.fresh()}"
             finally:
-                self._forget_symbols(scope.values())
+                self.forget_sizes(scope.values())
         return ir.Graph(formals, outputs, nodes=nodes, name=f"{name}_{self.fresh()}")

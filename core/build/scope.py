@@ -66,13 +66,20 @@ class Scope:
         for node in self.nodes:
             yield from node.outputs
 
-    def live_nodes(self, outputs: Iterable[ir.Value]) -> list[ir.Node]:
-        """The nodes that the outputs need, in order; the others let go of their inputs. Linear in the graph."""
+    def live_nodes(self, outputs: Iterable[ir.Value], dead: list[ir.Value] | None = None) -> list[ir.Node]:
+        """The nodes that the outputs need, in order; the others let go of their inputs. Linear in the graph.
+
+        Args:
+            outputs: What is needed.
+            dead: Takes what the other nodes made.
+        """
         needed = set(map(id, outputs))
         live: list[ir.Node] = []
         for node in reversed(self.nodes):
             if needed.isdisjoint(map(id, node.outputs)):
                 detach(node)
+                if dead is not None:
+                    dead.extend(node.outputs)
             else:
                 live.append(node)
                 needed.update(map(id, used_by(node) if graphs_of(node) else node.inputs))

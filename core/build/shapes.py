@@ -159,7 +159,8 @@ class ShapeMixin:
             return self._symbol_of.get(value) or value.name or "computed at run time"
         return str(value)
 
-    def _forget_symbols(self, values: Iterable[ir.Value]) -> None:
+    def forget_sizes(self, values: Iterable[ir.Value]) -> None:
+        """Forgets which sizes values hold, as they are no longer there to be read."""
         for value in values:
             name = self._symbol_of.pop(value, None)
             if name is not None:

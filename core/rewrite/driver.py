@@ -48,7 +48,6 @@ class _Shared:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.seen: dict[Any, tuple[ir.Value, ...]] = {}
-        self.used = False
         # The nodes stay alive here, so that no id in a key is given twice.
         self._nodes: list[ir.Node] = []
 
@@ -60,7 +59,6 @@ class _Shared:
 
     def keep(self, firing: _Firing) -> None:
         """Remembers what a firing emitted."""
-        self.used = self.used or firing.shares
         self._nodes.extend(firing.nodes)
         self.seen.update(firing.own_keys())
 
@@ -71,15 +69,11 @@ class _Firing(Scope):
     def __init__(self, shared: _Shared) -> None:
         super().__init__(None)
         self._shared = shared
-        self.shares = False
 
     def lookup(self, key: Any) -> tuple[ir.Value, ...] | None:
         """The outputs of an equal node, of this firing or an earlier one."""
         found = super().lookup(key)
-        if found is None:
-            found = self._shared.lookup(key)
-            self.shares = self.shares or found is not None
-        return found
+        return self._shared.lookup(key) if found is None else found
 
     def own_keys(self) -> Mapping[Any, tuple[ir.Value, ...]]:
         """The nodes that may be shared, by their keys."""
@@ -96,19 +90,22 @@ class _Run:
         self.fired: Counter[str] = Counter()
         self._shared: dict[int, _Shared] = {}
         self._removed: list[ir.Node] = []
-        self._moved: list[str] = []
         self._taken: set[str | None] | None = None
 
     def run(self) -> Counter[str]:
         """Works the list off."""
         nodes = list(nodes_of(self.graph))
         work: deque[ir.Node] = deque(node for node in nodes if _key(node) in self.table)
+        waiting = set(work)
         limit = MAX_FIRINGS_PER_NODE * (len(nodes) + 16)
         while work:
             node = work.popleft()
+            waiting.discard(node)
             if node.graph is None:
                 continue
             for rewrite in self.table[_key(node)]:
+                if rewrite.when is not None and not self._may_match(rewrite, node):
+                    continue
                 again = self._try(node, rewrite)
                 if again is None:
                     continue
@@ -118,18 +115,35 @@ class _Run:
                         f"the rewrite {rewrite.name!r} does not terminate: it fired {self.fired[rewrite.name]} times",
                         hint="It matches its own output. Leave it out, or make its pattern narrower.",
                     )
-                work.extend(n for n in again if n.graph is not None and _key(n) in self.table)
+                for found in again:
+                    if found.graph is not None and found not in waiting and _key(found) in self.table:
+                        waiting.add(found)
+                        work.append(found)
                 break
-        if self._moved or any(shared.used for shared in self._shared.values()):
+        if self.fired and not _in_order(self.graph, set()):
             self._sort()
         return self.fired
 
+    @staticmethod
+    def _may_match(rewrite: Rewrite, node: ir.Node) -> bool:
+        assert rewrite.when is not None
+        try:
+            return rewrite.when(node)
+        except Exception as error:
+            raise ConversionError(
+                f"the condition (`when`) of the rewrite {rewrite.name!r} raised {type(error).__name__} at {_key(node)}: {error}"
+            ) from error
+
     def _sort(self) -> None:
-        """Puts nodes after those that they read: what is shared, or stands for several nodes, may have come too late."""
+        """Puts nodes after those that they read.
+
+        What a rewrite shares with an earlier one, a size that an earlier one computed, or a value that stands for those of
+        several nodes may have come too late.
+        """
         try:
             self.graph.sort()
         except ValueError as error:
-            names = ", ".join(map(repr, dict.fromkeys(self._moved)))
+            names = ", ".join(map(repr, self.fired))
             raise ConversionError(f"a value depends on itself after the rewrites {names}") from error
 
     def _try(self, node: ir.Node, rewrite: Rewrite) -> list[ir.Node] | None:
@@ -159,8 +173,9 @@ class _Run:
         self._name(made)
         graph.insert_before(node, made)
         shared.keep(firing)
-        if isinstance(result, Mapping):
-            self._moved.append(rewrite.name)
+        if graph is not self.graph:
+            # Nodes outside of a branch or body can't read a size that was computed in it.
+            g.forget_sizes(value for made_node in made for value in made_node.outputs)
         return [*made, *self._replace(graph, replaced)]
 
     def _replace(self, graph: ir.Graph, replaced: Replaced) -> list[ir.Node]:
@@ -187,6 +202,7 @@ class _Run:
             detach(dead)
             graph.remove(dead)
             self._removed.append(dead)
+            self.g.forget_sizes(dead.outputs)
             pending.extend(n for n in before if n is not None)
         return consumers
 
@@ -220,6 +236,25 @@ class _Run:
 
 def _key(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def _in_order(graph: ir.Graph, before: set[ir.Node]) -> bool:
+    """Whether every node of a graph, and of those within, stands after the nodes that it reads.
+
+    Args:
+        graph: The graph.
+        before: The nodes that stand before it; its own are added.
+    """
+    for node in graph:
+        for value in node.inputs:
+            made = value.producer() if value is not None else None
+            if made is not None and made not in before:
+                return False
+        for inner in graphs_of(node):
+            if not _in_order(inner, before):
+                return False
+        before.add(node)
+    return True
 
 
 def _names(graph: ir.Graph) -> Iterator[str | None]:

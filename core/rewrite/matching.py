@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -17,6 +17,36 @@ def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """The node that makes a value, if it is one of these operators of ai.onnx."""
     node = value.producer() if value is not None else None
     return node if is_op(node, *op_types) else None
+
+
+def reads(*op_types: str) -> Callable[[ir.Node], bool]:
+    """A condition: a node reads what one of these operators of ai.onnx makes."""
+    wanted = frozenset(op_types)
+
+    def condition(node: ir.Node) -> bool:
+        for value in node.inputs:
+            made = value.producer() if value is not None else None
+            if made is not None and made.op_type in wanted and not made.domain:
+                return True
+        return False
+
+    return condition
+
+
+def read_by(*op_types: str) -> Callable[[ir.Node], bool]:
+    """A condition: one of these operators of ai.onnx reads a node's first result."""
+    wanted = frozenset(op_types)
+
+    def condition(node: ir.Node) -> bool:
+        return any(use.node.op_type in wanted and not use.node.domain for use in node.outputs[0].uses())
+
+    return condition
+
+
+def reads_stored(node: ir.Node) -> bool:
+    """A condition: a node's first input is made by no node; it is a weight, a constant or an input."""
+    value = node.inputs[0]
+    return value is not None and value.producer() is None
 
 
 def used_once(value: ir.Value | None) -> bool:

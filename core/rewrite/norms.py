@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxplug.build.infer import dims_of
-from onnxplug.rewrite.matching import int_attribute, is_op, made_by, used_once
+from onnxplug.rewrite.matching import int_attribute, is_op, made_by, read_by, reads, used_once
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ REWRITES = [
         "Add",
         sum_before_norm,
         target="onnxruntime",
+        when=read_by("LayerNormalization"),
         reason="ONNX Runtime fuses Add and LayerNormalization into an operator that is slower than both on the CPU",
     ),
     Rewrite(
@@ -111,6 +112,7 @@ REWRITES = [
         "Mul",
         root_mean_square_norm,
         target="onnxruntime",
+        when=reads("Mul"),
         reason="ONNX Runtime makes one node of a norm in this form",
     ),
 ]

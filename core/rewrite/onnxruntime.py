@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.infer import dims_of
+from onnxplug.rewrite.matching import read_by, reads
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
@@ -211,16 +212,26 @@ def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _kept_right(
-    op: str, apply: Callable[[GraphBuilder, ir.Node], ir.Value | None], reason: str, since: int | None = None
+    op: str,
+    apply: Callable[[GraphBuilder, ir.Node], ir.Value | None],
+    reason: str,
+    when: Callable[[ir.Node], bool] | None = None,
+    since: int | None = None,
 ) -> Rewrite:
-    return Rewrite(apply.__name__, op, apply, opset=(since, None), target="onnxruntime", reason=reason)
+    return Rewrite(apply.__name__, op, apply, opset=(since, None), target="onnxruntime", reason=reason, when=when)
 
 
 _SCALES = "ONNX Runtime folds both numbers into the MatMul and removes a node that is still read"
+_SCALED = reads("Mul", "Div")
 REWRITES = [
-    _kept_right("Pad", pad_apart_from_max_pool, "ONNX Runtime makes a Pad of 0 the MaxPool's own, which is of −∞"),
-    _kept_right("Mul", one_scale_before_matmul, _SCALES),
-    _kept_right("Div", one_scale_before_matmul, _SCALES),
+    _kept_right(
+        "Pad",
+        pad_apart_from_max_pool,
+        "ONNX Runtime makes a Pad of 0 the MaxPool's own, which is of −∞",
+        read_by("MaxPool"),
+    ),
+    _kept_right("Mul", one_scale_before_matmul, _SCALES, _SCALED),
+    _kept_right("Div", one_scale_before_matmul, _SCALES, _SCALED),
     _kept_right("ScatterND", scatter_in_turn, "ONNX Runtime reduces in several threads without a lock"),
     _kept_right("DequantizeLinear", second_rounding, "ONNX Runtime makes one quantisation of two"),
     _kept_right("DequantizeLinear", unsigned_bytes, "ONNX Runtime repeats the pair without its zero point", since=21),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxplug.build.infer import dims_of
+from onnxplug.rewrite.matching import reads, reads_stored
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ def slice_of_slice(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 REWRITES = [
-    Rewrite("transposed_weight", "Transpose", transposed_weight),
-    Rewrite("gemm_from_matmul_add", "Add", gemm_from_matmul_add),
-    Rewrite("where_of_not", "Where", where_of_not),
-    Rewrite("slice_of_slice", "Slice", slice_of_slice),
+    Rewrite("transposed_weight", "Transpose", transposed_weight, when=reads_stored),
+    Rewrite("gemm_from_matmul_add", "Add", gemm_from_matmul_add, when=reads("MatMul")),
+    Rewrite("where_of_not", "Where", where_of_not, when=reads("Not")),
+    Rewrite("slice_of_slice", "Slice", slice_of_slice, when=reads("Slice")),
 ]

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.infer import dims_of
-from onnxplug.rewrite.matching import int_attribute, is_op, made_by, only_reader, same_sizes, used_once
+from onnxplug.rewrite.matching import int_attribute, is_op, made_by, only_reader, reads, same_sizes, used_once
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
@@ -127,6 +127,17 @@ def product_by_parts(g: GraphBuilder, node: ir.Node) -> dict[ir.Value, ir.Value]
     if axis < 0 or not _worthwhile(layout, axis, parts):
         return None
     return {part.value: _one(g, node.inputs[0], weight, bias, layout, axis, part) for part in parts}
+
+
+def _may_be_taken_apart(node: ir.Node) -> bool:
+    """Whether a node multiplies by what no node makes, and the product leads to nodes that may take parts of it."""
+    weight = node.inputs[1]
+    if weight is None or weight.producer() is not None or not used_once(weight):
+        return False
+    reader: ir.Node | None = node
+    while reader is not None and (reader is node or is_op(reader, "Add", "Reshape", "Transpose")):
+        reader = next((use.node for use in reader.outputs[0].uses()), None)
+    return is_op(reader, "Split", "Gather", "Slice")
 
 
 def _layout(product: ir.Value) -> _Layout | None:
@@ -245,6 +256,7 @@ REWRITES = [
         "Reshape",
         product_of_rows,
         target="onnxruntime",
+        when=reads("Gemm"),
         reason="MatMul and Add cost less than a Gemm between two Reshapes",
     ),
     Rewrite(
@@ -252,6 +264,7 @@ REWRITES = [
         "MatMul",
         product_by_parts,
         target="onnxruntime",
+        when=_may_be_taken_apart,
         reason="products of some columns each cost less than one product and a Split of it",
     ),
 ]

@@ -31,6 +31,8 @@ class Rewrite:
         target: Names of the runtimes for which it holds (``"onnxruntime"``, ``"onnxruntime:cpu"``); ``None`` for all.
         exact: ``True``: only where exact special values are asked for; ``False``: only where they aren't; ``None``: always.
         reason: Why it is bound to these conditions.
+        when: ``(node) -> bool``: a cheap look at the node and its neighbours, before ``apply`` is called at all. It must
+            hold wherever ``apply`` would replace something.
 
     Raises:
         UsageError: A target's name is malformed.
@@ -44,6 +46,7 @@ class Rewrite:
     target: str | Sequence[str] | None = None
     exact: bool | None = None
     reason: str = ""
+    when: Callable[[ir.Node], bool] | None = None
 
     def __post_init__(self) -> None:
         checked_names(f"Rewrite {self.name!r}", self.target)
