@@ -123,5 +123,6 @@ def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """Every node of a graph, those of its subgraphs included."""
     for node in graph:
         yield node
-        for inner in graphs_of(node):
-            yield from nodes_of(inner)
+        if node.domain or node.op_type in _WITH_SUBGRAPHS:
+            for inner in graphs_of(node):
+                yield from nodes_of(inner)

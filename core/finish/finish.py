@@ -60,7 +60,13 @@ def _version() -> str:
 
 def _names(graph: ir.Graph, tensors: Iterable[ir.Value]) -> Iterator[str | None]:
     yield from (value.name for value in (*graph.inputs, *tensors))
-    yield from (value.name for node in nodes_of(graph) for value in (*node.inputs, *node.outputs) if value is not None)
+    for node in nodes_of(graph):
+        for value in node.inputs:
+            # What a node makes is named there.
+            if value is not None and value.producer() is None:
+                yield value.name
+        for value in node.outputs:
+            yield value.name
 
 
 def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any]) -> None:

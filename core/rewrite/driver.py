@@ -260,7 +260,12 @@ def _in_order(graph: ir.Graph, before: set[ir.Node]) -> bool:
 def _names(graph: ir.Graph) -> Iterator[str | None]:
     yield from (value.name for value in graph.inputs)
     for node in graph:
-        yield from (value.name for value in (*node.inputs, *node.outputs) if value is not None)
+        for value in node.inputs:
+            # What a node makes is named there.
+            if value is not None and value.producer() is None:
+                yield value.name
+        for value in node.outputs:
+            yield value.name
         for inner in graphs_of(node):
             yield from _names(inner)
 

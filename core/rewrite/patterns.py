@@ -54,6 +54,14 @@ def transposed_weight(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return g.derive(weight, lambda tensor: tensor.permute(*perm), ("permuted", perm), form="transposed")
 
 
+def _product_of_rank_2(node: ir.Node) -> bool:
+    shape = node.outputs[0].shape
+    return (shape is None or len(shape) == 2) and _reads_product(node)
+
+
+_reads_product = reads("MatMul")
+
+
 def where_of_not(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``Where(Not(c), a, b)`` is ``Where(c, b, a)``."""
     made = _producer(node.inputs[0], "Not")
@@ -88,7 +96,7 @@ def slice_of_slice(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 REWRITES = [
     Rewrite("transposed_weight", "Transpose", transposed_weight, when=reads_stored),
-    Rewrite("gemm_from_matmul_add", "Add", gemm_from_matmul_add, when=reads("MatMul")),
+    Rewrite("gemm_from_matmul_add", "Add", gemm_from_matmul_add, when=_product_of_rank_2),
     Rewrite("where_of_not", "Where", where_of_not, when=reads("Not")),
     Rewrite("slice_of_slice", "Slice", slice_of_slice, when=reads("Slice")),
 ]
