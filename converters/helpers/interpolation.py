@@ -179,7 +179,8 @@ def weights_of(size: int, out: int, factor: float | None, corners: bool, mode: s
             reach = (1.0 if mode == "linear" else 2.0) * stretch
             first, last = max(int(center - reach + 0.5), 0), min(int(center + reach + 0.5), size)
             row = _filter((places[first:last] - center + 0.5) / stretch, mode, -0.5)
-            weights[i, first:last] = row / row.sum()
+            # Beyond the tensor's end no weight is left, and torch does not divide by their sum of 0.
+            weights[i, first:last] = row / (row.sum() or 1.0)
             continue
         source = step * i if corners else step * (i + 0.5) - 0.5
         if mode == "linear":
@@ -220,22 +221,25 @@ def _computed_weights(g: GraphBuilder, axis: Axis, corners: bool, mode: str, wid
         inside = op.And(op.GreaterOrEqual(whole, first), op.Less(whole, last))
         row = _computed_filter(g, op.Div(op.Add(op.Sub(places, center), half), stretch), mode, -0.5)
         row = op.Where(inside, row, g.const(0.0, DOUBLE))
-        return g.cast(op.Div(row, op.ReduceSum(row, g.const([1]), keepdims=1)), inner)
+        # Beyond the tensor's end no weight is left, and torch does not divide by their sum of 0.
+        total = op.ReduceSum(row, g.const([1]), keepdims=1)
+        total = op.Where(op.Equal(total, g.const(0.0, DOUBLE)), one, total)
+        return g.cast(op.Div(row, total), inner)
     end = g.cast(op.Sub(size, g.const(1)), DOUBLE)
     source = op.Mul(index, step) if corners else op.Sub(op.Mul(op.Add(index, half), step), half)
     if mode == "linear":
         source = op.Min(op.Max(source, g.const(0.0, DOUBLE)), end)
         return g.cast(_computed_filter(g, op.Sub(source, places), mode, 0.0), inner)
     low = op.Floor(source)
-    total: Value | None = None
+    sums: Value | None = None
     for offset in (-1.0, 0.0, 1.0, 2.0):
         near = op.Add(low, g.const(offset, DOUBLE))
         weight = _computed_filter(g, op.Sub(source, near), mode, -0.75)
         held = op.Min(op.Max(near, g.const(0.0, DOUBLE)), end)
         part = op.Where(op.Equal(held, places), weight, g.const(0.0, DOUBLE))
-        total = part if total is None else op.Add(total, part)
-    assert total is not None
-    return g.cast(total, inner)
+        sums = part if sums is None else op.Add(sums, part)
+    assert sums is not None
+    return g.cast(sums, inner)
 
 
 def _unless_same(g: GraphBuilder, axis: Axis, weights: Value) -> Value:

@@ -157,6 +157,15 @@ def test_the_size_given_is_the_result_s_and_factors_steer_coordinates(name: str,
     check(LOW_LEVEL[name], image(6, 5), others=others, dynamic=dynamic, **looser("resize"))
 
 
+@pytest.mark.parametrize("dynamic", [None, SIZES], ids=["static", "dynamic"])
+@pytest.mark.parametrize("size", [(2, 3), (3, 2), (2, 2), (4, 9)])
+@pytest.mark.parametrize(("name", "factor"), [("_upsample_bilinear2d_aa", 0.4), ("_upsample_bicubic2d_aa", 0.35)])
+def test_places_beyond_the_tensor_are_zero(name: str, factor: float, size: tuple[int, int], dynamic: Any) -> None:
+    """A factor that does not fit the size asked for steers coordinates beyond the end, where no weight is left."""
+    function = getattr(torch.ops.aten, name).default
+    check(lambda x: function(x, [5, 4], False, factor, 0.9), image(*size), dynamic=dynamic, **looser("resize"))
+
+
 def test_bytes_of_dynamic_sizes() -> None:
     x = (image(5, 4).abs() * 80).clamp(0, 255).to(torch.uint8)
     for mode in ("nearest", "nearest-exact"):
