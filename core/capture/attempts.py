@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence, Set
@@ -36,7 +37,7 @@ def export_program(
         The program, the mode and reading that it was captured in, and what its code asks of the sizes.
 
     Raises:
-        CaptureError: No attempt succeeded; at most three are made, and none after a data-dependent error.
+        CaptureError: No attempt succeeded; at most three are made, and none after an error that depends on data alone.
     """
     capture = _Capture(module, args, kwargs, shapes)
     errors: list[Exception] = []
@@ -48,7 +49,7 @@ def export_program(
             check_dynamic(program, shapes)
         except Exception as error:
             errors.append(error)
-            if is_data_dependent(error):
+            if is_data_dependent(error) and not (oblivious and asks_of_a_size(error)):
                 break
         else:
             capture.warn()
@@ -109,7 +110,11 @@ class _Capture:
                 constant = any(fix.partition(" = ")[2].isdigit() for fix in fixes)
                 if not self.left or not fixes or constant or not fixed & self.shapes.shared:
                     raise
-                spec = refine_dynamic_shapes_from_suggested_fixes("Suggested fixes:\n" + "\n".join(fixes), spec)
+                try:
+                    spec = refine_dynamic_shapes_from_suggested_fixes("Suggested fixes:\n" + "\n".join(fixes), spec)
+                except AttributeError:
+                    # It has no place for Dim.DYNAMIC and Dim.AUTO beside named dimensions.
+                    raise error from None
 
     def settled(
         self, program: torch.export.ExportedProgram, strict: bool, tied: bool, oblivious: bool
@@ -222,6 +227,15 @@ def quiet() -> Iterator[None]:
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def asks_of_a_size(error: BaseException) -> bool:
+    """Whether a data-dependent error is about an input's size too: it may be decided where sizes are at least 2.
+
+    ``Eq(s0 + u0, 0)`` is never true then. torch calls a size ``s`` and a number that follows from data ``u``.
+    """
+    expression = re.search(r"unhinted: (.*?)\)\.", str(error))
+    return expression is not None and re.search(r"\bs\d+\b", expression.group(1)) is not None
 
 
 def is_data_dependent(error: BaseException) -> bool:

@@ -56,6 +56,20 @@ def test_a_data_dependent_model_is_tried_once(model: Any, shapes: Any, exports: 
     assert "fixed by the model" not in str(caught.value)
 
 
+def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    both = torch.cat([x.nonzero().flatten(), y])
+    return both if both.numel() == 0 else both + 1
+
+
+def test_a_question_about_data_and_a_size_is_asked_again_for_sizes_of_at_least_2(exports: list[bool]) -> None:
+    """``u + s == 0`` is undecided where the size may be 0, and false where it is 2 or more."""
+    args = (torch.tensor([1.0, 0.0, 2.0]), torch.tensor([5, 6, 7]))
+    program = onnxplug.to_onnx(joined, args, dynamic_shapes=({0: "n"}, {0: "m"}))
+    assert exports == [False, False]
+    for x, y in (args, (torch.zeros(4), torch.tensor([3, 4])), (torch.ones(2), torch.tensor([1, 2, 3, 4, 5]))):
+        assert torch.equal(program(x, y)[0], joined(x, y))
+
+
 def broadcasts(x: torch.Tensor) -> torch.Tensor:
     return x + torch.ones(2, 3)
 
