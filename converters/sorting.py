@@ -135,7 +135,12 @@ def _run_numbers(g: GraphBuilder, x: Value, axis: int) -> Value:
 
 
 RULES: list[Rule] = [
-    Rule("aten::topk.default", topk_exact, exact=True, reason="NaN is the largest; a few of many cost 3 times as much"),
+    Rule(
+        "aten::topk.default",
+        topk_exact,
+        exact=True,
+        reason="NaN sorts as the largest value; taking a few of many elements costs 3 times as much",
+    ),
     Rule("aten::topk.default", topk),
     Rule("aten::sort.default", sort),
     Rule("aten::sort.stable", sort),
