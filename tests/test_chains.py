@@ -23,3 +23,11 @@ def test_chains(start: int) -> None:
 
 def test_a_number_makes_one_chain() -> None:
     assert str(make(7)) == str(make(7)) != str(make(8))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="ONNX Runtime rounds the activations of a MatMul with a transposed weight that is quantised in the graph: 1e-4 off",
+)
+def test_a_product_with_a_transposed_quantised_weight() -> None:
+    assert run_chain(make(11_931)).status == "right"

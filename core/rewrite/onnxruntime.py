@@ -39,7 +39,9 @@ def pad_apart_from_max_pool(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """
     x, pads, fill, axes = [*node.inputs, None, None][:4]
     readers = _consumers(node.outputs[0])
-    if not any(_is(n, "MaxPool") and len(n.outputs) == 1 for n in readers):
+    # One Pad before an average is right as the pool's own, but not two, nor one as wide as the kernel.
+    averaged = any(_is(n, "AveragePool") for n in readers) and x is not None and _is(x.producer(), "Pad", "Squeeze")
+    if not averaged and not any(_is(n, "MaxPool") and len(n.outputs) == 1 for n in readers):
         return None
     shape, widths = dims_of(x), g.constant(pads)
     value = g.constant(fill) if fill is not None else np.zeros(())
@@ -228,7 +230,7 @@ REWRITES = [
         "Pad",
         pad_apart_from_max_pool,
         "ONNX Runtime makes a Pad of 0 the MaxPool's own, which is of −∞",
-        read_by("MaxPool"),
+        read_by("MaxPool", "AveragePool"),
     ),
     _kept_right("Mul", one_scale_before_matmul, _SCALES, _SCALED),
     _kept_right("Div", one_scale_before_matmul, _SCALES, _SCALED),
