@@ -31,17 +31,15 @@ def _is(node: ir.Node | None, *op_types: str) -> bool:
     return node is not None and not node.domain and node.op_type in op_types
 
 
-def pad_apart_from_max_pool(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """A ``Pad`` with zeros before a ``MaxPool`` pads a tensor of one more axis.
+def pad_apart_from_pool(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """A ``Pad`` with zeros before a pool pads a tensor of one more axis.
 
-    ONNX Runtime makes such a Pad the pool's own padding, which holds −∞ instead of 0: negative maxima at the border are
-    wrong, and a padding as wide as the kernel does not load.
+    ONNX Runtime makes such a Pad the pool's own padding. A MaxPool's own holds −∞ instead of 0: negative maxima at the border
+    are wrong. Of either pool, padding as wide as the kernel does not load, and several Pads are added up.
     """
     x, pads, fill, axes = [*node.inputs, None, None][:4]
     readers = _consumers(node.outputs[0])
-    # One Pad before an average is right as the pool's own, but not two, nor one as wide as the kernel.
-    averaged = any(_is(n, "AveragePool") for n in readers) and x is not None and _is(x.producer(), "Pad", "Squeeze")
-    if not averaged and not any(_is(n, "MaxPool") and len(n.outputs) == 1 for n in readers):
+    if not any(_is(n, "AveragePool") or (_is(n, "MaxPool") and len(n.outputs) == 1) for n in readers):
         return None
     shape, widths = dims_of(x), g.constant(pads)
     value = g.constant(fill) if fill is not None else np.zeros(())
@@ -228,8 +226,8 @@ _SCALED = reads("Mul", "Div")
 REWRITES = [
     _kept_right(
         "Pad",
-        pad_apart_from_max_pool,
-        "ONNX Runtime makes a Pad of 0 the MaxPool's own, which is of −∞",
+        pad_apart_from_pool,
+        "ONNX Runtime makes a Pad of 0 the pool's own: of −∞ in a MaxPool, and narrower than the kernel in any",
         read_by("MaxPool", "AveragePool"),
     ),
     _kept_right("Mul", one_scale_before_matmul, _SCALES, _SCALED),

@@ -48,6 +48,8 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "pad, max pool, of one axis": (lambda x: F.max_pool1d(F.pad(x, [1, 0]), 2), IMAGE[0]),
     "pad as wide as the kernel": (lambda x: F.max_pool2d(F.pad(x, [2, 2, 2, 2]), 3, 1, 1), IMAGE),
     "two pads, average": (lambda x: F.avg_pool2d(F.pad(F.pad(x, [1, 2]), [1, 1, 1, 1]), 3), IMAGE),
+    "average, pad as wide as the kernel": (lambda x: F.avg_pool2d(F.pad(x, [2, 2, 2, 2]), 2), IMAGE),
+    "average, pads that add up": (lambda x: F.avg_pool2d(F.pad(x, [2, 2, 2, 2]), 3, 1, 1), IMAGE),
     "scaled attention": (scaled_attention, HEADS),
     "divided attention": (divided_attention, HEADS),
     "three scales": (three_scales, HEADS),
