@@ -13,6 +13,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze
 from onnxplug.converters.helpers.dtypes import FLOAT, FLOAT16, HALVES
+from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Decline
@@ -34,8 +35,9 @@ def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _ones(g: GraphBuilder, x: Value, count: int, dtype: ir.DataType) -> Value:
-    sizes = g.concrete_shape(list(x.shape or ())[-count:], "normalized shape")
-    return g.const(np.ones(sizes), dtype)
+    sizes = g.dims(x)[-count:]
+    known = [size for size in sizes if isinstance(size, int)]
+    return g.const(np.ones(known), dtype) if len(known) == count else filled(g, 1, sizes, dtype)
 
 
 def layer_norm_plain(g: GraphBuilder, node: FxNode) -> Value:

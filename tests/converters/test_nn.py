@@ -81,6 +81,27 @@ def test_reduction_opsets(name: str, opset: int) -> None:
     )
 
 
+#: Normalised over axes of dynamic sizes.
+OVER_DYNAMIC_AXES = {
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "layer_norm, two axes": lambda x: F.layer_norm(x, x.shape[-2:]),
+    "layer_norm, all axes": lambda x: F.layer_norm(x, x.shape),
+    "layer_norm, bias alone": lambda x: F.layer_norm(x, x.shape[-1:], None, x[0, 0]),
+    "layer_norm, weight and bias": lambda x: F.layer_norm(x, x.shape[-1:], x[0, 0], x[0, 1]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 17, 23])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("name", OVER_DYNAMIC_AXES)
+def test_norms_over_dynamic_axes(name: str, dtype: torch.dtype, opset: int) -> None:
+    inputs = [tensor(*shape, seed=i).to(dtype) for i, shape in enumerate([(2, 3, 5), (4, 3, 9), (1, 3, 2)])]
+    check(
+        OVER_DYNAMIC_AXES[name], inputs[0], others=[(x,) for x in inputs[1:]], dynamic=[{0: AUTO, 2: AUTO}], opset=opset
+    )
+
+
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "argmax_all", "amax_all", "var", "all"])
 def test_reduction_of_a_0dim_tensor(name: str) -> None:
     functions = {**REDUCTIONS, "amax_all": lambda x: x.amax()}
