@@ -18,6 +18,7 @@ from onnxplug.build.complexes import PART_DTYPE, Complex, to_pairs
 from onnxplug.converters.helpers.axes import normalize_axes, rank_of, swap
 from onnxplug.converters.helpers.complex_pairs import c_conj
 from onnxplug.converters.helpers.dtypes import DOUBLE
+from onnxplug.converters.helpers.matrices import product_along
 from onnxplug.converters.helpers.slices import slice_axis
 from onnxplug.converters.helpers.windows import windows_of
 from onnxplug.errors import Unsupported
@@ -90,16 +91,10 @@ def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value
     parts = [g.cast(part, DOUBLE) for part in parts]
     cosine, sine = _fourier_matrix(g, size)
 
-    def product(part: Value, matrix: Value) -> Value:
-        rank = rank_of(part)
-        order = [a for a in range(rank) if a != axis] + [axis]
-        back = list(np.argsort(order))
-        return g.op.Transpose(g.op.MatMul(g.op.Transpose(part, perm=order), matrix), perm=[int(a) for a in back])
-
-    real, imag = product(parts[0], cosine), g.op.Neg(product(parts[0], sine))
+    real, imag = product_along(g, parts[0], axis, cosine), g.op.Neg(product_along(g, parts[0], axis, sine))
     if len(parts) > 1:
-        real = g.op.Add(real, product(parts[1], sine))
-        imag = g.op.Add(imag, product(parts[1], cosine))
+        real = g.op.Add(real, product_along(g, parts[1], axis, sine))
+        imag = g.op.Add(imag, product_along(g, parts[1], axis, cosine))
     return Complex(g.cast(real, given), g.cast(imag, given))
 
 

@@ -14,6 +14,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
+from onnxplug.converters.helpers.matrices import product_along
 from onnxplug.converters.helpers.promotion import comparable
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.tables import of_rank
@@ -214,22 +215,24 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
         kernel = [s // o for s, o in whole]
         result = g.op.AveragePool(x, kernel_shape=kernel, strides=kernel)
     else:
-        inner = comparable(node.dtype)
-        result = g.cast(x, inner)
-        for number, (s, o) in enumerate(zip(sizes, out, strict=True)):
-            axis = 2 + number
-            last = rank_of(x) - 1
-            order = [a for a in range(rank_of(x)) if a != axis] + [axis]
-            moved = g.op.Transpose(result, perm=order)
-            if isinstance(s, int) and isinstance(o, int):
-                weights = g.const(_windows(s, o), inner)
-            else:
-                weights = _mean_windows(g, s, o, inner)
-            moved = g.op.MatMul(moved, weights)
-            back = [order.index(a) for a in range(last + 1)]
-            result = g.op.Transpose(moved, perm=back)
-        result = g.cast(result, node.dtype)
+        result = g.cast(_mean_by_matrices(g, g.cast(x, comparable(node.dtype)), out), node.dtype)
     return squeeze(g, result, 0) if single else result
+
+
+def _mean_by_matrices(g: GraphBuilder, x: Value, out: Sequence[Any]) -> Value:
+    """The means of torch's adaptive windows: a product with a matrix of weights for each axis.
+
+    The last axis comes first: with an output size of 0, ONNX Runtime 1.31 rejects a transposed product (FusedMatMul) of
+    an empty batch, and an axis of size 0 would be one of the following products' batch axes.
+    """
+    assert x.dtype is not None
+    sizes = g.dims(x)[2:]
+    for axis in reversed(range(2, rank_of(x))):
+        s, o = sizes[axis - 2], out[axis - 2]
+        static = isinstance(s, int) and isinstance(o, int)
+        weights = g.const(_windows(s, o), x.dtype) if static else _mean_windows(g, s, o, x.dtype)
+        x = product_along(g, x, axis, weights)
+    return x
 
 
 def _windows(size: int, out: int) -> np.ndarray:
@@ -242,7 +245,7 @@ def _windows(size: int, out: int) -> np.ndarray:
 
 
 def _mean_windows(g: GraphBuilder, size: Any, out: Any, dtype: ir.DataType) -> Value:
-    """As :func:`_windows`, of a size that is only known at run time."""
+    """As :func:`_windows`, for sizes that are only known at run time."""
     inside = adaptive_mask(g, size, out)
     weights = g.cast(inside, dtype)
     count = reduce(g, "ReduceSum", weights, [1], True)

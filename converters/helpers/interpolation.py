@@ -16,6 +16,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
+from onnxplug.converters.helpers.matrices import product_along
 from onnxplug.interpret.node import FxNode
 
 
@@ -141,7 +142,6 @@ def by_weights(
     """
     inner = x.dtype if x.dtype in (FLOAT, DOUBLE) else FLOAT
     result = g.cast(x, inner)
-    rank = rank_of(x)
     for number, axis in enumerate(axes):
         place = 2 + number
         if axis.is_static:
@@ -151,9 +151,7 @@ def by_weights(
             if (widen and corners) or (axis.factor is not None and (widen or mode == "linear")):
                 computed = _unless_same(g, axis, computed)
             weights = g.op.Transpose(computed, perm=[1, 0])
-        order = [a for a in range(rank) if a != place] + [place]
-        product = g.op.MatMul(g.op.Transpose(result, perm=order), weights)
-        result = g.op.Transpose(product, perm=[order.index(a) for a in range(rank)])
+        result = product_along(g, result, place, weights)
     if dtype.is_integer():
         result = g.op.Clip(g.op.Round(result), g.const(0.0, inner), g.const(255.0, inner))
     return g.cast(result, dtype)

@@ -40,6 +40,14 @@ def transpose(g: GraphBuilder, x: Value) -> Value:
     return g.op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
+def product_along(g: GraphBuilder, x: Value, axis: int, matrix: Value) -> Value:
+    """The product of a matrix [size, out] with every vector along an axis, whose size becomes ``out``."""
+    rank = rank_of(x)
+    order = [a for a in range(rank) if a != axis] + [axis]
+    product = g.op.MatMul(g.op.Transpose(x, perm=order), matrix)
+    return g.op.Transpose(product, perm=[order.index(a) for a in range(rank)])
+
+
 def take(g: GraphBuilder, x: Value, index: Value, axis: int) -> Value:
     """``x`` at an index along an axis, which goes for a 0-dim index and stays for one of shape [1]."""
     return g.op.Gather(x, index, axis=axis % rank_of(x))

@@ -44,10 +44,14 @@ def adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def adaptive_mask(g: GraphBuilder, size: Any, out: Any) -> Value:
-    """Which places of an axis lie in each of torch's adaptive windows, floor(i n / o) to ceil((i + 1) n / o): [out, n]."""
-    size, count = g.as_scalar(size), g.as_scalar(out)
+    """Which places of an axis lie in each of torch's adaptive windows, floor(i n / o) to ceil((i + 1) n / o): [out, n].
+
+    No window: a result of shape [0, n]; an empty tensor is divided by 1, since ONNX Runtime rejects a divisor of 0.
+    """
+    size, windows = g.as_scalar(size), g.as_scalar(out)
     one = g.const(1)
-    index = unsqueeze(g, g.op.Range(g.const(0), count, one), 1)
+    index = unsqueeze(g, g.op.Range(g.const(0), windows, one), 1)
+    count = windows if isinstance(out, int) and out else g.op.Max(windows, one)
     first = g.op.Div(g.op.Mul(index, size), count)
     last = g.op.Div(g.op.Add(g.op.Mul(g.op.Add(index, one), size), g.op.Sub(count, one)), count)
     place = unsqueeze(g, g.op.Range(g.const(0), size, one), 0)

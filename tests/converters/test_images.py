@@ -50,6 +50,34 @@ def test_pools(name: str, dynamic: bool) -> None:
         check(POOLS[name], X, others=[(X.flip(0) * 3,)])
 
 
+HALVES = {
+    "avg_2d": lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, x.shape[3] // 2)),
+    "avg_2d_one": lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, 1)),
+    "avg_2d_unbatched": lambda x: F.adaptive_avg_pool2d(x[0], (x.shape[2] // 3, x.shape[3] // 2)),
+    "avg_3d": lambda x: F.adaptive_avg_pool3d(x[None], (3, x.shape[2] // 2, x.shape[3] // 2)),
+    "avg_3d_depth": lambda x: F.adaptive_avg_pool3d(x[None], (x.shape[2] // 2, x.shape[2] // 2, x.shape[3] // 2)),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_adaptive_pools_to_half_the_size(name: str) -> None:
+    """An output size of 0 gives an empty result."""
+    others = [(torch.randn(2, 3, *size),) for size in ((1, 1), (1, 6), (6, 1), (2, 2), (7, 5))]
+    check(HALVES[name], X, others=others, dynamic=SIZES)
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_adaptive_pools_to_size_0(spatial: int, mode: str, dynamic: bool) -> None:
+    pool = getattr(F, f"adaptive_{mode}_pool{spatial}d")
+    sizes = dict.fromkeys(range(2, 2 + spatial), D)
+    others = [(torch.randn(2, 3, *[size] * spatial),) for size in ([1, 4] if dynamic else [6])]
+    x = torch.randn(2, 3, *[6] * spatial)
+    for size in ([0] * spatial, [0, *[2] * (spatial - 1)]):
+        check(lambda x, size=size: pool(x, size), x, others=others, dynamic=(sizes,) if dynamic else None)
+
+
 def interpolations() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Every mode, by size and by factor, corners aligned or not, antialiased or not."""
     found: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
