@@ -17,6 +17,7 @@ from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
+from onnxplug.run.protobuf import to_proto
 from onnxplug.run.save import save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
@@ -84,7 +85,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
     def model_proto(self) -> onnx.ModelProto:
         """The model as ONNX's protocol buffer."""
         with collection_held():
-            return super().model_proto
+            return to_proto(self.model)
 
     # -- running -------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +20,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from onnxplug.errors import SaveError
 from onnxplug.run.files import claim_data_file, flush, flush_folder, is_data_file, remove_if, staged_file
+from onnxplug.run.protobuf import to_proto
 from onnxplug.run.references import References, data_files, folder_references
 
 #: Bytes of weights above which they go into a file of their own; protobuf ends at 2 GB.
@@ -303,22 +304,6 @@ def _append(file: IO[bytes], tensor: ir.TensorProtocol) -> tuple[int, int]:
     return offset, file.tell() - offset
 
 
-class _View:
-    """An object of the model with some attributes of its own, for serialisation: the model itself is not changed."""
-
-    def __init__(self, viewed: Any, **attributes: Any) -> None:
-        self.__dict__.update(attributes, _viewed=viewed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._viewed, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._viewed)
-
-    def __len__(self) -> int:
-        return len(self._viewed)
-
-
 class _ModelView:
     """A model with the weights and inputs that are to be written.
 
@@ -337,18 +322,17 @@ class _ModelView:
         Raises:
             SaveError: It is larger than protocol buffers can be, or a weight has no content.
         """
-        initializers = {}
+        tensors: dict[str, ir.TensorProtocol] = {}
         for name, tensor in self.weights.items():
             place = (locations or {}).get(name)
             if place is not None:
                 tensor = ir.ExternalTensor(data, *place, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
             elif isinstance(tensor, ir.ExternalTensor):  # its location is relative to the file that it came from
                 tensor = ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=name)
-            initializers[name] = _View(self._model.graph.initializers[name], const_value=tensor)
-        graph = _View(self._model.graph, initializers=initializers, inputs=self._inputs)
+            tensors[name] = tensor
         proto = onnx.ModelProto()
         try:
-            ir.serde.serialize_model_into(proto, _View(self._model, graph=graph))
+            to_proto(self._model, proto, tensors=tensors, inputs=self._inputs)
             return proto.SerializeToString()
         except (ir.serde.SerdeError, EncodeError, ValueError) as error:
             hint = "A model over 2 GB needs external_data=True." if proto.ByteSize() >= 2**31 else None
