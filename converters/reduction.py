@@ -45,6 +45,33 @@ def along(op_type: str, exact: bool = False) -> Converter:
     return convert
 
 
+def mean_of_planes(g: GraphBuilder, node: FxNode) -> Value:
+    """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+
+    Over the height and width of what a convolution made, both kept: a global pool.
+    """
+    return g.op.GlobalAveragePool(node.args[0])
+
+
+#: What commonly stands between a convolution and the mean of its planes.
+_ELEMENTWISE = frozenset({"Add", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
+
+
+def _of_convolved_planes(node: FxNode) -> bool:
+    """Whether a mean is of a convolution's planes, up to four elementwise operators later."""
+    x, axes, keepdim = node.args[:3]
+    if not keepdim or x.dtype != FLOAT or node.dtype != FLOAT or rank_of(x) != 4 or not isinstance(axes, list | tuple):
+        return False
+    if sorted(a % 4 for a in axes if isinstance(a, int)) != [2, 3]:
+        return False
+    made = x.producer()
+    for _ in range(4):
+        if made is None or made.op_type not in _ELEMENTWISE:
+            break
+        made = made.inputs[0].producer() if made.inputs[0] is not None else None
+    return made is not None and made.op_type in ("Conv", "BatchNormalization") and not made.domain
+
+
 def any_(g: GraphBuilder, node: FxNode) -> Value:
     """any(Tensor self) -> Tensor"""
     return _truth(g, node, "ReduceMax")
@@ -206,6 +233,13 @@ RULES: list[Rule] = [
     Rule("aten::sum.dim_IntList", along("ReduceSum")),
     Rule("aten::mean.default", whole("ReduceMean")),
     Rule("aten::mean.dim", along("ReduceMean")),
+    Rule(
+        "aten::mean.dim",
+        mean_of_planes,
+        target="onnxruntime",
+        when=_of_convolved_planes,
+        reason="ONNX Runtime lays convolved tensors out in blocks of channels, which a global pool reads as they are",
+    ),
     Rule("aten::prod.default", whole("ReduceProd")),
     Rule("aten::prod.dim_int", along("ReduceProd")),
     Rule("aten::amax.default", along("ReduceMax")),
