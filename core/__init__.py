@@ -37,6 +37,7 @@ _HOME = {
             "PluginError",
             "OpsetError",
             "VerificationError",
+            "EvaluationError",
             "SaveError",
         ),
         "errors",
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     )
     from onnxplug.errors import (
         Decline as Decline,
+    )
+    from onnxplug.errors import (
+        EvaluationError as EvaluationError,
     )
     from onnxplug.errors import (
         MissingRuleError as MissingRuleError,
@@ -120,7 +124,7 @@ if TYPE_CHECKING:
 
 
 #: Subpackages that are public by themselves.
-_MODULES = ("compat",)
+_MODULES = ("compat", "reference")
 
 
 def __getattr__(name: str) -> Any:

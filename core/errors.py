@@ -95,6 +95,10 @@ class VerificationError(OnnxplugError):
     """The exported model does not run, or computes something else than the PyTorch model."""
 
 
+class EvaluationError(OnnxplugError):
+    """An evaluator of ``onnxplug.reference`` can't compute a node; the message names operator, node and inputs."""
+
+
 class SaveError(OnnxplugError):
     """The model could not be written; what stood at the destination before is untouched."""
 

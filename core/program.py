@@ -108,7 +108,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         return tuple(self._runner(feed))
 
     def call_reference(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
-        """Runs the model by ``onnx.reference``, custom operators by the plugins' reference kernels.
+        """Runs the model by ``onnxplug.reference``, custom operators by the plugins' reference kernels.
 
         Raises:
             UsageError: The inputs are not those of the model.

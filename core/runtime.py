@@ -97,7 +97,8 @@ def _kernels(
     runtime: Iterable[Any] = (),
     providers: Sequence[str] | None = None,
 ) -> tuple[Any, Kernels, Any]:
-    from onnxplug.run.kernels import CPU, CallHost, Kernels, custom_operators, kernels_for, plugin_host
+    from onnxplug.reference.plugins import plugin_host
+    from onnxplug.run.kernels import CPU, CallHost, Kernels, custom_operators, kernels_for
 
     items = CallHost.checked(runtime)
     custom = custom_operators(ir_model)

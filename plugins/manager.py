@@ -371,8 +371,8 @@ class PluginManager:
         return [*self._all("onnxplug_patches"), *self._rule_patches]
 
     def runtimes(self) -> list[Any]:
-        """What each plugin brings to run its operators: :class:`~onnxplug.run.kernels.PluginRuntime` records."""
-        from onnxplug.run.kernels import PluginRuntime
+        """What each plugin brings to run its operators: :class:`~onnxplug.reference.plugins.PluginRuntime` records."""
+        from onnxplug.reference.plugins import PluginRuntime
 
         self.load()
         return [
@@ -525,7 +525,7 @@ def _check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
 
 
 def _check_runtime(items: Sequence[Any]) -> None:
-    from onnxplug.run.kernels import is_kernel
+    from onnxplug.reference.plugins import is_kernel
 
     for item in items:
         if not isinstance(item, OrtLibrary | ReferenceOp):

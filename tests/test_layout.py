@@ -35,7 +35,8 @@ STAGES = {
     "interpret": ("registry", "capture", "functionalize", "build"),
     "rewrite": ("registry", "build"),
     "finish": ("build",),
-    "run": ("registry", "capture", "build"),
+    "reference": ("registry", "build"),
+    "run": ("registry", "capture", "build", "reference"),
 }
 MAX_LINES = 700
 CODE = (*LAYERS, "tests", "benchmarks", "docs")

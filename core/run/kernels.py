@@ -12,37 +12,15 @@ from typing import TYPE_CHECKING, Any
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.plugin_api import OrtLibrary, ReferenceOp
-from onnxplug.registry.rule import load_object
+from onnxplug.reference.plugins import PluginRuntime, plugin_host, reference_kernels
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-#: core knows the plugin host by this name alone.
-_HOST = "onnxplug.plugins.manager:host_for"
 CPU = "CPUExecutionProvider"
 _ONNX = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
 #: Domains whose operators come with ONNX Runtime: a plugin that declares one does not mean that its library has them.
 _BUILTIN = re.compile(r"com\.microsoft(\..+)?|com\.ms\.internal\..+")
-
-
-@dataclass(frozen=True)
-class PluginRuntime:
-    """What one plugin's ``onnxplug_runtime`` hook returned, or what a call gave.
-
-    Attributes:
-        plugin: The plugin, for messages: its name, distribution and version; ``None`` for what a call gave.
-        domains: ONNX domains that it declares.
-        items: Its libraries and reference kernels.
-    """
-
-    plugin: str | None
-    domains: tuple[str, ...]
-    items: tuple[OrtLibrary | ReferenceOp, ...]
-
-    @property
-    def owner(self) -> str:
-        """The plugin's name and distribution, for messages."""
-        return f"the plugin {self.plugin}" if self.plugin is not None else "this call (runtime=)"
 
 
 @dataclass(frozen=True)
@@ -130,15 +108,6 @@ class Kernels:
     passed_over: list[str] = field(default_factory=list)
 
 
-def plugin_host(plugins: Sequence[str] | None = None) -> RuntimeHost:
-    """The plugins of a process: all that are installed, or those named.
-
-    Raises:
-        PluginError: One that is named is not installed.
-    """
-    return load_object(_HOST, "the plugin manager")(plugins)
-
-
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
     """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read.
 
@@ -200,7 +169,7 @@ def kernels_for(custom: CustomOperators, host: RuntimeHost, providers: Sequence[
                     offers.setdefault(domain, []).append((item, runtime))
     for domain, offered in offers.items():
         _choose_library(domain, offered, kernels, may_add=providers is None)
-    kernels.reference = _reference_kernels(custom, runtimes)
+    kernels.reference = reference_kernels(custom.domains, runtimes)
     return kernels
 
 
@@ -285,42 +254,6 @@ def _located(item: OrtLibrary, runtime: PluginRuntime) -> Library | None:
             else None,
         )
     return Library(os.path.abspath(text), runtime.owner)
-
-
-def _reference_kernels(custom: CustomOperators, runtimes: Iterable[PluginRuntime]) -> dict[tuple[str, str], type]:
-    found: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
-    for runtime in runtimes:
-        for item in runtime.items:
-            if not isinstance(item, ReferenceOp):
-                continue
-            if runtime.domains and not set(runtime.domains) & set(custom.domains):
-                continue
-            kernel = _kernel_class(item, runtime)
-            key = (getattr(kernel, "op_domain", ""), kernel.__name__)
-            if key[0] not in custom.domains:
-                continue
-            if key not in found:
-                found[key] = (kernel, runtime)
-            elif found[key][0] is not kernel and found[key][1].plugin is not None:
-                raise PluginError(
-                    f"two reference kernels compute {key[0]}::{key[1]}: of {found[key][1].owner} and {runtime.owner}",
-                    hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
-                )
-    return {key: kernel for key, (kernel, _) in found.items()}
-
-
-def is_kernel(value: Any) -> bool:
-    """Whether it is an ``OpRun`` class of a domain; onnx is not imported to tell."""
-    return isinstance(value, type) and hasattr(value, "eval") and hasattr(value, "op_domain")
-
-
-def _kernel_class(item: ReferenceOp, runtime: PluginRuntime) -> type:
-    kernel = item.kernel
-    if isinstance(kernel, str):
-        kernel = load_object(kernel, "a reference kernel", runtime.owner)
-    if not is_kernel(kernel):
-        raise PluginError(f"the ReferenceOp {item.kernel!r} of {runtime.owner} is no OpRun class with an op_domain")
-    return kernel
 
 
 def lacks_operator(error: Exception) -> bool:

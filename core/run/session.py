@@ -12,8 +12,12 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array
-from onnxplug.errors import OnnxplugError, PluginError, VerificationError
+from onnxplug.errors import EvaluationError, OnnxplugError, PluginError, VerificationError
 from onnxplug.host import RuntimeHost
+from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
+from onnxplug.reference.plugins import plugin_host
+from onnxplug.reference.resolve import has_kernel
+from onnxplug.reference.tensors import to_torch
 from onnxplug.run.kernels import (
     CPU,
     MISSING_HINT,
@@ -25,7 +29,6 @@ from onnxplug.run.kernels import (
     lacks_operator,
     missing_text,
     onnxruntime_module,
-    plugin_host,
     unknown_operators,
 )
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
@@ -103,16 +106,16 @@ def model_source(model: ir.Model) -> tuple[str | bytes, tempfile.TemporaryDirect
 
 
 class Runner:
-    """Runs a model: by ONNX Runtime, or by ``onnx.reference`` where ONNX Runtime has no kernel.
+    """Runs a model: by ONNX Runtime, or by ``onnxplug.reference`` where ONNX Runtime has no kernel.
 
     Args:
         model: The model, or a file's path.
         host: The plugins whose libraries and reference kernels run its custom operators; all that are installed when
             ``None``.
-        reference: Run it by ``onnx.reference`` in any case.
+        reference: Run it by ``onnxplug.reference`` in any case.
 
     Attributes:
-        runtime: ``"onnxruntime"`` or ``"onnx.reference"``: what ran it.
+        runtime: ``"onnxruntime"`` or ``"onnxplug.reference"``: what ran it.
         libraries: The libraries of custom operators that were loaded.
 
     Raises:
@@ -122,7 +125,7 @@ class Runner:
 
     def __init__(self, model: ir.Model | str, host: RuntimeHost | None = None, *, reference: bool = False) -> None:
         self._model = model
-        self.runtime = "onnx.reference" if reference else "onnxruntime"
+        self.runtime = "onnxplug.reference" if reference else "onnxruntime"
         self._session: Any = None
         self._tempdir: tempfile.TemporaryDirectory[str] | None = None
         self._custom = custom_operators(model)
@@ -150,12 +153,12 @@ class Runner:
         except Exception as error:
             if not lacks_kernel(error) and not lacks_operator(error):
                 raise VerificationError(f"ONNX Runtime can't load the model: {error}") from error
-            self.runtime = "onnx.reference"
+            self.runtime = "onnxplug.reference"
             self._use_reference(source, error)
 
     def _use_reference(self, source: str | bytes, reason: Exception | None) -> None:
-        """Goes on with ``onnx.reference``; ``reason`` is why ONNX Runtime does not run the model."""
-        lacking = lacking_kernels(self._custom, self._kernels)
+        """Goes on with ``onnxplug.reference``; ``reason`` is why ONNX Runtime does not run the model."""
+        lacking = [op for op in lacking_kernels(self._custom, self._kernels) if not has_kernel(*op)]
         if lacking:
             unknown = unknown_operators(reason, self._custom) if reason is not None and lacks_operator(reason) else []
             wanted = [op for op in lacking if op in unknown]
@@ -166,13 +169,15 @@ class Runner:
             names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
             why = f"ONNX Runtime does not run the model ({reason}), and " if reason is not None else ""
             raise VerificationError(
-                f"{why}onnx.reference has no kernel for {names}",
+                f"{why}onnxplug.reference has no kernel for {names}",
                 hint="A plugin brings one as a ReferenceOp, by its hook onnxplug_runtime.",
             ) from reason
         try:
-            self._reference = _evaluator(source, list(self._kernels.reference.values()))
-        except Exception as error:
-            raise VerificationError(f"onnx.reference can't run the model: {error}") from error
+            self._reference = ExtendedReferenceEvaluator(source, new_ops=self._kernels.reference.values(), plugins=())
+        except OnnxplugError as error:
+            raise VerificationError(
+                f"onnxplug.reference can't run the model: {error.message}", hint=error.hint
+            ) from error
 
     @property
     def input_names(self) -> list[str]:
@@ -196,9 +201,12 @@ class Runner:
         """
         try:
             if self._session is None:
-                return [_to_tensor(v) for v in self._reference.run(None, {k: as_array(v) for k, v in feed.items()})]
+                results = self._reference.run(None, {name: as_array(value) for name, value in feed.items()})
+                return [to_torch(value) for value in results]
             values = {name: to_ort_value(value) for name, value in feed.items()}
             return [from_ort_value(v) for v in self._session.run_with_ort_values(None, values)]
+        except EvaluationError as error:
+            raise VerificationError(f"the model does not run: {error.message}", hint=error.hint) from error
         except OnnxplugError:
             raise
         except Exception as error:
@@ -208,31 +216,6 @@ class Runner:
 def lacks_kernel(error: Exception) -> bool:
     """Whether ONNX Runtime refused a model for want of a kernel, not because the model is wrong."""
     return "NOT_IMPLEMENTED" in str(error) or type(error).__name__ == "NotImplemented"
-
-
-def _evaluator(source: str | bytes, kernels: Sequence[type] = ()) -> Any:
-    """``onnx.reference`` over a model; the kernels also hold in its subgraphs and functions."""
-    import onnx
-    import onnx.reference
-
-    class Evaluator(onnx.reference.ReferenceEvaluator):
-        """Makes evaluators of its own class for functions and subgraphs: these get the kernels too."""
-
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            given = settings.get("new_ops") or ()
-            settings["new_ops"] = [*given.values(), *kernels] if isinstance(given, dict) else [*given, *kernels]
-            super().__init__(*args, **settings)
-
-    model = onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source)
-    return Evaluator(model)
-
-
-def _to_tensor(array: Any) -> torch.Tensor:
-    array = np.asarray(array)
-    dtype = ONNX_TO_TORCH[ir.DataType.from_numpy(array.dtype)]
-    if dtype in _VIEWS:
-        return torch.from_numpy(array.view(np.uint16 if array.itemsize == 2 else np.uint8)).view(dtype)
-    return torch.from_numpy(np.array(array, copy=True))
 
 
 def to_ort_value(value: Any) -> Any:

@@ -11,7 +11,7 @@ _EMPTY = "a dynamic axis of size 0: ONNX Runtime's own MatMul and Reshape refuse
 _SQUEEZE = "torch.export keeps a dynamic axis, also where it is 1; eager squeezes it"
 _STATIC = "needs this size static; the error says so"
 _BYTES = "torch interpolates bytes by integer weights of 16 bits: off by one where the true value is halfway"
-_KERNEL = "ONNX Runtime has no kernel of this version, and onnx.reference fails at it"
+_KERNEL = "ONNX Runtime has no kernel of this version, and onnxplug.reference fails at it"
 _TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
 _INTEGER_MEAN = "torch's mean of integers, cut off: nobody pools integers"
 
@@ -41,11 +41,11 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "linalg.ldl_solve": ("missing", _LDL),
     "nn.functional.fractional_max_pool2d|bfloat16": (
         "run",
-        "numpy's bfloat16 in onnx.reference; ONNX Runtime has no kernel",
+        "numpy's bfloat16 in onnxplug.reference; ONNX Runtime has no kernel",
     ),
     "nn.functional.fractional_max_pool3d|bfloat16": (
         "run",
-        "numpy's bfloat16 in onnx.reference; ONNX Runtime has no kernel",
+        "numpy's bfloat16 in onnxplug.reference; ONNX Runtime has no kernel",
     ),
     **{f"{name}|complex64": ("missing", "factorisations of complex matrices") for name in _FACTOR},
     **{

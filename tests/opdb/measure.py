@@ -36,7 +36,7 @@ class Outcome:
     """What became of one sample.
 
     Attributes:
-        status: ``pass``; ``pass-reference`` (ONNX Runtime has no kernel, ``onnx.reference`` agrees); ``pass-wide`` (of
+        status: ``pass``; ``pass-reference`` (ONNX Runtime has no kernel, ``onnxplug.reference`` agrees); ``pass-wide`` (of
             half dtypes: agrees not with torch's half result but with its float one, rounded once); ``pass-exact`` (of
             samples with NaN, infinities or integers beyond 2**53: agrees with ``exact=True``, and without it on
             ordinary numbers); ``eager`` (torch itself refuses); ``capture`` (torch.export itself can't); ``missing``, ``unsupported``, ``convert``, ``run``,

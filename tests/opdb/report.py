@@ -55,7 +55,7 @@ def surprises(tasks: list[dict[str, Any]], results: Results) -> list[str]:
 
 
 def figures(results: Results) -> list[tuple[str, int, int, int, int]]:
-    """For each kind of run: its name, entries passed, measurable, of those by ``onnx.reference``, unmeasurable."""
+    """For each kind of run: its name, entries passed, measurable, of those by ``onnxplug.reference``, unmeasurable."""
     kinds: dict[str, Counter[str]] = {}
     for key, outcomes in results.items():
         kind = key.split("|", 1)[1]
@@ -81,9 +81,9 @@ def render(results: Results) -> str:
         "Written by `make opdb`: every entry of torch's operator database (`op_db` of torch 2.13), captured, exported, run",
         "by ONNX Runtime and compared with eager PyTorch in dtype, shape and value. An entry passes when all its measured",
         "samples do. Entries that torch or `torch.export` itself refuses are not measurable; they are listed at the end. Where ONNX Runtime has no",
-        "kernel for the dtype on the CPU, `onnx.reference` runs the model.",
+        "kernel for the dtype on the CPU, `onnxplug.reference` runs the model.",
         "",
-        "| run | pass | measurable | share | of them by `onnx.reference` | not measurable |",
+        "| run | pass | measurable | share | of them by `onnxplug.reference` | not measurable |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for name, passed, measurable, reference, rest in figures(results):
@@ -177,7 +177,7 @@ def main() -> int:
     Path("docs/coverage.md").write_text(render(results), encoding="utf-8")
     for row in figures(results):
         print(
-            f"{row[0]:32} {row[1]:4} of {row[2]:4} ({100 * row[1] / max(row[2], 1):.1f} %), {row[3]} by onnx.reference"
+            f"{row[0]:32} {row[1]:4} of {row[2]:4} ({100 * row[1] / max(row[2], 1):.1f} %), {row[3]} by onnxplug.reference"
         )
     lines = surprises(tasks, results)
     print("\n".join(lines))

@@ -163,7 +163,7 @@ def test_a_path_with_spaces_given_by_a_function(shop: Shop, library: Any, tmp_pa
 def test_a_reference_kernel_where_there_is_no_library(shop: Shop) -> None:
     shop.install("shop-a", RULES, DOMAINS, REFERENCE, runtime="[OrtLibrary(lambda: None), ReferenceOp(Leaky)]")
     program = onnxplug.to_onnx(model, (X,))
-    assert {case.runtime for case in program.verify().cases} == {"onnx.reference"}
+    assert {case.runtime for case in program.verify().cases} == {"onnxplug.reference"}
     torch.testing.assert_close(program(X)[0], model(X))
     with pytest.raises(PluginError, match=r"nothing runs kernels\.test::Leaky: no library has it"):
         onnxplug.runtime.inference_session(program)
@@ -177,7 +177,7 @@ def test_a_reference_kernel_by_name(shop: Shop) -> None:
     onnxplug.to_onnx(lambda x: x + 1, (X,), verify=True)
     program = onnxplug.to_onnx(model, (X,))
     assert "shop_kernels" not in sys.modules
-    assert program.verify().cases[0].runtime == "onnx.reference"
+    assert program.verify().cases[0].runtime == "onnxplug.reference"
     assert "shop_kernels" in sys.modules
 
 
@@ -312,14 +312,16 @@ def test_a_library_without_the_operator(shop: Shop, library: Any) -> None:
 def test_a_reference_kernel_for_what_the_library_lacks(shop: Shop, library: Any) -> None:
     other = f"[OrtLibrary({str(library('other', op='Other'))!r}), ReferenceOp(Leaky)]"
     shop.install("shop-a", RULES, DOMAINS, REFERENCE, runtime=other)
-    assert onnxplug.to_onnx(model, (X,)).verify().cases[0].runtime == "onnx.reference"
+    assert onnxplug.to_onnx(model, (X,)).verify().cases[0].runtime == "onnxplug.reference"
 
 
 def test_one_operator_in_a_library_and_one_in_python(shop: Shop, library: Any) -> None:
     domains = DOMAINS.replace("[", "[Domain('kernels.second'), ")
     runtime = f"[OrtLibrary({str(library())!r}, domains=['kernels.test']), ReferenceOp(Second)]"
     shop.install("shop-a", RULES, domains, REFERENCE, runtime=runtime)
-    with pytest.raises(VerificationError, match=r"onnx\.reference has no kernel for kernels\.test::Leaky") as caught:
+    with pytest.raises(
+        VerificationError, match=r"onnxplug\.reference has no kernel for kernels\.test::Leaky"
+    ) as caught:
         onnxplug.to_onnx(both, (X,), verify=True)
     assert "kernels.second:Second" in str(caught.value)
 
@@ -382,7 +384,7 @@ def test_another_provider_than_there_is(shop: Shop, library: Any) -> None:
 def test_another_provider_and_a_reference_kernel(shop: Shop, library: Any) -> None:
     text = f"OrtLibrary({str(library())!r}, providers=['NoSuchExecutionProvider'])"
     shop.install("shop-a", RULES, DOMAINS, REFERENCE, runtime=f"[{text}, ReferenceOp(Leaky)]")
-    assert onnxplug.to_onnx(model, (X,)).verify().cases[0].runtime == "onnx.reference"
+    assert onnxplug.to_onnx(model, (X,)).verify().cases[0].runtime == "onnxplug.reference"
 
 
 def test_the_library_of_a_provider_that_is_there(shop: Shop, library: Any) -> None:
@@ -484,7 +486,7 @@ def test_libraries_and_kernels_of_a_call(shop: Shop, library: Any, tmp_path: Pat
     exec(REFERENCE, namespace)
     kernel = onnxplug.ReferenceOp(namespace["Leaky"])
     program = onnxplug.to_onnx(model, (X,), rules=own_rules(), runtime=[kernel])
-    assert program.verify().cases[0].runtime == "onnx.reference"
+    assert program.verify().cases[0].runtime == "onnxplug.reference"
     with pytest.raises(UsageError, match=r"runtime= takes OrtLibrary and ReferenceOp objects, got 'lib\.so'"):
         onnxplug.to_onnx(model, (X,), rules=own_rules(), runtime=["lib.so"])  # type: ignore[list-item]
     with pytest.raises(PluginError, match=r"the library /nowhere/lib\.so of this call .* is not there"):

@@ -1,0 +1,61 @@
+"""What control flow needs of a kind of tensor, for NumPy's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+
+
+class Arrays(Protocol):
+    """The few operations on tensors that the engine itself uses."""
+
+    def constant(self, tensor: onnx.TensorProto | onnx.SparseTensorProto) -> Any:
+        """The tensor of an initializer."""
+
+    def number(self, value: int | bool) -> Any:
+        """A 0-dimensional tensor: int64 or bool."""
+
+    def stack(self, values: Sequence[Any], axis: int) -> Any:
+        """Tensors of one shape, one after the other along a new axis."""
+
+    def at(self, value: Any, axis: int, index: int) -> Any:
+        """The slice of a tensor at an index of an axis."""
+
+    def empty(self, element_type: int, shape: Sequence[int]) -> Any:
+        """A tensor without elements."""
+
+
+class NumpyArrays:
+    """:class:`Arrays` for NumPy."""
+
+    def constant(self, tensor: onnx.TensorProto | onnx.SparseTensorProto) -> Any:
+        if isinstance(tensor, onnx.SparseTensorProto):
+            return dense_array(tensor)
+        return onnx.numpy_helper.to_array(tensor)
+
+    def number(self, value: int | bool) -> Any:
+        return np.array(value, dtype=bool if isinstance(value, bool) else np.int64)
+
+    def stack(self, values: Sequence[Any], axis: int) -> Any:
+        return np.stack(values, axis)
+
+    def at(self, value: Any, axis: int, index: int) -> Any:
+        return np.take(value, index, axis)
+
+    def empty(self, element_type: int, shape: Sequence[int]) -> Any:
+        return np.empty(tuple(shape), onnx.helper.tensor_dtype_to_np_dtype(element_type))
+
+
+def dense_array(sparse: onnx.SparseTensorProto) -> np.ndarray:
+    """A sparse tensor as a dense one. Its indices are [n], into the flattened tensor, or [n, rank]."""
+    values = onnx.numpy_helper.to_array(sparse.values)
+    indices = onnx.numpy_helper.to_array(sparse.indices)
+    result = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 1:
+        result.reshape(-1)[indices] = values
+    else:
+        result[tuple(indices.T)] = values
+    return result

@@ -1,0 +1,265 @@
+"""``ExtendedReferenceEvaluator``: ONNX models in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from onnxplug.errors import UsageError
+from onnxplug.reference.arrays import NumpyArrays
+from onnxplug.reference.control import CONTROL
+from onnxplug.reference.engine import Engine, Frame, Hook, Step, Steps, drain
+from onnxplug.reference.feeds import checked_feeds
+from onnxplug.reference.graphs import Library, Preparer, ReadyGraph
+from onnxplug.reference.kernels import Kernel
+from onnxplug.reference.loading import load_proto, opset_versions
+from onnxplug.reference.plugins import installed_kernels
+from onnxplug.reference.resolve import NumpyResolver
+from onnxplug.reference.tensors import from_torch, has_torch, to_torch
+from onnxplug.reference.trace import Trace
+
+
+class ExtendedReferenceEvaluator(ReferenceEvaluator):
+    """Runs a model node by node in NumPy: slow, and as close to ONNX's specification as we know how.
+
+    It is an ``onnx.reference.ReferenceEvaluator`` and takes that one's kernels where it has none of its own. Beyond that: all
+    operators of ai.onnx at every version since 7, those of ``com.microsoft`` that rewrites emit, element types narrower than
+    float32 computed in float32 and rounded once, functions in any order, hooks, steps, and memory freed after the last use.
+
+    Args:
+        proto: A path, the serialised model, a ``ModelProto``, ``GraphProto``, ``FunctionProto`` or ``NodeProto``, an
+            ``onnx_ir.Model`` or an ``OnnxProgram``.
+        opsets: Versions of the domains, of a GraphProto alone.
+        functions: Functions beside those of the model, ``FunctionProto`` objects or evaluators of them.
+        verbose: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs, constants and results; 3 their first five
+            elements; 10 all elements.
+        new_ops: ``OpRun`` classes; they go before everything else.
+        check_shape_annotations: Taken for :class:`ReferenceEvaluator`'s sake; it must be ``False``.
+        kernels: Further kernels, as functions; they go before ours.
+        plugins: Names of the plugins whose ``ReferenceOp`` kernels are used; ``None``: those that an ``OnnxProgram`` was
+            exported with, all that are installed for any other model.
+        before: Called with the :class:`~onnxplug.reference.engine.Step` before each node, those of subgraphs and functions
+            included. A list that it returns replaces the node's inputs.
+        after: Likewise after each node; a list replaces its outputs.
+        write: Takes each line that ``verbose`` asks for; the standard output when ``None``.
+
+    Raises:
+        UsageError: ``proto`` is no model, or can't be read.
+        EvaluationError: Nothing computes an operator.
+        PluginError: A plugin that is named is not installed, or its kernel is none.
+    """
+
+    def __init__(
+        self,
+        proto: Any,
+        opsets: Mapping[str, int] | None = None,
+        functions: Iterable[Any] | None = None,
+        verbose: int = 0,
+        new_ops: Iterable[type[OpRun]] | None = None,
+        check_shape_annotations: bool = False,
+        *,
+        kernels: Iterable[Kernel] = (),
+        plugins: Sequence[str] | None = None,
+        before: Hook | None = None,
+        after: Hook | None = None,
+        write: Callable[[str], None] | None = None,
+    ) -> None:
+        if check_shape_annotations:
+            raise UsageError("check_shape_annotations is onnx.reference.ReferenceEvaluator's alone")
+        self.proto_ = load_proto(proto)
+        self.opsets_ = dict(opsets) if opsets is not None else opset_versions(self.proto_)
+        self.verbose = verbose
+        given = [*_checked_classes(new_ops or ()), *_plugin_classes(proto, self.proto_, plugins)]
+        self.new_ops_ = {}
+        for kernel in given:
+            self.new_ops_.setdefault((kernel.op_domain, kernel.__name__), kernel)
+        library = Library([*getattr(self.proto_, "functions", ()), *(getattr(f, "proto_", f) for f in functions or ())])
+        trace = Trace(verbose, write)
+        self._engine = Engine(NumpyArrays(), CONTROL, before, after, trace)
+        resolver = NumpyResolver(self.new_ops_, tuple(kernels), self._nested(library, trace), trace)
+        self._preparer = Preparer(resolver, self._engine.arrays, library, CONTROL)
+        self._graph = self._ready(())
+        self._describe()
+
+    def _ready(self, attributes: Iterable[onnx.AttributeProto]) -> ReadyGraph:
+        proto = self.proto_
+        if isinstance(proto, onnx.ModelProto | onnx.GraphProto):
+            return self._preparer.graph(getattr(proto, "graph", proto), self.opsets_)
+        if isinstance(proto, onnx.FunctionProto):
+            return self._preparer.function(proto, attributes)
+        return self._preparer.node(proto, self.opsets_)
+
+    def _describe(self) -> None:
+        """What :class:`ReferenceEvaluator` has as attributes."""
+        proto = self.proto_
+        graph = getattr(proto, "graph", proto)
+        self.onnx_graph_ = graph if isinstance(graph, onnx.GraphProto) else None
+        self.input_names_, self.output_names_ = list(self._graph.inputs), list(self._graph.outputs)
+        self.input_types_ = [self._graph.types.get(name) for name in self.input_names_] if self.onnx_graph_ else None
+        self.output_types_ = [self._graph.types.get(name) for name in self.output_names_] if self.onnx_graph_ else None
+        self.all_types_ = dict(self._graph.types)
+        self.attributes_ = list(getattr(proto, "attribute", ())) if isinstance(proto, onnx.FunctionProto) else []
+
+    def _nested(self, library: Library, trace: Trace) -> Callable[..., Any]:
+        """Makes the evaluators that an ``OpRun`` class asks for to run a subgraph by itself."""
+
+        def make(proto: Any, opsets: Mapping[str, int] | None = None, **_: Any) -> _Subgraph:
+            if isinstance(proto, onnx.FunctionProto):
+                ready = self._preparer.function(proto)
+            else:
+                ready = self._preparer.graph(proto, opsets if opsets is not None else self.opsets_)
+            return _Subgraph(proto, ready, self._engine)
+
+        return make
+
+    @property
+    def has_linked_attribute(self) -> bool:
+        """``False``: attributes of functions are filled in before anything runs."""
+        return False
+
+    def run(  # type: ignore[override]
+        self,
+        output_names: Sequence[str] | None,
+        feed_inputs: Mapping[str, Any],
+        attributes: Mapping[str, Any] | None = None,
+        intermediate: bool = False,
+    ) -> list[Any] | dict[str, Any]:
+        """Runs the model.
+
+        Args:
+            output_names: Names of the results to return, intermediate ones too; the graph's outputs when ``None``.
+            feed_inputs: Arrays or tensors by input name; lists of them for sequences, ``None`` for an optional that is empty.
+                Of torch tensors the results are torch tensors too, on the first one's device.
+            attributes: Values of a FunctionProto's attributes.
+            intermediate: Return every value of the graph by name. Nothing is freed then.
+
+        Returns:
+            The results in order; by name when ``intermediate``.
+
+        Raises:
+            UsageError: Inputs are missing, unknown or of another type than the graph declares, or there is no such result.
+            EvaluationError: A node fails.
+        """
+        frame, convert = self._start(output_names, feed_inputs, attributes, intermediate)
+        results = drain(self._engine.run(frame))
+        if intermediate:
+            return {name: convert(value) for name, value in frame.visible().items()}
+        if output_names is not None:
+            results = [frame[name] for name in output_names]
+        return [convert(value) for value in results]
+
+    def steps(self, feed_inputs: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Run:
+        """Runs the model in steps: an iterator over the nodes, those of subgraphs and functions included, each after it ran.
+
+        Args:
+            feed_inputs: As :meth:`run` takes them.
+            attributes: As :meth:`run` takes them.
+
+        Raises:
+            UsageError: As :meth:`run`.
+        """
+        frame, convert = self._start(None, feed_inputs, attributes, False)
+        return Run(self._engine.run(frame), convert)
+
+    def _start(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, Any],
+        attributes: Mapping[str, Any] | None,
+        intermediate: bool,
+    ) -> tuple[Frame, Callable[[Any], Any]]:
+        graph = self._graph
+        if attributes:
+            graph = self._ready([onnx.helper.make_attribute(name, value) for name, value in attributes.items()])
+        if output_names is not None:
+            made = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.proto.output)}
+            unknown = [name for name in output_names if name not in made]
+            if unknown:
+                raise UsageError(
+                    f"the model has no result {', '.join(map(repr, unknown))}; its outputs are {graph.outputs}"
+                )
+        device = has_torch(feeds.values())
+        values = checked_feeds(graph, {name: from_torch(value) for name, value in feeds.items()})
+        self._engine.trace.start(graph.initializers, values)
+        frame = Frame(graph, values, keep=None if intermediate else frozenset(output_names or ()))
+        return frame, (lambda value: to_torch(value, device)) if device is not None else (lambda value: value)
+
+
+class Run:
+    """A run in steps: iterate over it.
+
+    Attributes:
+        outputs: The model's outputs once the last node ran; ``None`` before.
+    """
+
+    def __init__(self, steps: Steps, convert: Callable[[Any], Any]) -> None:
+        self._steps = steps
+        self._convert = convert
+        self.outputs: list[Any] | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        try:
+            return next(self._steps)
+        except StopIteration as end:
+            if self.outputs is None:
+                self.outputs = [self._convert(value) for value in end.value or ()]
+            raise StopIteration from None
+
+
+class _Subgraph(ReferenceEvaluator):
+    """A subgraph as ``OpRun`` classes know it: inputs and the values around it come in one dict."""
+
+    def __init__(self, proto: Any, graph: ReadyGraph, engine: Engine) -> None:
+        self.proto_ = proto
+        self.onnx_graph_ = proto
+        self.input_names_, self.output_names_ = list(graph.inputs), list(graph.outputs)
+        self.attributes_ = list(getattr(proto, "attribute", ())) if isinstance(proto, onnx.FunctionProto) else []
+        self._graph = graph
+        self._engine = engine
+
+    @property
+    def has_linked_attribute(self) -> bool:
+        return False
+
+    def run(  # type: ignore[override]
+        self, output_names: Sequence[str] | None, feed_inputs: Mapping[str, Any], **_: Any
+    ) -> list[Any]:
+        """Runs the subgraph."""
+        keep = frozenset(output_names or ())
+        outer = self._engine.trace.frame
+        frame = Frame(self._graph, {k: v for k, v in feed_inputs.items() if k}, outer, ("subgraph",), keep)
+        results = drain(self._engine.run(frame))
+        return results if output_names is None else [frame[name] for name in output_names]
+
+
+def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
+    """``OpRun`` classes.
+
+    Raises:
+        UsageError: One is none.
+    """
+    found = list(classes)
+    for kernel in found:
+        if not isinstance(kernel, type) or not issubclass(kernel, OpRun):
+            raise UsageError(f"new_ops takes OpRun classes, got {kernel!r}", hint="kernels= takes functions.")
+    return found
+
+
+def _plugin_classes(model: Any, proto: Any, plugins: Sequence[str] | None) -> list[type[OpRun]]:
+    """The kernels that plugins bring for the operators of a model."""
+    domains = _custom_domains(proto)
+    return installed_kernels(domains, plugins, getattr(model, "host", None)) if domains else []
+
+
+def _custom_domains(proto: Any) -> frozenset[str]:
+    imports = [*getattr(proto, "opset_import", ())]
+    for function in getattr(proto, "functions", ()):
+        imports += function.opset_import
+    return frozenset(i.domain for i in imports if not i.domain.startswith("ai.onnx") and i.domain)

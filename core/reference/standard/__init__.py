@@ -1,0 +1,16 @@
+"""Operators of ai.onnx that onnx's evaluator lacks, or computes by less than the specification: a module a family."""
+
+from __future__ import annotations
+
+from onnxplug.reference.kernels import Kernel
+from onnxplug.reference.standard import activations, normalization, optionals, random, recurrent, rest, softmax
+
+KERNELS: list[Kernel] = [
+    *activations.KERNELS,
+    *normalization.KERNELS,
+    *optionals.KERNELS,
+    *random.KERNELS,
+    *recurrent.KERNELS,
+    *rest.KERNELS,
+    *softmax.KERNELS,
+]
