@@ -2,23 +2,27 @@
 
 ``if x.shape[1] > 4``, ``range(n // 2)`` and ``int(n * 1.5)`` need a bool or an int while the model is traced.
 torch.export takes the example's and keeps a guard beside the graph; an ONNX model has no guards. What operators ask
-of sizes is left out: PyTorch refuses other sizes itself. So is what the code asks only in order to raise an error.
+of sizes is left out, as PyTorch refuses other sizes itself, unless the graph has the answer as a constant
+(:mod:`onnxplug.capture.constants`). So is what the code asks only in order to raise an error.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import glob
 import itertools
 import linecache
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from onnxplug.capture.constants import Constants
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.locations import is_torch_file
 from onnxplug.errors import CaptureError
@@ -72,10 +76,8 @@ class Condition:
         return re.sub(r"(\d)\.(?!\d)", r"\1.0", text)
 
     def allows(self, sizes: Mapping[Any, Any]) -> bool:
-        """Whether it holds for some sizes; True where that can't be told."""
-        import sympy
-
-        return self.expr.xreplace(dict(sizes)) is not sympy.false
+        """Whether it holds for some sizes; True where that can't be told, False where the model divides by 0."""
+        return may_hold(self.expr, sizes) is True
 
 
 def conditions(program: torch.export.ExportedProgram, allowed: Mapping[Any, tuple[int, int]]) -> list[Condition]:
@@ -92,6 +94,7 @@ def conditions(program: torch.export.ExportedProgram, allowed: Mapping[Any, tupl
     if not sizes:
         return []
     env = sizes[0].node.shape_env
+    constants = Constants(program)
     hints = {
         s.node.expr: sympy.Integer(s.node.hint) for s in sizes if s.node.expr.is_Symbol and s.node.hint is not None
     }
@@ -99,9 +102,14 @@ def conditions(program: torch.export.ExportedProgram, allowed: Mapping[Any, tupl
         expr = env.replace(guard.expr)
         if not expr.free_symbols and all(env.replace(s).free_symbols for s in guard.expr.free_symbols):
             expr = guard.expr  # sizes are what others are from here on, so that the guard is true of itself
-        if not expr.free_symbols or expr in found or not _is_of_python(guard.sloc):
+        if not expr.free_symbols or expr in found:
             continue
         place = user_line(guard.sloc)
+        if not _is_of_python(guard.sloc):
+            if (constant := constants.of_guard(guard)) is None:
+                continue
+            place = constant.place or place
+        place = place or constants.place_of(expr)
         if not _holds_for_all(expr, allowed) and not _only_raises(place):
             examples = {s: env.replace(s).xreplace(hints) for s in expr.free_symbols}
             found[expr] = Condition(expr, place, _is_fixed(expr, examples))
@@ -120,8 +128,9 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str]) -> Captu
     return FixedExpressionError(
         f"{name} was asked to be dynamic, but the model's code{where} fixes it: torch.export takes "
         f"{condition.text(names)}, as with the example inputs, for a constant",
-        hint="Compute it with //, math.floor or torch.sym_int instead of int(); avoid a Python loop over a size and a "
-        "branch on it (torch.cond); or make the dimension static.",
+        hint="Compute it with //, math.floor or torch.sym_int instead of int(); avoid a Python loop over a size, a branch on it "
+        "(torch.cond), a number of tensors that depends on it (split), and an argument that PyTorch takes as a plain int "
+        "(kernel_size; adaptive_avg_pool2d(x, 1) takes the mean over any size); or make the dimension static.",
     )
 
 
@@ -143,8 +152,19 @@ def user_line(sloc: Any) -> str | None:
     frame = getattr(sloc, "framework_loc", None)
     if frame is not None and not is_torch_file(frame.filename):
         return f"{frame.filename}:{frame.lineno}"
-    user = re.search(r"#\s*(\S+:\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
-    return user[1] if user is not None else None
+    user = re.search(r"#\s*(\S+):(\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
+    return f"{_whole_path(user[1])}:{user[2]}" if user is not None else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole_path(path: str) -> str:
+    """The path of a file, of which torch leaves out the beginning that it shares with torch's own folder."""
+    if os.path.isabs(path):
+        return path
+    # Where only the root is shared, torch leaves out a letter of the next folder too.
+    shared = [str(folder / path) for folder in Path(_TORCH).parents]
+    candidates = [*shared, *glob.glob(f"{os.sep}?{glob.escape(path)}")]
+    return next(filter(os.path.isfile, candidates), path)
 
 
 def _input_sizes(program: torch.export.ExportedProgram) -> Iterator[torch.SymInt]:
@@ -187,8 +207,17 @@ def _is_fixed(expr: Any, examples: Mapping[Any, Any]) -> bool:
 def _holds(expr: Any, symbols: Sequence[Any], sizes: Sequence[Any]) -> bool:
     import sympy
 
-    found = expr.xreplace({s: sympy.Integer(n) for s, n in zip(symbols, sizes, strict=True)})
-    return found is not sympy.false
+    return may_hold(expr, {s: sympy.Integer(n) for s, n in zip(symbols, sizes, strict=True)}) is not False
+
+
+def may_hold(expr: Any, sizes: Mapping[Any, Any]) -> bool | None:
+    """Whether a guard holds for some sizes, or can't be told; ``None`` where it divides by 0, as the model does then."""
+    import sympy
+
+    try:
+        return expr.xreplace(dict(sizes)) is not sympy.false
+    except ZeroDivisionError:
+        return None
 
 
 def _python(expr: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from onnxplug.capture.guards import user_line
+from onnxplug.capture.guards import may_hold, user_line
 from onnxplug.capture.locations import source_location
 
 _SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
@@ -120,7 +120,7 @@ def _holds_elsewhere(expr: Any, small: frozenset[Any]) -> bool:
         [_TRIED] if len(symbols) == 1 else [_FEW] * len(small) + [(0, 1, *_FEW)] * len(others)
     )
     return any(
-        expr.xreplace({s: sympy.Integer(v) for s, v in zip(symbols, values, strict=True)}) is not sympy.false
+        may_hold(expr, {s: sympy.Integer(v) for s, v in zip(symbols, values, strict=True)})
         for values in itertools.product(*choices)
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,28 @@ REFUSED: dict[str, Model] = {
     "whole root": lambda x: x * math.isqrt(x.shape[1]),
     "linspace": lambda x: torch.linspace(0, 1, int(x.shape[1] * 2)),
     "digits": lambda x: x * int(f"{x.shape[1]}"),
+    # Arguments that torch takes as plain numbers.
+    "a kernel": lambda x: F.avg_pool1d(x[:, ::2], x[:, ::2].shape[1]),
+    "a kernel of torch's function": lambda x: F.max_pool1d(x[:, ::2], x[:, ::2].shape[1]),
+    "an adaptive pool": lambda x: F.adaptive_avg_pool1d(x, [x.shape[1] // 2]),
+    "an adaptive max pool": lambda x: F.adaptive_max_pool2d(x[None], (2, x.shape[1] // 2)),
+    "linspace of a quotient": lambda x: torch.linspace(0, 1, x.shape[1] // 2) + x[:, :1],
+    "a window": lambda x: torch.hann_window(x.shape[1] // 2) + x[:, :1],
+    "unfold": lambda x: x.unfold(1, x.shape[1] // 2, 1),
+    "classes": lambda x: F.one_hot(x.long().clamp(0, 1), x.shape[1] // 2),
+    "a diagonal": lambda x: x.diagonal(x.shape[1] // 4),
+    "turns": lambda x: x.rot90(x.shape[1] // 2),
+    "bins": lambda x: torch.histc(x, x.shape[1] // 2),
+    "a float": lambda x: x.quantile(1 / (x.shape[1] // 2), 1),
+    # Lists of as many tensors as with the example.
+    "split": lambda x: torch.cat([piece * 2 for piece in x.split(4, 1)], 1),
+    "unsafe_split": lambda x: x.unsafe_split(4, 1)[-1],
+    "chunk": lambda x: x.chunk(4, 1)[-1],
+    "a number of chunks": lambda x: x.chunk(x.shape[1] // 2, 1)[0],
+    "tensor_split": lambda x: x.tensor_split(x.shape[1] // 2, 1)[0],
+    "unbind": lambda x: torch.stack([row * 2 for row in x[:, ::2].unbind(1)]),
+    "iteration": lambda x: sum(iter(x.t()[::2]), x[:, 0]),
+    "in a branch": lambda x: torch.cond(x.sum() > 0, lambda x: x.split(4, 1)[-1].sum(1), lambda x: x[:, 0], (x,)),
 }
 
 #: With the condition that the warning names, and sizes (b, n) for which it holds.
@@ -91,6 +114,8 @@ LIMITED: dict[str, tuple[Model, str, list[tuple[int, int]]]] = {
     "sorted": (lambda x: x * sorted([x.shape[1], 4])[0], "n", [(4, 6), (3, 9)]),
     "padded": (lambda x: F.pad(x, (0, 4 - x.shape[1] % 4)) if x.shape[1] % 4 else x, "n % 4", [(4, 5), (3, 10)]),
     "loop": (reaches, "n", [(3, 6), (2, 7)]),
+    "chunks": (lambda x: torch.cat([c.sum(1) for c in x.chunk(3, 1)]), "== 3", [(2, 7), (3, 8), (2, 3)]),
+    "pieces": (lambda x: torch.cat([c.sum(1) for c in x.split(x.shape[1] // 2, 1)]), "== 2", [(2, 4), (3, 8)]),
     "rooted": (lambda x: x * 2 if math.sqrt(x.shape[1]) < 9 else x, "n", [(3, 6), (2, 7)]),
 }
 
@@ -120,6 +145,15 @@ def test_right_at_every_size(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, strict: bool | None) -> None:
     with pytest.raises(CaptureError):
+        exported(REFUSED[name], strict=strict)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "name", ["a kernel", "a kernel of torch's function", "split", "classes", "a quotient is a number"]
+)
+def test_the_line_is_named_whole(name: str, strict: bool) -> None:
+    with pytest.raises(CaptureError, match=rf"the model's code at {re.escape(__file__)}:\d+ fixes it"):
         exported(REFUSED[name], strict=strict)
 
 
@@ -196,7 +230,13 @@ def test_a_given_program_is_warned_of() -> None:
 
 def test_what_operators_ask_is_no_limit() -> None:
     """PyTorch itself refuses the other sizes."""
-    for model in (lambda x: x.reshape(x.shape[0], 2, -1), lambda x: x + x[:, : x.shape[1] // 2].repeat(1, 2)):
+    weights = torch.randn(4, 3)
+    for model in (
+        lambda x: x.reshape(x.shape[0], 2, -1),
+        lambda x: x + x[:, : x.shape[1] // 2].repeat(1, 2),
+        lambda x: torch.einsum("ab,cb->ac", x[:, : x.shape[1] // 2].repeat(1, 2)[:, :3], weights),
+        lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    ):
         program, said = exported(model)
         assert not said
         same(model, program, 3, 8)

@@ -213,3 +213,11 @@ def test_sizes_given_beside_long_expressions() -> None:
 
     dynamic = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
     check(model, torch.randn(2, 13, 4), others=[(torch.randn(3, 8, 4),), (torch.randn(5, 21, 4),)], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+@pytest.mark.filterwarnings("ignore:the exported model holds for")
+def test_chunks_of_a_dynamic_axis(chunks: int) -> None:
+    """Every piece but the last has the size divided by the number of chunks, rounded up, at sizes with as many pieces."""
+    others = [(torch.randn(3, size),) for size in (7, 10, 11, 13)]
+    check(lambda x: x.chunk(chunks, 1), torch.randn(3, 8), others=others, dynamic=({1: torch.export.Dim.DYNAMIC},))

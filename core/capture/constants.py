@@ -1,0 +1,114 @@
+"""Constants that torch makes of dynamic sizes when it calls operators, which no Python code of the model asks for.
+
+An operator whose schema has ``int`` and not ``SymInt`` takes a plain number: ``avg_pool2d(x, x.shape[2:])`` has the
+example's size as its kernel at every size. An operator that returns a list has as many tensors as with the example:
+``x.split(4)``. torch records the same guard as where an operator rejects other sizes; what tells them apart is that the
+constant is in the graph.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from onnxplug.capture.locations import source_location
+from onnxplug.torch_private import OpOverload, pytree
+
+#: Where torch calls an operator, and asks for a plain number: files of torch, with the function where it matters.
+_CALLS = {
+    os.path.join("_export", "non_strict_utils.py"): "__torch_function__",
+    os.path.join("_dynamo", "utils.py"): "run_node",
+    "_ops.py": None,
+    os.path.join("_decomp", "decompositions.py"): "split",
+}
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Where a number of the graph comes from.
+
+    Attributes:
+        place: The user's ``file:line``, ``None`` where torch recorded none.
+    """
+
+    place: str | None
+
+
+class Constants:
+    """The plain numbers among the arguments of a program's operators, and the lengths of the lists that they return."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        self._program = program
+
+    def of_guard(self, guard: Any) -> Constant | None:
+        """What a guard that no Python code of the model asked for makes constant.
+
+        Args:
+            guard: torch's guard: an expression of sizes, and where it was asked for.
+
+        Returns:
+            ``None`` for a guard that is only about which sizes an operator accepts.
+        """
+        frame = getattr(guard.sloc, "framework_loc", None)
+        file = getattr(frame, "filename", "").removeprefix(_TORCH)
+        number = _number(guard.expr)
+        if number is None or file not in _CALLS or _CALLS[file] not in (None, frame.name):
+            return None
+        if _CALLS[file] == "split" or number in self._list_lengths:
+            return self._list_lengths.get(number)
+        if file == "_ops.py":
+            return None
+        # An operator of constants alone leaves no node: torch.hann_window(n // 2).
+        return self._arguments.get(number, Constant(None) if _CALLS[file] == "__torch_function__" else None)
+
+    def place_of(self, expr: Any) -> str | None:
+        """The user's line with the number that an equality sets an expression to; ``None`` where the graph has none."""
+        constant = self._arguments.get(_number(expr))
+        return constant.place if constant is not None else None
+
+    @cached_property
+    def _arguments(self) -> dict[float | None, Constant]:
+        """Plain numbers that operators are called with, each with the first such place."""
+        found: dict[float | None, Constant] = {}
+        for node in self._calls():
+            for number in pytree.tree_leaves((node.args, node.kwargs)):
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    found.setdefault(number, Constant(source_location(node)))
+        return found
+
+    @cached_property
+    def _list_lengths(self) -> dict[float | None, Constant]:
+        """Lengths of the lists that operators return of tensors with a dynamic axis, each with the first such place."""
+        found: dict[float | None, Constant] = {}
+        for node in self._calls():
+            results = node.meta.get("val")
+            if isinstance(results, list) and any(map(_is_dynamic, node.all_input_nodes)):
+                found.setdefault(len(results), Constant(source_location(node)))
+        return found
+
+    def _calls(self) -> Iterator[torch.fx.Node]:
+        modules = [m for m in self._program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+        for node in (node for module in modules for node in module.graph.nodes):
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
+                yield node
+
+
+def _number(expr: Any) -> float | None:
+    """The number of an equality with one; torch writes those that are true."""
+    if expr.func.__name__ != "Equality":
+        return None
+    number = next((side for side in expr.args if side.is_number), None)
+    if number is None:
+        return None
+    return int(number) if number.is_Integer else float(number)
+
+
+def _is_dynamic(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
