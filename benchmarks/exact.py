@@ -20,6 +20,7 @@ import torch
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "numerics.md"
 BEGIN, END = "<!-- exact: written by benchmarks/exact.py -->", "<!-- end of exact -->"
+KERNELS_BEGIN, KERNELS_END = "<!-- kernels: written by benchmarks/exact.py --kernels -->", "<!-- end of kernels -->"
 #: From this ratio of the two times on, the plain form is the default.
 WORTH = 1.1
 
@@ -151,13 +152,47 @@ def _count(nodes: int) -> str:
     return f"{nodes} node{'' if nodes == 1 else 's'}"
 
 
+def kernel_tables() -> list[str]:
+    """What ONNX Runtime's kernels lack or do otherwise, in Markdown: the table in the code, and the rules for that target."""
+    from onnxplug.converters.helpers.runtimes import FAULTS, GAPS
+    from onnxplug.plugins.manager import registry_for
+
+    rows = ["| operators | element types | kernels |", "|---|---|---|"]
+    for gap in GAPS:
+        until = f", up to opset {gap.until}" if gap.until is not None else ""
+        dtypes = ", ".join(sorted(dtype.name.lower() for dtype in gap.dtypes))
+        rows.append(f"| {' '.join(f'`{name}`' for name in gap.operators.split())} | {dtypes} | {gap.reason}{until} |")
+    rows += ["", "| ONNX Runtime | what onnxplug emits for it |", "|---|---|"]
+    rows += [f"| {fault.reason} | {fault.instead} |" for fault in FAULTS]
+    rows += ["", "| operators | why they have a rule for it |", "|---|---|"]
+    registry, _ = registry_for(plugins=[])
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for _, rule in registry.rules():
+        if "onnxruntime" in rule.target and rule.exact is None and rule.op not in reasons[rule.reason]:
+            reasons[rule.reason].append(rule.op)
+    rows += [f"| {' '.join(f'`{op}`' for op in sorted(ops))} | {reason} |" for reason, ops in sorted(reasons.items())]
+    return rows
+
+
+def write(begin: str, end: str, rows: list[str]) -> None:
+    """Puts rows between two marks of docs/numerics.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    PAGE.write_text("\n".join([head + begin, "", *rows, "", end]) + tail, encoding="utf-8")
+
+
 def main() -> None:
     """Measures, prints, and writes the table where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the table into docs/numerics.md")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each operator")
     parser.add_argument("--only", default="", help="operators whose names hold this")
+    parser.add_argument("--kernels", action="store_true", help="write the tables of kernels alone; measures nothing")
     options = parser.parse_args()
+    if options.kernels:
+        write(KERNELS_BEGIN, KERNELS_END, kernel_tables())
+        return
     if options.write and options.only:
         parser.error("--write takes the whole table, without --only")
     warnings.simplefilter("ignore")
@@ -172,10 +207,7 @@ def main() -> None:
     rows = table(chosen, options.seconds)
     print("\n".join(rows))
     if options.write:
-        text = PAGE.read_text(encoding="utf-8")
-        head, _, rest = text.partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        PAGE.write_text("\n".join([head + BEGIN, "", *rows, "", END]) + tail, encoding="utf-8")
+        write(BEGIN, END, rows)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,17 @@ from typing import Any
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES, INT32, INT64
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES
 from onnxplug.converters.helpers.elementary import expm1_of
 from onnxplug.converters.helpers.error_function import erf
 from onnxplug.converters.helpers.exactness import KERNEL_FORGETS_NAN
-from onnxplug.converters.helpers.promotion import comparable, operand
+from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.real import Real
 from onnxplug.converters.helpers.reductions import reduced
+from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
+from onnxplug.converters.helpers.selection import select
 from onnxplug.converters.helpers.softmax import zero_hidden_rows
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -34,9 +37,8 @@ def simple(op_type: str, **attributes: Any) -> Converter:
 def relu(g: GraphBuilder, node: FxNode) -> Value:
     """relu(Tensor self) -> Tensor"""
     x = node.args[0]
-    if node.dtype.is_integer():
-        inner = node.dtype if node.dtype in (INT32, INT64) else INT32
-        return g.cast(g.op.Max(g.cast(x, inner), g.const(0, inner)), node.dtype)
+    if node.dtype.is_integer() and not has_kernel(g, "Relu", node.dtype):
+        return compute(g, "Max", node.dtype, x, 0)
     return g.op.Relu(x)
 
 
@@ -60,9 +62,9 @@ def hardtanh(g: GraphBuilder, node: FxNode) -> Value:
 def gelu(g: GraphBuilder, node: FxNode) -> Value:
     """gelu(Tensor self, *, str approximate="none") -> Tensor"""
     x, approximate = node.args
-    if node.dtype == DOUBLE:
+    inner = computed_in(g, "Gelu", node.dtype)
+    if not has_kernel(g, "Gelu", inner):
         return gelu_plain(g, node)
-    inner = FLOAT if node.dtype in HALVES else node.dtype
     return g.cast(g.op.Gelu(g.cast(x, inner), approximate=approximate), node.dtype)
 
 
@@ -165,9 +167,9 @@ def softshrink(g: GraphBuilder, node: FxNode) -> Value:
 def threshold(g: GraphBuilder, node: FxNode) -> Value:
     """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
     x, bound, value = node.args
-    inner = comparable(node.dtype)
+    inner = computed_in(g, "LessOrEqual", node.dtype)
     below = g.op.LessOrEqual(g.cast(x, inner), g.const(bound, inner))
-    return g.op.Where(below, g.const(value, node.dtype), x)
+    return select(g, below, value, x, node.dtype)
 
 
 def softplus(g: GraphBuilder, node: FxNode) -> Value:

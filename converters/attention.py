@@ -11,8 +11,9 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16, HALVES
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -55,14 +56,14 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
 def attention(g: GraphBuilder, node: FxNode) -> Value:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
 
-    ONNX's Attention where it applies: four axes, float or float16, no dropout, a mask that spans the keys. ONNX Runtime
-    gives zeros for a row whose keys are all hidden, as torch.
+    ONNX's Attention where it applies: four axes, no dropout, a mask that spans the keys. A row whose keys are all hidden
+    gives zeros, as in torch.
     """  # noqa: E501
     query, key, value, mask, dropout, causal, scale, _ = node.args
     if any(rank_of(x) != 4 for x in (query, key, value)) or dropout:
         raise Decline("not four axes, or dropout")
-    if query.dtype not in (FLOAT, FLOAT16):
-        raise Decline("a dtype that ONNX Runtime's Attention does not compute in")
+    if not has_kernel(g, "Attention", query.dtype):
+        raise Decline("a dtype that Attention has no kernel for")
     if mask is not None:
         if rank_of(mask) not in (2, 4) or list(mask.shape or ())[-2:] != [query.shape[-2], key.shape[-2]]:
             raise Decline("a mask to be broadcast over queries or keys")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from onnx_ir import Value
 
@@ -49,7 +47,7 @@ def dropout(g: GraphBuilder, node: FxNode) -> Value:
     x, p, train = node.args
     if not train or p == 0:
         return x
-    return _dropped(g, x, p)[0]
+    return randomly_dropped(g, x, p)[0]
 
 
 def native_dropout(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -57,41 +55,7 @@ def native_dropout(g: GraphBuilder, node: FxNode) -> list[Value]:
     x, p, train = node.args
     if train is False:
         return [x, g.op.Equal(x, x)]
-    return list(_dropped(g, x, p))
-
-
-def _dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]:
-    if p >= 1:  # out of the range that the node accepts
-        return randomly_dropped(g, x, p)
-    values, kept = g.op.Dropout(x, float(p), True, _outputs=2)
-    return values, kept
-
-
-def dropout_by_a_mask(g: GraphBuilder, node: FxNode) -> Value:
-    """dropout(Tensor input, float p, bool train) -> Tensor
-
-    In training mode the result is random at each run.
-    """
-    x, p, _ = node.args
-    return randomly_dropped(g, x, p)[0]
-
-
-def native_dropout_by_a_mask(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
-    x, p, _ = node.args
     return list(randomly_dropped(g, x, p))
-
-
-def _is_random(node: FxNode) -> bool:
-    _, p, train = node.args
-    return train is not False and p != 0
-
-
-_REMOVED: dict[str, Any] = {
-    "target": "onnxruntime",
-    "when": _is_random,
-    "reason": "ONNX Runtime's optimiser takes a Dropout out in training mode too",
-}
 
 
 def view_dtype(g: GraphBuilder, node: FxNode) -> Value:
@@ -125,7 +89,5 @@ RULES: list[Rule] = [
     Rule("aten::copy.default", copy),
     Rule("aten::dropout.default", dropout),
     Rule("aten::native_dropout.default", native_dropout),
-    Rule("aten::dropout.default", dropout_by_a_mask, **_REMOVED),
-    Rule("aten::native_dropout.default", native_dropout_by_a_mask, **_REMOVED),
     Rule("aten::view.dtype", view_dtype),
 ]

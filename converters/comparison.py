@@ -5,8 +5,9 @@ from __future__ import annotations
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
-from onnxplug.converters.helpers.promotion import common_dtype, comparable, operands_in
+from onnxplug.converters.helpers.dtypes import BOOL, INT64
+from onnxplug.converters.helpers.promotion import common_dtype, operands_in
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.selection import select
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -18,7 +19,7 @@ def comparison(op_type: str, *, negate: bool = False, swap: bool = False) -> Con
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
         dtype = common_dtype(node, 0, 1)
-        a, b = operands_in(g, x, y, dtype=dtype, inner=comparable(dtype, op_type == "Equal"))
+        a, b = operands_in(g, x, y, dtype=dtype, inner=computed_in(g, op_type, dtype))
         result: Value = getattr(g.op, op_type)(*((b, a) if swap else (a, b)))
         return g.op.Not(result) if negate else result
 
@@ -72,8 +73,9 @@ def isfinite(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _wide(g: GraphBuilder, x: Value) -> Value:
-    """16-bit floats are tested in float32: IsInf takes only float and double before opset 20, and the cast keeps infinity."""
-    return x if x.dtype in (FLOAT, DOUBLE) else g.cast(x, FLOAT)
+    """16-bit floats are tested in float32 before opset 20, where IsInf takes only float and double; the cast keeps infinity."""
+    assert x.dtype is not None
+    return g.cast(x, computed_in(g, "IsInf", x.dtype))
 
 
 def _all_false(g: GraphBuilder, x: Value) -> Value:

@@ -12,6 +12,7 @@ from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.fill import filled, sizes_of
 from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.converters.helpers.selection import select
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -157,8 +158,7 @@ def triangle(upper: int) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, diagonal = node.args
-        # Trilu exists since opset 14; ONNX Runtime has kernels for a few dtypes only.
-        if g.opset >= 14 and node.dtype in (FLOAT, DOUBLE, INT64, BOOL):
+        if has_kernel(g, "Trilu", node.dtype):  # since opset 14
             return g.op.Trilu(x, g.as_scalar(diagonal), upper=upper)
         rank = rank_of(x)
         row = g.op.Range(g.const(0), g.as_scalar(g.dim(x, rank - 2)), g.const(1))

@@ -11,8 +11,10 @@ from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.elementary import log1p_of
 from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
-from onnxplug.converters.helpers.promotion import comparable, wide
+from onnxplug.converters.helpers.promotion import wide
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.scans import is_empty, running_product, scan
+from onnxplug.converters.helpers.scattering import neutral
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -21,7 +23,7 @@ from onnxplug.registry.rule import Converter, Rule
 def cumprod(g: GraphBuilder, node: FxNode) -> Value:
     """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
     x, axis = node.args[:2]
-    inner = comparable(node.dtype, False)
+    inner = computed_in(g, "Mul", wide(node.dtype))
     x = g.cast(x, inner)
     if not rank_of(x) or is_empty(x):
         return g.cast(x, node.dtype)
@@ -35,15 +37,13 @@ def cumulative_extremum(largest: bool, exact: bool = False) -> Converter:
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         x, axis = node.args
         dtype = node.dtype
-        inner = comparable(dtype, False)
+        inner = computed_in(g, "GreaterOrEqual LessOrEqual Where", dtype)
         if not rank_of(x):
             return [x, g.const(0)]
         if is_empty(x):
             return [x, g.cast(x, INT64)]
         floating = inner.is_floating_point()
-        edge: Any = float("-inf") if floating else -(1 << (inner.bitwidth - 1))
-        if not largest:
-            edge = float("inf") if floating else (1 << (inner.bitwidth - 1)) - 1
+        edge: Any = neutral("amax" if largest else "amin", inner)
 
         def step(states: list[Value], item: Value) -> tuple[list[Value], list[Value]]:
             best, place, number = states

@@ -9,9 +9,9 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute, truncated
-from onnxplug.converters.helpers.dtypes import INT64, WIDE_INTEGERS
 from onnxplug.converters.helpers.exactness import WRONG_AND_SLOW
 from onnxplug.converters.helpers.promotion import operands, operands_in, wide
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -55,7 +55,7 @@ def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Valu
     defines it (c10::div_floor_floating): from the remainder, so that ``1 // 0.1`` is 9; infinities as in plain division.
     """
     if dtype.is_integer():
-        inner = dtype if dtype in WIDE_INTEGERS else INT64
+        inner = computed_in(g, "Div Mul Sub Equal Less", dtype)
         a, b = operands_in(g, x, y, dtype=dtype, inner=inner)
         quotient = g.op.Div(a, b)
         remainder = g.op.Sub(a, g.op.Mul(quotient, b))
@@ -90,8 +90,7 @@ def remainder(g: GraphBuilder, node: FxNode) -> Value:
     x, y = node.args
     dtype = node.dtype
     if dtype.is_integer():
-        inner = dtype if dtype in WIDE_INTEGERS else INT64
-        return g.cast(g.op.Mod(*operands_in(g, x, y, dtype=dtype, inner=inner)), dtype)
+        return compute(g, "Mod", dtype, x, y)
     a, b = operands(g, x, y, dtype=dtype)
     zero = g.const(0.0, dtype)
     rest = g.op.Mod(a, b, fmod=1)
@@ -106,8 +105,7 @@ def fmod(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, y = node.args
     dtype = node.dtype
-    inner = INT64 if dtype.is_integer() and dtype not in WIDE_INTEGERS else dtype
-    return g.cast(g.op.Mod(*operands_in(g, x, y, dtype=dtype, inner=inner), fmod=1), dtype)
+    return g.op.Mod(*operands(g, x, y, dtype=dtype), fmod=1)
 
 
 def fmod_of_integers(g: GraphBuilder, node: FxNode) -> Value:
@@ -117,7 +115,7 @@ def fmod_of_integers(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, y = node.args
     dtype = node.dtype
-    a, b = operands_in(g, x, y, dtype=dtype, inner=dtype if dtype in WIDE_INTEGERS else INT64)
+    a, b = operands_in(g, x, y, dtype=dtype, inner=computed_in(g, "Div Mul Sub", dtype))
     return g.cast(g.op.Sub(a, g.op.Mul(g.op.Div(a, b), b)), dtype)
 
 

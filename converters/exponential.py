@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, FLOAT16, INT32, INT64
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, FLOAT16, INT32
 from onnxplug.converters.helpers.elementary import (
     acosh_of,
     arccos,
@@ -30,20 +30,34 @@ from onnxplug.converters.helpers.elementary import (
 )
 from onnxplug.converters.helpers.exactness import INFINITE_BESIDE_NAN
 from onnxplug.converters.helpers.promotion import operand, operands, wide
+from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 
-def by_formula(function: Any, native: str | None = None) -> Converter:
-    """A converter for a formula on a float or double; by ONNX's own operator where its float kernel is exact enough."""
+def by_formula(function: Any) -> Converter:
+    """A converter for a formula on a float or double."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        dtype = wide(node.dtype)
-        x = operand(g, node.args[0], dtype)
-        result = getattr(g.op, native)(x) if native is not None and dtype == FLOAT else function(g, x)
-        return g.cast(result, node.dtype)
+        x = operand(g, node.args[0], wide(node.dtype))
+        return g.cast(function(g, x), node.dtype)
 
     convert.__name__ = convert.__qualname__ = function.__name__
+    return convert
+
+
+def by_operator(op_type: str, function: Any) -> Converter:
+    """A converter for an operator of ONNX's; by a formula for what it has no kernel for, which are doubles."""
+    by_its_formula = by_formula(function)
+
+    def convert(g: GraphBuilder, node: FxNode) -> Value:
+        inner = computed_in(g, op_type, node.dtype)
+        if not has_kernel(g, op_type, inner):
+            result: Value = by_its_formula(g, node)
+            return result
+        return g.cast(getattr(g.op, op_type)(operand(g, node.args[0], inner)), node.dtype)
+
+    convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
 
 
@@ -93,7 +107,7 @@ def signbit(g: GraphBuilder, node: FxNode) -> Value:
         return is_negative(g, g.cast(x, wide(x.dtype)))
     if not x.dtype.is_signed():
         return g.cast(g.op.Mul(g.cast(x, INT32), g.const(0, INT32)), BOOL)
-    inner = INT64 if x.dtype == INT64 else INT32
+    inner = computed_in(g, "Less", x.dtype)
     return g.op.Less(g.cast(x, inner), g.const(0, inner))
 
 
@@ -222,15 +236,15 @@ RULES: list[Rule] = [
     *_named("exp2 special_exp2", exp2),
     *_named("log2", log_base(2.0)),
     *_named("log10", log_base(10.0)),
-    *_named("atan arctan", by_formula(arctan, "Atan")),
-    *_named("asin arcsin", by_formula(arcsin, "Asin")),
-    *_named("acos arccos", by_formula(arccos, "Acos")),
-    *_named("tan", by_formula(tangent, "Tan")),
-    *_named("sinh", by_formula(sinh_of)),
-    *_named("cosh", by_formula(cosh_of)),
-    *_named("asinh arcsinh", by_formula(asinh_of)),
-    *_named("acosh arccosh", by_formula(acosh_of)),
-    *_named("atanh arctanh", by_formula(atanh_of)),
+    *_named("atan arctan", by_operator("Atan", arctan)),
+    *_named("asin arcsin", by_operator("Asin", arcsin)),
+    *_named("acos arccos", by_operator("Acos", arccos)),
+    *_named("tan", by_operator("Tan", tangent)),
+    *_named("sinh", by_operator("Sinh", sinh_of)),
+    *_named("cosh", by_operator("Cosh", cosh_of)),
+    *_named("asinh arcsinh", by_operator("Asinh", asinh_of)),
+    *_named("acosh arccosh", by_operator("Acosh", acosh_of)),
+    *_named("atanh arctanh", by_operator("Atanh", atanh_of)),
     *_named("atan2 arctan2", by_formula2(arctan2)),
     *_named("hypot", by_formula2(hypot_of)),
     *_named("hypot", by_formula2(hypot_exact), **INFINITE_BESIDE_NAN),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
 from onnxplug.converters.helpers.promotion import operand, operands
+from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -37,7 +39,7 @@ def ignoring_nan(op_type: str) -> Converter:
         dtype = node.dtype
         if not dtype.is_floating_point():
             return extremum(op_type)(g, node)
-        inner = FLOAT if dtype.bitwidth == 16 else dtype
+        inner = computed_in(g, f"{op_type} IsNaN Where", dtype)
         a, b = operands(g, x, y, dtype=inner)
         both = getattr(g.op, op_type)(a, b)
         return g.cast(g.op.Where(g.op.IsNaN(a), b, g.op.Where(g.op.IsNaN(b), a, both)), dtype)
@@ -71,26 +73,48 @@ def _clamp(g: GraphBuilder, node: FxNode, x: Value, low: Any, high: Any) -> Valu
     if low is None and high is None:
         raise Unsupported("clamp without bounds: torch itself refuses it")
     numbers = [b for b in (low, high) if b is not None]
-    plain = not any(isinstance(b, Value) or b != b for b in numbers)
-    if plain and (dtype.is_floating_point() or dtype in WIDE_INTEGERS):
-        if dtype.is_integer():
-            least, most = (-(1 << (dtype.bitwidth - 1)), (1 << (dtype.bitwidth - 1)) - 1)
-            low, high = (None if b is None else int(min(max(b, least), most)) for b in (low, high))
-        low, high = (None if b is None else g.const(b, dtype) for b in (low, high))
-        x = g.cast(x, dtype)
-        if low is not None and high is not None:
-            return g.op.Clip(x, low, high)
-        if dtype.is_integer():
-            result = g.op.Clip(x, low, high)
-            return result
-        # For a bound that is absent ONNX Runtime's Clip takes the largest finite number, which infinity exceeds.
-        return compute(g, "Max", dtype, x, low) if low is not None else compute(g, "Min", dtype, x, high)
+    if any(isinstance(b, Value) or b != b for b in numbers) or not has_kernel(g, "Clip", dtype):
+        return _by_extrema(g, x, low, high, dtype)
+    if dtype in WIDE_INTEGERS:
+        least, most = (-(1 << (dtype.bitwidth - 1)), (1 << (dtype.bitwidth - 1)) - 1)
+        low, high = (None if b is None else int(min(max(b, least), most)) for b in (low, high))
+    return g.op.Clip(g.cast(x, dtype), *(None if b is None else operand(g, b, dtype) for b in (low, high)))
+
+
+def _by_extrema(g: GraphBuilder, x: Value, low: Any, high: Any, dtype: ir.DataType) -> Value:
     clamped = operand(g, x, dtype)
     if low is not None:
         clamped = compute(g, "Max", dtype, clamped, low)
     return clamped if high is None else compute(g, "Min", dtype, clamped, high)
 
 
+def clamp_by_extrema(g: GraphBuilder, node: FxNode) -> Value:
+    """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
+    x, low, high = node.args
+    return _by_extrema(g, x, low, high, node.dtype)
+
+
+def clamp_min_by_extremum(g: GraphBuilder, node: FxNode) -> Value:
+    """clamp_min(Tensor self, Scalar min) -> Tensor"""
+    x, low = node.args
+    return _by_extrema(g, x, low, None, node.dtype)
+
+
+def clamp_max_by_extremum(g: GraphBuilder, node: FxNode) -> Value:
+    """clamp_max(Tensor self, Scalar max) -> Tensor"""
+    x, high = node.args
+    return _by_extrema(g, x, None, high, node.dtype)
+
+
+def _has_one_bound(node: FxNode) -> bool:
+    return node.dtype.is_floating_point() and sum(bound is not None for bound in node.args[1:]) == 1
+
+
+_BEYOND: dict[str, Any] = {
+    "target": "onnxruntime",
+    "when": _has_one_bound,
+    "reason": "for a bound that is absent its Clip takes the largest finite number, which infinity exceeds",
+}
 RULES: list[Rule] = [
     *overloads_of("maximum", "default", extremum("Max")),
     *overloads_of("minimum", "default", extremum("Min")),
@@ -101,4 +125,7 @@ RULES: list[Rule] = [
     *overloads_of("clamp clip", "default Tensor", clamp),
     *overloads_of("clamp_min", "default Tensor", clamp_min),
     *overloads_of("clamp_max", "default Tensor", clamp_max),
+    *overloads_of("clamp clip", "default Tensor", clamp_by_extrema, **_BEYOND),
+    *overloads_of("clamp_min", "default Tensor", clamp_min_by_extremum, **_BEYOND),
+    *overloads_of("clamp_max", "default Tensor", clamp_max_by_extremum, **_BEYOND),
 ]

@@ -19,14 +19,14 @@ from onnxplug.converters.helpers.axes import normalize_axes, rank_of, swap
 from onnxplug.converters.helpers.complex_pairs import c_conj
 from onnxplug.converters.helpers.dtypes import DOUBLE
 from onnxplug.converters.helpers.matrices import product_along
+from onnxplug.converters.helpers.runtimes import FLOAT_TRANSFORMS_ARE_INEXACT
 from onnxplug.converters.helpers.slices import slice_axis
 from onnxplug.converters.helpers.windows import windows_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
-#: Up to this size, where it is no power of two, a transform is a product with its matrix. ONNX Runtime's DFT computes such
-#: sizes with an error that grows with them: 2e-5 at 127, 1e-3 at 4099 in float (measured; 7e-7 at 1024).
+#: Up to this size a transform is a product with its matrix, where DFT is missing or inexact.
 _MATRIX_SIZE = 512
 
 
@@ -42,8 +42,9 @@ def transform(g: GraphBuilder, x: Value | Complex, axis: int, forward: bool) -> 
     if isinstance(size, int) and size == 1:
         return x if isinstance(x, Complex) else Complex(x, _zero(g, x))
     power_of_two = isinstance(size, int) and size & (size - 1) == 0
-    if g.opset >= 17 and (power_of_two or not isinstance(size, int) or size > _MATRIX_SIZE):
-        return _by_operator(g, x, axis, in_double=not power_of_two)
+    inexact = FLOAT_TRANSFORMS_ARE_INEXACT.concerns(g) and not power_of_two
+    if g.opset >= 17 and (not inexact or not isinstance(size, int) or size > _MATRIX_SIZE):
+        return _by_operator(g, x, axis, in_double=inexact)
     return _by_matrix(g, x, axis, size)
 
 
@@ -52,7 +53,7 @@ def _zero(g: GraphBuilder, x: Value) -> Value:
 
 
 def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int, in_double: bool) -> Complex:
-    """ONNX's DFT; in double where ONNX Runtime's float one is not exact enough."""
+    """ONNX's DFT."""
     last = g.const([-1])
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
     dtype = parts[0].dtype

@@ -12,7 +12,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.exactness import SKIPS_NAN
-from onnxplug.converters.helpers.promotion import comparable
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.tables import of_rank
 from onnxplug.converters.helpers.windows import largest_along, spread
 from onnxplug.interpret.node import FxNode
@@ -36,7 +36,7 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
     x, kernel, out, samples = node.args
     single = rank_of(x) == spatial + 1
     x = unsqueeze(g, x, 0) if single else x
-    x = g.cast(x, comparable(node.dtype))
+    x = g.cast(x, computed_in(g, "ArgMax", node.dtype))
     if rank_of(samples) == 2:
         samples = unsqueeze(g, samples, 0)
     kernel, out = spread(kernel, spatial), spread(out, spatial)

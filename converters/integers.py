@@ -8,9 +8,10 @@ import numpy as np
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, INT64
-from onnxplug.converters.helpers.promotion import comparable, operands
+from onnxplug.converters.helpers.promotion import operands
 from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -66,15 +67,18 @@ def _shifted_right(g: GraphBuilder, x: Value, count: Value) -> Value:
 
 
 def bitwise_not(g: GraphBuilder, node: FxNode) -> Value:
+    """bitwise_not(Tensor self) -> Tensor"""
+    x = node.args[0]
+    return g.op.Not(x) if node.dtype == BOOL else g.op.BitwiseNot(x)
+
+
+def bitwise_not_by_difference(g: GraphBuilder, node: FxNode) -> Value:
     """bitwise_not(Tensor self) -> Tensor
 
-    For an integer x the result is -x - 1, at every opset.
+    For an integer x the result is -x - 1.
     """
     x = node.args[0]
-    if node.dtype == BOOL:
-        return g.op.Not(x)
-    inner = comparable(node.dtype)
-    return g.cast(g.op.Sub(g.const(-1, inner), g.cast(x, inner)), node.dtype)
+    return g.op.Not(x) if node.dtype == BOOL else compute(g, "Sub", node.dtype, -1, x)
 
 
 def shift(left: bool) -> Converter:
@@ -138,7 +142,8 @@ RULES: list[Rule] = [
         Rule(f"aten::bitwise_{name}.Scalar_Tensor", bitwise_by_bits(op), opset=(None, 17))
         for name, op in _LOGIC.items()
     ],
-    Rule("aten::bitwise_not.default", bitwise_not),
+    Rule("aten::bitwise_not.default", bitwise_not, opset=(18, None)),
+    Rule("aten::bitwise_not.default", bitwise_not_by_difference, opset=(None, 17)),
     *[
         Rule(f"aten::bitwise_{side}_shift.{overload}", shift(side == "left"))
         for side in ("left", "right")

@@ -8,13 +8,14 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import FLOAT, INT32, INT64
+from onnxplug.converters.helpers.dtypes import INT32, INT64
 from onnxplug.converters.helpers.grids import common_batch, eye, full, iota, same_batch
 from onnxplug.converters.helpers.loops import repeat
 from onnxplug.converters.helpers.lu import eliminated, first_zero, inverse, lu, permutation_of, solve_triangular
 from onnxplug.converters.helpers.matrices import diagonal, dtype_of, rearranged, transpose, triangle
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.results import wanted
+from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -120,10 +121,10 @@ def _parity(g: GraphBuilder, pivots: Value, dtype: ir.DataType) -> Value:
 def linalg_det(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_linalg_det(Tensor A) -> (Tensor result, Tensor LU, Tensor pivots)
 
-    By LU: ONNX Runtime has Det in float alone.
+    By LU where that is wanted too, or there is no kernel of Det.
     """
     a = node.args[0]
-    if node.dtype == FLOAT and not wanted(node, 1) and not wanted(node, 2):
+    if has_kernel(g, "Det", node.dtype) and not wanted(node, 1) and not wanted(node, 2):
         return [g.op.Det(a), None, None]
     packed, _, pivots = lu(g, a, pivots=True)
     assert pivots is not None

@@ -12,10 +12,11 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, HALVES, INT64, WIDE_INTEGERS
-from onnxplug.converters.helpers.products import GEMM_DTYPES, is_restored, product
-from onnxplug.converters.helpers.promotion import comparable, operand
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
+from onnxplug.converters.helpers.products import is_restored, product
+from onnxplug.converters.helpers.promotion import operand, wide
 from onnxplug.converters.helpers.reductions import reduce, reduced
+from onnxplug.converters.helpers.runtimes import ACTIVATIONS_ARE_ROUNDED, computed_in, has_kernel
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -24,13 +25,18 @@ from onnxplug.registry.rule import Rule
 def linear(g: GraphBuilder, node: FxNode) -> Value:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
     x, weight, bias = node.args
-    if rank_of(x) == 2 and rank_of(weight) == 2 and node.dtype in GEMM_DTYPES:
+    if rank_of(x) == 2 and rank_of(weight) == 2 and _has_gemm(g, node.dtype):
         return g.op.Gemm(x, weight, bias, transB=1)
     if rank_of(weight) == 1:
         result = product(g, x, weight)
     else:
         result = product(g, x, g.op.Transpose(weight, perm=[1, 0]))
     return result if bias is None else g.op.Add(result, bias)
+
+
+def _has_gemm(g: GraphBuilder, dtype: ir.DataType) -> bool:
+    """Whether a Gemm computes in floats of a dtype; torch's factors for integers need not be whole."""
+    return dtype.is_floating_point() and has_kernel(g, "Gemm", dtype)
 
 
 def matmul(g: GraphBuilder, node: FxNode) -> Value:
@@ -78,15 +84,17 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b, beta, alpha = node.args
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
-    # ONNX Runtime's Gemm ignores beta when the inner dimension is 0.
-    empty_sum = a.shape is not None and a.shape[-1] == 0
-    if node.dtype in GEMM_DTYPES and plain and not empty_sum and not is_restored(b):
-        if beta == 0:
-            result = g.op.Gemm(a, b, alpha=float(alpha))
-        else:
-            result = g.op.Gemm(a, b, bias, alpha=float(alpha), beta=float(beta))
-        return result
-    return _combined(g, node, bias, product(g, a, b), beta, alpha)
+    rounding = is_restored(b) and ACTIVATIONS_ARE_ROUNDED.concerns(g)
+    if not plain or rounding or not _has_gemm(g, node.dtype):
+        return _combined(g, node, bias, product(g, a, b), beta, alpha)
+    if beta == 0:
+        return g.op.Gemm(a, b, alpha=float(alpha))
+    return g.op.Gemm(a, b, bias, alpha=float(alpha), beta=float(beta))
+
+
+def _sums_nothing(node: FxNode) -> bool:
+    shape = node.args[1].shape
+    return shape is not None and shape[-1] == 0
 
 
 def add_product(g: GraphBuilder, node: FxNode) -> Value:
@@ -103,7 +111,7 @@ def addbmm(g: GraphBuilder, node: FxNode) -> Value:
     The products summed over the batch.
     """
     bias, a, b, beta, alpha = node.args
-    inner = comparable(node.dtype)
+    inner = computed_in(g, "MatMul ReduceSum", wide(node.dtype))
     total = reduce(g, "ReduceSum", product(g, g.cast(a, inner), g.cast(b, inner)), [0], False)
     return _combined(g, node, bias, total, beta, alpha)
 
@@ -115,13 +123,11 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     if "..." in plain:
         plain = without_ellipses(plain, [rank_of(x) for x in tensors])
     tensors = [g.cast(x, node.dtype) for x in tensors]
-    if node.dtype not in (FLOAT, DOUBLE, *WIDE_INTEGERS):
-        lowered = [g.cast(x, FLOAT) for x in tensors]
-        return g.cast(g.op.Einsum(*lowered, equation=plain), node.dtype)
     letters = set(plain) - set("->,")
     if any(letter not in string.ascii_letters for letter in letters):
         raise Unsupported(f"the einsum equation {equation!r}")
-    return g.op.Einsum(*tensors, equation=plain)
+    inner = INT32 if node.dtype == BOOL else computed_in(g, "Einsum", node.dtype)
+    return g.cast(g.op.Einsum(*(g.cast(x, inner) for x in tensors), equation=plain), node.dtype)
 
 
 def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
@@ -152,7 +158,7 @@ def tensordot(g: GraphBuilder, node: FxNode) -> Value:
     One product of matrices: the summed axes last on the left, first on the right.
     """
     a, b, left, right = node.args
-    inner = comparable(node.dtype)
+    inner = computed_in(g, "MatMul", wide(node.dtype))
     a, b = g.cast(a, inner), g.cast(b, inner)
     over = [normalize_axis(x, rank_of(a)) for x in left], [normalize_axis(x, rank_of(b)) for x in right]
     kept = [x for x in range(rank_of(a)) if x not in over[0]], [x for x in range(rank_of(b)) if x not in over[1]]
@@ -188,7 +194,7 @@ def bilinear(g: GraphBuilder, node: FxNode) -> Value:
     """bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor"""
     x, y, weight, bias = node.args
     # y_o = x W_o y: for each output one product from the left, then a sum over the second input's features.
-    inner = comparable(node.dtype)
+    inner = computed_in(g, "MatMul", wide(node.dtype))
     x, y, weight = (g.cast(v, inner) for v in (x, y, weight))
     left = g.op.MatMul(unsqueeze(g, x, rank_of(x) - 1, rank_of(x)), weight)
     column = g.op.Unsqueeze(unsqueeze(g, y, rank_of(y) - 1), [rank_of(y) + 1])
@@ -265,6 +271,13 @@ RULES: list[Rule] = [
     Rule("aten::inner.default", inner),
     *[Rule(f"aten::{name}.default", outer) for name in ("outer", "ger")],
     Rule("aten::addmm.default", addmm),
+    Rule(
+        "aten::addmm.default",
+        add_product,
+        target="onnxruntime",
+        when=_sums_nothing,
+        reason="its Gemm ignores beta where the summed axis has size 0",
+    ),
     Rule("aten::addmv.default", add_product),
     Rule("aten::baddbmm.default", add_product),
     Rule("aten::addbmm.default", addbmm),

@@ -12,10 +12,11 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze
-from onnxplug.converters.helpers.dtypes import FLOAT, FLOAT16, HALVES
+from onnxplug.converters.helpers.dtypes import FLOAT, HALVES
 from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -97,8 +98,8 @@ def rms_norm_operator(g: GraphBuilder, node: FxNode) -> Value:
     By ONNX's RMSNormalization, which needs a weight.
     """
     x, shape, weight, eps = node.args
-    if weight is None or node.dtype not in (FLOAT, FLOAT16) or weight.dtype != x.dtype:
-        raise Decline("no weight, or another dtype than float or float16")
+    if weight is None or weight.dtype != x.dtype or not has_kernel(g, "RMSNormalization", node.dtype):
+        raise Decline("no weight, or a dtype that RMSNormalization has no kernel for")
     if eps is None:
         eps = float(ml_dtypes.finfo(_wide(node.dtype).numpy()).eps)
     return g.op.RMSNormalization(x, weight, axis=-len(shape), epsilon=eps)
@@ -108,6 +109,18 @@ def group_norm(g: GraphBuilder, node: FxNode) -> Value:
     """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1.0000000000000001e-05, bool cudnn_enabled=True) -> Tensor"""  # noqa: E501
     x, groups, weight, bias, eps = node.args[:5]
     return _group_norm(g, x, groups, weight, bias, eps)
+
+
+def group_norm_operator(g: GraphBuilder, node: FxNode) -> Value:
+    """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1.0000000000000001e-05, bool cudnn_enabled=True) -> Tensor
+
+    By ONNX's GroupNormalization, which has a scale and a bias for each channel since opset 21.
+    """  # noqa: E501
+    x, groups, weight, bias, eps = node.args[:5]
+    channels = g.dim(x, 1)
+    scale = _row(g, channels, 1.0, node.dtype) if weight is None else g.cast(weight, node.dtype)
+    shift = _row(g, channels, 0.0, node.dtype) if bias is None else g.cast(bias, node.dtype)
+    return g.op.GroupNormalization(x, scale, shift, num_groups=groups, epsilon=eps)
 
 
 def _group_norm(g: GraphBuilder, x: Value, groups: int, weight: Any, bias: Any, eps: float) -> Value:
@@ -274,7 +287,15 @@ RULES: list[Rule] = [
     Rule("aten::native_layer_norm.default", native_layer_norm),
     Rule("aten::rms_norm.default", rms_norm_operator, opset=(23, None)),
     Rule("aten::rms_norm.default", rms_norm),
-    Rule("aten::group_norm.default", group_norm),
+    Rule("aten::group_norm.default", group_norm_operator, opset=(21, None)),
+    Rule("aten::group_norm.default", group_norm, opset=(None, 20)),
+    Rule(
+        "aten::group_norm.default",
+        group_norm,
+        opset=(21, None),
+        target="onnxruntime",
+        reason="it has no kernel for GroupNormalization and runs the body of that, node by node",
+    ),
     Rule("aten::native_group_norm.default", native_group_norm),
     Rule("aten::instance_norm.default", instance_norm),
     Rule("aten::batch_norm.default", batch_norm),

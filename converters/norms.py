@@ -11,7 +11,8 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axes, rank_of
 from onnxplug.converters.helpers.exactness import SKIPS_NAN
-from onnxplug.converters.helpers.reductions import reduce, reduced, reduction_dtype
+from onnxplug.converters.helpers.promotion import wide
+from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -19,7 +20,7 @@ from onnxplug.registry.rule import Rule
 def vector_norm(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     x, order, axes, keepdim = node.args[:4]
-    return _norm(g, g.cast(x, reduction_dtype(node.dtype)), order, axes, keepdim, node.dtype)
+    return _norm(g, g.cast(x, wide(node.dtype)), order, axes, keepdim, node.dtype)
 
 
 def extreme_norm_exact(g: GraphBuilder, node: FxNode) -> Value:
@@ -28,7 +29,7 @@ def extreme_norm_exact(g: GraphBuilder, node: FxNode) -> Value:
     The largest or smallest size, of orders inf and -inf: NaN stays.
     """
     named = node.kwargs
-    size = g.op.Abs(g.cast(node.args[0], reduction_dtype(node.dtype)))
+    size = g.op.Abs(g.cast(node.args[0], wide(node.dtype)))
     op_type = "ReduceMax" if node.args[1] > 0 else "ReduceMin"
     return reduced(g, op_type, size, named.get("dim"), named.get("keepdim", False), node.dtype, exact=True)
 
@@ -42,7 +43,7 @@ def norm(g: GraphBuilder, node: FxNode) -> Value:
     """norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"""
     named = node.kwargs
     order = named.get("p", 2)
-    x = g.cast(node.args[0], reduction_dtype(node.dtype))
+    x = g.cast(node.args[0], wide(node.dtype))
     return _norm(g, x, 2 if order is None else order, named.get("dim"), named.get("keepdim", False), node.dtype)
 
 

@@ -10,8 +10,8 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT32
 from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.slices import slice_axis
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -34,9 +34,7 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
         return _gathered(g, x, before, after, mode)
     if all(isinstance(p, int) and p == 0 for p in (*before, *after)):
         return x
-    inner = dtype
-    if dtype == BOOL or dtype in (ir.DataType.INT16, ir.DataType.BFLOAT16):
-        inner = FLOAT if dtype == ir.DataType.BFLOAT16 else INT32
+    inner = computed_in(g, "Pad", dtype)
     fill = operand(g, 0 if value is None else value, inner) if mode == "constant" else None
     padded = g.op.Pad(g.cast(x, inner), g.vector([*before, *after]), fill, mode=_MODES[mode])
     return g.cast(padded, dtype)

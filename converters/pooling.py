@@ -15,8 +15,9 @@ from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
 from onnxplug.converters.helpers.matrices import product_along
-from onnxplug.converters.helpers.promotion import comparable
+from onnxplug.converters.helpers.promotion import wide
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.runtimes import PADDING_IS_NARROW, computed_in
 from onnxplug.converters.helpers.tables import of_rank
 from onnxplug.converters.helpers.windows import (
     adaptive_mask,
@@ -87,11 +88,15 @@ def _max_pool(
     if dtype is not None and dtype.is_integer() and dtype.bitwidth > 8:
         # ONNX pools floats and bytes; double is exact for integers below 2**53.
         x = g.cast(x, DOUBLE)
-    # ONNX Runtime refuses a padding as wide as the kernel.
-    if dynamic or any(p >= k for p, k in zip([*pads, *ends], [*kernel, *kernel], strict=True)):
+    if dynamic or (PADDING_IS_NARROW.concerns(g) and _is_wide(kernel, pads, ends)):
         return _explicitly_padded(g, x, window, pads, ends, outputs), x, single
     result = g.op.MaxPool(x, pads=[*pads, *ends], **window, _outputs=outputs)
     return result, x, single
+
+
+def _is_wide(kernel: Sequence[int], pads: Sequence[int], ends: Sequence[int]) -> bool:
+    """Whether a padding is as wide as the kernel, which a dilated one may have."""
+    return any(p >= k for p, k in zip([*pads, *ends], [*kernel, *kernel], strict=True))
 
 
 def _explicitly_padded(
@@ -104,7 +109,7 @@ def _explicitly_padded(
 ) -> Any:
     """Max pool of a tensor padded by a Pad node; the indices are converted to those of the unpadded plane.
 
-    For padding that ONNX's attribute can't express: as wide as the kernel (which a dilated one may have), or dynamic.
+    For padding that is dynamic, which ONNX's attribute can't express, or as wide as the kernel.
     """
     assert x.dtype is not None
     low: Any = float("-inf")
@@ -215,7 +220,8 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
         kernel = [s // o for s, o in whole]
         result = g.op.AveragePool(x, kernel_shape=kernel, strides=kernel)
     else:
-        result = g.cast(_mean_by_matrices(g, g.cast(x, comparable(node.dtype)), out), node.dtype)
+        inner = computed_in(g, "MatMul", wide(node.dtype))
+        result = g.cast(_mean_by_matrices(g, g.cast(x, inner), out), node.dtype)
     return squeeze(g, result, 0) if single else result
 
 

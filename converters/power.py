@@ -9,9 +9,10 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT64, WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.converters.helpers.exactness import THROUGH_DOUBLE
 from onnxplug.converters.helpers.promotion import operand, operands
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -32,10 +33,8 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
             raise Unsupported("integers to a negative power: torch itself refuses it")
     if dtype.is_integer():
         return integer_power(g, x, exponent, dtype)
-    if dtype in HALVES:
-        wide = FLOAT
-        return g.cast(g.op.Pow(*operands(g, x, exponent, dtype=wide)), dtype)
-    return compute(g, "Pow", dtype, x, exponent)
+    inner = computed_in(g, "Pow", dtype)
+    return g.cast(g.op.Pow(*operands(g, x, exponent, dtype=inner)), dtype)
 
 
 def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) -> Value:
@@ -48,7 +47,7 @@ def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) ->
         zero = g.const(0)
         infinite = g.op.And(g.op.Equal(a, zero), g.op.Less(b, zero))
         return g.cast(g.op.Where(infinite, zero, g.op.Pow(a, b)), dtype)
-    inner = dtype if dtype in WIDE_INTEGERS else INT64
+    inner = computed_in(g, "Mul Add", dtype)
     base = operand(g, x, inner)
     if exponent == 0:
         return g.cast(g.op.Add(g.op.Mul(base, g.const(0, inner)), g.const(1, inner)), dtype)

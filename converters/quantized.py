@@ -378,10 +378,14 @@ def fake_quantize_if_enabled(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def int_product(g: GraphBuilder, node: FxNode) -> Value:
+    """_int_mm(Tensor self, Tensor mat2) -> Tensor"""
+    return g.op.MatMulInteger(*node.args)
+
+
+def int_product_of_unsigned(g: GraphBuilder, node: FxNode) -> Value:
     """_int_mm(Tensor self, Tensor mat2) -> Tensor
 
-    Of unsigned bytes with a zero point: where a processor has no instruction for it, ONNX Runtime's product with signed
-    bytes saturates in between.
+    Of unsigned bytes with a zero point.
     """
     values, zeros = [], []
     for x in node.args:
@@ -438,5 +442,11 @@ RULES: list[Rule] = [
     Rule("aten::fake_quantize_per_channel_affine_cachemask.default", fake_quantize_per_channel_cachemask),
     Rule("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default", fake_quantize_if_enabled),
     Rule("aten::_int_mm.default", int_product),
+    Rule(
+        "aten::_int_mm.default",
+        int_product_of_unsigned,
+        target="onnxruntime",
+        reason="its product with signed bytes saturates in between where a processor has no instruction for it",
+    ),
     Rule("aten::_scaled_mm.default", scaled_product),
 ]

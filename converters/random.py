@@ -12,6 +12,7 @@ from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.fill import filled, sizes_of
 from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -28,13 +29,13 @@ def normal_like(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
     return g.op.RandomNormalLike(g.cast(x, dtype), dtype=int(dtype))
 
 
-def _wide(dtype: ir.DataType) -> ir.DataType:
-    """The dtype in which ONNX Runtime draws: float or double."""
-    return dtype if dtype in (FLOAT, DOUBLE) else FLOAT
+def _drawn_in(g: GraphBuilder, dtype: ir.DataType) -> ir.DataType:
+    """The dtype to draw in: for integers and bools float."""
+    return computed_in(g, "RandomUniformLike RandomNormalLike", dtype if dtype.is_floating_point() else FLOAT)
 
 
 def _like(g: GraphBuilder, node: FxNode, sizes: list[Any]) -> Value:
-    return filled(g, 0, sizes, _wide(node.dtype))
+    return filled(g, 0, sizes, _drawn_in(g, node.dtype))
 
 
 def rand_like(normal: bool) -> Converter:
@@ -42,7 +43,7 @@ def rand_like(normal: bool) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         draw = normal_like if normal else uniform_like
-        return g.cast(draw(g, node.args[0], _wide(node.dtype)), node.dtype)
+        return g.cast(draw(g, node.args[0], _drawn_in(g, node.dtype)), node.dtype)
 
     convert.__name__ = convert.__qualname__ = "randn_like" if normal else "rand_like"
     return convert
@@ -53,7 +54,7 @@ def rand(normal: bool) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         draw = normal_like if normal else uniform_like
-        return g.cast(draw(g, _like(g, node, sizes_of(node, 0)), _wide(node.dtype)), node.dtype)
+        return g.cast(draw(g, _like(g, node, sizes_of(node, 0)), _drawn_in(g, node.dtype)), node.dtype)
 
     convert.__name__ = convert.__qualname__ = "randn" if normal else "rand"
     return convert
@@ -101,7 +102,7 @@ def randperm(g: GraphBuilder, node: FxNode) -> Value:
 def normal(g: GraphBuilder, node: FxNode) -> Value:
     """normal.Tensor_Tensor(Tensor mean, Tensor std, *, Generator? generator=None) -> Tensor"""
     mean, deviation = node.args[:2]
-    dtype = _wide(node.dtype)
+    dtype = _drawn_in(g, node.dtype)
     mean, deviation = operand(g, mean, dtype), operand(g, deviation, dtype)
     shape: list[Any] = [d if isinstance(d, int) else g.symbol(d) for d in node.shape]
     drawn = normal_like(g, filled(g, 0, shape, dtype), dtype)
@@ -111,7 +112,7 @@ def normal(g: GraphBuilder, node: FxNode) -> Value:
 def normal_functional(g: GraphBuilder, node: FxNode) -> Value:
     """normal_functional(Tensor self, float mean=0., float std=1., *, Generator? generator=None) -> Tensor"""
     x, mean, deviation = node.args[:3]
-    dtype = _wide(node.dtype)
+    dtype = _drawn_in(g, node.dtype)
     drawn = g.op.Mul(normal_like(g, x, dtype), g.const(float(deviation), dtype))
     return g.cast(g.op.Add(drawn, g.const(float(mean), dtype)), node.dtype)
 
@@ -119,7 +120,7 @@ def normal_functional(g: GraphBuilder, node: FxNode) -> Value:
 def prims_normal(g: GraphBuilder, node: FxNode) -> Value:
     """normal(SymInt[] shape, *, Scalar mean, Scalar std, ScalarType dtype, Device device, bool requires_grad, Generator? generator=None) -> Tensor"""  # noqa: E501
     named = node.kwargs
-    dtype = _wide(node.dtype)
+    dtype = _drawn_in(g, node.dtype)
     drawn = normal_like(g, _like(g, node, sizes_of(node, 0)), dtype)
     scaled = g.op.Mul(drawn, operand(g, named["std"], dtype))
     return g.cast(g.op.Add(scaled, operand(g, named["mean"], dtype)), node.dtype)
@@ -128,7 +129,7 @@ def prims_normal(g: GraphBuilder, node: FxNode) -> Value:
 def uniform(g: GraphBuilder, node: FxNode) -> Value:
     """uniform(Tensor self, float from=0., float to=1., *, Generator? generator=None) -> Tensor"""
     x, low, high = node.args[:3]
-    return _uniform(g, node, g.cast(x, _wide(node.dtype)), low, high)
+    return _uniform(g, node, g.cast(x, _drawn_in(g, node.dtype)), low, high)
 
 
 def prims_uniform(g: GraphBuilder, node: FxNode) -> Value:
@@ -138,7 +139,7 @@ def prims_uniform(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _uniform(g: GraphBuilder, node: FxNode, shaped: Value, low: Any, high: Any) -> Value:
-    dtype = _wide(node.dtype)
+    dtype = _drawn_in(g, node.dtype)
     first, last = operand(g, low, dtype), operand(g, high, dtype)
     drawn = g.op.Mul(uniform_like(g, shaped, dtype), g.op.Sub(last, first))
     return g.cast(g.op.Add(drawn, first), node.dtype)
@@ -150,7 +151,7 @@ def bernoulli(g: GraphBuilder, node: FxNode) -> Value:
     1 with the element as the probability, else 0.
     """
     x = node.args[0]
-    dtype = _wide(x.dtype)
+    dtype = _drawn_in(g, x.dtype)
     drawn = uniform_like(g, x, dtype)
     return g.cast(g.op.Less(drawn, g.cast(x, dtype)), node.dtype)
 
@@ -167,7 +168,7 @@ def multinomial(g: GraphBuilder, node: FxNode) -> Value:
     Without replacement the largest of log p + Gumbel noise (Efraimidis and Spirakis, 2006); with it, for each sample anew.
     """
     x, count, replacement = node.args[:3]
-    dtype = _wide(x.dtype)
+    dtype = _drawn_in(g, x.dtype)
     rank = rank_of(x)
     logits = g.op.Log(g.cast(x, dtype))
     if replacement:
@@ -188,7 +189,7 @@ def multinomial(g: GraphBuilder, node: FxNode) -> Value:
 def exponential(g: GraphBuilder, node: FxNode) -> Value:
     """exponential(Tensor self, float lambd=1., *, Generator? generator=None) -> Tensor"""
     x, rate = node.args[:2]
-    dtype = _wide(node.dtype)
+    dtype = _drawn_in(g, node.dtype)
     rest = g.op.Sub(g.const(1.0, dtype), uniform_like(g, x, dtype))
     return g.cast(g.op.Div(g.op.Neg(g.op.Log(rest)), g.const(float(rate), dtype)), node.dtype)
 
@@ -214,7 +215,7 @@ def rrelu_with_noise(g: GraphBuilder, node: FxNode) -> list[Value] | Value:
 
 def _leaky(g: GraphBuilder, node: FxNode, x: Value, lower: float, upper: float, training: bool) -> tuple[Value, Value]:
     """A leaky ReLU and its slopes."""
-    inner = _wide(node.dtype)
+    inner = _drawn_in(g, node.dtype)
     x = g.cast(x, inner)
     if training:
         width = g.const(float(upper) - float(lower), inner)

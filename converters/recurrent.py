@@ -12,10 +12,12 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
-from onnxplug.converters.helpers.dtypes import FLOAT, HALVES, INT32, INT64
+from onnxplug.converters.helpers.dtypes import FLOAT, INT32, INT64
 from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.products import product
+from onnxplug.converters.helpers.promotion import wide
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -106,7 +108,7 @@ def cell(mode: Mode) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         x, hx, *rest = node.args
-        inner = FLOAT if node.dtype in HALVES else node.dtype
+        inner = wide(node.dtype)
         x, *states = (g.cast(v, inner) for v in (x, *(hx if mode.states > 1 else [hx])))
         w_ih, w_hh = (g.cast(w, inner) for w in rest[:2])
         b_ih, b_hh = (None if b is None else g.cast(b, inner) for b in rest[2:])
@@ -197,7 +199,7 @@ def _stepwise_layer(
     weights: Sequence[Weights],
     active: Value | None,
 ) -> tuple[Value, list[Value]]:
-    """One layer as a Scan over time for each direction: what ONNX's operators or ONNX Runtime's kernels don't have.
+    """One layer as a Scan over time for each direction: what ONNX's operators or the runtime's kernels don't have.
 
     Where a step isn't ``active`` the states stay as they are.
     """
@@ -273,13 +275,13 @@ def _network(
 ) -> tuple[Value, list[Value]]:
     """All layers over ``x`` (time, batch, features), and the last state of each layer and direction.
 
-    ONNX has no projection, and ONNX Runtime's kernels compute in float alone: the other cases run step by step. Of an
-    empty batch, for which ONNX Runtime's LSTM and GRU abort the process, there is nothing to compute.
+    ONNX has no projection: such layers, and dtypes without a kernel, run step by step. Of an empty batch, for which ONNX
+    Runtime's LSTM and GRU abort the process, there is nothing to compute.
 
     Args:
         g: The builder.
         mode: The kind of layer.
-        x: The input in float or double.
+        x: The input, in the dtype that is computed in.
         states: The initial states, each of (layers × directions, batch, size).
         params: The parameters in torch's order.
         options: The layers' options.
@@ -290,7 +292,7 @@ def _network(
     if g.dim(x, 1) == 0:
         size = g.concrete_shape(states[0])[2]
         return filled(g, 0, [g.dim(x, 0), 0, directions * size], x.dtype or FLOAT), list(states)
-    stepwise = x.dtype != FLOAT or weights[0][0].w_hr is not None
+    stepwise = not has_kernel(g, mode.op_type, x.dtype or FLOAT) or weights[0][0].w_hr is not None
     lengths = None
     if active is not None and not stepwise:
         counted = reduce(g, "ReduceSum", g.cast(active, INT32), [0], keepdims=False)
@@ -321,10 +323,10 @@ def _by_layer(g: GraphBuilder, state: Value, layers: int, directions: int) -> Se
 def _in_computed_dtype(
     g: GraphBuilder, mode: Mode, node: FxNode, x: Value, hx: Value | Sequence[Value], params: Sequence[Value]
 ) -> tuple[Value, list[Value], list[Value]]:
-    """The tensors in the dtype that is computed in: float for half types."""
+    """The tensors in the dtype that is computed in: float for half types, in which a layer's steps would add up errors."""
     if node.dtype.is_integer() or len(params) == 0:
         raise Unsupported("a recurrent layer of integers or without parameters")
-    dtype = FLOAT if node.dtype in HALVES else node.dtype
+    dtype = wide(node.dtype)
     states = [hx] if isinstance(hx, Value) else list(hx)
     return g.cast(x, dtype), [g.cast(s, dtype) for s in states], [g.cast(p, dtype) for p in params]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -15,7 +17,9 @@ from onnxplug.converters.helpers.exactness import (
     of_wide_integers,
     sums_integers,
 )
-from onnxplug.converters.helpers.reductions import reduce, reduced, reduction_dtype
+from onnxplug.converters.helpers.promotion import wide
+from onnxplug.converters.helpers.reductions import reduce, reduced
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.slices import diagonal_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -83,20 +87,37 @@ def all_(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _truth(g: GraphBuilder, node: FxNode, op_type: str) -> Value:
-    """The largest or smallest of the truth values; of no elements ``any`` is false and ``all`` true, hence the sums.
+    """The largest or smallest of the truth values; of no elements ``any`` is false and ``all`` true, as in ONNX."""
+    x, axes, keepdim = _truth_values(g, node)
+    result = x if axes == [] else reduce(g, op_type, x, axes, keepdim)
+    return g.cast(result, node.dtype)
 
-    In float, in which ONNX Runtime sums fastest: no sum of ones is rounded to 0.
-    """
+
+def _truth_values(g: GraphBuilder, node: FxNode) -> tuple[Value, list[int] | None, bool]:
+    """The truth values, and which axes are reduced; unlike for sums, an empty list of axes reduces nothing."""
     x = node.args[0]
     axes, keepdim = (node.args[1], node.args[2]) if len(node.args) > 2 else (None, False)
     rank = rank_of(x)
-    if axes == []:  # Unlike for sums, an empty list of axes reduces nothing.
-        return g.cast(g.cast(x, BOOL), node.dtype)
-    wanted = g.cast(x, BOOL) if op_type == "ReduceMax" else g.op.Not(g.cast(x, BOOL))
-    count = reduce(g, "ReduceSum", g.cast(wanted, FLOAT), normalize_axes(axes, rank) if rank else None, keepdim)
-    found = g.op.Greater(count, g.const(0.0))
-    result: Value = found if op_type == "ReduceMax" else g.op.Not(found)
-    return g.cast(result, node.dtype)
+    over = [] if axes == [] else normalize_axes(axes, rank) if rank else None
+    return g.cast(x, BOOL), over, keepdim
+
+
+def any_by_count(g: GraphBuilder, node: FxNode) -> Value:
+    """any(Tensor self) -> Tensor"""
+    return g.cast(_some(g, *_truth_values(g, node)), node.dtype)
+
+
+def all_by_count(g: GraphBuilder, node: FxNode) -> Value:
+    """all(Tensor self) -> Tensor"""
+    x, axes, keepdim = _truth_values(g, node)
+    return g.cast(g.op.Not(_some(g, g.op.Not(x), axes, keepdim)), node.dtype)
+
+
+def _some(g: GraphBuilder, x: Value, axes: list[int] | None, keepdim: bool) -> Value:
+    """Whether some value is true: their sum is not 0. In float, in which no sum of ones is rounded to 0."""
+    if axes == []:
+        return x
+    return g.op.Greater(reduce(g, "ReduceSum", g.cast(x, FLOAT), axes, keepdim), g.const(0.0))
 
 
 def arg_extremum(op_type: str, exact: bool = False) -> Converter:
@@ -107,7 +128,7 @@ def arg_extremum(op_type: str, exact: bool = False) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, axis, keepdim = node.args
-        x = g.cast(x, reduction_dtype(x.dtype))
+        x = g.cast(x, computed_in(g, op_type, x.dtype))
         rank = rank_of(x)
         if not rank:
             return g.const(0)
@@ -140,7 +161,8 @@ def extremum_dim(op_type: str, exact: bool = False) -> Converter:
             return [x, g.const(0)]
         axis = normalize_axis(axis, rank_of(x))
         values = reduced(g, f"Reduce{op_type}", x, axis, keepdim, x.dtype, exact)
-        indices = _first_extremum(g, f"Arg{op_type}", g.cast(x, reduction_dtype(x.dtype)), axis, keepdim, exact)
+        x = g.cast(x, computed_in(g, f"Arg{op_type}", x.dtype))
+        indices = _first_extremum(g, f"Arg{op_type}", x, axis, keepdim, exact)
         return [values, indices]
 
     convert.__name__ = convert.__qualname__ = f"{op_type.lower()}_dim{'_exact' if exact else ''}"
@@ -153,7 +175,7 @@ def logsumexp(g: GraphBuilder, node: FxNode) -> Value:
     The maximum is subtracted where it is finite, so that a row of −inf gives −inf and not NaN.
     """
     x, axes, keepdim = node.args
-    dtype = reduction_dtype(node.dtype)
+    dtype = wide(node.dtype)
     x = g.cast(x, dtype)
     rank = rank_of(x)
     over = normalize_axes(axes, rank) if rank else None
@@ -171,7 +193,7 @@ def cumsum(g: GraphBuilder, node: FxNode) -> Value:
     x, axis = node.args[:2]
     if not rank_of(x):
         return g.cast(x, node.dtype)
-    inner = reduction_dtype(node.dtype)
+    inner = computed_in(g, "CumSum", wide(node.dtype))
     return g.cast(g.op.CumSum(g.cast(x, inner), g.const(axis % rank_of(x))), node.dtype)
 
 
@@ -206,6 +228,10 @@ def trace_exact(g: GraphBuilder, node: FxNode) -> Value:
     return reduced(g, "ReduceSum", diagonal_of(g, node.args[0], 0, 0, 1), None, False, node.dtype, exact=True)
 
 
+_COUNTED: dict[str, Any] = {
+    "target": "onnxruntime",
+    "reason": "its ReduceSum of floats is faster than its reductions of bools",
+}
 #: The exact forms, of integers and of floats.
 _INTEGER_SUMS: dict[str, Converter] = {
     "sum.default": whole("ReduceSum", exact=True),
@@ -251,8 +277,16 @@ RULES: list[Rule] = [
     Rule("aten::aminmax.default", aminmax),
     Rule("aten::argmax.default", arg_extremum("ArgMax")),
     Rule("aten::argmin.default", arg_extremum("ArgMin")),
-    *[Rule(f"aten::any.{overload}", any_) for overload in ("default", "dim", "dims")],
-    *[Rule(f"aten::all.{overload}", all_) for overload in ("default", "dim", "dims")],
+    *[
+        Rule(f"aten::{name}.{overload}", convert, opset=opset, **conditions)
+        for name, plain, counted in (("any", any_, any_by_count), ("all", all_, all_by_count))
+        for overload in ("default", "dim", "dims")
+        for convert, opset, conditions in (
+            (plain, (20, None), {}),  # reductions of bools
+            (counted, (None, 19), {}),
+            (counted, (20, None), _COUNTED),
+        )
+    ],
     Rule("aten::logsumexp.default", logsumexp),
     Rule("aten::cumsum.default", cumsum),
     Rule("aten::count_nonzero.default", count_nonzero),

@@ -13,6 +13,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.interpolation import Axis, axes_of, by_weights, is_plain_nearest, nearest_places
+from onnxplug.converters.helpers.runtimes import RESIZE_IN_FLOAT, computed_in
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -73,11 +74,10 @@ def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any)
     x = node.args[0]
     corners = node.kwargs["align_corners"]
     axes = axes_of(g, node)
-    static = all(axis.is_static for axis in axes)
-    plain = not (static and (widen or x.dtype == DOUBLE)) and not (widen and (corners or g.opset < 18))
+    inexact = RESIZE_IN_FLOAT.concerns(g) and (widen or x.dtype == DOUBLE)
+    plain = not (inexact and all(axis.is_static for axis in axes)) and not (widen and (corners or g.opset < 18))
     by_sizes = corners or all(_maps_by_sizes(a) for a in axes)
     if not plain or not (by_sizes or all(_maps_by_factor(a) for a in axes)):
-        # ONNX Runtime's Resize places its points in float, and takes a factor as a float when it works out the size.
         return by_weights(g, x, axes, node.dtype, corners=corners, mode=mode, widen=widen)
     dtype = node.dtype
     inner = g.cast(x, FLOAT) if dtype.is_integer() else x
@@ -90,7 +90,7 @@ def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any)
         result = g.op.Resize(inner, None, _factors(g, factors), mode=mode, **named)
     if not dtype.is_integer():
         return result
-    # torch rounds to uint8, ONNX Runtime truncates.
+    # torch rounds to uint8; ONNX leaves it open, and ONNX Runtime truncates.
     return g.cast(g.op.Clip(g.op.Round(result), g.const(0.0), g.const(255.0)), dtype)
 
 
@@ -148,7 +148,7 @@ def col2im(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, size, kernel, dilation, padding, stride = node.args
     single = rank_of(x) == 2
-    inner = DOUBLE if node.dtype == DOUBLE else FLOAT
+    inner = computed_in(g, "Col2Im", node.dtype)
     columns = g.cast(unsqueeze(g, x, 0) if single else x, inner)
     pads = list(padding)
     result = g.op.Col2Im(

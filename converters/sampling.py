@@ -6,7 +6,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
+from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -22,10 +22,9 @@ def grid_sampler(modes: tuple[str, str, str]) -> Converter:
         if rank_of(x) == 5 and mode == 2:
             raise Unsupported("cubic interpolation of a volume: torch itself refuses it")
         dtype = node.dtype
-        if dtype == DOUBLE:
-            # ONNX Runtime computes grids in float; the decomposition keeps the precision.
-            raise Decline("double precision")
-        inner = FLOAT
+        inner = computed_in(g, "GridSample", dtype)
+        if not has_kernel(g, "GridSample", inner):
+            raise Decline("no kernel for doubles: the decomposition keeps their precision")
         result = g.op.GridSample(
             g.cast(x, inner),
             g.cast(grid, inner),

@@ -8,11 +8,13 @@ import numpy as np
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.converters.helpers.indices import index_tensors, join_indices
-from onnxplug.converters.helpers.promotion import comparable, operand
-from onnxplug.converters.helpers.scattering import REDUCTIONS, neutral, scatter_elements, scatter_slices
+from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.runtimes import computed_in
+from onnxplug.converters.helpers.scattering import REDUCTIONS, neutral, scatter_elements, scatter_slices, scattered_in
 from onnxplug.converters.helpers.selection import select
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -58,10 +60,11 @@ def scatter_reduce(g: GraphBuilder, node: FxNode) -> Value:
 def _reduce_into(
     g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, reduction: str, include_self: bool
 ) -> Value:
-    """scatter_reduce in a dtype that ONNX Runtime reduces in."""
     dtype = x.dtype
     assert dtype is not None
-    inner = comparable(dtype)
+    inner = scattered_in(g, dtype, REDUCTIONS.get(reduction, "add"))
+    if reduction == "mean":
+        inner = computed_in(g, "Div Mul Sub Less", inner)
     x, source = g.cast(x, inner), g.cast(source, inner)
     if not include_self:
         start = g.const(neutral(reduction, inner), inner)
@@ -107,7 +110,7 @@ def put(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, index, source, accumulate = node.args
     dtype = node.dtype
-    inner = comparable(dtype) if accumulate else dtype
+    inner = scattered_in(g, dtype) if accumulate else dtype
     flat = [g.reshape(v, [-1]) for v in (g.cast(x, inner), index, g.cast(source, inner))]
     done = scatter_elements(g, flat[0], 0, flat[1], flat[2], "add" if accumulate else "none")
     return g.cast(g.op.Reshape(done, g.shape(x)), dtype)
@@ -181,7 +184,7 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
     else:
         values = g.op.Expand(values, target)
     if accumulate:
-        inner = comparable(node.dtype)
+        inner = scattered_in(g, node.dtype)
         done = g.cast(scatter_slices(g, g.cast(moved, inner), joined, g.cast(values, inner)), node.dtype)
     else:
         done = g.op.ScatterND(moved, joined, values)
@@ -195,10 +198,10 @@ def _is_single(x: Value) -> bool:
 def index_add(g: GraphBuilder, node: FxNode) -> Value:
     """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
     x, axis, index, source, alpha = node.args
-    inner = comparable(node.dtype)
+    inner = scattered_in(g, node.dtype)
     source = g.cast(source, inner)
     if alpha != 1:
-        source = g.op.Mul(source, operand(g, alpha, inner))
+        source = compute(g, "Mul", inner, source, alpha)
     return g.cast(_by_rows(g, g.cast(x, inner), axis, index, source, add=True), node.dtype)
 
 

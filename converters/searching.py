@@ -9,8 +9,9 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.order import count_below
-from onnxplug.converters.helpers.promotion import common_dtype, comparable, operand, operands, unique_dtype
+from onnxplug.converters.helpers.promotion import common_dtype, operand, operands
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.scattering import scatter_rows
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -19,7 +20,7 @@ from onnxplug.registry.rule import Rule
 def bucketize(g: GraphBuilder, node: FxNode) -> Value:
     """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
     x, edges = node.args[:2]
-    dtype = comparable(common_dtype(node, 0, 1))
+    dtype = computed_in(g, "Greater GreaterOrEqual", common_dtype(node, 0, 1))
     found = count_below(g, edges, operand(g, x, dtype), node.args[3], dtype)
     return g.cast(found, node.dtype)
 
@@ -29,7 +30,7 @@ def searchsorted(g: GraphBuilder, node: FxNode) -> Value:
     edges, x, _, right, side, sorter = node.args
     if sorter is not None:
         edges = g.op.GatherElements(edges, sorter, axis=-1)
-    dtype = comparable(common_dtype(node, 0, 1))
+    dtype = computed_in(g, "Greater GreaterOrEqual", common_dtype(node, 0, 1))
     after = right or side == "right"
     return g.cast(count_below(g, edges, operand(g, x, dtype), after, dtype), node.dtype)
 
@@ -44,7 +45,7 @@ def isin(g: GraphBuilder, node: FxNode) -> Value:
     NaN equals no test element.
     """
     x, tested, _, invert = node.args
-    dtype = comparable(common_dtype(node, 0, 1), True)
+    dtype = computed_in(g, "Equal", common_dtype(node, 0, 1))
     a, b = operands(g, x, tested, dtype=dtype)
     b = g.reshape(b, [-1])
     size = g.dim(b, 0)
@@ -63,7 +64,7 @@ def _among_few(g: GraphBuilder, a: Value, b: Value) -> Value:
 def _among_many(g: GraphBuilder, a: Value, b: Value) -> Value:
     """Unique gives equal elements of both tensors one number; an element is found if its number occurs in ``b``."""
     assert a.dtype is not None
-    inner = unique_dtype(a.dtype)
+    inner = computed_in(g, "Unique", a.dtype)
     flat = g.reshape(a, [-1])
     both = g.op.Concat(g.cast(flat, inner), g.cast(b, inner), axis=0)
     ordinary: Value | None = None

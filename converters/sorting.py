@@ -9,8 +9,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze
 from onnxplug.converters.helpers.dtypes import INT32, INT64
 from onnxplug.converters.helpers.order import at_rank, median_of, order, ordered_part, sort_axis
-from onnxplug.converters.helpers.promotion import comparable
-from onnxplug.converters.helpers.reductions import reduction_dtype
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.scattering import scatter_elements
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -24,7 +23,7 @@ def topk(g: GraphBuilder, node: FxNode) -> list[Value]:
     x, k, axis, largest, ordered = node.args
     if not rank_of(x):
         return [x, g.const(0)]
-    x = g.cast(x, reduction_dtype(node.dtype))
+    x = g.cast(x, computed_in(g, "TopK", node.dtype))
     values, indices = g.op.TopK(x, g.as_vector(k), axis=axis, largest=int(largest), sorted=int(ordered), _outputs=2)
     return [g.cast(values, node.dtype), indices]
 
@@ -76,8 +75,7 @@ def median_dim(ignore_nan: bool) -> Converter:
         if not rank_of(x):
             return [x, g.const(0)]
         axis = normalize_axis(axis, rank_of(x))
-        inner = comparable(node.dtype)
-        x = g.cast(x, inner)
+        x = g.cast(x, computed_in(g, "TopK Where", node.dtype))
         value, index = median_of(g, x, axis, ignore_nan)
         results = [g.cast(value, node.dtype), index]
         return results if keepdim else [squeeze(g, v, axis) for v in results]
@@ -90,8 +88,8 @@ def median(ignore_nan: bool) -> Converter:
     """median, nanmedian of all elements; NaN for an empty tensor."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        inner = comparable(node.dtype)
-        flat = g.reshape(g.cast(node.args[0], inner), [-1])
+        x = g.cast(node.args[0], computed_in(g, "TopK Where", node.dtype))
+        flat = g.reshape(x, [-1])
         if flat.shape is not None and flat.shape[0] == 0:
             return g.const(float("nan"), node.dtype)
         return g.cast(squeeze(g, median_of(g, flat, 0, ignore_nan)[0], 0), node.dtype)
@@ -110,7 +108,7 @@ def mode(g: GraphBuilder, node: FxNode) -> list[Value]:
     if not rank_of(x):
         return [x, g.const(0)]
     axis = normalize_axis(axis, rank_of(x))
-    x = g.cast(x, comparable(node.dtype))
+    x = g.cast(x, computed_in(g, "TopK Equal", node.dtype))
     places = order(g, x, g.as_vector(g.dim(x, axis)), axis, largest=False)
     ascending = g.op.GatherElements(x, places, axis=axis)
     run = _run_numbers(g, ascending, axis)

@@ -12,8 +12,15 @@ from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.error_function import erf, erf_near, erfc, scaled_tail
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.real import INF, PI, Real, in_double, in_float, polynomial, ratio, where
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
+
+
+def error_function(g: GraphBuilder, node: FxNode) -> Value:
+    """erf(Tensor self) -> Tensor"""
+    inner = computed_in(g, "Erf", node.dtype)
+    return g.cast(erf(Real(g, operand(g, node.args[0], inner), inner)).value, node.dtype)
 
 
 def erfcx(g: GraphBuilder, node: FxNode) -> Value:
@@ -145,7 +152,7 @@ def _rows(formula: Converter, names: str, *overloads: str) -> list[Rule]:
 
 
 RULES: list[Rule] = [
-    *_rows(in_float(erf), "erf special_erf"),
+    *_rows(error_function, "erf special_erf"),
     *_rows(in_double(erfc), "erfc special_erfc"),
     *_rows(erfcx, "special_erfcx"),
     *_rows(in_double(erfinv), "erfinv special_erfinv"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16
+from onnxplug.converters.helpers.dtypes import BOOL
 from onnxplug.converters.helpers.exactness import NOT_A_NUMBER, of_floats
 from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -22,24 +22,17 @@ def unary(op_type: str) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = node.dtype
-        half = dtype in (ir.DataType.BFLOAT16, FLOAT16)
-        x = operand(g, node.args[0], FLOAT if half and op_type in _FLOAT_ONLY else dtype)
+        x = operand(g, node.args[0], computed_in(g, op_type, dtype))
         return g.cast(getattr(g.op, op_type)(x), dtype)
 
     convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
 
 
-#: ONNX Runtime has these for float (and double) alone, or loses precision in half.
-_FLOAT_ONLY = frozenset(
-    ["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "Sin", "Cos", "Log", "Exp"]
-)
-
-
 def neg(g: GraphBuilder, node: FxNode) -> Value:
     """neg(Tensor self) -> Tensor"""
     x = node.args[0]
-    if node.dtype in (ir.DataType.UINT8, ir.DataType.INT16):
+    if not has_kernel(g, "Neg", node.dtype):  # ONNX has none for unsigned integers
         return compute(g, "Sub", node.dtype, 0, x)
     return g.op.Neg(x)
 

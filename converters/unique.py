@@ -8,8 +8,8 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import INT32, INT64
-from onnxplug.converters.helpers.promotion import comparable, unique_dtype
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -17,7 +17,7 @@ from onnxplug.registry.rule import Rule
 def unique2(g: GraphBuilder, node: FxNode) -> list[Value]:
     """_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""
     x = node.args[0]
-    inner = unique_dtype(node.dtype)
+    inner = computed_in(g, "Unique", node.dtype)
     values, _, inverse, counts = g.op.Unique(g.reshape(g.cast(x, inner), [-1]), sorted=1, _outputs=4)
     return _wanted(g, node, values, g.op.Reshape(inverse, g.shape(x)), counts)
 
@@ -35,7 +35,7 @@ def _wanted(g: GraphBuilder, node: FxNode, values: Value, inverse: Value, counts
 def unique_dim(g: GraphBuilder, node: FxNode) -> list[Value]:
     """unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""  # noqa: E501
     x, axis = node.args[:2]
-    inner = unique_dtype(node.dtype)
+    inner = computed_in(g, "Unique", node.dtype)
     axis = normalize_axis(axis, rank_of(x))
     values, _, inverse, counts = g.op.Unique(g.cast(x, inner), axis=axis, sorted=1, _outputs=4)
     return [g.cast(values, node.dtype), inverse, counts]
@@ -47,7 +47,7 @@ def unique_consecutive(g: GraphBuilder, node: FxNode) -> list[Value]:
     An element begins a run when it differs from the one before.
     """  # noqa: E501
     x, _, _, axis = node.args
-    inner = comparable(node.dtype, True)
+    inner = computed_in(g, "Equal", node.dtype)
     source = g.cast(x, inner)
     if axis is None:
         source, axis = g.reshape(source, [-1]), 0

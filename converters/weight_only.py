@@ -19,6 +19,7 @@ from onnxplug.converters.helpers.axes import rank_of
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, FLOAT16
 from onnxplug.converters.helpers.nibbles import SINCE, as_nibbles, nibble_dtype, pack
 from onnxplug.converters.helpers.products import product
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -57,8 +58,8 @@ def dequantize_affine(g: GraphBuilder, node: FxNode) -> Value:
         if node.dtype != FLOAT:  # torch rounds the difference of two 8-bit integers
             raise Decline("bytes in another dtype than float")
         weight, zeros = x, None if zero is None else g.reshape(g.cast(zero, x.dtype), shape)
-    # Products of nibbles and bfloat16 are exact in float, where ONNX Runtime has the kernel.
-    inner = FLOAT if node.dtype == ir.DataType.BFLOAT16 else node.dtype
+    # Products of nibbles and bfloat16 are exact in float.
+    inner = computed_in(g, "DequantizeLinear", node.dtype)
     layout = {"axis": 0} if by_row else {"axis": 1, "block_size": block[1]}
     return g.cast(g.op.DequantizeLinear(weight, _parameters(g, scale, inner, shape), zeros, **layout), node.dtype)
 

@@ -53,3 +53,10 @@ def test_rules_with_a_condition_say_why() -> None:
     registry, _ = registry_for(plugins=[])
     silent = [rule for _, rule in registry.rules() if (rule.exact is not None or rule.target) and not rule.reason]
     assert silent == []
+
+
+def test_tables_of_kernels_are_those_of_the_code(benchmark: Any) -> None:
+    text = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition(benchmark.KERNELS_BEGIN)
+    written = rest.partition(benchmark.KERNELS_END)[0].strip().splitlines()
+    assert written == benchmark.kernel_tables(), "python benchmarks/exact.py --kernels writes them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,55 @@ def test_the_command_line(
     )
     assert run(["ops", "aten::relu.default"]) == 0
     assert "for chip:v2" in capsys.readouterr().out
+
+
+def test_operators_of_a_target(
+    isolated_registry: IsolatedRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``ops`` lists targets and reasons, and what a model lacks depends on the target."""
+
+    class Ghost:
+        @hookimpl
+        def onnxplug_rules(self) -> list[Rule]:
+            return [Rule("ghosts::walk.default", negated, target="castle:tower", reason="ghosts walk there alone")]
+
+    def listed(*options: str) -> list[dict[str, Any]]:
+        assert run(["ops", *options, "--json"]) == 0
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        return found
+
+    isolated_registry.add_plugin(Ghost(), name="ghost")
+    library = torch.library.Library("ghosts", "DEF")
+    library.define("walk(Tensor x) -> Tensor")
+    library.impl("walk", lambda x: x.clone(), "CPU")
+    library.impl("walk", torch.empty_like, "Meta")
+    (row,) = listed("ghosts::*")
+    assert (row["target"], row["reason"]) == (["castle:tower"], "ghosts walk there alone")
+    assert listed("ghosts::*", "--target", "castle:tower") == [row]
+    assert run(["ops", "ghosts::*", "--target", "none"]) == 1
+    assert "for the target none" in capsys.readouterr().err
+    assert run(["ops", "--target", "castel"]) == 2
+    assert "Did you mean 'castle'?" in capsys.readouterr().err
+    assert run(["ops", "ghosts::*"]) == 0
+    assert "ghosts walk" in " ".join(capsys.readouterr().out.split())
+    plain = {row["rule"].partition(":")[2] for row in listed("aten::clamp_min.*", "--target", "none")}
+    special = {row["rule"].partition(":")[2] for row in listed("aten::clamp_min.*", "--target", "onnxruntime:cpu")}
+    assert plain == {"clamp_min"}
+    assert special == {"clamp_min", "clamp_min_by_extremum"}
+    (tmp_path / "haunted.py").write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x): return torch.ops.ghosts.walk(x)\n"
+        "def make(): return Model(), (torch.randn(2, 3),)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    missing = ["ops", "--missing", "haunted.py:make"]
+    assert run([*missing, "--target", "castle:tower"]) == 0
+    assert "lacks nothing" in capsys.readouterr().out
+    for options in ([], ["--target", "none"], ["--target", "castle"]):
+        assert run([*missing, *options]) == 1
+        assert "ghosts::walk" in capsys.readouterr().err

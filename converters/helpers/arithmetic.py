@@ -1,4 +1,4 @@
-"""Arithmetic in a dtype that ONNX Runtime has kernels for."""
+"""Arithmetic in the dtype of the result, or in a wider one where the operator or its kernel does not take that."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16, INT32, INT64, WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16
 from onnxplug.converters.helpers.promotion import operands, operands_in
+from onnxplug.converters.helpers.runtimes import computed_in
 
 
 def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Value:
-    """An arithmetic node in a dtype that ONNX Runtime computes in; small integers are computed in int32 and wrap back."""
+    """An arithmetic node. Integers without a kernel are computed in a wider dtype and wrap back."""
     if dtype == BOOL:
         logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
         return getattr(g.op, logical)(*operands(g, *args, dtype=BOOL))
-    if dtype.is_integer() and dtype not in WIDE_INTEGERS:
-        inner = INT64 if dtype.bitwidth > 16 else INT32
+    inner = computed_in(g, op_type, dtype)
+    if inner != dtype:
         return g.cast(getattr(g.op, op_type)(*operands_in(g, *args, dtype=dtype, inner=inner)), dtype)
     scales = op_type in ("Mul", "Div") and dtype == FLOAT16
     if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):

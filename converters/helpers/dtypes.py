@@ -11,7 +11,7 @@ FLOAT16 = ir.DataType.FLOAT16
 FLOAT = ir.DataType.FLOAT
 DOUBLE = ir.DataType.DOUBLE
 
-#: Floats of 16 bits. ONNX Runtime's CPU kernels compute most operators in float instead.
+#: Floats of 16 bits.
 HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-#: Integers that ONNX Runtime has arithmetic for.
+#: Integers that are as wide in torch as in ONNX's arithmetic.
 WIDE_INTEGERS = frozenset({INT32, INT64})

@@ -8,7 +8,7 @@ from ml_dtypes import finfo
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import DOUBLE
+from onnxplug.converters.helpers.runtimes import has_kernel
 
 
 def is_negative(g: GraphBuilder, x: Value) -> Value:
@@ -21,7 +21,7 @@ def is_negative(g: GraphBuilder, x: Value) -> Value:
 
 
 def with_sign(g: GraphBuilder, magnitude: Value, negative: Value) -> Value:
-    """A non-negative magnitude with a sign. By a product: ONNX Runtime's Where turns -0.0 into 0.0."""
+    """A non-negative magnitude with a sign. By a product, which keeps the sign of zero everywhere."""
     dtype = magnitude.dtype
     return g.op.Mul(magnitude, g.op.Where(negative, g.const(-1.0, dtype), g.const(1.0, dtype)))
 
@@ -57,9 +57,10 @@ def log1p_of(g: GraphBuilder, x: Value) -> Value:
 
 
 def arctan(g: GraphBuilder, x: Value) -> Value:
-    """atan(x). ONNX Runtime has it in float alone; in double by two half-angle steps and the Taylor series."""
+    """atan(x): ONNX's own, or, where there is no kernel for doubles, by half-angle steps and the Taylor series."""
     dtype = x.dtype
-    if dtype != DOUBLE:
+    assert dtype is not None
+    if has_kernel(g, "Atan", dtype):
         return g.op.Atan(x)
     one = g.const(1.0, dtype)
     size = g.op.Abs(x)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from onnxplug.converters.helpers import cephes as cephes
-from onnxplug.converters.helpers.dtypes import DOUBLE
 from onnxplug.converters.helpers.real import Real, ratio, where
+from onnxplug.converters.helpers.runtimes import has_kernel
 
 
 def erf_near(x: Real) -> Real:
@@ -22,12 +22,12 @@ def scaled_tail(x: Real) -> Real:
 def erf(x: Real) -> Real:
     """erf(Tensor self) -> Tensor
 
-    ONNX's own in float32; in float64, for which ONNX Runtime has none, by rational approximations.
+    ONNX's own, or, where there is no kernel for doubles, by rational approximations.
     """
-    if x.dtype != DOUBLE:
+    if has_kernel(x.g, "Erf", x.dtype):
         return x.apply("Erf")
     far = 1.0 - (-(x * x)).exp() * scaled_tail(abs(x))
-    # Only Where's last operand keeps -0.0: ONNX Runtime adds a zero to elements of the other one.
+    # In this order -0.0 stays: ONNX Runtime's Where adds a zero to elements of its second operand.
     return where(abs(x) >= 1.0, where(x < 0.0, -far, far), erf_near(x))
 
 

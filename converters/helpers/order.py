@@ -10,8 +10,8 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, FLOAT16, INT32, INT64
-from onnxplug.converters.helpers.promotion import comparable
-from onnxplug.converters.helpers.reductions import reduce, reduction_dtype
+from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.interpret.node import FxNode
 
 
@@ -39,14 +39,14 @@ def count_below(g: GraphBuilder, edges: Value, x: Value, right: bool, dtype: ir.
 def order_key(g: GraphBuilder, x: Value) -> Value:
     """Numbers of the same order as ``x`` for TopK: NaN is the largest, beyond +inf, which is beyond every finite number.
 
-    ONNX Runtime's TopK puts NaN anywhere. A float type of wider range has room for the three: float16 is compared as
-    float, float and bfloat16 (whose range is float's) as double. ``x`` is narrower than double, or an integer, which is
-    its own key.
+    ONNX leaves it open where TopK puts NaN; in ONNX Runtime it lands anywhere. A float type of wider range has room for the
+    three: float16 is compared as float, float and bfloat16 (whose range is float's) as double. ``x`` is narrower than
+    double, or an integer, which is its own key.
     """
     dtype = x.dtype
     assert dtype is not None and dtype != DOUBLE
     if not dtype.is_floating_point():
-        return g.cast(x, reduction_dtype(dtype))
+        return g.cast(x, computed_in(g, "TopK", dtype))
     inner, infinity, nan = (FLOAT, 1e38, 3e38) if dtype == FLOAT16 else (DOUBLE, 1e300, 1e308)
     bounded = g.op.Clip(g.cast(x, inner), g.const(-infinity, inner), g.const(infinity, inner))
     return g.op.Where(g.op.IsNaN(x), g.const(nan, inner), bounded)
@@ -82,11 +82,8 @@ def ordered_part(
     g: GraphBuilder, x: Value, count: Value, axis: int, largest: bool, ordered: bool = True
 ) -> list[Value]:
     """The first ``count`` values of an axis in order, and their indices; see :func:`order`."""
-    dtype = x.dtype
-    assert dtype is not None
     indices = order(g, x, count, axis, largest, ordered)
-    values = g.op.GatherElements(g.cast(x, reduction_dtype(dtype)), indices, axis=axis)
-    return [g.cast(values, dtype), indices]
+    return [g.op.GatherElements(x, indices, axis=axis), indices]
 
 
 def sort_axis(g: GraphBuilder, x: Value, axis: int, descending: bool) -> list[Value]:
@@ -99,8 +96,7 @@ def at_rank(g: GraphBuilder, node: FxNode, x: Value, axis: int, keepdim: bool, p
     """The element at one place of the ascending order along an axis, and its index in ``x``."""
     indices = order(g, x, g.as_vector(g.dim(x, axis)), axis, largest=False)
     index = g.op.Gather(indices, g.reshape(place, [1]), axis=axis)
-    value = g.op.GatherElements(g.cast(x, comparable(node.dtype)), index, axis=axis)
-    results = [g.cast(value, node.dtype), index]
+    results = [g.op.GatherElements(x, index, axis=axis), index]
     return results if keepdim else [squeeze(g, v, axis) for v in results]
 
 

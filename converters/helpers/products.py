@@ -6,19 +6,20 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, FLOAT16, INT32, WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, FLOAT16
+from onnxplug.converters.helpers.runtimes import ACTIVATIONS_ARE_ROUNDED, computed_in
 
 GEMM_DTYPES = frozenset({FLOAT, DOUBLE, FLOAT16})
 
 
 def product(g: GraphBuilder, a: Value, b: Value) -> Value:
-    """MatMul, small integers and bfloat16 by way of a dtype that ONNX Runtime multiplies in."""
+    """MatMul; ONNX multiplies no integers of 8 and 16 bits."""
     dtype = a.dtype
     assert dtype is not None
-    if dtype in GEMM_DTYPES or dtype in WIDE_INTEGERS:
-        found = _by_restored_weight(g, a, b)
+    inner = computed_in(g, "MatMul", dtype)
+    if inner == dtype:
+        found = _by_restored_weight(g, a, b) if ACTIVATIONS_ARE_ROUNDED.concerns(g) else None
         return g.op.MatMul(a, b) if found is None else found
-    inner = INT32 if dtype.is_integer() else FLOAT
     return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
 
 

@@ -1,4 +1,4 @@
-"""Type promotion: operands brought to the dtype in which torch computes, or ONNX Runtime can."""
+"""Type promotion: operands brought to the dtype in which torch computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import TORCH_TO_ONNX, to_onnx_dtype
-from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, HALVES, INT32, INT64
+from onnxplug.converters.helpers.dtypes import FLOAT, HALVES
 from onnxplug.interpret.node import FxNode
 
 
@@ -69,26 +69,6 @@ def _number(value: Any) -> Any:
     return value
 
 
-#: Dtypes that ONNX Runtime compares in; other integers are compared in int64, bools and halves in what holds them.
-_COMPARED = frozenset({FLOAT, DOUBLE, INT32, INT64})
-
-
-def comparable(dtype: ir.DataType, equality: bool = False) -> ir.DataType:
-    """The dtype in which ONNX Runtime compares and selects elements of ``dtype``."""
-    if dtype in _COMPARED or (equality and dtype == BOOL):
-        return dtype
-    if dtype.is_integer() or dtype == BOOL:
-        return INT32 if dtype == BOOL or dtype.bitwidth <= 16 else INT64
-    return FLOAT
-
-
 def wide(dtype: ir.DataType) -> ir.DataType:
     """The dtype to compute in: float32 for 16-bit floats."""
     return FLOAT if dtype in HALVES else dtype
-
-
-def unique_dtype(dtype: ir.DataType) -> ir.DataType:
-    """The dtypes that ONNX Runtime's Unique has: float, double, int64 and int8."""
-    if dtype in (FLOAT, DOUBLE, INT64, ir.DataType.INT8):
-        return dtype
-    return FLOAT if dtype.is_floating_point() else INT64

@@ -1,4 +1,4 @@
-"""Reductions over axes: the ONNX node at every opset, sums in a dtype that ONNX Runtime has, variance."""
+"""Reductions over axes: the ONNX node at every opset, sums in a dtype that has them, variance."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axes, rank_of, squeeze
-from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, HALVES, INT32, INT64
-from onnxplug.converters.helpers.promotion import operand
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
+from onnxplug.converters.helpers.promotion import operand, wide
+from onnxplug.converters.helpers.runtimes import INTEGERS_THROUGH_DOUBLE, computed_in
 from onnxplug.converters.helpers.scans import running_product
 from onnxplug.interpret.node import FxNode
 
@@ -40,15 +41,6 @@ def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, 
     return result
 
 
-def reduction_dtype(dtype: ir.DataType) -> ir.DataType:
-    """The dtype in which ONNX Runtime reduces: halves in float, as torch accumulates them; small integers in int32."""
-    if dtype in HALVES:
-        return FLOAT
-    if dtype == BOOL or (dtype.is_integer() and dtype not in (INT32, INT64)):
-        return INT32
-    return dtype
-
-
 def reduced(
     g: GraphBuilder,
     op_type: str,
@@ -58,7 +50,7 @@ def reduced(
     dtype: ir.DataType,
     exact: bool = False,
 ) -> Value:
-    """A reduction in the dtype that ONNX Runtime has it in, of axes as torch names them.
+    """A reduction of axes as torch names them; halves in float, as torch accumulates them.
 
     Args:
         g: The builder.
@@ -67,31 +59,28 @@ def reduced(
         axes: Axes as torch names them; ``None`` for all.
         keepdim: Whether the axes stay, with size 1.
         dtype: Of the result.
-        exact: NaN of ReduceMax and ReduceMin, which ONNX Runtime skips, stays; sums and products to 64-bit integers, for
-            which its kernels go through double, wrap around.
+        exact: NaN of ReduceMax and ReduceMin, whose result ONNX leaves open, stays; sums and products to 64-bit integers
+            wrap around, also where a runtime's kernels go through double.
     """
     rank = rank_of(x)
-    inner = reduction_dtype(dtype)
+    inner = computed_in(g, op_type, wide(dtype))
+    through_double = exact and inner == INT64 and INTEGERS_THROUGH_DOUBLE.concerns(g)
     narrow = x.dtype == BOOL or (x.dtype is not None and x.dtype.is_integer() and x.dtype.bitwidth <= 32)
     over = normalize_axes(axes, rank) if rank else None
-    if exact and op_type == "ReduceSum" and inner == INT64 and narrow:
+    if through_double and op_type == "ReduceSum" and narrow:
         # No sum of 32-bit integers reaches 2**53, and ReduceSum of doubles is 10 times as fast as that of integers.
         return g.cast(reduce(g, op_type, g.cast(x, DOUBLE), over, keepdim), dtype)
     x = g.cast(x, inner)
     if op_type == "ReduceMean" and rank and any((x.shape or ())[a] == 0 for a in over or []):
-        # The mean of no elements is NaN; ONNX Runtime gives 0.
+        # The mean of no elements is NaN; ONNX leaves it open.
         sums = reduce(g, "ReduceSum", x, over, keepdim)
         return g.cast(g.op.Div(sums, g.const(0.0, inner)), dtype)
-    if exact and rank and inner == INT64 and op_type in _THROUGH_DOUBLE:
+    if through_double and rank and op_type in ("ReduceSum", "ReduceProd"):
         return g.cast(_by_running_totals(g, op_type, x, over or [], keepdim), dtype)
     result = reduce(g, op_type, x, over, keepdim)
     if exact and op_type in ("ReduceMax", "ReduceMin") and inner.is_floating_point() and rank:
         result = g.op.Where(some_nan(g, x, over, keepdim), g.const(float("nan"), inner), result)
     return g.cast(result, dtype)
-
-
-#: Reductions of 64-bit integers that ONNX Runtime computes through double, wrong beyond 2**53 (seen in 1.31).
-_THROUGH_DOUBLE = frozenset({"ReduceSum", "ReduceProd"})
 
 
 def _by_running_totals(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
@@ -134,7 +123,7 @@ def variance_of(
 ) -> tuple[Value, Value]:
     """Variance and mean. The divisor is max(0, n - correction): none left gives NaN, as in torch."""
     rank = rank_of(x)
-    inner = reduction_dtype(dtype)
+    inner = wide(dtype)
     x = g.cast(x, inner)
     over = normalize_axes(axes, rank)
     mean = reduced(g, "ReduceMean", x, over, True, inner) if rank else x

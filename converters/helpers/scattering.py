@@ -10,9 +10,10 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import INT64
-from onnxplug.converters.helpers.promotion import comparable
+from onnxplug.converters.helpers.dtypes import BOOL, INT32, INT64
+from onnxplug.converters.helpers.promotion import wide
 from onnxplug.converters.helpers.reductions import reduced
+from onnxplug.converters.helpers.runtimes import computed_in
 
 #: torch's names of reductions to ONNX's.
 REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
@@ -59,6 +60,15 @@ def _numbered(g: GraphBuilder, x: Value) -> Value:
     return g.op.Reshape(g.op.Range(g.const(0), count, g.const(1)), g.shape(x))
 
 
+def scattered_in(g: GraphBuilder, dtype: ir.DataType, reduction: str = "add") -> ir.DataType:
+    """The dtype in which scattered elements are reduced; bools are numbers then."""
+    if dtype == BOOL:
+        return INT32
+    if g.opset < _SINCE[reduction]:
+        return computed_in(g, "ReduceSum Add Where", wide(dtype))
+    return computed_in(g, "ScatterElements", dtype)
+
+
 def scatter_elements(
     g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, reduction: str = "none"
 ) -> Value:
@@ -79,8 +89,7 @@ def scatter_elements(
     named = {} if reduction == "none" else {"reduction": reduction}
     dtype = x.dtype
     assert dtype is not None
-    # ONNX Runtime has the reductions neither of halves nor of bools.
-    inner = comparable(dtype) if named else dtype
+    inner = scattered_in(g, dtype, reduction) if named else dtype
     if g.opset < _SINCE[reduction]:
         places = g.op.GatherElements(_numbered(g, x), index, axis=normalize_axis(axis, rank_of(x)))
         return g.cast(_by_hits(g, g.cast(x, inner), places, g.cast(source, inner), reduction), dtype)
@@ -105,8 +114,8 @@ def neutral(reduction: str, dtype: ir.DataType) -> Any:
         return 1
     if dtype.is_floating_point():
         return float("-inf") if reduction == "amax" else float("inf")
-    top = (1 << (dtype.bitwidth - 1)) - 1
-    return -top - 1 if reduction == "amax" else top
+    limits = np.iinfo(dtype.numpy())
+    return int(limits.min if reduction == "amax" else limits.max)
 
 
 def scatter_rows(

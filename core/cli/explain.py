@@ -14,7 +14,7 @@ from rich.table import Table
 
 from onnxplug.cli.options import ExactOption, RuntimeOption, parse_runtime, registry
 from onnxplug.errors import MissingRuleError, OnnxplugError, UsageError
-from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime
+from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime, closeness
 
 
 def why(
@@ -97,30 +97,35 @@ def ops(
     ] = None,
     inputs: Annotated[list[str] | None, typer.Option("--input", help="As for export, with --missing")] = None,
     opset: Annotated[str | None, typer.Option("--opset", help="Only what holds at this opset")] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option("--target", help="Only what holds for this runtime, none: for portable ONNX; or what lacks there"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable")] = False,
 ) -> None:
     """List the operators that are translated, and by whom; or what a model lacks."""
     if missing is not None:
-        _missing(missing, inputs or [], opset, as_json)
+        _missing(missing, inputs or [], opset, DEFAULT_RUNTIME if runtime is None else runtime, as_json)
         return
     from onnxplug.cli.report import out
 
-    rows = _rows(pattern, plugin, opset)
+    rows = _rows(pattern, plugin, opset, runtime)
     if not rows:
         about = f" of {plugin}" if plugin else ""
+        about += f" for the target {runtime}" if runtime else ""
         raise OnnxplugError(f"no rule{about} translates an operator like {pattern!r}")
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
-    grid = Table("operator", "package", "rule", "conditions")
+    grid = Table("operator", "package", "rule", "conditions", "reason")
     for row in rows:
-        grid.add_row(row["op"], row["package"], row["rule"], escape(row["conditions"]))
+        grid.add_row(row["op"], row["package"], row["rule"], escape(row["conditions"]), escape(row["reason"]))
     out.print(grid)
     count = len({row["op"] for row in rows})
     out.print(f"{count} operator{'s' if count > 1 else ''}, {len(rows)} rule{'s' if len(rows) > 1 else ''}")
 
 
-def _rows(pattern: str, plugin: str | None, opset: str | None) -> list[dict[str, Any]]:
+def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | None) -> list[dict[str, Any]]:
     from onnxplug.cli.inputs import parse_opset
     from onnxplug.cli.probe import rule_text
     from onnxplug.opsets import resolve_opsets
@@ -132,10 +137,12 @@ def _rows(pattern: str, plugin: str | None, opset: str | None) -> list[dict[str,
         if plugin not in names:
             raise UsageError(f"no plugin {plugin!r} is installed", hint=f"Installed: {', '.join(sorted(names))}.")
         plugin = names[plugin]
+    name = None if runtime is None else check_runtime(parse_runtime(runtime), table.targets() | host.targets())
     rows = []
     for layer, rule in table.rules():
         since, until = rule.opset
         outside = opsets is not None and not (since or 0) <= opsets[""] <= (until or 1 << 30)
+        outside |= runtime is not None and closeness(rule.target, name) is None
         if not fnmatch.fnmatchcase(rule.op, pattern) or outside or plugin not in (None, rule.source):
             continue
         _, _, conditions = rule_text(rule).partition(" (")
@@ -146,12 +153,14 @@ def _rows(pattern: str, plugin: str | None, opset: str | None) -> list[dict[str,
                 "layer": layer.name.lower(),
                 "rule": rule.name,
                 "conditions": conditions.removesuffix(")"),
+                "target": list(rule.target),
+                "reason": rule.reason,
             }
         )
     return sorted(rows, key=lambda row: (row["op"], row["layer"] != "plugin"))
 
 
-def _missing(target: str, inputs: list[str], opset: str | None, as_json: bool) -> None:
+def _missing(target: str, inputs: list[str], opset: str | None, runtime: str, as_json: bool) -> None:
     import torch
 
     import onnxplug
@@ -165,7 +174,12 @@ def _missing(target: str, inputs: list[str], opset: str | None, as_json: bool) -
     lacking: dict[str, list[str]] = {}
     try:
         onnxplug.to_onnx(
-            loaded.model, loaded.args, kwargs=loaded.kwargs, opset_version=parse_opset(opset), registry=registry()
+            loaded.model,
+            loaded.args,
+            kwargs=loaded.kwargs,
+            opset_version=parse_opset(opset),
+            target=parse_runtime(runtime),
+            registry=registry(),
         )
     except MissingRuleError as error:
         lacking = error.missing

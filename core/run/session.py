@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,6 +109,9 @@ def model_source(model: ir.Model) -> tuple[str | bytes, tempfile.TemporaryDirect
 class Runner:
     """Runs a model: by ONNX Runtime, or by ``onnxplug.reference`` where ONNX Runtime has no kernel.
 
+    A kernel that is there and refuses an element type at run time counts as none for portable models (``target=None``) alone:
+    those for ONNX Runtime must not need it.
+
     Args:
         model: The model, or a file's path.
         host: The plugins whose libraries and reference kernels run its custom operators; all that are installed when
@@ -130,34 +134,35 @@ class Runner:
         self._tempdir: tempfile.TemporaryDirectory[str] | None = None
         self._custom = custom_operators(model)
         self._host = host
+        self._portable = not isinstance(model, str) and model.metadata_props.get("onnxplug.target") in _PORTABLE
         self._kernels = Kernels()
         if self._custom.domains:
             self._host = host if host is not None else plugin_host()
             self._kernels = kernels_for(self._custom, self._host)
         self.libraries = list(self._kernels.libraries)
-        source: str | bytes
+        self._source: str | bytes
         if isinstance(model, str):
-            source = model
+            self._source = model
         else:
-            source, self._tempdir = model_source(model)
+            self._source, self._tempdir = model_source(model)
         if reference:
-            self._use_reference(source, None)
+            self._use_reference(None)
         else:
-            self._use_session(source)
+            self._use_session()
 
-    def _use_session(self, source: str | bytes) -> None:
+    def _use_session(self) -> None:
         try:
-            self._session = make_session(source, libraries=self.libraries, providers=self._kernels.providers)
+            self._session = make_session(self._source, libraries=self.libraries, providers=self._kernels.providers)
         except OnnxplugError:
             raise
         except Exception as error:
             if not lacks_kernel(error) and not lacks_operator(error):
                 raise VerificationError(f"ONNX Runtime can't load the model: {error}") from error
-            self.runtime = "onnxplug.reference"
-            self._use_reference(source, error)
+            self._use_reference(error)
 
-    def _use_reference(self, source: str | bytes, reason: Exception | None) -> None:
+    def _use_reference(self, reason: Exception | None) -> None:
         """Goes on with ``onnxplug.reference``; ``reason`` is why ONNX Runtime does not run the model."""
+        self.runtime, self._session = "onnxplug.reference", None
         lacking = [op for op in lacking_kernels(self._custom, self._kernels) if not has_kernel(*op)]
         if lacking:
             unknown = unknown_operators(reason, self._custom) if reason is not None and lacks_operator(reason) else []
@@ -173,7 +178,9 @@ class Runner:
                 hint="A plugin brings one as a ReferenceOp, by its hook onnxplug_runtime.",
             ) from reason
         try:
-            self._reference = ExtendedReferenceEvaluator(source, new_ops=self._kernels.reference.values(), plugins=())
+            self._reference = ExtendedReferenceEvaluator(
+                self._source, new_ops=self._kernels.reference.values(), plugins=()
+            )
         except OnnxplugError as error:
             raise VerificationError(
                 f"onnxplug.reference can't run the model: {error.message}", hint=error.hint
@@ -204,13 +211,25 @@ class Runner:
                 results = self._reference.run(None, {name: as_array(value) for name, value in feed.items()})
                 return [to_torch(value) for value in results]
             values = {name: to_ort_value(value) for name, value in feed.items()}
-            return [from_ort_value(v) for v in self._session.run_with_ort_values(None, values)]
+            try:
+                return [from_ort_value(v) for v in self._session.run_with_ort_values(None, values)]
+            except Exception as error:
+                if not self._portable or not _REFUSAL.search(str(error)):
+                    raise
+                self._use_reference(error)
+            return self(feed)
         except EvaluationError as error:
             raise VerificationError(f"the model does not run: {error.message}", hint=error.hint) from error
         except OnnxplugError:
             raise
         except Exception as error:
             raise VerificationError(f"the model does not run: {error}") from error
+
+
+#: What models made for no runtime say of themselves.
+_PORTABLE = frozenset({"portable", "portable, exact"})
+#: What ONNX Runtime says of kernels that are registered for an element type, and refuse it when they run.
+_REFUSAL = re.compile(r"operator does not support \w+ yet|data type is not supported")
 
 
 def lacks_kernel(error: Exception) -> bool:
