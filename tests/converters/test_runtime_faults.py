@@ -1,0 +1,125 @@
+"""Each fault of ONNX Runtime that a form for it works around, shown on the plain form; the form itself is right.
+
+Where the plain form turns out right, ONNX Runtime was mended: the fault's row in ``helpers/runtimes.py`` can go, or bear a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onnxplug
+from onnxplug.converters.helpers import runtimes
+from onnxplug.run.session import from_ort_value, make_session, to_ort_value
+from tests.support.check import Call
+
+
+class ByteWeights(torch.nn.Module):
+    """A product with weights of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("weight", torch.randint(-128, 128, (64, 256)).to(torch.int8))
+        self.register_buffer("scales", torch.rand(64))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch._weight_int8pack_mm(x, self.weight, self.scales)
+
+
+def spectrum(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(torch.fft.rfft(x))
+
+
+def pool(x: torch.Tensor) -> torch.Tensor:
+    return F.max_pool2d(x, 2, 4, 0, 5, ceil_mode=True)
+
+
+def resized(x: torch.Tensor) -> torch.Tensor:
+    return F.interpolate(x, size=(200, 190), mode="bilinear", antialias=True)
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def run(model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: str | None) -> torch.Tensor:
+    """The first result of ONNX Runtime, whatever the target."""
+    program = onnxplug.to_onnx(model if isinstance(model, torch.nn.Module) else Call(model), args, target=target)
+    session = make_session(program.model_proto.SerializeToString())
+    names = [i.name for i in session.get_inputs()]
+    feed = {name: to_ort_value(x) for name, x in zip(names, args, strict=True)}
+    return from_ort_value(session.run_with_ort_values(None, feed)[0])
+
+
+def off(model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: str | None) -> float:
+    """The greatest difference from doubles in PyTorch, of the greatest element."""
+    module = model if isinstance(model, torch.nn.Module) else Call(model)
+    exact = isinstance(model, torch.nn.Module)
+    expected = module(*args) if exact else module(*(x.double() if x.is_floating_point() else x for x in args))
+    return float((run(model, args, target) - expected).abs().max() / expected.abs().max())
+
+
+HUGE = torch.tensor([[2**53, 1]])
+FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
+    "sums": (
+        runtimes.INTEGERS_THROUGH_DOUBLE,
+        lambda target: run(lambda x: x.sum(1), (HUGE,), target).item() != 2**53 + 1,
+    ),
+    "dropout": (
+        runtimes.DROPOUT_IS_REMOVED,
+        lambda target: bool(run(lambda x: F.dropout(x.mT, 0.5).mT, (torch.ones(20, 30),), target).all()),
+    ),
+    "weights": (runtimes.ACTIVATIONS_ARE_ROUNDED, lambda target: off(ByteWeights(), (noise(4, 256),), target) > 1e-4),
+    "spectrum": (runtimes.FLOAT_TRANSFORMS_ARE_INEXACT, lambda target: off(spectrum, (noise(4, 127),), target) > 1e-6),
+    "float8": (
+        runtimes.INFINITY_IS_LOST,
+        lambda target: bool(
+            run(lambda x: x.to(torch.float8_e5m2).float(), (torch.tensor([61440.0, 1.0]),), target).isnan().any()
+        ),
+    ),
+    "resize": (runtimes.RESIZE_IN_FLOAT, lambda target: off(resized, (noise(1, 3, 64, 65),), target) > 2e-6),
+    "pool": (runtimes.PADDING_IS_NARROW, lambda target: _refuses(pool, (noise(1, 1, 8, 8),), target)),
+}
+
+
+def _refuses(model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: str | None) -> bool:
+    try:
+        return off(model, args, target) > 1e-6
+    except Exception as error:
+        return "Pad should be smaller than kernel" in str(error)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_faults(name: str) -> None:
+    _, is_wrong = FAULTS[name]
+    assert is_wrong(None)
+    assert not is_wrong("onnxruntime")
+
+
+def test_every_fault_is_shown() -> None:
+    assert {id(fault) for fault, _ in FAULTS.values()} == {id(fault) for fault in runtimes.FAULTS}
+
+
+#: Operators whose rule for ONNX Runtime is there for a wrong number.
+RULES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "clamp": (lambda x: x.clamp(min=0.0), (torch.tensor([float("inf"), -1.0]),)),
+    "addmm": (lambda x, a, b: torch.addmm(x, a, b, beta=2), (noise(2, 3), torch.zeros(2, 0), torch.zeros(0, 3))),
+    "log_softmax": (
+        lambda x: x.log_softmax(1),
+        (torch.tensor([[float("inf"), 1.0], [float("-inf")] * 2], dtype=torch.float64),),
+    ),
+    "fmod": (lambda x: torch.fmod(x, 7), (HUGE + 1,)),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_for_wrong_numbers(name: str) -> None:
+    function, args = RULES[name]
+    expected = function(*args)
+    assert not torch.allclose(run(function, args, None), expected, equal_nan=True)
+    torch.testing.assert_close(run(function, args, "onnxruntime"), expected, equal_nan=True)
