@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import onnx_ir as ir
 
@@ -94,8 +94,36 @@ def slice_of_slice(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return result
 
 
+def transpose_of_ones(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """A ``Transpose`` that moves axes of size 1 alone leaves the elements where they are: a ``Reshape``."""
+    x, dims = node.inputs[0], dims_of(node.inputs[0])
+    if x is None or dims is None or "perm" not in node.attributes:
+        return None
+    perm = node.attributes["perm"].as_ints()
+    kept = [axis for axis in perm if dims[axis] != 1]
+    if kept != sorted(kept):
+        return None
+    dynamic = [axis for axis in kept if not isinstance(dims[axis], int)]
+    if all(perm[axis] == axis for axis in dynamic):
+        # 0 copies the size of the same axis.
+        shape = [0 if axis in dynamic else dims[axis] for axis in perm]
+    elif len(dynamic) == 1 and 0 not in dims:
+        shape = [-1 if axis in dynamic else dims[axis] for axis in perm]
+    else:
+        ones = [axis for axis in perm if dims[axis] == 1]
+        bare = g.op.Squeeze(x, g.const(sorted(ones)))
+        return cast("ir.Value", g.op.Unsqueeze(bare, g.const([at for at, axis in enumerate(perm) if axis in ones])))
+    return cast("ir.Value", g.op.Reshape(x, g.const(shape)))
+
+
+def _has_ones(node: ir.Node) -> bool:
+    x = node.inputs[0]
+    return x is not None and x.producer() is not None and x.shape is not None and 1 in x.shape.dims
+
+
 REWRITES = [
     Rewrite("transposed_weight", "Transpose", transposed_weight, when=reads_stored),
+    Rewrite("transpose_of_ones", "Transpose", transpose_of_ones, when=_has_ones),
     Rewrite("gemm_from_matmul_add", "Add", gemm_from_matmul_add, when=_product_of_rank_2),
     Rewrite("where_of_not", "Where", where_of_not, when=reads("Not")),
     Rewrite("slice_of_slice", "Slice", slice_of_slice, when=reads("Slice")),

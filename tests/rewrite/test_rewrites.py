@@ -42,9 +42,19 @@ def same_axis(g: GraphBuilder, x: ir.Value) -> ir.Value:
     return g.op.Slice(g.op.Slice(x, [1], [4], [1]), [1], [3], [1])
 
 
+def ones_moved(g: GraphBuilder, x: ir.Value) -> ir.Value:
+    return g.op.Transpose(g.op.Reshape(g.op.Neg(x), [2, 1, 4, 1]), perm=[1, 3, 0, 2])
+
+
+def ones_and_others_moved(g: GraphBuilder, x: ir.Value) -> ir.Value:
+    return g.op.Transpose(g.op.Reshape(g.op.Neg(x), [2, 1, 4]), perm=[2, 1, 0])
+
+
 CASES = {
     "gemm_from_matmul_add": (gemm, ["Gemm"]),
     "gemm_from_matmul_add/bias of another rank": (not_gemm, ["MatMul", "Add"]),
+    "transpose_of_ones": (ones_moved, ["Neg", "Reshape"]),
+    "transpose_of_ones/others moved too": (ones_and_others_moved, ["Neg", "Reshape", "Transpose"]),
     "where_of_not": (where_not, ["Greater", "Neg", "Where"]),
     "slice_of_slice": (slices, ["Slice"]),
     "slice_of_slice/same axis": (same_axis, ["Slice", "Slice"]),
@@ -72,6 +82,31 @@ def test_rewrite(name: str, alone: bool, expect_graph: Any) -> None:
 def test_every_rewrite_has_a_case() -> None:
     # A weight of a model: tests/rewrite/test_fast_forms.py.
     assert {r.name for r in REWRITES} - {"transposed_weight"} == {name.partition("/")[0] for name in CASES}
+
+
+@pytest.mark.parametrize(
+    ("dims", "perm", "op_types"),
+    [
+        (("b", 5, 1, 3), (0, 2, 1, 3), "Reshape"),
+        ((1, "b", 3), (1, 0, 2), "Reshape"),
+        ((1, "b", 0), (1, 0, 2), "Squeeze Unsqueeze"),
+        (("b", "s", 1, 3), (0, 2, 1, 3), "Squeeze Unsqueeze"),
+        ((1, "b", "s", 1), (3, 1, 0, 2), "Squeeze Unsqueeze"),
+        ((1, "b", "s"), (1, 2, 0), "Squeeze Unsqueeze"),
+        (("b", "s", 1), (1, 0, 2), "Transpose"),
+        (("b", 1, 2, 3), (1, 0, 3, 2), "Transpose"),
+        (("b", 2, 3), (1, 0, 2), "Transpose"),
+    ],
+)
+def test_ones_move_beside_dynamic_sizes(dims: tuple[Any, ...], perm: tuple[int, ...], op_types: str) -> None:
+    g, x = GraphBuilder({"": 21}), value("x", *dims)
+    graph, tensors = assemble(g, [x], [("out", g.op.Transpose(g.op.Neg(x), perm=list(perm)))], {})
+    run_rewrites(g, graph, [rewrite for rewrite in REWRITES if rewrite.name == "transpose_of_ones"])
+    assert [node.op_type for node in graph] == ["Neg", *op_types.split()]
+    run = Runner(finish(g, graph, tensors))
+    for sizes in ({"b": 2, "s": 7}, {"b": 1, "s": 1}, {"b": 0, "s": 3}, {"b": 4, "s": 0}):
+        given = torch.randn([size if isinstance(size, int) else sizes[size] for size in dims])
+        torch.testing.assert_close(run({"x": given})[0], -given.permute(perm))
 
 
 def relu_graph() -> tuple[GraphBuilder, ir.Graph]:
