@@ -21,6 +21,7 @@ from onnxplug.run.protobuf import to_proto
 from onnxplug.run.save import save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
+from onnxplug.text import type_with_article, value_text
 from onnxplug.torch_private import pytree
 
 if TYPE_CHECKING:
@@ -350,14 +351,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         graph = self.model.graph
         opsets = ", ".join(f"{name or 'ai.onnx'} {version}" for name, version in graph.opset_imports.items())
         lines = [f"OnnxProgram({opsets}; {graph.num_nodes()} nodes, {len(graph.initializers)} initializers)"]
-        lines += [f"  input  {v.name}: {_type_text(v)}" for v in graph.inputs]
-        lines += [f"  output {v.name}: {_type_text(v)}" for v in graph.outputs]
+        lines += [f"  input  {v.name}: {value_text(v)}" for v in graph.inputs]
+        lines += [f"  output {v.name}: {value_text(v)}" for v in graph.outputs]
         return "\n".join(lines)
-
-
-def _type_text(value: ir.Value) -> str:
-    dims = ", ".join(str(d) for d in value.shape) if value.shape is not None else "?"
-    return f"{value.dtype.name.lower() if value.dtype is not None else '?'}[{dims}]"
 
 
 def _new_weight(origin: Origin, targets: Sequence[str], state_dict: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -389,10 +385,10 @@ def _checked(slot: InputSlot, leaf: Any) -> Any:
     expected = slot.node.meta.get("val")
     if not isinstance(expected, torch.Tensor):
         if not isinstance(leaf, int | float | bool):
-            raise UsageError(f"the input {slot.name!r} is a number, got a {type(leaf).__name__}")
+            raise UsageError(f"the input {slot.name!r} is a number, got {type_with_article(leaf)}")
         return leaf
     if not isinstance(leaf, torch.Tensor):
-        raise UsageError(f"the input {slot.name!r} is a tensor, got {type(leaf).__name__}")
+        raise UsageError(f"the input {slot.name!r} is a tensor, got {type_with_article(leaf)}")
     dims = ", ".join(str(d) for d in expected.shape)
     if leaf.dtype != expected.dtype or leaf.dim() != expected.dim():
         raise UsageError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
+from onnxplug.text import type_with_article
 
 if TYPE_CHECKING:
     from onnxplug.run.kernels import Kernels
@@ -127,7 +128,7 @@ def _structure(model: Any) -> Any:
         return ir.serde.deserialize_model(model)
     if not isinstance(model, str | os.PathLike):
         raise UsageError(
-            f"a {type(model).__name__} is no ONNX model", hint="Give a path, a ModelProto or an OnnxProgram."
+            f"{type_with_article(model)} is no ONNX model", hint="Give a path, a ModelProto or an OnnxProgram."
         )
     path = os.fspath(model)
     if not Path(path).is_file():

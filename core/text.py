@@ -1,8 +1,34 @@
-"""Words of messages."""
+"""Words of messages: numbers with nouns, articles, and values by dtype and shape."""
 
 from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+#: Beginnings of nouns that are spoken with a vowel first: "int" with a letter, "LSTM" with the name of one.
+_VOWEL_SOUND = re.compile("[AEIOaeio](?!u[a-z])|un(?!i)|[FHLMNRSX](?=[A-Z])")
 
 
 def counted(count: int, noun: str) -> str:
     """A number with its noun: ``"1 result"``, ``"2 results"``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def with_article(noun: str) -> str:
+    """A noun with its indefinite article: ``"a list"``, ``"an int"``, ``"an LSTM"``."""
+    return f"{'an' if _VOWEL_SOUND.match(noun) else 'a'} {noun}"
+
+
+def type_with_article(item: object) -> str:
+    """The name of an object's type with its indefinite article: ``"an int"`` for 1."""
+    return with_article(type(item).__name__)
+
+
+def value_text(value: ir.Value) -> str:
+    """Dtype and shape of a value: ``"float[batch, 3]"``; ``?`` stands for what is not known."""
+    dtype = value.dtype.name.lower() if value.dtype is not None else "?"
+    dims = ", ".join(str(d) for d in value.shape) if value.shape is not None else "?"
+    return f"{dtype}[{dims}]"

@@ -21,6 +21,7 @@ from onnxplug.registry.names import is_known_operator, packet_of, without_prefix
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target
+from onnxplug.text import counted
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def check_plugins(
     *,
     name: str | None = None,
     opsets: Sequence[int] | None = None,
-    patience: float = 10.0,
+    timeout: float = 10.0,
     probe: Callable[[Selection, float], list[dict[str, Any]]],
 ) -> list[Finding]:
     """Checks the plugins of a selection.
@@ -54,14 +55,14 @@ def check_plugins(
         selection: Which plugins to load.
         name: The one to check; all but the builtin one when ``None``.
         opsets: Run samples at these opsets only.
-        patience: Seconds that importing a plugin may take.
+        timeout: Seconds that importing a plugin may take.
         probe: Loads the plugins in another process first, so that one that hangs is only reported.
 
     Raises:
         PluginError: There is no plugin of that name.
     """
     selection = replace(selection, strict=False, require=())
-    rows = probe(selection, patience)
+    rows = probe(selection, timeout)
     if name is not None and not any(name in (row["name"], row["distribution"]) for row in rows):
         raise PluginError(f"no plugin {name!r} is installed", hint="`onnxplug plugins list` shows those that are.")
     bad = [row for row in rows if row["status"] in ("failed", "hangs")]
@@ -115,9 +116,7 @@ def _check_one(
     found += _conflicts(rules, record, table)
     found += _samples(supplied.get("onnxplug_samples", []), rules, record, table, manager, opsets)
     if not any(severity == "error" for severity, _, _ in found):
-        found.append(
-            ("ok", "rules", f"{len(rules)} rule{'s' if len(rules) != 1 else ''}: no conflict, none dead, none shadowed")
-        )
+        found.append(("ok", "rules", f"{counted(len(rules), 'rule')}: no conflict, none dead, none shadowed"))
     return [Finding(record.name, *row) for row in found]
 
 

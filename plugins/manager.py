@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import os
-import re
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -24,105 +20,21 @@ from onnxplug.plugin_api import (
     API_VERSION,
     ENTRY_POINT_GROUP,
     PROJECT_NAME,
-    OrtLibrary,
     PluginInfo,
-    ReferenceOp,
     TargetInfo,
 )
 from onnxplug.plugins import hookspecs
-from onnxplug.plugins.patience import Patience, limit
+from onnxplug.plugins.loading import LATE_HOOKS, LoadedPlugin, check_rules, check_runtime, load_plugin
+from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
+from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import checked_names, closeness
-
-BUILTIN = "builtin"
-ENVIRONMENT = "ONNXPLUG_PLUGINS"
-_NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
-_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
-#: Hooks that are called while something runs, by pluggy; the others are called once, at load.
-_LATE_HOOKS = {"onnxplug_missing", "onnxplug_commands"}
-_LIST_HOOKS = (
-    "onnxplug_rules",
-    "onnxplug_domains",
-    "onnxplug_rewrites",
-    "onnxplug_decompositions",
-    "onnxplug_patches",
-    "onnxplug_runtime",
-    "onnxplug_samples",
-)
+from onnxplug.text import type_with_article
 
 
 class PluginWarning(UserWarning):
     """A plugin was refused; everything else goes on."""
-
-
-@dataclass
-class PluginRecord:
-    """One entry point of the group ``onnxplug``, and whether it loaded.
-
-    Attributes:
-        name: The entry point's name.
-        distribution, version: The distribution that installed it.
-        value: What the entry point names.
-        status: ``"loaded"``, ``"failed"``, ``"blocked"`` or ``"not loaded"``.
-        error: Why it failed, with the traceback.
-        seconds: Time that importing it took.
-        hooks: The hooks it implements.
-        rules: Number of rules that it supplies; ``None`` for the builtin ones, whose tables are imported for the first export.
-        namespaces: torch namespaces that it says it translates.
-        requires: Requirements of packages that it says it needs.
-        targets: Runtimes that it says it knows.
-    """
-
-    name: str
-    distribution: str
-    version: str
-    value: str
-    status: str = "not loaded"
-    error: str | None = None
-    seconds: float = 0.0
-    hooks: list[str] = field(default_factory=list)
-    rules: int | None = 0
-    namespaces: Sequence[str] = ()
-    requires: Sequence[str] = ()
-    targets: Sequence[TargetInfo] = ()
-
-    @property
-    def is_builtin(self) -> bool:
-        """Whether it is the plugin that ships with onnxplug."""
-        return self.name == BUILTIN and self.distribution == PROJECT_NAME
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which plugins to use.
-
-    Attributes:
-        only: Entry-point or distribution names; ``None`` means all.
-        without: Names never imported.
-        require: Requirements (``"onnxplug-acme>=1.2"``) that must be installed and loaded.
-        strict: A plugin that is broken, or whose rule is refused, is an error instead of a warning.
-    """
-
-    only: tuple[str, ...] | None = None
-    without: tuple[str, ...] = ()
-    require: tuple[str, ...] = ()
-    strict: bool = False
-
-    @classmethod
-    def from_environment(cls, plugins: Sequence[str] | None = None) -> Selection:
-        """What ``plugins=`` and the variable ``ONNXPLUG_PLUGINS`` ask for: names, or ``-name`` to leave one out."""
-        without: list[str] = []
-        only: tuple[str, ...] | None = None
-        value = os.environ.get(ENVIRONMENT)
-        if value is not None:
-            names = [n.strip() for n in value.split(",") if n.strip()]
-            without = [n[1:] for n in names if n.startswith("-")]
-            kept = tuple(n for n in names if not n.startswith("-"))
-            only = kept if kept or not without else None
-        if plugins is not None:
-            only = tuple(plugins)
-        return cls(only, tuple(without))
 
 
 class PluginManager:
@@ -138,7 +50,7 @@ class PluginManager:
 
     def __init__(self, selection: Selection, points: Iterable[EntryPoint] | None = None) -> None:
         self.selection = selection
-        found = [(p, *_distribution(p)) for p in (points if points is not None else _discover())]
+        found = [(p, *distribution_of(p)) for p in (points if points is not None else _discover())]
         found.sort(key=lambda row: (row[1] != PROJECT_NAME, row[1], row[0].name))
         self._points = [point for point, _, _ in found]
         self._records = [PluginRecord(p.name, name, version, p.value) for p, name, version in found]
@@ -186,21 +98,21 @@ class PluginManager:
         *,
         skip: Collection[tuple[str, str]] = frozenset(),
         starting: Callable[[PluginRecord], None] | None = None,
-        patient: bool = True,
+        timeouts: bool = True,
     ) -> None:
         """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
 
         Args:
             skip: Distribution and name of entry points to leave alone.
             starting: Called before each plugin is imported.
-            patient: Name a plugin that hangs, and give it up after ``ONNXPLUG_PLUGIN_TIMEOUT`` seconds.
+            timeouts: Name a plugin that hangs on standard error, and give it up after ``ONNXPLUG_PLUGIN_TIMEOUT`` seconds.
 
         Raises:
             PluginError: A required plugin is broken; with ``strict``, any.
         """
         with self._lock:
             if not self._loaded:
-                patience = Patience(limit()) if patient else None
+                timed = TimedThread(timeout()) if timeouts else None
                 self._loaded = True
                 seen: dict[int, str] = {}
                 for point, record in zip(self._points, self._records, strict=True):
@@ -209,9 +121,9 @@ class PluginManager:
                         continue
                     if starting is not None:
                         starting(record)
-                    self._load_one(point, record, seen, None if record.is_builtin else patience)
-                if patience is not None:
-                    patience.close()
+                    self._load_one(point, record, seen, None if record.is_builtin else timed)
+                if timed is not None:
+                    timed.close()
             self._check_broken()
 
     def _check_broken(self) -> None:
@@ -228,24 +140,24 @@ class PluginManager:
                 )
 
     def _load_one(
-        self, point: EntryPoint, record: PluginRecord, seen: dict[int, str], patience: Patience | None
+        self, point: EntryPoint, record: PluginRecord, seen: dict[int, str], timed: TimedThread | None
     ) -> None:
         started = time.perf_counter()
         plugin: Any = None
         try:
-            if patience is None:
-                supply = _supply(point, seen, later=("onnxplug_rules",) if record.is_builtin else ())
+            if timed is None:
+                loaded = load_plugin(point, seen, later=("onnxplug_rules",) if record.is_builtin else ())
             else:
-                supply = patience.call(functools.partial(_supply, point, dict(seen)), f"the plugin {_label(record)}")
-            plugin = supply.plugin
+                loaded = timed.call(functools.partial(load_plugin, point, dict(seen)), f"the plugin {record.label}")
+            plugin = loaded.plugin
             if id(plugin) in seen:
                 record.status, record.error = "blocked", f"the same module as {seen[id(plugin)]}"
                 return
-            record.hooks = supply.hooks
-            if not _LATE_HOOKS.isdisjoint(record.hooks):
+            record.hooks = loaded.hooks
+            if not LATE_HOOKS.isdisjoint(record.hooks):
                 self._host.register(plugin, name=f"{record.distribution}:{record.name}")
                 self._host.check_pending()
-            self._accept(supply, record)
+            self._accept(loaded, record)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin may even call sys.exit
@@ -267,9 +179,9 @@ class PluginManager:
         finally:
             record.seconds = time.perf_counter() - started
 
-    def _accept(self, supply: _Supply, record: PluginRecord) -> None:
+    def _accept(self, loaded: LoadedPlugin, record: PluginRecord) -> None:
         """Checks what the plugin's hooks returned, and keeps it."""
-        info = supply.info
+        info = loaded.info
         if not isinstance(info, PluginInfo):
             raise PluginError(f"onnxplug_info returned {info!r}, not a PluginInfo")
         record.namespaces, record.requires = tuple(info.namespaces), tuple(info.requires)
@@ -279,17 +191,17 @@ class PluginManager:
             raise PluginError(f"it is written for plugin API {info.api}; this onnxplug has {API_VERSION}")
         if record.is_builtin and "onnxplug_rules" in record.hooks:
             record.rules = None
-            self._builtin.append((record, supply.plugin))
-        for hook, value in supply.values.items():
+            self._builtin.append((record, loaded.plugin))
+        for hook, value in loaded.values.items():
             if hook == "onnxplug_decompositions":
                 if not isinstance(value, Mapping):
-                    raise PluginError(f"{hook} returned {type(value).__name__}, not a mapping")
+                    raise PluginError(f"{hook} returned {type_with_article(value)}, not a mapping")
             elif not isinstance(value, list):
                 raise PluginError(f"{hook} returned {value!r}, not an iterable")
             if hook == "onnxplug_rules":
-                _check_rules(value, record)
+                check_rules(value, record)
             elif hook == "onnxplug_runtime":
-                _check_runtime(value)
+                check_runtime(value)
             self._results.setdefault(hook, []).append((record, value))
 
     def _collect_builtin_rules(self) -> None:
@@ -299,7 +211,7 @@ class PluginManager:
             while self._builtin:
                 record, plugin = self._builtin.pop()
                 rules = list(plugin.onnxplug_rules())
-                _check_rules(rules, record)
+                check_rules(rules, record)
                 self._results.setdefault("onnxplug_rules", []).append((record, rules))
 
     # -- what plugins supply -------------------------------------------------------------------------------------------
@@ -376,7 +288,7 @@ class PluginManager:
 
         self.load()
         return [
-            PluginRuntime(_label(record), self._domains_of(record), tuple(items))
+            PluginRuntime(record.label, self._domains_of(record), tuple(items))
             for record, items in self._results.get("onnxplug_runtime", ())
         ]
 
@@ -391,13 +303,13 @@ class PluginManager:
         for record in self._records:
             if domain in self._domains_of(record):
                 what = "none of its kernels is for this operator" if brings.get(id(record)) else "it brings no kernels"
-                reasons.append(f"The plugin {_label(record)} declares the domain {domain}, but {what}.")
+                reasons.append(f"The plugin {record.label} declares the domain {domain}, but {what}.")
         broken = [r for r in self._records if r.status == "failed"]
         blocked = [r for r in self._records if r.status == "blocked" and r.error is None]
         if not reasons:
-            reasons += [f"The plugin {_label(r)} is broken: {(r.error or '').splitlines()[-1]}" for r in broken]
+            reasons += [f"The plugin {r.label} is broken: {(r.error or '').splitlines()[-1]}" for r in broken]
             if blocked:
-                reasons.append(f"Left out, and not asked: {', '.join(map(_label, blocked))}.")
+                reasons.append(f"Left out, and not asked: {', '.join(r.label for r in blocked)}.")
         return "\n".join(reasons) or f"No installed plugin declares the domain {domain}."
 
     def samples(self) -> list[Any]:
@@ -446,98 +358,6 @@ class PluginManager:
             if record.status == "blocked":
                 return f"The plugin {record.name} of {record.distribution} may translate {namespace}, but is left out."
         return None
-
-
-def _distribution(point: EntryPoint) -> tuple[str, str]:
-    """Name and version of what installed an entry point; read by hand, as ``dist.name`` parses the whole metadata."""
-    dist = point.dist
-    if dist is None:
-        return "?", "0"
-    read_text = getattr(dist, "read_text", None)
-    header = (read_text("METADATA") if read_text is not None else None) or ""
-    name = _NAME.search(header)
-    version = _VERSION.search(header)
-    return (name[1], version[1]) if name is not None and version is not None else (dist.name, dist.version)
-
-
-def _label(record: PluginRecord) -> str:
-    return f"{record.name} ({record.distribution} {record.version})"
-
-
-@dataclass
-class _Supply:
-    """What importing a plugin and calling its hooks gave."""
-
-    plugin: Any
-    hooks: list[str] = field(default_factory=list)
-    info: Any = field(default_factory=PluginInfo)
-    values: dict[str, Any] = field(default_factory=dict)
-
-
-def _supply(point: EntryPoint, seen: Mapping[int, str], later: Collection[str] = ()) -> _Supply:
-    """Imports a plugin and calls its hooks, once: all of the plugin's code that loading it runs."""
-    supply = _Supply(point.load())
-    if id(supply.plugin) in seen:
-        return supply
-    supply.hooks = _check_hooks(supply.plugin)
-    if "onnxplug_info" in supply.hooks:
-        supply.info = supply.plugin.onnxplug_info()
-    if getattr(supply.info, "api", API_VERSION) != API_VERSION:
-        return supply
-    for hook in _LIST_HOOKS:
-        if hook not in supply.hooks or hook in later:
-            continue
-        value = getattr(supply.plugin, hook)()
-        # An iterator is run here, where a plugin that hangs is noticed.
-        iterable = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-        supply.values[hook] = list(value) if iterable else value
-    return supply
-
-
-def _check_hooks(plugin: Any) -> list[str]:
-    """The hooks that a plugin implements.
-
-    Raises:
-        PluginError: A name that looks like a hook is none, or isn't marked with ``hookimpl``.
-    """
-    known = [name for name in vars(hookspecs) if name.startswith("onnxplug_")]
-    hooks = []
-    for name in dir(plugin):
-        if not name.startswith("onnxplug_"):
-            continue
-        function = getattr(plugin, name)
-        if inspect.ismodule(function) or not callable(function):
-            continue
-        if name not in known:
-            raise PluginError(f"it has a function {name}, which is no hook; hooks are {', '.join(known)}")
-        if not hasattr(function, f"{PROJECT_NAME}_impl"):
-            raise PluginError(f"its function {name} is not marked with @onnxplug.hookimpl")
-        hooks.append(name)
-    return hooks
-
-
-def _check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise PluginError(f"onnxplug_rules returned {rule!r}, which is no Rule")
-        rule.source = record.distribution
-    record.rules = len(rules)
-
-
-def _check_runtime(items: Sequence[Any]) -> None:
-    from onnxplug.reference.plugins import is_kernel
-
-    for item in items:
-        if not isinstance(item, OrtLibrary | ReferenceOp):
-            raise PluginError(f"onnxplug_runtime returned {item!r}, which is no OrtLibrary and no ReferenceOp")
-        if isinstance(item, ReferenceOp):
-            named = isinstance(item.kernel, str) and item.kernel.count(":") == 1
-            if not named and not is_kernel(item.kernel):
-                raise PluginError(
-                    f"onnxplug_runtime returned a ReferenceOp of {item.kernel!r}, which is no OpRun class with an op_domain"
-                )
-        elif isinstance(item.providers, str) or isinstance(item.domains, str):
-            raise PluginError(f"onnxplug_runtime returned {item!r}; its providers and domains are lists of names")
 
 
 _managers: dict[Any, PluginManager] = {}

@@ -15,7 +15,7 @@ from onnxplug.build.attributes import attribute_key, check_node, make_attribute
 from onnxplug.build.calls import CallMixin
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.functions import FunctionMixin
-from onnxplug.build.infer import Result
+from onnxplug.build.inference.dims import Result
 from onnxplug.build.kernels import HALVES, Kernels
 from onnxplug.build.nesting import NestingMixin
 from onnxplug.build.opset import Input, Opset
@@ -218,7 +218,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attrs.values()
         ):
             return []
-        from onnxplug.build.onnx_inference import infer_by_onnx
+        from onnxplug.build.inference.by_onnx import infer_by_onnx
 
         return infer_by_onnx(spec.schema, values, attrs, outputs, self.opsets)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from onnxplug.build.infer import broadcast, dims_of
+from onnxplug.build.inference.dims import broadcast, dims_of
 
 
 class Emitter(Protocol):

@@ -168,7 +168,7 @@ def onnx_spec(op_type: str, opset: int) -> OpSpec:
         OpsetError: ai.onnx has no such operator at that opset.
     """
     from onnxplug.build.fold import FOLD
-    from onnxplug.build.infer import INFER
+    from onnxplug.build.inference.table import INFER
     from onnxplug.build.simplify import SIMPLIFY
 
     try:

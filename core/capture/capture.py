@@ -21,6 +21,7 @@ from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.host import Patch
+from onnxplug.text import type_with_article
 from onnxplug.torch_private import BatchNorm, DropoutNd, is_traceable_wrapper_subclass, pytree, warn_if_untested
 
 
@@ -116,7 +117,9 @@ def _as_tuple(args: Any) -> tuple[Any, ...]:
         return (args,)
     if isinstance(args, tuple | list):
         return tuple(args)
-    raise UsageError(f"args must be a tuple of inputs, got {type(args).__name__}", hint="Named inputs go into kwargs=.")
+    raise UsageError(
+        f"args must be a tuple of inputs, got {type_with_article(args)}", hint="Named inputs go into kwargs=."
+    )
 
 
 def _as_module(model: Any) -> torch.nn.Module:
@@ -131,7 +134,7 @@ def _as_module(model: Any) -> torch.nn.Module:
         _record_source_lines(model)
         return module
     raise UsageError(
-        f"can't export a {type(model).__name__}",
+        f"can't export {type_with_article(model)}",
         hint="Give a torch.nn.Module, a function, an ExportedProgram, a GraphModule or a ScriptModule.",
     )
 

@@ -14,6 +14,7 @@ import torch
 
 from onnxplug.capture.dimensions import evaluate, expand, in_names, is_expression, names_in
 from onnxplug.errors import CaptureError, UsageError
+from onnxplug.text import type_with_article
 from onnxplug.torch_private import DimHint, pytree
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
@@ -270,7 +271,7 @@ def _check_leaf(spec: Any, value: Any, path: str) -> None:
             return
         if isinstance(value, int) and not isinstance(spec, Mapping | list | tuple):
             return
-        raise UsageError(f"dynamic_shapes gives {path} dimensions, but it is a {type(value).__name__}")
+        raise UsageError(f"dynamic_shapes gives {path} dimensions, but it is {type_with_article(value)}")
     rank = value.dim()
     if isinstance(spec, Mapping):
         for axis in spec:

@@ -208,7 +208,8 @@ def inspect(model: Annotated[Path, typer.Argument(help="The ONNX file")]) -> Non
 
     import onnx_ir as ir
 
-    from onnxplug.cli.report import out, size_text, value_text
+    from onnxplug.cli.report import out, size_text
+    from onnxplug.text import value_text
 
     if not model.is_file():
         raise UsageError(f"there is no file {model}")

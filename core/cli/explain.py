@@ -15,6 +15,7 @@ from rich.table import Table
 from onnxplug.cli.options import ExactOption, RuntimeOption, parse_runtime, registry
 from onnxplug.errors import MissingRuleError, OnnxplugError, UsageError
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime, closeness
+from onnxplug.text import counted
 
 
 def why(
@@ -122,7 +123,7 @@ def ops(
         grid.add_row(row["op"], row["package"], row["rule"], escape(row["conditions"]), escape(row["reason"]))
     out.print(grid)
     count = len({row["op"] for row in rows})
-    out.print(f"{count} operator{'s' if count > 1 else ''}, {len(rows)} rule{'s' if len(rows) > 1 else ''}")
+    out.print(f"{counted(count, 'operator')}, {counted(len(rows), 'rule')}")
 
 
 def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | None) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxplug.cli.options import plugin_options, selection
-from onnxplug.cli.probe import PATIENCE, probe
+from onnxplug.cli.probe import TIMEOUT, probe
 from onnxplug.errors import OnnxplugError, PluginError
+from onnxplug.text import counted
 
 plugins_app = typer.Typer(help="Installed plugins.", no_args_is_help=True)
 
@@ -25,7 +26,7 @@ TimeoutOption = Annotated[
 
 @plugins_app.command("list")
 @plugin_options
-def plugins_list(as_json: JsonOption = False, timeout: TimeoutOption = PATIENCE) -> None:
+def plugins_list(as_json: JsonOption = False, timeout: TimeoutOption = TIMEOUT) -> None:
     """List installed plugins, loaded or not, and why."""
     from onnxplug.cli.report import out
 
@@ -78,7 +79,7 @@ def _refuse_broken(chosen: Any, records: list[dict[str, Any]]) -> None:
 def plugins_show(
     name: Annotated[str, typer.Argument(help="An entry point's or a distribution's name")],
     as_json: JsonOption = False,
-    timeout: TimeoutOption = PATIENCE,
+    timeout: TimeoutOption = TIMEOUT,
 ) -> None:
     """Show what one plugin supplies: its rules, domains, rewrites, samples; or why it is broken."""
     from onnxplug.cli.report import out
@@ -116,14 +117,14 @@ def plugins_check(
     name: Annotated[str | None, typer.Argument(help="One plugin; all but the builtin one unless given")] = None,
     opset: Annotated[list[int] | None, typer.Option("--opset", help="Only these opsets; once an opset")] = None,
     as_json: JsonOption = False,
-    timeout: TimeoutOption = PATIENCE,
+    timeout: TimeoutOption = TIMEOUT,
 ) -> None:
     """Hold plugins to what they promise: samples at every opset, no conflicts, no dead or shadowed rules."""
     from onnxplug.cli.report import out
     from onnxplug.registry.rule import load_object
 
     findings = load_object("onnxplug.plugins.check:check_plugins", "the plugin check")(
-        selection(), name=name, opsets=opset, patience=timeout, probe=probe
+        selection(), name=name, opsets=opset, timeout=timeout, probe=probe
     )
     broken = [f for f in findings if f.severity == "error"]
     if as_json:
@@ -137,7 +138,7 @@ def plugins_check(
         if not findings:
             out.print("no plugin is installed beside the builtin one")
     if broken:
-        raise OnnxplugError(f"{len(broken)} problem{'s' if len(broken) > 1 else ''} found")
+        raise OnnxplugError(f"{counted(len(broken), 'problem')} found")
 
 
 @plugins_app.command("new")

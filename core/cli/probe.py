@@ -25,7 +25,7 @@ from onnxplug.registry.rule import load_object
 
 HOST = "onnxplug.plugins.manager"
 #: Seconds that importing one plugin and calling its hooks may take.
-PATIENCE = 10.0
+TIMEOUT = 10.0
 #: Seconds for the child to start.
 START = 60.0
 FIELDS = ("name", "distribution", "version", "value", "status", "error", "seconds", "hooks", "rules", "namespaces")
@@ -33,12 +33,12 @@ _CHILD = "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path']
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"<]+)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 
 
-def probe(selection: Any, patience: float = PATIENCE, contents_of: str | None = None) -> list[dict[str, Any]]:
+def probe(selection: Any, timeout: float = TIMEOUT, contents_of: str | None = None) -> list[dict[str, Any]]:
     """The status of every plugin of a selection; nothing is imported into this process.
 
     Args:
         selection: Which plugins to load.
-        patience: Seconds that a plugin may take.
+        timeout: Seconds that a plugin may take.
         contents_of: Name of the plugin whose contents are wanted too.
 
     Returns:
@@ -56,10 +56,10 @@ def probe(selection: Any, patience: float = PATIENCE, contents_of: str | None = 
             "only": selection.only,
             "without": selection.without,
             "skip": [order[i] for i in given_up],
-            "patience": patience,
+            "timeout": timeout,
             "contents_of": contents_of,
         }
-        records, loading, trouble = _one_child(request, patience)
+        records, loading, trouble = _one_child(request, timeout)
         if records is not None:
             return [given_up.get(i, record) for i, record in enumerate(records)]
         if loading is None or loading in given_up:
@@ -68,7 +68,7 @@ def probe(selection: Any, patience: float = PATIENCE, contents_of: str | None = 
         given_up[loading] = {**{f: getattr(record, f) for f in FIELDS}, **trouble}
 
 
-def _one_child(request: dict[str, Any], patience: float) -> tuple[list[dict[str, Any]] | None, int | None, Any]:
+def _one_child(request: dict[str, Any], timeout: float) -> tuple[list[dict[str, Any]] | None, int | None, Any]:
     """The records, or the plugin at which the child process stopped, and how."""
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder, "stack")
@@ -81,13 +81,13 @@ def _one_child(request: dict[str, Any], patience: float) -> tuple[list[dict[str,
             ) as process,
         ):
             try:
-                return _listen(process, patience, dump, errors)
+                return _listen(process, timeout, dump, errors)
             finally:
                 process.kill()
 
 
 def _listen(
-    process: subprocess.Popen[bytes], patience: float, dump: Path, errors: Path
+    process: subprocess.Popen[bytes], timeout: float, dump: Path, errors: Path
 ) -> tuple[list[dict[str, Any]] | None, int | None, Any]:
     lines: queue.Queue[bytes] = queue.Queue()
     assert process.stdout is not None
@@ -109,7 +109,7 @@ def _listen(
         if "records" in message:
             return message["records"], None, None
         # The builtin plugin imports torch.
-        loading, wait = message["starting"], START if message["builtin"] else patience
+        loading, wait = message["starting"], START if message["builtin"] else timeout
 
 
 def _read(pipe: IO[bytes], lines: queue.Queue[bytes]) -> None:
@@ -145,11 +145,11 @@ def child(request: dict[str, Any]) -> None:
     with open(request["dump"], "w", encoding="utf-8") as dump:
 
         def starting(record: Any) -> None:
-            faulthandler.dump_traceback_later(0.9 * request["patience"], file=dump)
+            faulthandler.dump_traceback_later(0.9 * request["timeout"], file=dump)
             report.write(json.dumps({"starting": positions[id(record)], "builtin": record.is_builtin}) + "\n")
             report.flush()
 
-        manager.load(skip=frozenset(map(tuple, request["skip"])), starting=starting, patient=False)
+        manager.load(skip=frozenset(map(tuple, request["skip"])), starting=starting, timeouts=False)
         faulthandler.cancel_dump_traceback_later()
     records = []
     for record in manager.records():

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from onnxplug.text import value_text
+
 if TYPE_CHECKING:
     from onnxplug.program import OnnxProgram
 
@@ -98,12 +100,6 @@ def summary(program: OnnxProgram, path: Path) -> None:
     for name, value in rows:
         table.add_row(name, escape(value))
     out.print(table)
-
-
-def value_text(value: Any) -> str:
-    """Dtype and shape of a graph's input or output."""
-    dims = ", ".join(str(d) for d in value.shape) if value.shape is not None else "?"
-    return f"{value.dtype.name.lower() if value.dtype is not None else '?'}[{dims}]"
 
 
 def verification(report: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from onnxplug.cli.inputs import InputSpec
 from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.text import type_with_article
 
 _FORMS = "package.module:callable, file.py:callable, FILE.pt2 or timm:NAME"
 
@@ -138,7 +139,7 @@ def _load_callable(text: str) -> Target:
     if isinstance(factory, torch.nn.Module | torch.export.ExportedProgram):
         return Target(factory)
     if not callable(factory):
-        raise UsageError(f"{text} is a {type(factory).__name__}, not a function that makes a model")
+        raise UsageError(f"{text} is {type_with_article(factory)}, not a function that makes a model")
     return _unpack(run_user_code(factory, f"{text}()"), text)
 
 
@@ -154,7 +155,7 @@ def _unpack(made: Any, text: str) -> Target:
         if kwargs is None or isinstance(kwargs, Mapping):
             return Target(model, args, dict(kwargs or {}))
     raise UsageError(
-        f"{text} returned a {type(made).__name__}",
+        f"{text} returned {type_with_article(made)}",
         hint="It must return a module, or (module, args) or (module, args, kwargs).",
     )
 

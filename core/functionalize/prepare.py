@@ -18,6 +18,7 @@ from onnxplug.functionalize.effects import hidden_views, hides_mutation, mutates
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.functionalize.naming import assign_names, result_names
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
+from onnxplug.text import type_with_article, with_article
 from onnxplug.torch_private import DispatchKey, is_traceable_wrapper_subclass
 
 _STATE = {
@@ -150,13 +151,15 @@ def _input_slot(
             tensor = program.constants.get(spec.target)
         if tensor is not None and is_traceable_wrapper_subclass(tensor):
             raise UsageError(
-                f"the weight {spec.target!r} is a {type(tensor).__name__}, a tensor subclass, whose inner tensors the exported "
+                f"the weight {spec.target!r} is {type_with_article(tensor)}, a tensor subclass, whose inner tensors the exported "
                 "program does not show",
                 hint="Give the module itself, or unwrap its weights before torch.export (torchao: unwrap_tensor_subclass).",
             )
         return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor, target=spec.target)
     if spec.kind is not TorchInput.USER_INPUT:
-        raise UsageError(f"the model takes a {spec.kind.name.lower()} ({spec.target}), which ONNX can't hold")
+        raise UsageError(
+            f"the model takes {with_article(spec.kind.name.lower())} ({spec.target}), which ONNX can't hold"
+        )
     value = original.meta.get("val")
     if isinstance(spec.arg, ConstantArgument):
         value = spec.arg.value

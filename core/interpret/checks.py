@@ -13,7 +13,7 @@ from onnxplug.build.quantized import Quantized
 from onnxplug.errors import OutputMismatchError
 from onnxplug.interpret.node import FxNode, OutputSpec
 from onnxplug.registry.rule import Rule
-from onnxplug.text import counted
+from onnxplug.text import counted, type_with_article
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -71,7 +71,7 @@ def _check_value(call: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, 
         _check_value(call, rule, value.integers, OutputSpec(value.integers.dtype, spec.shape), index)
         return
     if type(value) is not ir.Value:
-        what = "None" if value is None else f"a {type(value).__name__} ({value!r})"
+        what = "None" if value is None else f"{type_with_article(value)} ({value!r})"
         raise _mismatch(call, rule, f"returned {what} as result {index} where torch has {_text(spec)}")
     dtype, dims = spec
     if value.dtype is None:

@@ -13,13 +13,14 @@ from onnxplug.capture.locations import raised_at
 from onnxplug.errors import ConversionError, MissingRuleError
 from onnxplug.interpret.node import FxNode, OutputSpec
 from onnxplug.registry.rule import Rule
+from onnxplug.text import counted, value_text
 
 Explain = Callable[[str], "str | None"]
 
 
 def place_of(call: FxNode, rule: Rule, opset: int) -> str:
     """The operator, the user's line, the rule and its package, as errors of converters begin."""
-    shapes = ", ".join(_describe_value(a) for a in call.args)
+    shapes = ", ".join(_argument_text(a) for a in call.args)
     source = f" of {rule.source}" if rule.source else ""
     return f"cannot convert {call.op_name}({shapes}) at {call.location} (rule {rule.name}{source}, opset {opset})"
 
@@ -47,14 +48,13 @@ def quantized_argument(call: FxNode, reasons: Sequence[str]) -> ConversionError:
     return found
 
 
-def _describe_value(argument: Any) -> str:
+def _argument_text(argument: Any) -> str:
     if isinstance(argument, ir.Value):
-        dims = ", ".join(str(d) for d in argument.shape) if argument.shape is not None else "?"
-        return f"{argument.dtype.name.lower() if argument.dtype is not None else '?'}[{dims}]"
+        return value_text(argument)
     if isinstance(argument, Quantized):
-        return f"quantized {_describe_value(argument.integers)}"
+        return f"quantized {_argument_text(argument.integers)}"
     if isinstance(argument, list | tuple):
-        return "[" + ", ".join(_describe_value(a) for a in argument) + "]"
+        return "[" + ", ".join(_argument_text(a) for a in argument) + "]"
     return repr(argument)
 
 
@@ -101,7 +101,8 @@ class MissingRules:
                 hints.append(told)
         count = len(self._places)
         raise MissingRuleError(
-            f"{count} operator{'s have' if count > 1 else ' has'} no rule and no decomposition:\n" + "\n".join(lines),
+            f"{counted(count, 'operator')} {'has' if count == 1 else 'have'} no rule and no decomposition:\n"
+            + "\n".join(lines),
             missing=self._places,
             hint="\n".join(
                 [*hints, "Install a plugin that translates them, or pass rules=[Rule('namespace::op', converter)]."]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxplug.build.infer import dims_of
+from onnxplug.build.inference.dims import dims_of
 from onnxplug.rewrite.matching import read_by, reads
 from onnxplug.rewrite.rewrite import Rewrite
 

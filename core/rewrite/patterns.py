@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import onnx_ir as ir
 
-from onnxplug.build.infer import dims_of
+from onnxplug.build.inference.dims import dims_of
 from onnxplug.rewrite.matching import reads, reads_stored
 from onnxplug.rewrite.rewrite import Rewrite
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.build.infer import dims_of
+from onnxplug.build.inference.dims import dims_of
 from onnxplug.rewrite.matching import int_attribute, is_op, made_by, only_reader, reads, same_sizes, used_once
 from onnxplug.rewrite.rewrite import Rewrite
 

@@ -25,7 +25,7 @@ _PREFIX, _SUFFIX = ".onnxplug-", ".tmp"
 def staged_file(folder: Path) -> IO[bytes]:
     """A new file under a name of its own, locked until it is closed. Those that killed processes left are removed."""
     for leftover in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-        remove_if(leftover, lambda _: True, patience=0)
+        remove_if(leftover, lambda _: True, timeout=0)
     while True:
         path = folder / f"{_PREFIX}{secrets.token_hex(6)}{_SUFFIX}"
         file = open(path, "xb")  # noqa: SIM115 - the caller closes it
@@ -101,19 +101,19 @@ def is_data_file(name: str, model: str) -> bool:
     return re.fullmatch(re.escape(model) + r"\.data(\.\d+)?", name) is not None
 
 
-def remove_if(path: Path, condition: Callable[[Path], bool], patience: float = 0.2) -> None:
+def remove_if(path: Path, condition: Callable[[Path], bool], timeout: float = 0.2) -> None:
     """Removes a file if a condition holds while it is locked; errors leave it there.
 
     Args:
         path: The file.
         condition: Whether to remove it.
-        patience: Seconds to wait for another process that writes it.
+        timeout: Seconds to wait for another process that writes it.
     """
     with contextlib.suppress(OSError):
         if not _is_plain(path):
             return
         with open(path, "r+b") as file:
-            until = time.monotonic() + patience
+            until = time.monotonic() + timeout
             while not _lock(file):
                 if time.monotonic() > until:
                     return

@@ -256,7 +256,7 @@ def onnxplug_rules():
 def test_a_plugin_that_hangs_is_named_and_given_up(tmp_path: Path, source: str) -> None:
     install(tmp_path, "onnxplug-hangs", source, entry="a_first")
     install(tmp_path, "onnxplug-shop", rule(MUL))
-    notice = "import onnxplug.plugins.patience as p; p.Patience.__init__.__defaults__ = (0.5,)\n"
+    notice = "import onnxplug.plugins.timeout as t; t.TimedThread.__init__.__defaults__ = (0.5,)\n"
     printed = run(tmp_path, notice + EXPORT, ONNXPLUG_PLUGIN_TIMEOUT="2")
     assert "onnxplug: waiting for the plugin a_first (onnxplug-hangs 1.0), until 2 s have passed" in printed
     assert (
@@ -271,33 +271,33 @@ def test_a_plugin_that_hangs_is_named_and_given_up(tmp_path: Path, source: str) 
 
 def test_the_time_for_a_plugin_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     from onnxplug.errors import UsageError
-    from onnxplug.plugins.patience import LIMIT, limit
+    from onnxplug.plugins.timeout import DEFAULT, timeout
 
-    assert limit() == LIMIT
-    for text, seconds in (("", LIMIT), ("2.5", 2.5), ("0", None)):
+    assert timeout() == DEFAULT
+    for text, seconds in (("", DEFAULT), ("2.5", 2.5), ("0", None)):
         monkeypatch.setenv("ONNXPLUG_PLUGIN_TIMEOUT", text)
-        assert limit() == seconds
+        assert timeout() == seconds
     for text in ("soon", "-1", "nan"):
         monkeypatch.setenv("ONNXPLUG_PLUGIN_TIMEOUT", text)
         with pytest.raises(UsageError, match="ONNXPLUG_PLUGIN_TIMEOUT"):
-            limit()
+            timeout()
 
 
 def test_waiting_returns_and_raises_what_the_function_does() -> None:
     import threading
 
     from onnxplug.errors import PluginError
-    from onnxplug.plugins.patience import Patience
+    from onnxplug.plugins.timeout import TimedThread
 
-    patience = Patience(5.0)
-    assert patience.call(lambda: threading.current_thread() is threading.main_thread(), "a test") is False
+    thread = TimedThread(5.0)
+    assert thread.call(lambda: threading.current_thread() is threading.main_thread(), "a test") is False
     with pytest.raises(SystemExit):
-        patience.call(lambda: sys.exit(3), "a test")
-    hurried = Patience(0.05)
+        thread.call(lambda: sys.exit(3), "a test")
+    short = TimedThread(0.05)
     never = threading.Event()
     with pytest.raises(PluginError, match=r"did not end within 0.05 s; it was at "):
-        hurried.call(never.wait, "a test")
-    assert hurried.call(lambda: 4, "a test") == 4
+        short.call(never.wait, "a test")
+    assert short.call(lambda: 4, "a test") == 4
     never.set()
-    patience.close()
-    hurried.close()
+    thread.close()
+    short.close()

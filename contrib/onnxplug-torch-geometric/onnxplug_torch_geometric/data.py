@@ -56,8 +56,8 @@ def _parts(data: Any) -> tuple[list[str], str]:
             rest[name] = value
         elif isinstance(value, list | tuple | dict | set) or "SparseTensor" in type(value).__name__:
             raise TypeError(
-                f"the attribute {name!r} of the {type(data).__name__} is a {type(value).__name__}, which can't be an "
-                "input of an ONNX model: give the export a Data of tensors alone"
+                f"the attribute {name!r} of the {type(data).__name__} has the type {type(value).__name__}, which can't be "
+                "an input of an ONNX model: give the export a Data of tensors alone"
             )
         else:
             names.append(name)
@@ -67,7 +67,7 @@ def _parts(data: Any) -> tuple[list[str], str]:
 def shapes(data: Any, nodes: str, edges: str, graphs: str) -> list[dict[int, str] | None]:
     """See :func:`onnxplug_torch_geometric.data_shapes`."""
     if type(data) not in (Data, _BATCH):
-        raise TypeError(f"data_shapes takes a Data or a Batch of them, not a {type(data).__name__}")
+        raise TypeError(f"data_shapes takes a Data or a Batch of them, got {type(data).__name__}")
     found: list[dict[int, str] | None] = []
     for name in _parts(data)[0]:
         value = data[name]

@@ -77,15 +77,15 @@ def _take_apart(cache: Any) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
             "updated": sorted(int(index) for index, done in cache.is_updated.items() if done),
         }
     if type(cache) not in (cache_utils.DynamicCache, cache_utils.StaticCache):
-        raise TypeError(f"onnxplug-transformers can't take a {type(cache).__name__} apart")
+        raise TypeError(f"onnxplug-transformers does not support the cache class {type(cache).__name__}")
     pairs: list[tuple[str, Any]] = []
     layers: list[Any] = []
     for index, layer in enumerate(cache.layers):
         fields = _FIELDS.get(type(layer))
         if fields is None:
             raise TypeError(
-                f"layer {index} of the {type(cache).__name__} is a {type(layer).__name__}: what it has seen isn't in its "
-                "tensors alone. onnxplug-transformers takes DynamicLayer and StaticLayer; turn sliding windows off"
+                f"layer {index} of the {type(cache).__name__} has the class {type(layer).__name__}, whose state is not in its "
+                "tensors alone. onnxplug-transformers supports DynamicLayer and StaticLayer; turn sliding windows off"
             )
         if layer.is_initialized:
             pairs += [(f"{_NAMES[field]}_{index}", getattr(layer, field)) for field in fields]

@@ -1,4 +1,4 @@
-"""Waiting for a plugin: one that hangs is named while it is waited for, and given up after a time."""
+"""A time limit for loading plugins: one that hangs is named while onnxplug waits, and given up at the limit."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from typing import Any
 
 from onnxplug.errors import PluginError, UsageError
 
-#: Seconds that a plugin may take to be imported; 0 waits for ever.
+#: The environment variable for the seconds that a plugin may take to load; 0 waits for ever.
 ENVIRONMENT = "ONNXPLUG_PLUGIN_TIMEOUT"
-LIMIT = 60.0
-#: Seconds after which it is said who is waited for.
+#: Seconds that a plugin may take where the variable is not set.
+DEFAULT = 60.0
+#: Seconds after which standard error says what is being waited for.
 NOTICE = 5.0
 
 
-def limit() -> float | None:
-    """Seconds that a plugin may take; ``None``: any time.
+def timeout() -> float | None:
+    """Seconds that a plugin may take to load; ``None`` is no limit.
 
     Raises:
         UsageError: ``ONNXPLUG_PLUGIN_TIMEOUT`` is no number.
     """
     text = os.environ.get(ENVIRONMENT)
     if text is None or not text.strip():
-        return LIMIT
+        return DEFAULT
     try:
         seconds = float(text)
     except ValueError:
@@ -38,14 +39,14 @@ def limit() -> float | None:
     return seconds or None
 
 
-class Patience:
-    """Calls functions one after the other in a thread, and waits for each only so long.
+class TimedThread:
+    """A thread that calls functions one after the other, each within a time limit.
 
-    A thread that is given up can't be stopped: it is left behind, and the next function runs in a new one.
+    Python cannot stop a thread: one that passes the limit is abandoned, and the next function runs in a new one.
 
     Args:
-        seconds: How long each may take; ``None``: any time.
-        notice: After how many seconds it is said, on standard error, who is waited for.
+        seconds: The limit for each function; ``None`` is no limit.
+        notice: Seconds after which standard error says what is being waited for.
     """
 
     def __init__(self, seconds: float | None, notice: float = NOTICE) -> None:
@@ -55,15 +56,15 @@ class Patience:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[[], Any], who: str) -> Any:
-        """What the function returns.
+        """Calls a function in the thread and returns what it returns.
 
         Args:
-            function: What may hang.
-            who: What it is, for the messages.
+            function: The function, which may hang.
+            who: What it belongs to, for the messages.
 
         Raises:
-            PluginError: It takes too long.
-            BaseException: What the function raised.
+            PluginError: It takes longer than the limit.
+            BaseException: Whatever the function raised.
         """
         done = threading.Event()
         outcome: list[tuple[bool, Any]] = []

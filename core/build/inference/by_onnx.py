@@ -1,4 +1,4 @@
-"""Dtype and shape of a single node by onnx's own inference: for operators that ``infer.py`` has no function for.
+"""Dtype and shape of a single node by onnx's own inference: for operators that ``table.py`` has no function for.
 
 It costs some tens of microseconds a node, and only rare operators come here.
 """
@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir import serde
 
-from onnxplug.build.infer import Dim, Result
+from onnxplug.build.inference.dims import Dim, Result
 
 #: Where ONNX Runtime does another thing than onnx infers: an empty list of axes squeezes every axis of size 1 there, none here.
 _NOT_BELIEVED = frozenset({"Squeeze"})

@@ -1,0 +1,1 @@
+"""Dtypes and shapes of what is emitted, node by node."""

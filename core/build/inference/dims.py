@@ -1,0 +1,77 @@
+"""The dimensions of a value, as shape inference, simplification and rewrites read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+#: One dimension: its size, the name of a dynamic one, or ``None`` for an unknown one.
+Dim = int | ir.SymbolicDim | None
+#: All of them; ``None`` for an unknown rank.
+Dims = tuple[Dim, ...] | None
+#: A dtype and dimensions for each output; a ``None`` dtype means what the schema says.
+Result = list[tuple[ir.DataType | None, Dims]]
+Inputs = Sequence[ir.Value | None]
+Attributes = Mapping[str, Any]
+
+
+def dims_of(value: ir.Value | None) -> Dims:
+    """The dimensions of a value, ``None`` when its rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return value.shape.dims
+
+
+def known(value: ir.Value | None) -> list[int] | None:
+    """The integers of a constant value, ``None`` when it isn't one."""
+    if value is None or value.const_value is None or value.const_value.size > 64:
+        return None
+    array = value.const_value.numpy()
+    return [int(v) for v in array.reshape(-1)] if array.dtype.kind in "iub" else None
+
+
+def broadcast(shapes: Sequence[Dims]) -> Dims:
+    """The dimensions that numpy broadcasting gives; an unknown size beside 1 stays unknown."""
+    if any(s is None for s in shapes):
+        return None
+    present = [s for s in shapes if s is not None]
+    first = present[0]
+    if all(s == first for s in present[1:]):
+        return first
+    rank = max(len(s) for s in present)
+    result: list[Dim] = []
+    for axis in range(-rank, 0):
+        dim: Dim = 1
+        for shape in present:
+            if len(shape) < -axis:
+                continue
+            other = shape[axis]
+            if isinstance(other, int) and other == 1:
+                continue
+            if isinstance(dim, int) and dim == 1:
+                dim = other
+            elif isinstance(other, int):
+                dim = other
+            elif not isinstance(dim, int) and dim != other:
+                dim = None
+        result.append(dim)
+    return tuple(result)
+
+
+def product(dims: Sequence[Dim]) -> int:
+    total = 1
+    for dim in dims:
+        total *= dim if isinstance(dim, int) else 1
+    return total
+
+
+def axes_of(inputs: Inputs, attributes: Attributes, rank: int) -> list[int] | None:
+    """Axes from the attribute or the second input, made non-negative; ``None`` when they aren't known."""
+    axes = attributes.get("axes")
+    if axes is None and len(inputs) > 1 and inputs[1] is not None:
+        axes = known(inputs[1])
+        if axes is None:
+            return None
+    return [a % rank if rank else 0 for a in axes] if axes is not None else []

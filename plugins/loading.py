@@ -1,0 +1,110 @@
+"""Imports one plugin, calls its hooks and checks what they return."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from onnxplug.errors import PluginError
+from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, OrtLibrary, PluginInfo, ReferenceOp
+from onnxplug.plugins import hookspecs
+from onnxplug.plugins.records import PluginRecord
+from onnxplug.registry.rule import Rule
+
+#: Hooks that are called while something runs, by pluggy; the others are called once, at load.
+LATE_HOOKS = {"onnxplug_missing", "onnxplug_commands"}
+LIST_HOOKS = (
+    "onnxplug_rules",
+    "onnxplug_domains",
+    "onnxplug_rewrites",
+    "onnxplug_decompositions",
+    "onnxplug_patches",
+    "onnxplug_runtime",
+    "onnxplug_samples",
+)
+
+
+@dataclass
+class LoadedPlugin:
+    """A plugin that was imported, and what its hooks returned.
+
+    Attributes:
+        plugin: The module or object that the entry point names.
+        hooks: Names of the hooks that it implements.
+        info: What ``onnxplug_info`` returned.
+        values: What each of the other hooks returned, by the hook's name.
+    """
+
+    plugin: Any
+    hooks: list[str] = field(default_factory=list)
+    info: Any = field(default_factory=PluginInfo)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def load_plugin(point: EntryPoint, seen: Mapping[int, str], later: Collection[str] = ()) -> LoadedPlugin:
+    """Imports a plugin and calls its hooks, once: all of the plugin's code that loading it runs."""
+    loaded = LoadedPlugin(point.load())
+    if id(loaded.plugin) in seen:
+        return loaded
+    loaded.hooks = check_hooks(loaded.plugin)
+    if "onnxplug_info" in loaded.hooks:
+        loaded.info = loaded.plugin.onnxplug_info()
+    if getattr(loaded.info, "api", API_VERSION) != API_VERSION:
+        return loaded
+    for hook in LIST_HOOKS:
+        if hook not in loaded.hooks or hook in later:
+            continue
+        value = getattr(loaded.plugin, hook)()
+        # An iterator is run here, where a plugin that hangs is noticed.
+        iterable = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        loaded.values[hook] = list(value) if iterable else value
+    return loaded
+
+
+def check_hooks(plugin: Any) -> list[str]:
+    """The hooks that a plugin implements.
+
+    Raises:
+        PluginError: A name that looks like a hook is none, or isn't marked with ``hookimpl``.
+    """
+    known = [name for name in vars(hookspecs) if name.startswith("onnxplug_")]
+    hooks = []
+    for name in dir(plugin):
+        if not name.startswith("onnxplug_"):
+            continue
+        function = getattr(plugin, name)
+        if inspect.ismodule(function) or not callable(function):
+            continue
+        if name not in known:
+            raise PluginError(f"it has a function {name}, which is no hook; hooks are {', '.join(known)}")
+        if not hasattr(function, f"{PROJECT_NAME}_impl"):
+            raise PluginError(f"its function {name} is not marked with @onnxplug.hookimpl")
+        hooks.append(name)
+    return hooks
+
+
+def check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise PluginError(f"onnxplug_rules returned {rule!r}, which is no Rule")
+        rule.source = record.distribution
+    record.rules = len(rules)
+
+
+def check_runtime(items: Sequence[Any]) -> None:
+    from onnxplug.reference.plugins import is_kernel
+
+    for item in items:
+        if not isinstance(item, OrtLibrary | ReferenceOp):
+            raise PluginError(f"onnxplug_runtime returned {item!r}, which is no OrtLibrary and no ReferenceOp")
+        if isinstance(item, ReferenceOp):
+            named = isinstance(item.kernel, str) and item.kernel.count(":") == 1
+            if not named and not is_kernel(item.kernel):
+                raise PluginError(
+                    f"onnxplug_runtime returned a ReferenceOp of {item.kernel!r}, which is no OpRun class with an op_domain"
+                )
+        elif isinstance(item.providers, str) or isinstance(item.domains, str):
+            raise PluginError(f"onnxplug_runtime returned {item!r}; its providers and domains are lists of names")

@@ -1,0 +1,102 @@
+"""What is known of each installed plugin, and which of them are used."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+
+from onnxplug.plugin_api import PROJECT_NAME, TargetInfo
+
+BUILTIN = "builtin"
+ENVIRONMENT = "ONNXPLUG_PLUGINS"
+_NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
+
+
+@dataclass
+class PluginRecord:
+    """One entry point of the group ``onnxplug``, and whether it loaded.
+
+    Attributes:
+        name: The entry point's name.
+        distribution, version: The distribution that installed it.
+        value: What the entry point names.
+        status: ``"loaded"``, ``"failed"``, ``"blocked"`` or ``"not loaded"``.
+        error: Why it failed, with the traceback.
+        seconds: Time that importing it took.
+        hooks: The hooks it implements.
+        rules: Number of rules that it supplies; ``None`` for the builtin ones, whose tables are imported for the first export.
+        namespaces: torch namespaces that it says it translates.
+        requires: Requirements of packages that it says it needs.
+        targets: Runtimes that it says it knows.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    value: str
+    status: str = "not loaded"
+    error: str | None = None
+    seconds: float = 0.0
+    hooks: list[str] = field(default_factory=list)
+    rules: int | None = 0
+    namespaces: Sequence[str] = ()
+    requires: Sequence[str] = ()
+    targets: Sequence[TargetInfo] = ()
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether it is the plugin that ships with onnxplug."""
+        return self.name == BUILTIN and self.distribution == PROJECT_NAME
+
+    @property
+    def label(self) -> str:
+        """Its name, distribution and version, for messages."""
+        return f"{self.name} ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which plugins to use.
+
+    Attributes:
+        only: Entry-point or distribution names; ``None`` means all.
+        without: Names never imported.
+        require: Requirements (``"onnxplug-acme>=1.2"``) that must be installed and loaded.
+        strict: A plugin that is broken, or whose rule is refused, is an error instead of a warning.
+    """
+
+    only: tuple[str, ...] | None = None
+    without: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    strict: bool = False
+
+    @classmethod
+    def from_environment(cls, plugins: Sequence[str] | None = None) -> Selection:
+        """What ``plugins=`` and the variable ``ONNXPLUG_PLUGINS`` ask for: names, or ``-name`` to leave one out."""
+        without: list[str] = []
+        only: tuple[str, ...] | None = None
+        value = os.environ.get(ENVIRONMENT)
+        if value is not None:
+            names = [n.strip() for n in value.split(",") if n.strip()]
+            without = [n[1:] for n in names if n.startswith("-")]
+            kept = tuple(n for n in names if not n.startswith("-"))
+            only = kept if kept or not without else None
+        if plugins is not None:
+            only = tuple(plugins)
+        return cls(only, tuple(without))
+
+
+def distribution_of(point: EntryPoint) -> tuple[str, str]:
+    """Name and version of what installed an entry point; read by hand, as ``dist.name`` parses the whole metadata."""
+    dist = point.dist
+    if dist is None:
+        return "?", "0"
+    read_text = getattr(dist, "read_text", None)
+    header = (read_text("METADATA") if read_text is not None else None) or ""
+    name = _NAME.search(header)
+    version = _VERSION.search(header)
+    return (name[1], version[1]) if name is not None and version is not None else (dist.name, dist.version)
