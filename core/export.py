@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -123,9 +123,7 @@ def to_onnx(
     if registry is not None and (call_rules or plugins is not None or prefer):
         raise UsageError("registry= stands for what rules=, plugins= and prefer= select: give it alone, or those")
     if registry is None:
-        registry = load_object(_PLUGIN_HOST, "the plugin manager")(
-            plugins=plugins, call_rules=call_rules, prefer=prefer
-        )
+        registry = plugins_of_call(plugins=plugins, call_rules=call_rules, prefer=prefer)
     table, host = registry
     runtime_name = check_runtime(target, table.targets() | host.targets())
     domains = arguments.unknown_domains(opsets, table, host, items)
@@ -184,6 +182,16 @@ def to_onnx(
     return program
 
 
+def plugins_of_call(
+    *, plugins: Sequence[str] | None, call_rules: Sequence[Rule], prefer: Mapping[str, str] | None
+) -> tuple[OnnxRegistry, PluginHost]:
+    """The registry and the plugin manager that the arguments of a call select."""
+    selected: tuple[OnnxRegistry, PluginHost] = load_object(_PLUGIN_HOST, "the plugin manager")(
+        plugins=plugins, call_rules=call_rules, prefer=prefer
+    )
+    return selected
+
+
 def convert(
     captured: Captured,
     functional: FunctionalGraph,
@@ -192,8 +200,9 @@ def convert(
     target: Target,
     *,
     optimize: bool = True,
+    without: Collection[str] = (),
 ) -> ir.Model:
-    """Converts a prepared graph: interpretation, simplification, rewrites, names."""
+    """Converts a prepared graph: interpretation, simplification, rewrites (but those named in ``without``), names."""
     domains = list(host.domains())
     builder = GraphBuilder(
         target.opsets,
@@ -222,7 +231,7 @@ def convert(
     outputs = bind_outputs(builder, env, functional.outputs)
     graph, tensors = assemble(builder, inputs, outputs, state)
     if optimize:
-        run_rewrites(builder, graph, host.rewrites())
+        run_rewrites(builder, graph, [rewrite for rewrite in host.rewrites() if rewrite.name not in without])
     metadata = {
         "onnxplug.torch_version": torch.__version__,
         "onnxplug.target": f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",

@@ -120,6 +120,11 @@ _NAMES = {
             "torchscript_registration": "registration:",
         }.items()
     },
+    "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
+    "aot_autograd": _Private("torch._dynamo.backends.common:aot_autograd", "torch.compile backends"),
+    "min_cut_rematerialization_partition": _Private(
+        "torch._functorch.partitioners:min_cut_rematerialization_partition", "torch.compile of training"
+    ),
     # Without these something is less precise.
     "higher_order_operators": _Private(  # names of higher-order operators are taken as given
         "torch._ops:_higher_order_ops", "the names of higher-order operators", dict

@@ -1,0 +1,1 @@
+"""``torch.compile`` backends: ``onnxplug`` runs a model's graphs by ONNX Runtime."""

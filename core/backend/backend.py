@@ -1,0 +1,273 @@
+"""``torch.compile(model, backend="onnxplug")``: graphs of AOTAutograd, converted and run by ONNX Runtime."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+import onnxplug
+from onnxplug.backend import cache
+from onnxplug.backend.binding import Executable, RunError
+from onnxplug.backend.lowering import Lowered, lower, structure
+from onnxplug.backend.options import LEVELS, BackendOptions, parse_options
+from onnxplug.build.collection import collection_held
+from onnxplug.capture.signature import Captured
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.export import convert, plugins_of_call
+from onnxplug.opsets import resolve_opsets
+from onnxplug.registry.target import Target, check_runtime
+from onnxplug.run.kernels import CallHost, custom_operators, kernels_for, onnxruntime_module
+from onnxplug.run.session import LOG_SEVERITY, make_session, model_source
+from onnxplug.torch_private import aot_autograd, min_cut_rematerialization_partition
+
+Compiled = Callable[..., Any]
+
+
+@dataclass
+class StoredGraph:
+    """What ``options={"store": {}}`` receives of one graph.
+
+    Attributes:
+        kind: ``"forward"`` (training), ``"backward"`` or ``"inference"``.
+        module: The FX graph of AOTAutograd.
+        model: The ONNX model; ``None`` when it could not be converted.
+        error: Why the graph is run by eager PyTorch; ``None`` when it isn't.
+        calls: Inputs and outputs of every call.
+    """
+
+    kind: str
+    module: torch.fx.GraphModule
+    model: ir.Model | None = None
+    error: Exception | None = None
+    calls: list[tuple[list[Any], list[Any]]] = field(default_factory=list)
+
+
+def onnxplug_backend(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Compiled:
+    """The backend ``onnxplug`` of ``torch.compile``.
+
+    Args:
+        module: The graph that Dynamo captured.
+        example_inputs: Its inputs, fake or not.
+        options: See :class:`~onnxplug.backend.options.BackendOptions`.
+        mode: Accepted as torch's modes are; changes nothing.
+
+    Returns:
+        A function that runs the graph.
+
+    Raises:
+        UsageError: An option is unknown or malformed.
+        OnnxplugError: ``options={"fallback": False}``, and the graph can't be converted or loaded.
+    """
+    parsed = parse_options(options, mode)
+    compilers = {
+        name: partial(_compile, options=parsed, kind=kind)
+        for name, kind in (("fw_compiler", "forward"), ("bw_compiler", "backward"), ("inference_compiler", "inference"))
+    }
+    compiled: Compiled = aot_autograd(**compilers, partition_fn=min_cut_rematerialization_partition)(
+        module, example_inputs
+    )
+    return compiled
+
+
+def _reset() -> None:
+    cache.forget_sessions()
+
+
+onnxplug_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+
+
+def _compile(
+    module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: BackendOptions, kind: str
+) -> Compiled:
+    """A function over a list of arguments that runs one graph."""
+    stored = StoredGraph(kind, module)
+    if options.store is not None:
+        options.store.setdefault("graphs", []).append(stored)
+    try:
+        lowered = lower(module)
+        run: Compiled = Executable(_session(lowered, options, stored), lowered)
+    except Exception as error:
+        if not options.fallback:
+            raise
+        stored.error = error
+        _warn(f"a {kind} graph of {len(module.graph.nodes)} nodes is run by eager PyTorch", error)
+        return _Eager(module, stored if options.store is not None else None)
+    return _Guarded(run, module, options, stored)
+
+
+class _Eager:
+    """A graph run by PyTorch."""
+
+    def __init__(self, module: torch.fx.GraphModule, stored: StoredGraph | None = None) -> None:
+        self._boxed_call = True  # AOTAutograd then gives a list
+        self._module = module
+        self._stored = stored
+
+    def __call__(self, args: list[Any]) -> Any:
+        given = list(args)
+        args.clear()
+        results = self._module.forward(*given)
+        if self._stored is not None:
+            self._stored.calls.append((given, list(results)))
+        return results
+
+
+class _Guarded:
+    """A compiled graph, replaced by eager PyTorch for good when a call of it fails."""
+
+    def __init__(
+        self, run: Compiled, module: torch.fx.GraphModule, options: BackendOptions, stored: StoredGraph
+    ) -> None:
+        self._run = run
+        self._boxed_call = True  # AOTAutograd then gives a list
+        self._module = module
+        self._fallback = options.fallback
+        self._stored = stored if options.store is not None else None
+
+    def __call__(self, args: list[Any]) -> Any:
+        stored = self._stored
+        given = list(args) if stored is not None else args
+        try:
+            results = self._run(args)
+        except RunError as error:
+            if not self._fallback:
+                raise
+            _warn("a graph is run by eager PyTorch from now on", error)
+            self._run = _Eager(self._module)
+            results = self._run(args)
+        if stored is not None:
+            stored.calls.append((given, list(results)))
+        return results
+
+
+def _warn(what: str, error: Exception) -> None:
+    text = error.message if isinstance(error, OnnxplugError) else f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"torch.compile(backend='onnxplug'): {what}: {text} (options={{'fallback': False}} raises instead)",
+        stacklevel=2,
+    )
+
+
+# -- models and sessions ---------------------------------------------------------------------------------------------------
+
+
+def _session(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> Any:
+    """The session of a graph; ``None`` when it computes nothing."""
+    if not lowered.functional.outputs:
+        return None
+    shareable = not (options.rules or options.transforms or options.runtime) and options.store is None
+    if not shareable:
+        return _make_session(_converted(lowered, options, stored), options)
+    key = _key(lowered, options)
+    return cache.session_for(key, partial(_session_from_disk, lowered, options, stored, key))
+
+
+def _session_from_disk(lowered: Lowered, options: BackendOptions, stored: StoredGraph, key: str) -> Any:
+    if options.cache is None or isinstance(options.session_options, onnxruntime_module().SessionOptions):
+        return _make_session(_converted(lowered, options, stored), options)
+    source = cache.stored_model(options.cache, key, lambda: _bytes(_converted(lowered, options, stored)))
+    return _make_session(source, options)
+
+
+def _key(lowered: Lowered, options: BackendOptions) -> str:
+    """A digest of all that decides what the session computes."""
+    shown = {name: value for name, value in vars(options).items() if name not in ("cache", "store", "fallback")}
+    if isinstance(options.session_options, onnxruntime_module().SessionOptions):
+        shown["session_options"] = id(options.session_options)
+    text = f"{onnxplug.__version__} {torch.__version__} {sorted(shown.items())!r} {structure(lowered.functional)}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _converted(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> ir.Model:
+    """Converts a graph."""
+    opsets = resolve_opsets(options.opset)
+    table, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
+    runtime = check_runtime(options.target, table.targets() | host.targets())
+    captured = Captured(None)  # type: ignore[arg-type]
+    with collection_held():
+        model = convert(
+            captured,
+            lowered.functional,
+            table,
+            host,
+            Target(opsets[""], opsets, runtime, options.exact),
+            optimize=options.optimize,
+            without=_switched_off(options, host.rewrites()),
+        )
+    for transform in options.transforms:
+        model = transform(model) or model
+    graph = model.graph
+    for value in [v for v in graph.inputs if not v.uses() and not v.is_graph_output()]:
+        graph.inputs.remove(value)
+    stored.model = model
+    return model
+
+
+def _switched_off(options: BackendOptions, rewrites: Sequence[Any]) -> set[str]:
+    known = {rewrite.name for rewrite in rewrites}
+    unknown = [name for name in options.rewrites if name not in known]
+    if unknown:
+        raise UsageError(
+            f"options['rewrites'] names {unknown[0]!r}, and there is no such rewrite",
+            hint=f"The rewrites are {', '.join(sorted(known))}.",
+        )
+    return {name for name, used in options.rewrites.items() if not used}
+
+
+def _bytes(model: ir.Model) -> bytes:
+    source, folder = model_source(model)
+    assert folder is None and isinstance(source, bytes), "weights are inputs: a graph is small"
+    return source
+
+
+def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
+    source: Any = model
+    folder = None
+    custom = custom_operators(model)
+    libraries: Sequence[Any] = ()
+    providers = list(options.providers)
+    if custom.domains:
+        _, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
+        libraries = kernels_for(custom, CallHost(host, options.runtime), [_name(p) for p in providers]).libraries
+    if isinstance(model, ir.Model):
+        source, folder = model_source(model)
+    session = make_session(
+        source, options.threads, libraries=libraries, providers=providers, options=_session_options(options)
+    )
+    if folder is not None:
+        session._onnxplug_folder = folder  # the file lives as long as the session
+    return session
+
+
+def _name(provider: Any) -> str:
+    return str(provider[0] if isinstance(provider, list | tuple) else provider)
+
+
+def _session_options(options: BackendOptions) -> Any:
+    runtime = onnxruntime_module()
+    given = options.session_options
+    if isinstance(given, runtime.SessionOptions):
+        made = given
+    else:
+        made = runtime.SessionOptions()
+        made.log_severity_level = LOG_SEVERITY
+        for name, value in (given or {}).items():
+            if not hasattr(made, name):
+                raise UsageError(f"onnxruntime.SessionOptions has no attribute {name!r}")
+            setattr(made, name, value)
+    if options.optimization is not None:
+        made.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, LEVELS[options.optimization])
+    return made

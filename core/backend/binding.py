@@ -1,0 +1,221 @@
+"""Calls of an ONNX Runtime session on PyTorch's memory: nothing is copied where layouts agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onnxplug.backend.lowering import Computed, Constant, Lowered, Number, Passed, Result, View
+from onnxplug.backend.randomness import Draw, Mask
+from onnxplug.backend.sizes import Evaluate
+from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.errors import OnnxplugError
+from onnxplug.run.kernels import onnxruntime_module
+
+#: What PyTorch gives as a tensor's address when it has no element; ONNX Runtime wants one.
+_SOMEWHERE = torch.zeros(1, dtype=torch.complex128)
+
+
+class RunError(OnnxplugError):
+    """A session failed in a call, or left an output unset."""
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An input of the session.
+
+    Attributes:
+        position: Its place among the call's arguments and draws.
+        name, element: Its ONNX name and element type.
+        is_number: Whether the argument is a Python number.
+        is_fixed: Whether every call gives it one shape, so that the same address means the same input.
+    """
+
+    position: int
+    name: str
+    element: int
+    is_number: bool
+    is_fixed: bool
+    dtype: torch.dtype
+    is_complex: bool
+
+
+class _Bound:
+    """A binding, and the addresses of the inputs of fixed shape that it holds."""
+
+    def __init__(self, binding: Any, count: int) -> None:
+        self.binding = binding
+        self.addresses = [-1] * count
+
+
+class Executable:
+    """A lowered graph with its session: called with a list of arguments as AOTAutograd calls compiled graphs.
+
+    Calls may come from several threads at once.
+
+    Args:
+        session: An ``onnxruntime.InferenceSession``; ``None`` where there is nothing to compute.
+        lowered: The graph.
+        device: ``("cpu", 0)``, or where else the session's inputs and outputs are.
+
+    Raises:
+        RunError: In a call: ONNX Runtime failed.
+    """
+
+    def __init__(self, session: Any, lowered: Lowered, device: tuple[str, int] = ("cpu", 0)) -> None:
+        self._boxed_call = True  # AOTAutograd then gives a list
+        self._draws: list[Draw | Mask] = lowered.draws
+        self._evaluate: Evaluate | None = lowered.sizes.function()
+        self._session = session._sess if session is not None else None
+        runtime = onnxruntime_module()
+        self._run_options = runtime.RunOptions()
+        self._device = runtime.capi._pybind_state.OrtDevice(
+            getattr(runtime.capi._pybind_state.OrtDevice, device[0])(),
+            runtime.capi._pybind_state.OrtDevice.default_memory(),
+            device[1],
+        )
+        self._new_binding: Callable[[Any], Any] = runtime.capi._pybind_state.SessionIOBinding
+        taken = {i.name for i in session.get_inputs()} if session is not None else set()
+        self._inputs = [
+            _input(slot.position or 0, slot.name, slot.node.meta["val"])
+            for slot in lowered.functional.inputs
+            if slot.name in taken
+        ]
+        self._results: list[Result] = lowered.results
+        self._outputs = sorted({r for r in lowered.results if isinstance(r, Computed)}, key=lambda r: r.index)
+        self._idle: list[_Bound] = []
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Runs the graph.
+
+        Args:
+            args: Tensors and numbers; emptied, so that what nothing else holds is freed.
+        """
+        numbers = self._evaluate(args) if self._evaluate is not None else ()
+        values = [*args, *[draw(numbers) for draw in self._draws]] if self._draws else args
+        outputs = self._run(values, numbers) if self._session is not None else []
+        results = [_result(result, values, numbers, outputs) for result in self._results]
+        args.clear()
+        return results
+
+    def _run(self, values: Sequence[Any], numbers: Sequence[int]) -> list[torch.Tensor]:
+        try:
+            bound = self._idle.pop()
+        except IndexError:
+            bound = _Bound(self._new_binding(self._session), len(self._inputs))
+        alive: list[Any] = []  # temporaries that the binding points into
+        self._bind_inputs(bound, values, alive)
+        made: list[torch.Tensor | None] = []
+        for output in self._outputs:
+            tensor = _empty(output, numbers)
+            made.append(tensor)
+            name = f"output_{output.index}"
+            if tensor is None:
+                bound.binding.bind_output(name, self._device)
+            else:
+                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                bound.binding.bind_output(
+                    name,
+                    self._device,
+                    int(to_onnx_dtype(real.dtype)),
+                    real.shape,
+                    real.data_ptr() or _SOMEWHERE.data_ptr(),
+                )
+        try:
+            self._session.run_with_iobinding(bound.binding, self._run_options)
+        except Exception as error:
+            raise RunError(f"ONNX Runtime failed: {error}") from error
+        found = self._fetch(bound, made, numbers)
+        del alive
+        self._idle.append(bound)
+        return found
+
+    def _bind_inputs(self, bound: _Bound, values: Sequence[Any], alive: list[Any]) -> None:
+        bind = bound.binding.bind_input
+        addresses = bound.addresses
+        device = self._device
+        for i, slot in enumerate(self._inputs):
+            value = values[slot.position]
+            if slot.is_number:
+                value = torch.tensor(value, dtype=slot.dtype)
+                alive.append(value)
+            elif not value.is_contiguous() or slot.is_complex or value.is_neg():
+                value = value.resolve_conj().resolve_neg()
+                value = (torch.view_as_real(value) if slot.is_complex else value).contiguous()
+                alive.append(value)
+            elif slot.is_fixed:
+                address = value.data_ptr()
+                if addresses[i] == address:
+                    continue
+                addresses[i] = address
+                bind(slot.name, device, slot.element, value.shape, address or _SOMEWHERE.data_ptr())
+                continue
+            addresses[i] = -1
+            bind(slot.name, device, slot.element, value.shape, value.data_ptr() or _SOMEWHERE.data_ptr())
+
+    def _fetch(self, bound: _Bound, made: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> list[torch.Tensor]:
+        if all(tensor is not None for tensor in made):
+            found = list(made)
+        else:
+            values = bound.binding.get_outputs()
+            found = [
+                _adopt(value, output) if tensor is None else tensor
+                for value, tensor, output in zip(values, made, self._outputs, strict=True)
+            ]
+            bound.binding.clear_binding_outputs()
+        return [_laid_out(tensor, output, numbers) for tensor, output in zip(found, self._outputs, strict=True)]
+
+
+def _input(position: int, name: str, val: Any) -> _Input:
+    if isinstance(val, torch.Tensor):
+        dtype = torch.empty(0, dtype=val.dtype).real.dtype if val.dtype.is_complex else val.dtype
+        fixed = all(isinstance(size, int) for size in val.shape)
+        return _Input(position, name, int(to_onnx_dtype(dtype)), False, fixed, dtype, val.dtype.is_complex)
+    dtype = {torch.SymFloat: torch.float64, torch.SymBool: torch.bool}.get(type(val), torch.int64)
+    return _Input(position, name, int(to_onnx_dtype(dtype)), True, True, dtype, False)
+
+
+def _empty(output: Computed, numbers: Sequence[int]) -> torch.Tensor | None:
+    """Memory for an output, contiguous; ``None`` where its size isn't known before."""
+    if output.shape is None:
+        return None
+    return torch.empty([numbers[i] for i in output.shape], dtype=output.dtype, device=output.device)
+
+
+def _adopt(value: Any, output: Computed) -> torch.Tensor:
+    """The memory that ONNX Runtime allocated, as a tensor."""
+    if not value.has_value():
+        raise RunError(f"ONNX Runtime left the output {output.index} unset")
+    tensor = torch.utils.dlpack.from_dlpack(value)
+    if output.dtype.is_complex:
+        return torch.view_as_complex(tensor)
+    return tensor.view(output.dtype) if tensor.dtype != output.dtype else tensor
+
+
+def _laid_out(tensor: torch.Tensor, output: Computed, numbers: Sequence[int]) -> torch.Tensor:
+    """The output in eager's memory layout, which views and later graphs go by."""
+    if output.contiguous or output.strides is None:
+        return tensor
+    strides = tuple(numbers[i] for i in output.strides)
+    if tensor.stride() == strides or tensor.numel() < 2:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _result(result: Result, args: Sequence[Any], numbers: Sequence[int], outputs: Sequence[torch.Tensor]) -> Any:
+    if isinstance(result, Computed):
+        return outputs[result.index]
+    if isinstance(result, Passed):
+        return args[result.position]
+    if isinstance(result, Constant):
+        return result.value
+    if isinstance(result, Number):
+        return numbers[result.index]
+    assert isinstance(result, View)
+    tensor = args[result.position]
+    for target, rest in result.steps:
+        tensor = target(tensor, *rest)
+    return tensor

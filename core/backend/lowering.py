@@ -1,0 +1,322 @@
+"""From a graph of AOTAutograd to what is converted, and what PyTorch does itself before and after it.
+
+A graph of AOTAutograd is functional; its parameters, buffers and symbolic sizes are inputs. Outputs that are inputs, views of
+inputs or sizes are PyTorch's own: ONNX Runtime would copy them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from onnxplug.backend.randomness import DRAWS, DROPOUT, Draw, Mask, apply_mask
+from onnxplug.backend.sizes import Sizes, UnknownSizeError
+from onnxplug.capture.signature import FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
+from onnxplug.errors import Unsupported
+from onnxplug.torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+_VIEWS = frozenset(
+    {
+        _ATEN.alias.default,
+        _ATEN.detach.default,
+        _ATEN.expand.default,
+        _ATEN.permute.default,
+        _ATEN.select.int,
+        _ATEN.slice.Tensor,
+        _ATEN.squeeze.dim,
+        _ATEN.squeeze.dims,
+        _ATEN.t.default,
+        _ATEN.transpose.int,
+        _ATEN.unsqueeze.default,
+        _ATEN.view.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An output that ONNX Runtime computes.
+
+    Attributes:
+        index: Its place among the model's outputs.
+        dtype, device: As in eager.
+        shape, strides: Places of its sizes and strides in what :class:`Sizes` gives; ``None`` where data decides.
+        contiguous: Whether eager's output is contiguous at every size.
+    """
+
+    index: int
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+    contiguous: bool
+
+
+@dataclass(frozen=True)
+class Passed:
+    """An output that is an input or a draw, by its place among these."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An output that is the same in every call: ``None`` or a number."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Number:
+    """An output that is a size: its place in what :class:`Sizes` gives."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class View:
+    """An output that is a view of an input.
+
+    Attributes:
+        position: The input.
+        steps: View operators, each with the arguments after the tensor.
+    """
+
+    position: int
+    steps: tuple[tuple[Any, tuple[Any, ...]], ...]
+
+
+Result = Computed | Passed | Constant | Number | View
+
+
+@dataclass
+class Lowered:
+    """A graph, divided.
+
+    Attributes:
+        functional: What is converted. Its inputs are the graph's, then what ``draws`` gives.
+        results: What every output of the graph is.
+        draws: The random operators, in order.
+        sizes: The sizes that draws and results need.
+    """
+
+    functional: FunctionalGraph
+    results: list[Result]
+    draws: list[Draw | Mask]
+    sizes: Sizes = field(repr=False)
+
+
+def lower(module: torch.fx.GraphModule) -> Lowered:
+    """Divides a graph of AOTAutograd. The module stays as it is.
+
+    Raises:
+        Unsupported: An input is of a kind that ONNX Runtime doesn't take.
+    """
+    graph = torch.fx.Graph(owning_module=module)
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(module.graph, copies))
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in placeholders:
+        _check_input(node)
+    sizes = Sizes(placeholders)
+    draws, drawn = _take_draws(graph, sizes)
+    position = {node: i for i, node in enumerate([*placeholders, *drawn])}
+    outputs = graph.output_node().args[0]
+    assert isinstance(outputs, list | tuple)
+    results, computed = _results(outputs, position, sizes)
+    graph.output_node().args = (tuple(computed),)
+    slots = [
+        InputSlot(node, InputKind.USER, f"input_{i}", position=i)
+        for i, node in enumerate([*placeholders, *drawn])
+        if isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
+    ]
+    fixed = {slot.node for slot in slots}
+    slots += [
+        InputSlot(node, InputKind.STATIC, f"input_{i}", value=node.meta.get("val"), position=i)
+        for i, node in enumerate(placeholders)
+        if node not in fixed
+    ]
+    returned = [OutputSlot(node, OutputKind.USER, f"output_{i}") for i, node in enumerate(computed)]
+    return Lowered(FunctionalGraph(graph, slots, returned), results, draws, sizes)
+
+
+def _check_input(node: torch.fx.Node) -> None:
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor) and (val.layout is not torch.strided or val.is_quantized):
+        raise Unsupported(f"the input {node.name} is a {val.layout} tensor of {val.dtype}")
+
+
+def _results(
+    outputs: Sequence[Any], position: dict[torch.fx.Node, int], sizes: Sizes
+) -> tuple[list[Result], list[torch.fx.Node]]:
+    """What every output is, and the nodes that ONNX Runtime computes."""
+    results: list[Result] = []
+    computed: dict[torch.fx.Node, Computed] = {}
+    for value in outputs:
+        if not isinstance(value, torch.fx.Node):
+            results.append(Constant(value))
+        elif value in position:
+            results.append(Passed(position[value]))
+        elif value in computed:
+            results.append(computed[value])
+        else:
+            result = _number(value, sizes) or _view(value, position)
+            if result is None:
+                result = computed[value] = _computed(value, len(computed), sizes)
+            results.append(result)
+    return results, list(computed)
+
+
+def _number(node: torch.fx.Node, sizes: Sizes) -> Result | None:
+    val = node.meta.get("val")
+    if val is None or isinstance(val, int | float | bool):
+        return Constant(val)
+    if not isinstance(val, torch.SymInt):
+        return None
+    try:
+        return Number(sizes.index(val))
+    except UnknownSizeError as error:
+        raise Unsupported(f"the output {node.name} is a number that depends on data: {error}") from error
+
+
+def _view(node: torch.fx.Node, position: dict[torch.fx.Node, int]) -> View | None:
+    steps: list[tuple[Any, tuple[Any, ...]]] = []
+    while node not in position:
+        if node.target not in _VIEWS or node.kwargs or any(_holds_nodes(a) for a in node.args[1:]):
+            return None
+        steps.append((node.target, tuple(node.args[1:])))
+        base = node.args[0]
+        assert isinstance(base, torch.fx.Node)
+        node = base
+    return View(position[node], tuple(reversed(steps)))
+
+
+def _holds_nodes(argument: Any) -> bool:
+    return isinstance(argument, torch.fx.Node) or (
+        isinstance(argument, list | tuple) and any(_holds_nodes(a) for a in argument)
+    )
+
+
+def _computed(node: torch.fx.Node, index: int, sizes: Sizes) -> Computed:
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_quantized:
+        raise Unsupported(f"the output {node.name} is a {type(val).__name__}, which ONNX Runtime does not return")
+    try:
+        shape = tuple(sizes.index(s) for s in val.shape)
+        strides = tuple(sizes.index(s) for s in val.stride())
+    except UnknownSizeError:
+        return Computed(index, val.dtype, val.device, None, None, True)
+    return Computed(index, val.dtype, val.device, shape, strides, _always_contiguous(val))
+
+
+def _always_contiguous(val: torch.Tensor) -> bool:
+    """Whether the strides are those of a contiguous tensor by their expressions; no guard is made."""
+    expected: Any = 1
+    for size, stride in zip(reversed(val.shape), reversed(val.stride()), strict=True):
+        if _expr(stride) != expected and _expr(size) != 1:
+            return False
+        expected = expected * _expr(size)
+    return True
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _take_draws(graph: torch.fx.Graph, sizes: Sizes) -> tuple[list[Draw | Mask], list[torch.fx.Node]]:
+    """Makes an input of every random operator that PyTorch can run before the graph."""
+    draws: list[Draw | Mask] = []
+    inputs: list[torch.fx.Node] = []
+    first = next((node for node in graph.nodes if node.op != "placeholder"), None)
+    for node in list(graph.nodes):
+        is_dropout = node.target is DROPOUT and node.args[2] is not False and node.args[1] != 0
+        if node.op != "call_function" or not (is_dropout or node.target in DRAWS):
+            continue
+        try:
+            draw = Mask(node, sizes) if is_dropout else Draw(node, sizes)
+        except UnknownSizeError:
+            continue
+        assert first is not None
+        with graph.inserting_before(first):
+            new = graph.placeholder(f"draw_{len(draws)}")
+        new.meta["val"] = node.meta["val"][1] if is_dropout else node.meta["val"]
+        if is_dropout:
+            apply_mask(graph, node, new)
+        else:
+            node.replace_all_uses_with(new)
+        draws.append(draw)
+        inputs.append(new)
+    return draws, inputs
+
+
+# -- what tells graphs apart -----------------------------------------------------------------------------------------------
+
+
+def structure(functional: FunctionalGraph) -> str:
+    """A digest of a graph that is equal for graphs that become the same model."""
+    digest = hashlib.sha256()
+    for line in _lines(functional.graph, {}):
+        digest.update(line.encode())
+    return digest.hexdigest()
+
+
+def _lines(graph: torch.fx.Graph, symbols: dict[str, str]) -> Iterator[str]:
+    """A line a node, in which neither names of nodes nor those of symbolic sizes matter."""
+    number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        target = f"{node.target}" if node.op == "call_function" else ""
+        if node.op == "call_function" and not isinstance(node.target, OpOverload):
+            target = f"{getattr(node.target, '__module__', operator.__name__)}.{node.target}"
+        args = _text((node.args, dict(node.kwargs)), number)
+        yield f"{node.op} {target} {args} {_type(node.meta.get('val'), symbols)}\n"
+        if node.op == "get_attr":
+            yield from _attribute(graph.owning_module, str(node.target), symbols)
+
+
+def _attribute(owner: Any, path: str, symbols: dict[str, str]) -> Iterator[str]:
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    if isinstance(owner, torch.fx.GraphModule):
+        yield from _lines(owner.graph, symbols)
+    elif isinstance(owner, torch.Tensor):
+        plain = owner.detach().cpu().contiguous()
+        data = plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        yield f"{_type(owner, symbols)} {hashlib.sha256(data).hexdigest()}\n"
+    else:
+        yield f"{owner!r}\n"
+
+
+def _text(value: Any, number: dict[torch.fx.Node, str]) -> str:
+    if isinstance(value, torch.fx.Node):
+        return number[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_text(v, number) for v in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k}: {_text(v, number)}' for k, v in value.items())}}}"
+    return repr(value)
+
+
+def _type(val: Any, symbols: dict[str, str]) -> str:
+    if isinstance(val, torch.Tensor):
+        dims = ", ".join(_dim(s, symbols) for s in (*val.shape, "/", *val.stride()))
+        return f"{val.dtype} {val.device} [{dims}]"
+    if isinstance(val, list | tuple):
+        return f"({', '.join(_type(v, symbols) for v in val)})"
+    if isinstance(val, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return f"{type(val).__name__} {_dim(val, symbols)}"
+    return repr(val)
+
+
+def _dim(size: Any, symbols: dict[str, str]) -> str:
+    if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return str(size)
+    expr = size.node.expr
+    names = {s: symbols.setdefault(str(s), f"d{len(symbols)}") for s in sorted(expr.free_symbols, key=str)}
+    return str(expr.xreplace({s: sympy.Symbol(name, integer=True, positive=True) for s, name in names.items()}))

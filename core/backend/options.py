@@ -1,0 +1,125 @@
+"""The options of the ``torch.compile`` backends, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxplug.errors import UsageError
+from onnxplug.opsets import resolve_opsets
+from onnxplug.registry.rule import Rule
+from onnxplug.registry.target import DEFAULT_RUNTIME
+from onnxplug.run.kernels import CPU, CallHost, onnxruntime_module
+
+#: Levels of ONNX Runtime's own graph optimisation, as ``GraphOptimizationLevel`` names them.
+LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What ``torch.compile(model, backend="onnxplug", options={...})`` takes.
+
+    Attributes:
+        opset: Version of ai.onnx, or of several domains, as ``to_onnx(opset_version=)`` takes it.
+        target, exact, rules, plugins, prefer, runtime, optimize: As ``to_onnx`` takes them.
+        rewrites: Name of a rewrite to whether it is used; those not named are used.
+        providers: Execution providers of ONNX Runtime, each a name or a name with a dict of its options.
+        session_options: An ``onnxruntime.SessionOptions``, or a dict of its attributes.
+        optimization: How far ONNX Runtime optimises the graph: ``"disable"``, ``"basic"``, ``"extended"`` or ``"all"``.
+        threads: Threads within an operator; ONNX Runtime's own choice when ``None``.
+        transforms: Functions ``(onnx_ir.Model) -> Model | None`` that change each model before its session is made.
+        cache: Folder in which converted models are kept for later processes.
+        store: A dict that receives, under ``"graphs"``, one :class:`~onnxplug.backend.backend.StoredGraph` for each graph.
+        fallback: Run a graph by eager PyTorch, with one warning, when it can't be converted or run; ``False`` raises.
+
+    Raises:
+        UsageError: A value is malformed.
+    """
+
+    opset: int | Mapping[str, int] | None = None
+    target: str | None = DEFAULT_RUNTIME
+    exact: bool = False
+    rules: Sequence[Rule] = ()
+    plugins: Sequence[str] | None = None
+    prefer: Mapping[str, str] | None = None
+    runtime: Sequence[Any] = ()
+    optimize: bool = True
+    rewrites: Mapping[str, bool] = field(default_factory=dict)
+    providers: Sequence[Any] = (CPU,)
+    session_options: Any = None
+    optimization: str | None = None
+    threads: int | None = None
+    transforms: Sequence[Callable[..., Any]] = ()
+    cache: str | Path | None = None
+    store: MutableMapping[str, Any] | None = None
+    fallback: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("exact", "optimize", "fallback"):
+            _expect(name, getattr(self, name), bool, "True or False")
+        for name in ("rewrites", "prefer"):
+            _expect(name, getattr(self, name), (Mapping, type(None)), "a dict")
+        for name in ("rules", "transforms", "providers", "runtime"):
+            if isinstance(getattr(self, name), str | bytes) or not isinstance(getattr(self, name), Sequence):
+                raise UsageError(f"options[{name!r}] is a list, got {getattr(self, name)!r}")
+        _expect("store", self.store, (MutableMapping, type(None)), "a dict, which is filled")
+        _expect("cache", self.cache, (str, Path, type(None)), "a folder")
+        if any(not callable(transform) for transform in self.transforms):
+            raise UsageError(f"options['transforms'] holds functions of a model, got {list(self.transforms)!r}")
+        if self.optimization is not None and self.optimization not in LEVELS:
+            raise UsageError(f"options['optimization'] is one of {', '.join(LEVELS)}, got {self.optimization!r}")
+        if self.threads is not None and (type(self.threads) is not int or self.threads < 1):
+            raise UsageError(f"options['threads'] is a positive number, got {self.threads!r}")
+        resolve_opsets(self.opset)
+        CallHost.checked(self.runtime)
+        _check_providers(self.providers)
+
+
+def parse_options(options: Mapping[str, Any] | None, mode: str | None = None) -> BackendOptions:
+    """The options of a ``torch.compile`` call.
+
+    Args:
+        options: What ``options=`` was.
+        mode: What ``mode=`` was. Torch's modes are accepted; they steer inductor and change nothing here.
+
+    Raises:
+        UsageError: An option or mode is unknown, or a value is malformed.
+    """
+    if mode is not None and mode not in MODES:
+        raise UsageError(f"the mode {mode!r} is unknown; torch.compile's modes are {', '.join(MODES)}")
+    if options is None:
+        return BackendOptions()
+    known = [f.name for f in dataclasses.fields(BackendOptions)]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            raise UsageError(
+                f"the backend 'onnxplug' has no option {name!r}",
+                hint=f"Did you mean {close[0]!r}?" if close else f"Its options are {', '.join(known)}.",
+            )
+    return BackendOptions(**options)
+
+
+def _expect(name: str, value: Any, kind: Any, text: str) -> None:
+    if not isinstance(value, kind):
+        raise UsageError(f"options[{name!r}] is {text}, got {value!r}")
+
+
+def _check_providers(providers: Sequence[Any]) -> None:
+    available = onnxruntime_module().get_available_providers()
+    for provider in providers:
+        name = provider[0] if isinstance(provider, list | tuple) and provider else provider
+        if name not in available:
+            raise UsageError(
+                f"the installed ONNX Runtime has no execution provider {name!r}; it has {', '.join(available)}"
+            )
