@@ -122,6 +122,7 @@ _NAMES = {
     },
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
     "aot_autograd": _Private("torch._dynamo.backends.common:aot_autograd", "torch.compile backends"),
+    "disable_current_modes": _Private("torch.utils._python_dispatch:_disable_current_modes", "torch.compile backends"),
     "min_cut_rematerialization_partition": _Private(
         "torch._functorch.partitioners:min_cut_rematerialization_partition", "torch.compile of training"
     ),

@@ -16,7 +16,7 @@ import onnxplug
 from onnxplug.backend import cache
 from onnxplug.backend.binding import Executable, RunError
 from onnxplug.backend.lowering import Lowered, lower, structure
-from onnxplug.backend.options import LEVELS, BackendOptions, parse_options
+from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runtime_of
 from onnxplug.build.collection import collection_held
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, UsageError
@@ -25,9 +25,10 @@ from onnxplug.opsets import resolve_opsets
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.kernels import CallHost, custom_operators, kernels_for, onnxruntime_module
 from onnxplug.run.session import LOG_SEVERITY, make_session, model_source
-from onnxplug.torch_private import aot_autograd, min_cut_rematerialization_partition
+from onnxplug.torch_private import aot_autograd, disable_current_modes, min_cut_rematerialization_partition
 
 Compiled = Callable[..., Any]
+_GRAPH = {"forward": "a forward graph", "backward": "a backward graph", "inference": "an inference graph"}
 
 
 @dataclass
@@ -97,13 +98,14 @@ def _compile(
     if options.store is not None:
         options.store.setdefault("graphs", []).append(stored)
     try:
-        lowered = lower(module)
-        run: Compiled = Executable(_session(lowered, options, stored), lowered)
+        with disable_current_modes():  # AOTAutograd compiles under its fake mode, and constants are real tensors
+            lowered = lower(module)
+            run: Compiled = Executable(_session(lowered, options, stored), lowered)
     except Exception as error:
         if not options.fallback:
             raise
         stored.error = error
-        _warn(f"a {kind} graph of {len(module.graph.nodes)} nodes is run by eager PyTorch", error)
+        _warn(f"{_GRAPH[kind]} of {len(module.graph.nodes)} nodes is run by eager PyTorch", error)
         return _Eager(module, stored if options.store is not None else None)
     return _Guarded(run, module, options, stored)
 
@@ -153,12 +155,10 @@ class _Guarded:
         return results
 
 
-def _warn(what: str, error: Exception) -> None:
+def _warn(what: str, error: Exception, *, raises: bool = True) -> None:
     text = error.message if isinstance(error, OnnxplugError) else f"{type(error).__name__}: {error}"
-    warnings.warn(
-        f"torch.compile(backend='onnxplug'): {what}: {text} (options={{'fallback': False}} raises instead)",
-        stacklevel=2,
-    )
+    instead = " (options={'fallback': False} raises instead)" if raises else ""
+    warnings.warn(f"torch.compile(backend='onnxplug'): {what}: {text}{instead}", stacklevel=2)
 
 
 # -- models and sessions ---------------------------------------------------------------------------------------------------
@@ -178,8 +178,17 @@ def _session(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> 
 def _session_from_disk(lowered: Lowered, options: BackendOptions, stored: StoredGraph, key: str) -> Any:
     if options.cache is None or isinstance(options.session_options, onnxruntime_module().SessionOptions):
         return _make_session(_converted(lowered, options, stored), options)
-    source = cache.stored_model(options.cache, key, lambda: _bytes(_converted(lowered, options, stored)))
-    return _make_session(source, options)
+    path = cache.path_of(options.cache, key)
+    source = cache.read_model(path)
+    if source is not None:
+        try:
+            return _make_session(source, options)
+        except Exception as error:
+            _warn(f"the stored model {path} is made anew, since it does not load", error, raises=False)
+    source = _bytes(_converted(lowered, options, stored))
+    session = _make_session(source, options)
+    cache.write_model(path, source)
+    return session
 
 
 def _key(lowered: Lowered, options: BackendOptions) -> str:
@@ -195,7 +204,7 @@ def _converted(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -
     """Converts a graph."""
     opsets = resolve_opsets(options.opset)
     table, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
-    runtime = check_runtime(options.target, table.targets() | host.targets())
+    runtime = check_runtime(runtime_of(options), table.targets() | host.targets())
     captured = Captured(None)  # type: ignore[arg-type]
     with collection_held():
         model = convert(

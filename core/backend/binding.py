@@ -69,7 +69,7 @@ class Executable:
         self._boxed_call = True  # AOTAutograd then gives a list
         self._draws: list[Draw | Mask] = lowered.draws
         self._evaluate: Evaluate | None = lowered.sizes.function()
-        self._session = session._sess if session is not None else None
+        self._session: Any = session._sess if session is not None else None
         runtime = onnxruntime_module()
         self._run_options = runtime.RunOptions()
         self._device = runtime.capi._pybind_state.OrtDevice(
@@ -157,16 +157,18 @@ class Executable:
             bind(slot.name, device, slot.element, value.shape, value.data_ptr() or _SOMEWHERE.data_ptr())
 
     def _fetch(self, bound: _Bound, made: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> list[torch.Tensor]:
-        if all(tensor is not None for tensor in made):
-            found = list(made)
-        else:
+        if any(tensor is None for tensor in made):
             values = bound.binding.get_outputs()
-            found = [
+            made = [
                 _adopt(value, output) if tensor is None else tensor
                 for value, tensor, output in zip(values, made, self._outputs, strict=True)
             ]
             bound.binding.clear_binding_outputs()
-        return [_laid_out(tensor, output, numbers) for tensor, output in zip(found, self._outputs, strict=True)]
+        return [
+            _laid_out(tensor, output, numbers)
+            for tensor, output in zip(made, self._outputs, strict=True)
+            if tensor is not None
+        ]
 
 
 def _input(position: int, name: str, val: Any) -> _Input:
@@ -197,8 +199,11 @@ def _adopt(value: Any, output: Computed) -> torch.Tensor:
 
 def _laid_out(tensor: torch.Tensor, output: Computed, numbers: Sequence[int]) -> torch.Tensor:
     """The output in eager's memory layout, which views and later graphs go by."""
-    if output.contiguous or output.strides is None:
+    if output.contiguous:
         return tensor
+    if output.strides is None:
+        back = sorted(range(tensor.dim()), key=output.order.index)
+        return tensor.permute(output.order).contiguous().permute(back)
     strides = tuple(numbers[i] for i in output.strides)
     if tensor.stride() == strides or tensor.numel() < 2:
         return tensor

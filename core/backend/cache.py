@@ -31,25 +31,32 @@ def forget_sessions() -> None:
         _sessions.clear()
 
 
-def stored_model(folder: str | os.PathLike[str], key: str, make: Callable[[], bytes]) -> bytes:
-    """A model from a folder, made and stored there when it is missing.
+def path_of(folder: str | os.PathLike[str], key: str) -> Path:
+    """Where the model of a graph's digest is kept."""
+    return Path(folder) / f"{key}.onnx"
 
-    Processes may share the folder: a file appears complete or not at all. One that can't be written leaves the model unstored.
-    """
-    path = Path(folder) / f"{key}.onnx"
+
+def read_model(path: Path) -> bytes | None:
+    """A model that an earlier process kept; ``None`` when there is none."""
     try:
         return path.read_bytes()
     except OSError:
-        made = make()
+        return None
+
+
+def write_model(path: Path, model: bytes) -> None:
+    """Keeps a model for later processes; they may share the folder: the file appears complete or not at all.
+
+    A folder that can't be written to keeps nothing: the model is made anew next time.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{key}.", suffix=".part")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".part")
     except OSError:
-        return made
+        return
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(made)
+            file.write(model)
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
-    return made

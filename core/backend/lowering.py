@@ -7,6 +7,7 @@ inputs or sizes are PyTorch's own: ONNX Runtime would copy them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class Computed:
         dtype, device: As in eager.
         shape, strides: Places of its sizes and strides in what :class:`Sizes` gives; ``None`` where data decides.
         contiguous: Whether eager's output is contiguous at every size.
+        order: Where data decides, the axes from the one with the largest stride.
     """
 
     index: int
@@ -57,6 +59,7 @@ class Computed:
     shape: tuple[int, ...] | None
     strides: tuple[int, ...] | None
     contiguous: bool
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,17 @@ def _computed(node: torch.fx.Node, index: int, sizes: Sizes) -> Computed:
         shape = tuple(sizes.index(s) for s in val.shape)
         strides = tuple(sizes.index(s) for s in val.stride())
     except UnknownSizeError:
-        return Computed(index, val.dtype, val.device, None, None, True)
+        order = _memory_order(val)
+        return Computed(index, val.dtype, val.device, None, None, order == tuple(range(val.dim())), order)
     return Computed(index, val.dtype, val.device, shape, strides, _always_contiguous(val))
+
+
+def _memory_order(val: torch.Tensor) -> tuple[int, ...]:
+    """The order of axes in which a tensor is contiguous by its expressions; that of the axes where there is none."""
+    for order in itertools.permutations(range(min(val.dim(), 5))):
+        if len(order) == val.dim() and _always_contiguous(val.permute(order)):
+            return order
+    return tuple(range(val.dim()))
 
 
 def _always_contiguous(val: torch.Tensor) -> bool:

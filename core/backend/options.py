@@ -31,7 +31,9 @@ class BackendOptions:
 
     Attributes:
         opset: Version of ai.onnx, or of several domains, as ``to_onnx(opset_version=)`` takes it.
-        target, exact, rules, plugins, prefer, runtime, optimize: As ``to_onnx`` takes them.
+        exact, rules, plugins, prefer, runtime, optimize: As ``to_onnx`` takes them.
+        target: As ``to_onnx`` takes it; ``"auto"`` is ``"onnxruntime:cpu"`` where the CPU is the only provider, whose kernels
+            lack types that others have, else ``"onnxruntime"``.
         rewrites: Name of a rewrite to whether it is used; those not named are used.
         providers: Execution providers of ONNX Runtime, each a name or a name with a dict of its options.
         session_options: An ``onnxruntime.SessionOptions``, or a dict of its attributes.
@@ -47,7 +49,7 @@ class BackendOptions:
     """
 
     opset: int | Mapping[str, int] | None = None
-    target: str | None = DEFAULT_RUNTIME
+    target: str | None = "auto"
     exact: bool = False
     rules: Sequence[Rule] = ()
     plugins: Sequence[str] | None = None
@@ -83,6 +85,13 @@ class BackendOptions:
         resolve_opsets(self.opset)
         CallHost.checked(self.runtime)
         _check_providers(self.providers)
+
+
+def runtime_of(options: BackendOptions) -> str | None:
+    """The runtime that graphs are converted for."""
+    if options.target != "auto":
+        return options.target
+    return f"{DEFAULT_RUNTIME}:cpu" if list(options.providers) == [CPU] else DEFAULT_RUNTIME
 
 
 def parse_options(options: Mapping[str, Any] | None, mode: str | None = None) -> BackendOptions:
