@@ -19,6 +19,12 @@ def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis:
     return result
 
 
+def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
+    """The elements at indices along an axis; the other axes of the indices may be shorter than the data's."""
+    inside = tuple(slice(None) if i == axis % data.ndim else slice(n) for i, n in enumerate(indices.shape))
+    return np.take_along_axis(data[inside], indices.astype(np.int64), axis)
+
+
 def global_lp_pool(x: np.ndarray, *, p: int = 2) -> np.ndarray:
     """(sum of |x|^p)^(1/p) over the spatial axes, which stay with size 1."""
     axes = tuple(range(2, x.ndim))
@@ -101,6 +107,7 @@ def zip_map(
 
 KERNELS = [
     Kernel("Scatter", scatter, since=9, widen=False),
+    Kernel("GatherElements", gather_elements, since=11, widen=False),
     Kernel("GlobalLpPool", global_lp_pool, since=2),
     Kernel("MaxRoiPool", max_roi_pool),
     Kernel("CastMap", cast_map, domain="ai.onnx.ml"),
