@@ -30,8 +30,15 @@ def linear(g: GraphBuilder, node: FxNode) -> Value:
     if rank_of(weight) == 1:
         result = product(g, x, weight)
     else:
-        result = product(g, x, g.op.Transpose(weight, perm=[1, 0]))
+        result = product(g, x, _columns(g, weight))
     return result if bias is None else g.op.Add(result, bias)
+
+
+def _columns(g: GraphBuilder, weight: Value) -> Value:
+    """A weight [out, in] as [in, out]: stored so where nothing else reads it."""
+    if g.optimize and g.is_read_once(weight):
+        return g.permuted(weight, (1, 0))
+    return g.op.Transpose(weight, perm=[1, 0])
 
 
 def _has_gemm(g: GraphBuilder, dtype: ir.DataType) -> bool:

@@ -225,7 +225,6 @@ def convert(
         explain_missing=host.explain_missing,
     )
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
-    builder.state = state
     env = interpreter.run(functional.graph, values)
     arguments.warn_of_unused_rules(registry, bound.asked())
     outputs = bind_outputs(builder, env, functional.outputs)

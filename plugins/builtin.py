@@ -28,9 +28,9 @@ def onnxplug_rules() -> Iterable[Rule]:
 @hookimpl
 def onnxplug_rewrites() -> Iterable[Any]:
     """The builtin rewrites."""
-    from onnxplug.rewrite import columns, norms, onnxruntime, patterns, products
+    from onnxplug.rewrite import columns, norms, onnxruntime, patterns
 
-    return [*patterns.REWRITES, *onnxruntime.REWRITES, *products.REWRITES, *norms.REWRITES, *columns.REWRITES]
+    return [*patterns.REWRITES, *onnxruntime.REWRITES, *norms.REWRITES, *columns.REWRITES]
 
 
 @hookimpl

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +63,8 @@ class StoredMixin:
     def __init__(self) -> None:
         #: The parameters, buffers and constants of the model.
         self.state: Mapping[ir.Value, torch.Tensor] = {}
+        #: How many calls of the FX graph read each of them.
+        self._readers: Counter[ir.Value] = Counter()
         self._derived: dict[ir.Value, tuple[ir.Value, Tensor, Make, str]] = {}
         self._derived_by_key: dict[Any, ir.Value] = {}
         super().__init__()
@@ -94,6 +97,21 @@ class StoredMixin:
         found = self._derived.get(x)
         tensor = self.state.get(x) if found is None else found[1]
         return tensor.detach() if isinstance(tensor, torch.Tensor) else None
+
+    def add_readers(self, x: Any, count: int) -> None:
+        """Counts calls that read a tensor of the model's state; of anything else nothing is counted."""
+        if x in self._readers or x in self.state:
+            self._readers[x] += count
+
+    def is_read_once(self, x: ir.Value) -> bool:
+        """Whether a value is a weight that one call alone reads, or made of one: it may be stored as that call wants it."""
+        found = self._derived.get(x)
+        return self._readers[x if found is None else found[0]] == 1 and self.is_weight(x)
+
+    def permuted(self, source: ir.Value, perm: Sequence[int]) -> ir.Value:
+        """A weight stored with its axes in another order, as ``NAME.transposed``."""
+        perm = tuple(perm)
+        return self.derive(source, lambda tensor: tensor.permute(*perm), ("permuted", perm), form="transposed")
 
     def derive(self, source: ir.Value, make: Make, key: Hashable, *, form: str = "derived") -> ir.Value:
         """An initializer made of a stored tensor, at export and again whenever the weights are replaced.

@@ -34,6 +34,7 @@ def bind_inputs(
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[ir.Value] = []
     state: dict[ir.Value, torch.Tensor] = {}
+    builder.state = state
     stored: dict[Any, ir.Value] = {}
     targets: dict[ir.Value, list[str]] = {}
     for slot in slots:
@@ -56,6 +57,7 @@ def bind_inputs(
             if found is None:
                 found = stored[key] = _state_value(slot)
                 state[found] = _real(slot.tensor)
+            builder.add_readers(found, len(slot.node.users))
             targets.setdefault(found, []).append(slot.target)
             found.meta[META] = Origin(tuple(targets[found]), _real, slot.tensor.dtype, slot.tensor.shape)
             values[slot.node] = _maybe_complex(builder, slot, found)

@@ -113,8 +113,11 @@ class DynamoInterpreter:
         return self._inline(graph, inputs, self._frame._replace(owner=module))
 
     def _inline(self, graph: torch.fx.Graph, inputs: Sequence[Any], frame: _Frame) -> list[Any]:
-        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        with self._within(frame._replace(values=dict(zip(placeholders, inputs, strict=True)))):
+        values = dict(zip((node for node in graph.nodes if node.op == "placeholder"), inputs, strict=True))
+        for placeholder, value in values.items():
+            if isinstance(value, ir.Value):
+                self._builder.add_readers(value, len(placeholder.users) - 1)
+        with self._within(frame._replace(values=values)):
             self._walk(graph)
             results = self.value_of(graph.output_node().args[0])
         return list(results) if isinstance(results, list | tuple) else [results]

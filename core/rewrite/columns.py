@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.rewrite.matching import int_attribute, made_by, reads, used_once
+from onnxplug.build.matching import int_attribute, made_by, reads, used_once
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:

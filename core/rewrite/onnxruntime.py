@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.rewrite.matching import read_by, reads
+from onnxplug.build.matching import read_by, reads
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.rewrite.matching import reads, reads_stored
+from onnxplug.build.matching import reads, reads_stored
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def transposed_weight(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         return None
     rank = len(weight.shape or ())
     perm = tuple(node.attributes["perm"].as_ints() if "perm" in node.attributes else range(rank)[::-1])
-    return g.derive(weight, lambda tensor: tensor.permute(*perm), ("permuted", perm), form="transposed")
+    return g.permuted(weight, perm)
 
 
 def _product_of_rank_2(node: ir.Node) -> bool:
