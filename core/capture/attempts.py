@@ -10,12 +10,13 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug.capture.branches import Branch, assumptions, is_own, recorded_branches
 from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, check_dynamic, declared_ranges, size_names
-from onnxplug.capture.guards import Condition, FixedExpressionError, conditions, fixed_by, warning_text
+from onnxplug.capture.guards import Condition, FixedExpressionError, at_least_two, conditions, fixed_by, warning_text
 from onnxplug.capture.locations import is_torch_file
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.small_sizes import Dependence, dependences, zero_is_a_size
@@ -28,13 +29,29 @@ _DATA_DEPENDENT = {"GuardOnDataDependentSymNode", "DataDependentOutputException"
 _ABOUT_SIZES = ("Constraints violated", "specialized", "size of tensor", "inferred a static shape", "ranges")
 
 
+class Attempt(NamedTuple):
+    """A successful capture.
+
+    Attributes:
+        program: The program.
+        strategy: The mode and the reading of the dynamic shapes that it was captured in.
+        conditions: What the model's code asks of the sizes.
+        assumptions: What it asks of them that only the size 1 does not fulfil.
+    """
+
+    program: torch.export.ExportedProgram
+    strategy: str
+    conditions: list[Condition]
+    assumptions: list[Condition]
+
+
 def export_program(
     module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None
-) -> tuple[torch.export.ExportedProgram, str, list[Condition]]:
+) -> Attempt:
     """Captures a module.
 
     Returns:
-        The program, the mode and reading that it was captured in, and what its code asks of the sizes.
+        The first attempt that succeeded.
 
     Raises:
         CaptureError: No attempt succeeded; at most three are made, and none after an error that depends on data alone.
@@ -54,7 +71,7 @@ def export_program(
         else:
             capture.warn()
             strategy = ("strict" if mode else "non-strict") + ("" if tied else ", sizes of one name not tied")
-            return program, strategy, capture.conditions
+            return Attempt(program, strategy, capture.conditions, capture.assumptions)
     # A dimension found static says more than what torch raises in the other modes.
     for failure in errors:
         if isinstance(failure, CaptureError):
@@ -94,6 +111,8 @@ class _Capture:
         self.shapes = shapes
         self.left = LIMIT
         self.conditions: list[Condition] = []
+        self.assumptions: list[Condition] = []
+        self._branches: list[Branch] = []
         self._warnings: list[str] = []
 
     def refined(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
@@ -124,7 +143,7 @@ class _Capture:
         Raises:
             CaptureError: A dimension that must be dynamic is fixed by the model's Python code.
         """
-        self._warnings, self.conditions = [], []
+        self._warnings, self.conditions, self.assumptions = [], [], []
         sizes = asked_sizes(program, self.shapes)
         static = self._depending_on_small_sizes(program, sizes) if oblivious else set()
         static |= self._fixed(program, sizes)
@@ -154,7 +173,11 @@ class _Capture:
         """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
         static: set[tuple[int, int]] = set()
         names = size_names(self.shapes, sizes)
-        for condition in conditions(program, declared_ranges(self.shapes, sizes)):
+        ranges = declared_ranges(self.shapes, sizes)
+        self.assumptions = assumptions(self._branches, program, ranges)
+        self.conditions += at_least_two(ranges)
+        self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
+        for condition in conditions(program, ranges):
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
             for leaf, axis, must_be_dynamic, _ in concerned:
                 if must_be_dynamic:
@@ -184,6 +207,7 @@ class _Capture:
                 stack.enter_context(onnx_export_flag_in_dynamo())
             # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
             args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
+            self._branches = stack.enter_context(recorded_branches())
             return torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
 
 

@@ -78,10 +78,10 @@ def capture(
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
         check_expressions(shapes, pytree.tree_leaves((positional, keywords)))
-        program, strategy, asked = export_program(module, positional, keywords, shapes, strict)
-    result = _captured(program, model, positional, keywords, strategy, started)
-    result.conditions = asked
-    result.dim_names = dimension_names(program, shapes)
+        attempt = export_program(module, positional, keywords, shapes, strict)
+    result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
+    result.conditions, result.assumptions = attempt.conditions, attempt.assumptions
+    result.dim_names = dimension_names(attempt.program, shapes)
     return result
 
 

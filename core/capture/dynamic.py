@@ -361,8 +361,8 @@ def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[A
     for leaf, axis, _, size in sizes:
         wanted = shapes.wanted(leaf, axis)
         low, high = getattr(wanted, "min", None), getattr(wanted, "max", None)
-        if size.node.expr.is_Symbol and isinstance(low, int) and isinstance(high, int):
-            ranges[size.node.expr] = (low, high)
+        if size.node.expr.is_Symbol and isinstance(low, int):
+            ranges[size.node.expr] = (low, high if isinstance(high, int) else 2**63)
     return ranges
 
 

@@ -110,10 +110,23 @@ def conditions(program: torch.export.ExportedProgram, allowed: Mapping[Any, tupl
                 continue
             place = constant.place or place
         place = place or constants.place_of(expr)
-        if not _holds_for_all(expr, allowed) and not _only_raises(place):
+        if not holds_for_all(expr, allowed) and not only_raises(place):
             examples = {s: env.replace(s).xreplace(hints) for s in expr.free_symbols}
             found[expr] = Condition(expr, place, _is_fixed(expr, examples))
     return list(found.values())
+
+
+def at_least_two(declared: Mapping[Any, tuple[int, int]]) -> list[Condition]:
+    """A condition for each size that is declared to be 2 or more; torch writes the same range where nothing is declared."""
+    return [Condition(symbol >= 2, None, fixed=False) for symbol, (low, _) in declared.items() if low == 2]
+
+
+def python_guards(program: torch.export.ExportedProgram) -> Iterator[tuple[Any, str | None]]:
+    """torch's guards that Python code asked for, each with the user's line."""
+    for size in itertools.islice(_input_sizes(program), 1):
+        for guard in size.node.shape_env.guards:
+            if _is_of_python(guard.sloc):
+                yield size.node.shape_env.replace(guard.expr), user_line(guard.sloc)
 
 
 def fixed_by(name: str, condition: Condition, names: Mapping[str, str]) -> CaptureError:
@@ -183,8 +196,8 @@ def _is_of_python(sloc: Any) -> bool:
     return not file.removeprefix(_TORCH).startswith(_OPERATORS)
 
 
-def _holds_for_all(expr: Any, allowed: Mapping[Any, tuple[int, int]]) -> bool:
-    """Whether a guard holds for every size that is tried."""
+def holds_for_all(expr: Any, allowed: Mapping[Any, tuple[int, int]]) -> bool:
+    """Whether a guard holds for every size of at least 2 that is tried, within the ranges allowed."""
     symbols = sorted(expr.free_symbols, key=str)
     choices: Sequence[int] = _TRIED if len(symbols) == 1 else _FEW if len(symbols) == 2 else _FEWER
     ranges = [allowed.get(s, (0, 2**63)) for s in symbols]
@@ -224,7 +237,7 @@ def _python(expr: Any) -> str:
     return str(python_notation().doprint(expr))
 
 
-def _only_raises(place: str | None) -> bool:
+def only_raises(place: str | None) -> bool:
     """Whether a line asks something in order to raise an error: an assertion, a check, an ``if`` before a ``raise``."""
     file, _, line = (place or "").rpartition(":")
     return any(_is_check(node) for node in _statements(file, int(line))) if file and line.isdigit() else False

@@ -105,6 +105,7 @@ class Captured:
         strategy: ``"given"``, ``"non-strict"``, ``"strict"`` …
         seconds: Time that capture took.
         conditions: What the model's code asks of the sizes; the program is right where all hold.
+        assumptions: What it asks that only the size 1 does not fulfil; often the program is right there too.
     """
 
     program: torch.export.ExportedProgram
@@ -115,3 +116,4 @@ class Captured:
     strategy: str = "given"
     seconds: float = 0.0
     conditions: list[Condition] = field(default_factory=list)
+    assumptions: list[Condition] = field(default_factory=list)

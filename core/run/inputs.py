@@ -70,12 +70,12 @@ class Sizes:
     def draw(self, seed: int, attempt: int = 0) -> dict[Any, int]:
         """A size for each symbol; the same seed and attempt give the same ones."""
         chosen = {s: self._clamp(s, size) for s, size in self._propose(seed, attempt).items()}
-        return {**chosen, **{s: int(expr.xreplace(_integers(chosen))) for s, expr in self.dependent.items()}}
+        return {**chosen, **{s: int(expr.xreplace(integers(chosen))) for s, expr in self.dependent.items()}}
 
     def allows(self, sizes: Mapping[Any, int], values: Sequence[Any]) -> bool:
         """Whether no size is negative, none that an expression gives is out of its range, and the model's conditions hold."""
         bounded = [(expr, self.ranges[expr]) for expr in self.ranges if not expr.is_Symbol or expr in self.dependent]
-        numbers = _integers(sizes)
+        numbers = integers(sizes)
         if not all(condition.allows(numbers) for condition in self.conditions):
             return False
         for expr, allowed in bounded:
@@ -125,7 +125,7 @@ def _solve(expr: Any, size: int, known: dict[Any, int]) -> None:
         return
     import sympy
 
-    rest = expr.xreplace(_integers({s: known[s] for s in expr.free_symbols if s in known}))
+    rest = expr.xreplace(integers({s: known[s] for s in expr.free_symbols if s in known}))
     if rest.is_polynomial(unknown[0]):
         found = sympy.solve(rest - size, unknown[0])
         known.update({unknown[0]: int(found[0])} if len(found) == 1 and found[0].is_Integer else {})
@@ -194,10 +194,10 @@ def resized_inputs(
 
 
 def _evaluate(size: Any, sizes: Mapping[Any, int]) -> int:
-    return size if isinstance(size, int) else int(size.node.expr.xreplace(_integers(sizes)))
+    return size if isinstance(size, int) else int(size.node.expr.xreplace(integers(sizes)))
 
 
-def _integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
+def integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
     from sympy import Integer
 
     return {symbol: Integer(size) for symbol, size in sizes.items()}

@@ -16,7 +16,7 @@ from onnxplug.errors import VerificationError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import Scale, compare
 from onnxplug.run.conditioning import rounding_slack
-from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, resized_inputs, sized
+from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
 from onnxplug.run.session import Runner
 from onnxplug.text import counted
 from onnxplug.torch_private import pytree
@@ -170,6 +170,7 @@ class _Comparer:
         self._program = program
         self._tolerances = tolerances
         self._names = captured.dim_names
+        self._assumptions = captured.assumptions
         self._spec: Any = exported.call_spec.in_spec
         self._reference = captured.reference if captured.reference is not None else exported.module()
         self._runner = Runner(program.model, program.host)
@@ -185,13 +186,8 @@ class _Comparer:
         Raises:
             VerificationError: A result differs, or one of both models does not run.
         """
-        symbols = {
-            wanted.node.expr: int(size)
-            for wanted, size in sized(leaves, self.values)
-            if isinstance(wanted, torch.SymInt) and wanted.node.expr.is_Symbol
-        }
         try:
-            return self.compare(leaves, self.named(symbols), None)
+            return self.compare(leaves, self.named(self._symbols(leaves)), None)
         except Refused as refusal:
             error = refusal.__cause__
             raise VerificationError(f"the PyTorch model does not run on its own inputs: {error}") from error
@@ -223,8 +219,33 @@ class _Comparer:
                 lambda model, moved: eager_outputs(program, model, moved, self._spec), self._reference, leaves
             ),
         )
-        worst, unstable = _compare_all(outputs, self._tolerances, sizes, seed)
+        try:
+            worst, unstable = _compare_all(outputs, self._tolerances, sizes, seed)
+        except VerificationError as error:
+            if (reason := self._assumed(leaves)) is None:
+                raise
+            raise VerificationError(error.message, hint=reason) from error
         return VerificationCase(sizes, seed, worst, runner.runtime, unstable)
+
+    def _assumed(self, leaves: Sequence[Any]) -> str | None:
+        """A hint, where the inputs have a size of 1 and the model's code has a branch for it."""
+        sizes = self._symbols(leaves)
+        for assumption in self._assumptions:
+            if assumption.symbols <= sizes.keys() and not assumption.allows(integers(sizes)):
+                return (
+                    f"The model's code asks {assumption.text(self._names)} at {assumption.place}, and the exported model has the "
+                    "branch of the larger sizes. If that is the cause, declare the range (torch.export.Dim(name, min=2)) or use "
+                    "torch.where or torch.cond."
+                )
+        return None
+
+    def _symbols(self, leaves: Sequence[Any]) -> dict[Any, int]:
+        """torch's symbols to the sizes of the inputs."""
+        return {
+            wanted.node.expr: int(size)
+            for wanted, size in sized(leaves, self.values)
+            if isinstance(wanted, torch.SymInt) and wanted.node.expr.is_Symbol
+        }
 
     def _why(self, leaves: Sequence[Any]) -> str | None:
         """A hint, where torch's own exported program does not run on the inputs either."""

@@ -161,3 +161,80 @@ def test_torch_is_left_as_it_was() -> None:
     with pytest.raises(CaptureError):
         onnxplug.to_onnx(BRANCHES["shape == 0"][0], (ZERO,), dynamic_shapes=({0: "b"},))
     assert ShapeEnv.create_symbol is before
+
+
+MANY = torch.arange(12.0).reshape(4, 3)
+#: Branches that only the size 1 decides otherwise, with the condition that holds for the larger sizes.
+ONE_APART: dict[str, tuple[Model, str]] = {
+    "shape > 1": (lambda x: other(x) if x.shape[0] > 1 else x + 1, "batch > 1"),
+    "shape == 1": (lambda x: x + 1 if x.shape[0] == 1 else other(x), "batch != 1"),
+    "len": (lambda x: other(x) if len(x) >= 2 else x + 1, "batch >= 2"),
+    "not": (lambda x: other(x) if not x.shape[0] < 2 else x + 1, "batch >= 2"),
+    "numel": (lambda x: other(x) if x.numel() > 3 else x + 1, "3*batch > 3"),
+    "an operator asked before": (lambda x: (x @ x.t() if x.shape[0] > 1 else x + 1).contiguous(), "batch > 1"),
+    "after an operator": (lambda x: other(y) if (y := x @ torch.ones(3, 3)).shape[0] > 1 else x, "batch > 1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *((name, "batch") for name in ONE_APART),
+        # len() is an int, which makes an automatic dimension static.
+        *((name, Dim.AUTO) for name in ONE_APART if name != "len"),
+    ],
+    ids=str,
+)
+def test_a_branch_for_the_size_1_is_a_warning(name: str, wanted: Any) -> None:
+    model, condition = ONE_APART[name]
+    text = re.escape(condition if isinstance(wanted, str) else condition.replace("batch", "x.shape[0]"))
+    with pytest.warns(UserWarning, match=rf"holds for {text} alone: the model's code at .*test_small_sizes\.py:\d+ "):
+        program = onnxplug.to_onnx(model, (MANY,), dynamic_shapes=({0: wanted},))
+    same(model, program, MANY)
+    with pytest.raises(
+        onnxplug.VerificationError, match=r"Hint: The model's code asks .* at .*test_small_sizes\.py:\d+"
+    ):
+        program.verify(seeds=range(8))
+
+
+def test_a_branch_for_the_size_1_within_a_declared_range_says_nothing() -> None:
+    model, _ = ONE_APART["shape > 1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(model, (MANY,), dynamic_shapes=({0: Dim("batch", min=2)},))
+    sizes = [case.sizes["batch"] for case in program.verify(seeds=range(8)).cases]
+    assert len(sizes) > 6
+    assert min(sizes) > 1
+
+
+def checked(x: torch.Tensor) -> torch.Tensor:
+    assert x.shape[0] > 1
+    if x.shape[0] == 1:
+        raise ValueError("one row")
+    return x + 1
+
+
+def test_a_check_for_the_size_1_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(checked, (MANY,), dynamic_shapes=({0: "batch"},))
+    same(checked, program, MANY[:2])
+
+
+def test_a_branch_of_an_installed_package_is_a_hint_of_verification_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxplug.capture import branches
+
+    monkeypatch.setattr(branches, "_INSTALLED", re.compile(re.escape(__file__)))
+    model, _ = ONE_APART["shape > 1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(model, (MANY,), dynamic_shapes=({0: "batch"},))
+    with pytest.raises(onnxplug.VerificationError, match="Hint: The model's code asks batch > 1 at"):
+        program.verify(seeds=range(8))
+
+
+def test_recording_branches_leaves_torch_as_it_was() -> None:
+    before = torch.SymBool.__bool__
+    with pytest.warns(UserWarning, match="holds for"):
+        onnxplug.to_onnx(ONE_APART["shape > 1"][0], (MANY,), dynamic_shapes=({0: "batch"},))
+    assert torch.SymBool.__bool__ is before
