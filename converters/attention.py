@@ -9,10 +9,11 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES
-from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.matrices import dtype_of
+from onnxplug.converters.helpers.reductions import log_of_sum, reduce
 from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
@@ -26,14 +27,25 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
     Causal: query i sees keys 0 to i, also where L and S differ. A row whose keys are all hidden gives zeros.
     """  # noqa: E501
     query, key, value, mask, dropout, causal, scale, gqa = node.args
-    dtype = query.dtype
     if gqa:
         key, value = (_repeat_heads(g, query, x) for x in (key, value))
-    rank = rank_of(key)
-    order = [*range(rank - 2), rank - 1, rank - 2]
-    scores = g.op.MatMul(_scaled(g, query, scale), g.op.Transpose(key, perm=order))
-    inner = FLOAT if dtype in HALVES else dtype
-    scores = g.cast(scores, inner)
+    return _attend(g, query, key, value, mask, dropout, causal, scale)
+
+
+def _attend(
+    g: GraphBuilder,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> Value:
+    """The attention's result, [..., L, Ev]. A mask and ``causal`` exclude each other."""
+    dtype = query.dtype
+    scores = _scores(g, query, key, scale)
+    inner = dtype_of(scores)
     seen_rows = None
     if causal:
         weights = g.op.Softmax(g.op.Add(scores, _bias(g, _causal(g, query, key), inner)), axis=-1)
@@ -51,6 +63,41 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
         weights = randomly_dropped(g, weights, dropout)[0]
     result = g.op.MatMul(weights, value)
     return result if seen_rows is None else g.op.Mul(result, g.cast(seen_rows, dtype))
+
+
+def _scores(g: GraphBuilder, query: Value, key: Value, scale: float | None) -> Value:
+    """The scaled products of queries and keys, [..., L, S], in float where the operands are of a half type."""
+    rank = rank_of(key)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    scores = g.op.MatMul(_scaled(g, query, scale), g.op.Transpose(key, perm=order))
+    return g.cast(scores, FLOAT) if query.dtype in HALVES else scores
+
+
+def flash_attention_for_cpu(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)
+
+    query [B, H, L, E], key and value [B, H or its divisor, S, E], a mask that is added, also together with ``is_causal``.
+    logsumexp [B, H, L], of the masked scores, is 0 for a row whose keys are all hidden. There is no dropout: torch refuses it.
+    Half types are computed in float, as in torch's kernel, and the logarithms stay float.
+    """  # noqa: E501
+    *operands, _, causal, mask, scale = node.args
+    query, key, value = (g.cast(x, FLOAT) if x.dtype in HALVES else x for x in operands)
+    if all(isinstance(g.dim(x, 1), int) for x in (query, key)):
+        key, value = (_repeat_heads(g, query, x) for x in (key, value))
+    scores = _scores(g, query, key, scale)
+    dtype = dtype_of(scores)
+    if mask is not None and causal:
+        mask = g.op.Add(g.cast(mask, dtype), _bias(g, _causal(g, query, key), dtype))
+        causal = False
+    output = g.cast(_attend(g, query, key, value, mask, 0.0, causal, scale), dtype_of(operands[0]))
+    seen_rows = None
+    if causal:
+        scores = g.op.Add(scores, _bias(g, _causal(g, query, key), dtype))
+    elif mask is not None:
+        bias, seen_rows = _bias_and_seen_rows(g, mask, dtype)
+        scores = g.op.Add(scores, bias)
+    total = log_of_sum(g, scores, [3], False)
+    return [output, total if seen_rows is None else g.op.Mul(total, squeeze(g, seen_rows, rank_of(seen_rows) - 1))]
 
 
 def attention(g: GraphBuilder, node: FxNode) -> Value:
@@ -134,4 +181,5 @@ def _repeat_heads(g: GraphBuilder, query: Value, x: Value) -> Value:
 RULES: list[Rule] = [
     Rule("aten::scaled_dot_product_attention.default", attention, opset=(23, None)),
     Rule("aten::scaled_dot_product_attention.default", scaled_dot_product_attention),
+    Rule("aten::_scaled_dot_product_flash_attention_for_cpu.default", flash_attention_for_cpu),
 ]

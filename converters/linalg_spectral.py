@@ -47,6 +47,33 @@ def linalg_eigh(g: GraphBuilder, node: FxNode) -> list[Value]:
     return [values, found if vectors else _nothing(g, node.dtype)]
 
 
+def linalg_matrix_sqrth(g: GraphBuilder, node: FxNode) -> Value:
+    """linalg_matrix_sqrth(Tensor self) -> Tensor
+
+    ``V diag(sqrt(w)) V^T`` of the eigenvalues w and eigenvectors V of the lower triangle, ``[*batch, n, n]``. Negative
+    eigenvalues count as 0, as in torch.
+    """
+    (a,) = node.args
+    w, v = eigh(g, _symmetric(g, a, False))
+    zero = g.const(0.0, node.dtype)
+    root = g.op.Sqrt(g.op.Where(g.op.Less(w, zero), zero, w))
+    return g.op.MatMul(g.op.Mul(v, unsqueeze(g, root, rank_of(root) - 1)), transpose(g, v))
+
+
+def linalg_polar(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """linalg_polar(Tensor A) -> (Tensor U, Tensor H)
+
+    Of the singular value decomposition ``A = U S V^T``, ``[*batch, m, n]`` with m >= n: ``U V^T`` with orthonormal columns,
+    and ``V S V^T``, which torch makes exactly symmetric.
+    """
+    (a,) = node.args
+    u, s, vh = svd(g, a)
+    assert u is not None and vh is not None
+    h = g.op.MatMul(g.op.Mul(transpose(g, vh), unsqueeze(g, s, rank_of(s) - 1)), vh)
+    half = g.const(0.5, node.dtype)
+    return [g.op.MatMul(u, vh), g.op.Mul(g.op.Add(h, transpose(g, h)), half)]
+
+
 def _longer(g: GraphBuilder, a: Value, dtype: ir.DataType) -> Value:
     """The greater of the last two sizes, as a number."""
     m, n = g.dim(a, -2), g.dim(a, -1)
@@ -150,6 +177,8 @@ def _series(g: GraphBuilder, a: Value) -> Value:
 RULES: list[Rule] = [
     Rule("aten::_linalg_svd.default", linalg_svd),
     Rule("aten::_linalg_eigh.default", linalg_eigh),
+    Rule("aten::linalg_matrix_sqrth.default", linalg_matrix_sqrth),
+    Rule("aten::linalg_polar.default", linalg_polar),
     Rule("aten::linalg_pinv.atol_rtol_tensor", linalg_pinv),
     Rule("aten::linalg_matrix_exp.default", linalg_matrix_exp),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.axes import normalize_axes, normalize_axis, rank_of, squeeze
+from onnxplug.converters.helpers.axes import normalize_axes, normalize_axis, rank_of
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT64
 from onnxplug.converters.helpers.exactness import (
     SKIPS_NAN,
@@ -18,7 +18,7 @@ from onnxplug.converters.helpers.exactness import (
     sums_integers,
 )
 from onnxplug.converters.helpers.promotion import wide
-from onnxplug.converters.helpers.reductions import reduce, reduced
+from onnxplug.converters.helpers.reductions import log_of_sum, reduce, reduced
 from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.slices import diagonal_of
 from onnxplug.errors import Unsupported
@@ -170,22 +170,12 @@ def extremum_dim(op_type: str, exact: bool = False) -> Converter:
 
 
 def logsumexp(g: GraphBuilder, node: FxNode) -> Value:
-    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor
-
-    The maximum is subtracted where it is finite, so that a row of −inf gives −inf and not NaN.
-    """
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
     x, axes, keepdim = node.args
-    dtype = wide(node.dtype)
-    x = g.cast(x, dtype)
+    x = g.cast(x, wide(node.dtype))
     rank = rank_of(x)
     over = normalize_axes(axes, rank) if rank else None
-    top = reduce(g, "ReduceMax", x, over, True)
-    shift = g.op.Where(g.op.IsInf(top), g.const(0.0, dtype), top)
-    total = reduce(g, "ReduceSum", g.op.Exp(g.op.Sub(x, shift)), over, True)
-    result = g.op.Add(g.op.Log(total), shift)
-    if not keepdim and over:
-        result = squeeze(g, result, *over)
-    return g.cast(result, node.dtype)
+    return g.cast(log_of_sum(g, x, over, keepdim), node.dtype)
 
 
 def cumsum(g: GraphBuilder, node: FxNode) -> Value:

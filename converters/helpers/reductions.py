@@ -109,6 +109,19 @@ def some_nan(g: GraphBuilder, x: Value, axes: Sequence[int] | None, keepdim: boo
     return g.cast(reduce(g, "ReduceMax", g.cast(g.op.IsNaN(x), FLOAT), axes, keepdim), BOOL)
 
 
+def log_of_sum(g: GraphBuilder, x: Value, axes: Sequence[int] | None, keepdim: bool) -> Value:
+    """The logarithm of the sum of exponentials over non-negative axes (``None``: all).
+
+    The maximum is subtracted where it is finite, so that a row of −inf gives −inf and not NaN.
+    """
+    dtype = x.dtype
+    top = reduce(g, "ReduceMax", x, axes, True)
+    shift = g.op.Where(g.op.IsInf(top), g.const(0.0, dtype), top)
+    total = reduce(g, "ReduceSum", g.op.Exp(g.op.Sub(x, shift)), axes, True)
+    result = g.op.Add(g.op.Log(total), shift)
+    return result if keepdim or not axes else squeeze(g, result, *axes)
+
+
 def count_of(g: GraphBuilder, x: Value, axes: Sequence[int], dtype: ir.DataType) -> Value:
     """How many elements the axes hold, as a number of the dtype."""
     total: Any = 1

@@ -124,6 +124,51 @@ def test_positive(name: str) -> None:
     check(POSITIVE[name], definite(2, 4, 4), others=[(definite(3, 7, 7),), (definite(5, 1, 1),)], dynamic=True)
 
 
+#: torch 2.13 has neither of them; torch 2.15 does.
+newer = pytest.mark.skipif(not hasattr(linalg, "polar"), reason="torch 2.13 has no linalg.polar and no matrix_sqrth")
+
+
+@newer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float", "double"])
+def test_matrix_sqrth(dtype: torch.dtype) -> None:
+    def root(a: Tensor) -> Tensor:
+        return linalg.matrix_sqrth(a)
+
+    dynamic = [fixed((2, 4, 4))]
+    for shape in ((4, 4), (2, 3, 5, 5), (2, 1, 1)):
+        check(root, definite(*shape, dtype=dtype))
+    for shape in ((0, 3, 3), (2, 0, 0)):
+        check(root, torch.zeros(shape, dtype=dtype))
+    for opset in (13, None):
+        others = [(definite(*shape, dtype=dtype),) for shape in ((3, 7, 7), (5, 2, 2))]
+        check(root, definite(2, 4, 4, dtype=dtype), others=others, dynamic=dynamic, opset=opset)
+    # The upper triangle is not read, and a negative eigenvalue counts as 0.
+    for a in ([[2.0, math.nan], [1.0, 3.0]], [[2.0, 1.0], [1.0, -1.0]], [[-4.0, 0.0], [0.0, -9.0]]):
+        check(root, torch.tensor(a, dtype=dtype))
+    program = onnxplug.to_onnx(Call(root), (torch.eye(2, dtype=dtype),))
+    assert torch.isnan(program(torch.tensor([[math.nan, 0.0], [0.0, 1.0]], dtype=dtype))[0]).all()
+
+
+@newer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float", "double"])
+def test_polar(dtype: torch.dtype) -> None:
+    def polar(a: Tensor) -> Any:
+        return linalg.polar(a)
+
+    for shape in ((4, 4), (5, 3), (2, 3, 4, 2), (2, 1, 1), (3, 1), (3, 0), (0, 3, 2)):
+        check(polar, matrices(*shape, dtype=dtype))
+    for opset in (13, None):
+        others = [(matrices(*shape, dtype=dtype),) for shape in ((3, 7, 2), (2, 3, 3))]
+        check(polar, matrices(2, 5, 3, dtype=dtype), others=others, dynamic=[fixed((2, 5, 3))], opset=opset)
+    # U has orthonormal columns and U H is A also where A is singular and leaves U free; H is exactly symmetric.
+    program = onnxplug.to_onnx(Call(polar), (torch.zeros(4, 3, dtype=dtype),))
+    for a in (torch.zeros(4, 3), torch.ones(4, 3), torch.arange(12.0).view(4, 3)):
+        u, h = program(a.to(dtype))
+        torch.testing.assert_close(u.mT @ u, torch.eye(3, dtype=dtype))
+        torch.testing.assert_close(u @ h, a.to(dtype))
+        assert torch.equal(h, h.mT)
+
+
 def test_cholesky_reads_one_triangle() -> None:
     a = definite(3, 3)
     a[0, 2] = math.nan

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onnxplug
-from tests.support.check import check
+from tests.support.check import Call, check
 from tests.support.tolerances import looser
 
 AUTO = torch.export.Dim.AUTO
@@ -294,6 +294,43 @@ def test_grouped_query_attention() -> None:
         dynamic=[{0: AUTO, 2: AUTO}] * 3,
         **looser("attention"),
     )
+
+
+FLASH: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 0.3},
+    "causal": {"is_causal": True},
+    "mask": {"attn_mask": FLOAT_MASK},
+    "mask_of_rows": {"attn_mask": FLOAT_MASK[:, :1]},
+    "mask_of_heads": {"attn_mask": torch.stack([FLOAT_MASK, FLOAT_MASK.clamp(min=-2.0)] * 2)[None]},
+    "causal_mask": {"attn_mask": FLOAT_MASK, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+@pytest.mark.parametrize("name", FLASH)
+def test_flash_attention_for_cpu(name: str, heads: int) -> None:
+    """The operator that a decomposed program has: its result, and the logarithms of the sums of its weights."""
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, **FLASH[name])
+
+    def sizes(batch: int, seed: int) -> tuple[torch.Tensor, ...]:
+        return tensor(batch, 4, 3, 8, seed=seed), *(tensor(batch, heads, 5, 8, seed=seed + i) for i in (1, 2))
+
+    check(model, *sizes(2, 0), others=[sizes(1, 3), sizes(3, 6)], dynamic=[{0: AUTO}] * 3, **looser("attention"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_flash_attention_of_other_dtypes(dtype: torch.dtype) -> None:
+    """torch rounds the weights to a half type; ONNX has what torch computes in float, rounded once."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    inputs = [tensor(1, 2, size, 8, seed=size).to(dtype) for size in (3, 5, 5)]
+    program = onnxplug.to_onnx(Call(lambda q, k, v: flash(q, k, v)), tuple(inputs))
+    for given in (inputs, [x * 0.5 for x in inputs]):
+        wide = dtype if dtype == torch.float64 else torch.float32
+        output, logarithms = flash(*(x.to(wide) for x in given))
+        torch.testing.assert_close(program(*given), (output.to(dtype), logarithms))
 
 
 def test_attention_without_batch() -> None:

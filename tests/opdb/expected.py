@@ -15,12 +15,20 @@ _KERNEL = "ONNX Runtime has no kernel of this version, and onnxplug.reference fa
 _TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
 _INTEGER_MEAN = "torch's mean of integers, cut off: nobody pools integers"
 
+#: Entries that only the oldest or only the newest of the tested releases of torch has.
+ONLY = {
+    "cholesky": "2.13",
+    "qr": "2.13",
+    "linalg.matrix_sqrth": "2.15",
+    "linalg.polar": "2.15",
+}
+
 #: Entries that factor a matrix, which complex ones are not yet.
 _FACTOR = """
 cholesky geqrf linalg.cholesky_ex linalg.cholesky linalg.cond linalg.det
 linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv linalg.lu_factor_ex
-linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank
-linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.qr linalg.slogdet linalg.solve_ex
+linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank linalg.matrix_sqrth
+linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.polar linalg.qr linalg.slogdet linalg.solve_ex
 linalg.solve_triangular linalg.solve linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet
 lu_solve lu_unpack lu matrix_exp norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank triangular_solve
 """.split()

@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.opdb.expected import UNCAPTURED, expected, uncaptured
 from tests.opdb.run import entry_status, key_of, make_tasks, run_all
 
@@ -75,10 +77,11 @@ def figures(results: Results) -> list[tuple[str, int, int, int, int]]:
 
 def render(results: Results) -> str:
     """docs/coverage.md."""
+    release = ".".join(torch.__version__.split(".")[:2])
     lines = [
         "# Operators",
         "",
-        "Written by `make opdb`: every entry of torch's operator database (`op_db` of torch 2.13), captured, exported, run",
+        f"Written by `make opdb`: every entry of torch's operator database (`op_db` of torch {release}), captured, exported, run",
         "by ONNX Runtime and compared with eager PyTorch in dtype, shape and value. An entry passes when all its measured",
         "samples do. Entries that torch or `torch.export` itself refuses are not measurable; they are listed at the end. Where ONNX Runtime has no",
         "kernel for the dtype on the CPU, `onnxplug.reference` runs the model.",

@@ -137,6 +137,13 @@ def _ascending(position: int) -> Callable[[list[Tensor]], list[Tensor]]:
     return change
 
 
+def _same_heads(inputs: list[Tensor]) -> list[Tensor]:
+    """Keys and values with the query's batch, heads and features."""
+    query, key, value, *masks = inputs
+    shape = (*query.shape[:2], key.shape[2], query.shape[3])
+    return [query, *(x.new_zeros(shape) + x.mean() for x in (key, value)), *masks]
+
+
 #: Entry name to what makes valid inputs of the random ones of other sizes, and reason.
 INPUTS: dict[str, tuple[Callable[[list[Tensor]], list[Tensor]], str]] = {
     **dict.fromkeys(
@@ -164,6 +171,14 @@ INPUTS: dict[str, tuple[Callable[[list[Tensor]], list[Tensor]], str]] = {
     **dict.fromkeys(
         ("cholesky", "linalg.cholesky", "linalg.cholesky_ex"),
         (_definite, "torch leaves the factor of a matrix that is not positive definite unspecified"),
+    ),
+    "linalg.matrix_sqrth": (
+        _definite,
+        "the root of an eigenvalue near 0 changes without bound with the rounding of the matrix",
+    ),
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": (
+        _same_heads,
+        "torch checks neither batch nor heads and reads beyond the keys",
     ),
     "bucketize": (_ascending(1), "the boundaries must be sorted"),
     "searchsorted": (_ascending(0), "the sequence must be sorted"),
