@@ -10,6 +10,7 @@ from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, u
 from onnxplug.converters.helpers.distances import norm_of_difference
 from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.converters.helpers.indices import index_tensors, join_indices
+from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.converters.helpers.scattering import scatter_rows
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -67,9 +68,14 @@ def nonzero(g: GraphBuilder, node: FxNode) -> Value:
     """nonzero(Tensor self) -> Tensor"""
     x = node.args[0]
     if not rank_of(x):
-        found = g.op.NonZero(g.cast(unsqueeze(g, x, 0), BOOL))
+        found = _nonzero(g, unsqueeze(g, x, 0))
         return slice_columns(g, g.op.Transpose(found, perm=[1, 0]))
-    return g.op.Transpose(g.op.NonZero(g.cast(x, BOOL)), perm=[1, 0])
+    return g.op.Transpose(_nonzero(g, x), perm=[1, 0])
+
+
+def _nonzero(g: GraphBuilder, x: Value) -> Value:
+    assert x.dtype is not None
+    return g.op.NonZero(x if has_kernel(g, "NonZero", x.dtype) else g.cast(x, BOOL))
 
 
 def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
@@ -81,7 +87,7 @@ def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
     rank = rank_of(x)
     if not rank:
         return g.op.Expand(g.const(fill), g.vector([size, 0]))
-    places = g.op.Transpose(g.op.NonZero(g.cast(x, BOOL)), perm=[1, 0])
+    places = g.op.Transpose(_nonzero(g, x), perm=[1, 0])
     rest = g.op.Expand(g.const(fill), g.vector([size, rank]))
     return g.op.Slice(g.op.Concat(places, rest, axis=0), np.array([0]), g.as_vector(size), np.array([0]))
 

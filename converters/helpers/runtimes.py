@@ -76,6 +76,7 @@ GAPS: tuple[Gap, ...] = (
     Gap("Einsum", _NARROW | _UNSIGNED, _NEVER),
     Gap("ReduceSum ReduceProd ReduceMax ReduceMin CumSum", _UNSIGNED, _NEVER),
     Gap("Unique", frozenset({BOOL, UINT8, INT16, UINT16, INT32}) | _UNSIGNED, _NEVER),
+    Gap("NonZero", frozenset({INT8, INT16, UINT16, DOUBLE}) | _UNSIGNED | HALVES, _NEVER),
     Gap("Trilu", _NARROW | _UNSIGNED | HALVES, _NEVER),
     Gap("Trilu", frozenset({INT32}), "version 1.20 has no kernel"),
     Gap("Col2Im", _NARROW | _UNSIGNED | {INT32, INT64}, _NEVER),

@@ -110,6 +110,7 @@ CASES: dict[str, Case] = {
     "any": Case(lambda a: a.any(1), (A > 5,), "ReduceMax", "Cast Greater ReduceSum"),
     "all": Case(lambda a: a.all(), (A > 5,), "ReduceMin", "Cast Greater Not ReduceSum"),
     "any_at_opset_19": Case(lambda a: a.any(1), (A > 5,), "Cast Greater ReduceSum", "Cast Greater ReduceSum", 19),
+    "nonzero": Case(torch.nonzero, (X.double(),), "NonZero Transpose", "Cast NonZero Transpose"),
     "sum_of_integers": Case(lambda a: a.sum(1), (A,), "ReduceSum", "CumSum Gather"),
     "topk": Case(lambda a: a.topk(2)[0], (A.to(U8),), "TopK", "Cast TopK"),
     "sort": Case(lambda a: a.sort(1), (A.to(I8),), "GatherElements TopK", "Cast GatherElements TopK"),

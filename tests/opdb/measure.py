@@ -19,6 +19,7 @@ from torch.utils import _pytree
 import onnxplug
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, OpsetError, Unsupported, VerificationError
 from onnxplug.registry.names import without_prefix
+from onnxplug.registry.target import DEFAULT_RUNTIME
 from onnxplug.run.compare import Scale, compare
 from onnxplug.run.inputs import Sizes, generated_inputs
 from tests.opdb.tolerances import comparable, tolerance, valid_inputs
@@ -141,20 +142,23 @@ def measure(
     opset: int | None = None,
     dynamic: bool = False,
     name: str = "",
+    target: str | None = DEFAULT_RUNTIME,
 ) -> Outcome:
-    """Exports one sample's module, runs it and compares; never raises."""
+    """Exports one sample's module, runs it and compares; never raises. Portable models run by the reference."""
     started = time.perf_counter()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            outcome = _measure(op, dtype, module, opset, dynamic, name)
+            outcome = _measure(op, dtype, module, opset, dynamic, name, target)
         except Exception as error:  # a defect of the suite: the entry fails, the others go on
             outcome = Outcome("error", f"{type(error).__name__}: {_line(error)}")
     outcome.seconds = time.perf_counter() - started
     return outcome
 
 
-def _measure(op: Any, dtype: torch.dtype, module: Sample, opset: int | None, dynamic: bool, name: str) -> Outcome:
+def _measure(
+    op: Any, dtype: torch.dtype, module: Sample, opset: int | None, dynamic: bool, name: str, target: str | None
+) -> Outcome:
     inputs = module.inputs()
     try:
         seed()
@@ -165,15 +169,15 @@ def _measure(op: Any, dtype: torch.dtype, module: Sample, opset: int | None, dyn
     if dynamic and inputs:
         # forward(*tensors): the shapes of the one variadic parameter.
         shapes = (tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs),)
-    outcome = _exported(module, inputs, expected, dtype, shapes, opset, name)
+    outcome = _exported(module, inputs, expected, dtype, shapes, opset, name, target)
     if outcome.status == "value" and _is_special((*inputs, *_pytree.tree_leaves(expected))):
         ordinary = tuple(_ordinary(x) for x in inputs)
         seed()
         wanted = module(*copy.deepcopy(ordinary))
-        plain = _exported(module, ordinary, wanted, dtype, shapes, opset, name)
+        plain = _exported(module, ordinary, wanted, dtype, shapes, opset, name, target)
         if plain.status not in GOOD and not _is_special(_pytree.tree_leaves(wanted)):
             return plain
-        exact = _exported(module, inputs, expected, dtype, shapes, opset, name, exact=True)
+        exact = _exported(module, inputs, expected, dtype, shapes, opset, name, target, exact=True)
         if exact.status not in GOOD:
             return exact
         outcome.status, outcome.detail = "pass-exact", ""
@@ -205,12 +209,15 @@ def _exported(
     shapes: Any,
     opset: int | None,
     name: str,
+    target: str | None,
     exact: bool = False,
 ) -> Outcome:
     """What becomes of one export and its runs."""
     dynamic = shapes is not None
     try:
-        program = onnxplug.to_onnx(module, inputs, dynamic_shapes=shapes, opset_version=opset, plugins=[], exact=exact)
+        program = onnxplug.to_onnx(
+            module, inputs, dynamic_shapes=shapes, opset_version=opset, plugins=[], target=target, exact=exact
+        )
     except CaptureError as error:
         # Ours to answer for only where torch.export itself can do it.
         try:
@@ -302,7 +309,8 @@ def _compare(
     if not wanted:
         return Outcome("eager", "no tensor comes out")
     try:
-        got = program(*copy.deepcopy(inputs))
+        portable = program.model.metadata_props["onnxplug.target"].startswith("portable")
+        got = (program.call_reference if portable else program)(*copy.deepcopy(inputs))
     except VerificationError as error:
         return Outcome("run", _line(error))
     except OnnxplugError as error:

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from onnxplug.cli.options import parse_runtime
 from tests.opdb.measure import GOOD, UNMEASURABLE, Outcome
 
 SECONDS_PER_SAMPLE = 90
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--opset", type=int, action="append", default=[])
     parser.add_argument("--dynamic", action="store_true")
     parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--target", help="none: portable ONNX, run by the reference")
     parser.add_argument("--only", help="comma-separated entry names")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("out/opdb.json"))
@@ -168,6 +170,8 @@ def main() -> None:
     tasks = make_tasks(
         options.dtype or ["float32"], options.opset or [None], options.dynamic, options.samples, options.only
     )
+    if options.target is not None:
+        tasks = [{**task, "target": parse_runtime(options.target)} for task in tasks]
     results = run_all(tasks, options.workers)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=0, sort_keys=True))

@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from onnxplug.registry.target import DEFAULT_RUNTIME
 from tests.opdb.measure import Outcome, entries, measure, module_of, samples
 
 
@@ -45,7 +46,13 @@ def _run(op: Any, task: dict[str, Any], answers: IO[str]) -> None:
             continue
         print(json.dumps({"start": index}), file=answers)
         outcome = measure(
-            op, dtype, module_of(op, sample), opset=task["opset"], dynamic=task["dynamic"], name=task["name"]
+            op,
+            dtype,
+            module_of(op, sample),
+            opset=task["opset"],
+            dynamic=task["dynamic"],
+            name=task["name"],
+            target=task.get("target", DEFAULT_RUNTIME),
         )
         print(json.dumps({"sample": index, **asdict(outcome)}), file=answers)
 
