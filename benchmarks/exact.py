@@ -153,9 +153,8 @@ def _count(nodes: int) -> str:
 
 
 def kernel_tables() -> list[str]:
-    """What ONNX Runtime's kernels lack or do otherwise, in Markdown: the table in the code, and the rules for that target."""
+    """What ONNX Runtime's kernels lack or do otherwise, in Markdown: the table in the code."""
     from onnxplug.converters.helpers.runtimes import FAULTS, GAPS
-    from onnxplug.plugins.manager import registry_for
 
     rows = ["| operators | element types | kernels |", "|---|---|---|"]
     for gap in GAPS:
@@ -164,13 +163,6 @@ def kernel_tables() -> list[str]:
         rows.append(f"| {' '.join(f'`{name}`' for name in gap.operators.split())} | {dtypes} | {gap.reason}{until} |")
     rows += ["", "| ONNX Runtime | what onnxplug emits for it |", "|---|---|"]
     rows += [f"| {fault.reason} | {fault.instead} |" for fault in FAULTS]
-    rows += ["", "| operators | why they have a rule for it |", "|---|---|"]
-    registry, _ = registry_for(plugins=[])
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for _, rule in registry.rules():
-        if "onnxruntime" in rule.target and rule.exact is None and rule.op not in reasons[rule.reason]:
-            reasons[rule.reason].append(rule.op)
-    rows += [f"| {' '.join(f'`{op}`' for op in sorted(ops))} | {reason} |" for reason, ops in sorted(reasons.items())]
     return rows
 
 
