@@ -81,9 +81,9 @@ def check_names(
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise UsageError(f"{argument} has {repeated[0]!r} twice")
-    both = sorted(set(input_names or ()) & set(output_names or ()))
-    if both:
-        raise UsageError(f"{both[0]!r} is in input_names and in output_names", hint="A name stands for one value.")
+    common = sorted(set(input_names or ()) & set(output_names or ()))
+    if common:
+        raise UsageError(f"{common[0]!r} is in input_names and in output_names", hint="A name stands for one value.")
     if inputs is not None and input_names is not None:
         leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor | int | float)]
         if len(input_names) > len(leaves):
@@ -97,7 +97,7 @@ def check_destination(f: Any) -> None:
     """Checks that a model can be written there.
 
     Raises:
-        SaveError: The folder is missing or not writable, or it is no place for a file.
+        SaveError: The folder is missing or not writable, or it can't hold a file.
         UsageError: It is neither a path nor a file object.
     """
     if f is None or hasattr(f, "write"):
@@ -134,7 +134,7 @@ def rules_of_call(rules: Iterable[Any], table: Mapping[Any, Any] | None) -> list
     """The rules that a call gives, those of its ``custom_translation_table`` included.
 
     Raises:
-        UsageError: Something is no rule, or names an operator that torch does not know in a namespace that it knows.
+        UsageError: An item is not a rule, or names an operator that torch does not know in a namespace that it knows.
     """
     checked = []
     for rule in [rules] if isinstance(rules, Rule) else rules:
@@ -171,7 +171,7 @@ def check_operators(rules: Sequence[Rule], *, late: bool) -> None:
             meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
             raise UsageError(
                 f"a rule of the call ({rule.name}) is for {rule.op!r}, an operator that torch does not know",
-                hint=f"{meant}The library that registers an operator must be imported before.",
+                hint=f"{meant}Import the library that registers the operator before the export.",
             )
 
 
@@ -251,5 +251,5 @@ def unknown_domain(name: str, known: Iterable[str]) -> UsageError:
     meant = f"Did you mean {near[0]!r}? " if near else ""
     return UsageError(
         f"opset_version names the domain {name!r}, which nothing here knows",
-        hint=f"{meant}A plugin declares a domain by its hook onnxplug_domains; `onnxplug plugins list` shows the plugins.",
+        hint=f"{meant}A plugin declares a domain through its hook onnxplug_domains; `onnxplug plugins list` shows the plugins.",
     )

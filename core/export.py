@@ -121,23 +121,23 @@ def to_onnx(
     if verify:
         arguments.check_verifiable(opsets[""])
     if registry is not None and (call_rules or plugins is not None or prefer):
-        raise UsageError("registry= stands for what rules=, plugins= and prefer= select: give it alone, or those")
+        raise UsageError("registry= can't be given together with rules=, plugins= or prefer=, which it replaces")
     if registry is None:
         registry = plugins_of_call(plugins=plugins, call_rules=call_rules, prefer=prefer)
     table, host = registry
     runtime_name = check_runtime(target, table.targets() | host.targets())
     domains = arguments.unknown_domains(opsets, table, host, items)
-    held = [patch for rule in call_rules for patch in rule.patches()]
-    if held and strict:
-        raise UsageError("autograd functions are kept whole in torch.export's non-strict mode alone, and strict=True")
+    call_patches = [patch for rule in call_rules for patch in rule.patches()]
+    if call_patches and strict:
+        raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
     stage("capture")
     captured = capture(
         model,
         args,
         kwargs,
         dynamic_shapes=dynamic_shapes,
-        strict=False if held else strict,
-        patches=[*host.patches(), *held] if not isinstance(model, torch.export.ExportedProgram) else (),
+        strict=False if call_patches else strict,
+        patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
     )
     arguments.check_operators(call_rules, late=True)
     stage("conversion")

@@ -16,7 +16,7 @@ class RuntimeHost(Protocol):
     """The plugin host as far as running a model needs it."""
 
     def runtimes(self) -> Sequence[Any]:
-        """What each plugin brings to run its operators (``onnxplug.reference.plugins.PluginRuntime``)."""
+        """What each plugin supplies to run its operators (``onnxplug.reference.plugins.PluginRuntime``)."""
 
     def explain_domain(self, domain: str) -> str:
         """Which plugin could run the operators of a domain, and why none does."""

@@ -153,13 +153,13 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 values for one tied weight, or was computed with by :meth:`optimize`.
         """
         self.release()
-        made: list[tuple[ir.Value, ir.TensorProtocol]] = []
+        replacements: list[tuple[ir.Value, ir.TensorProtocol]] = []
         known = set(self._state_names())
         for value in self.model.graph.initializers.values():
             origin = value.meta.get(META)
             if origin is None and value.name in state_dict:  # a model that was not exported by onnxplug
                 known.add(str(value.name))
-                made.append((value, TorchTensor(state_dict[str(value.name)].detach(), name=value.name)))
+                replacements.append((value, TorchTensor(state_dict[str(value.name)].detach(), name=value.name)))
             targets = [t for t in origin.targets if t in state_dict] if origin is not None else []
             if origin is None or not targets:
                 continue
@@ -168,9 +168,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             new = origin.make(_new_weight(origin, targets, state_dict))
             tensor = TorchTensor(new, name=value.name) if isinstance(new, torch.Tensor) else new
             tensor.name = value.name
-            made.append((value, tensor))
+            replacements.append((value, tensor))
         self._refuse_folded(state_dict)
-        for value, tensor in made:
+        for value, tensor in replacements:
             value.const_value = tensor
         super().apply_weights({name: tensor for name, tensor in state_dict.items() if name not in known})
 

@@ -128,7 +128,7 @@ def _structure(model: Any) -> Any:
         return ir.serde.deserialize_model(model)
     if not isinstance(model, str | os.PathLike):
         raise UsageError(
-            f"{type_with_article(model)} is no ONNX model", hint="Give a path, a ModelProto or an OnnxProgram."
+            f"{type_with_article(model)} is not an ONNX model", hint="Give a path, a ModelProto or an OnnxProgram."
         )
     path = os.fspath(model)
     if not Path(path).is_file():

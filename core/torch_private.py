@@ -54,7 +54,7 @@ def _wraps_tensors() -> Callable[[Any], bool]:
     return lambda x: hasattr(type(x), "__tensor_flatten__") and hasattr(type(x), "__tensor_unflatten__")
 
 
-def _nothing(*_: Any) -> None:
+def _no_op(*_: Any) -> None:
     """In place of a function that only informs torch."""
 
 
@@ -151,7 +151,7 @@ _NAMES = {
         _classes_of("torch.nn", "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm"),
     ),
     "register_stack_trace_anchor": _Private(  # errors in functions that are not called forward name no line
-        "torch.fx.proxy:_register_stack_trace_anchor", "the user's lines", lambda: _nothing
+        "torch.fx.proxy:_register_stack_trace_anchor", "the user's lines", lambda: _no_op
     ),
     "tracing_state_functions": _Private(  # torch.onnx.is_in_onnx_export() is False in the strict mode
         "torch._dynamo.variables.torch:tracing_state_functions", "is_in_onnx_export() in the strict mode", lambda: dict
@@ -168,7 +168,7 @@ _NAMES = {
     "custom_operators": _Private("torch._library.custom_ops:OPDEFS", "bodies of triton operators", dict),
     "triton_kernels": _Private("torch._library.triton:triton_ops_to_kernels", "bodies of triton operators", dict),
     "infer_torchscript_shapes": _Private(  # symbolic functions may see constants of the export before
-        "torch._C:_jit_pass_onnx_graph_shape_type_inference", "TorchScript symbolic functions", lambda: _nothing
+        "torch._C:_jit_pass_onnx_graph_shape_type_inference", "TorchScript symbolic functions", lambda: _no_op
     ),
     "torchscript_max_opset": _Private(
         "torch.onnx._constants:ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET", "TorchScript symbolic functions", lambda: 20

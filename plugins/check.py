@@ -129,7 +129,7 @@ def _requirements(requires: Sequence[str]) -> Iterator[_Row]:
             requirement = Requirement(text)
             have = version(requirement.name)
         except InvalidRequirement as error:
-            yield "error", "requires", f"{text!r} is no requirement: {error}"
+            yield "error", "requires", f"{text!r} is not a valid requirement: {error}"
         except PackageNotFoundError:
             yield "error", "requires", f"{text} is not installed"
         else:
@@ -224,7 +224,7 @@ def _samples(
     if without and not record.is_builtin:
         yield "note", "sample", f"no sample of {', '.join(without[:8])}" + (" …" if len(without) > 8 else "")
     passed: dict[str, set[int]] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     cases = [c for c in cases_of(record.distribution, samples, rules) if opsets is None or c.opset in opsets]
     for case in cases:
         try:
@@ -232,19 +232,19 @@ def _samples(
                 warnings.simplefilter("ignore")
                 case.check((table, manager))
         except OnnxplugError as error:
-            if str(error) not in told:  # an operator that torch doesn't know, at each opset
+            if str(error) not in reported:  # an operator that torch doesn't know, at each opset
                 yield "error", "sample", str(error)
-            told.add(str(error))
+            reported.add(str(error))
         except Exception as error:
             yield "error", "sample", f"{case}: {type(error).__name__}: {error}"
         else:
             passed.setdefault(case.sample.op, set()).add(case.opset)
     limit = newest_loadable_opset() if cases else 0
-    for op, done in passed.items():
-        ran = [o for o in done if o <= limit]
+    for op, opsets_passed in passed.items():
+        ran = [o for o in opsets_passed if o <= limit]
         where = f"opset{'s' if len(ran) > 1 else ''} {_ranges(ran)}"
         text = f"{op} agrees with PyTorch at {where}" if ran else f"{op} converts"
-        unrun = sorted(done - set(ran))
+        unrun = sorted(opsets_passed - set(ran))
         yield (
             "ok",
             "sample",

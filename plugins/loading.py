@@ -79,7 +79,7 @@ def check_hooks(plugin: Any) -> list[str]:
         if inspect.ismodule(function) or not callable(function):
             continue
         if name not in known:
-            raise PluginError(f"it has a function {name}, which is no hook; hooks are {', '.join(known)}")
+            raise PluginError(f"it has a function {name}, which is not a hook; the hooks are {', '.join(known)}")
         if not hasattr(function, f"{PROJECT_NAME}_impl"):
             raise PluginError(f"its function {name} is not marked with @onnxplug.hookimpl")
         hooks.append(name)
@@ -89,7 +89,7 @@ def check_hooks(plugin: Any) -> list[str]:
 def check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
     for rule in rules:
         if not isinstance(rule, Rule):
-            raise PluginError(f"onnxplug_rules returned {rule!r}, which is no Rule")
+            raise PluginError(f"onnxplug_rules returned {rule!r}, which is not a Rule")
         rule.source = record.distribution
     record.rules = len(rules)
 
@@ -99,12 +99,12 @@ def check_runtime(items: Sequence[Any]) -> None:
 
     for item in items:
         if not isinstance(item, OrtLibrary | ReferenceOp):
-            raise PluginError(f"onnxplug_runtime returned {item!r}, which is no OrtLibrary and no ReferenceOp")
+            raise PluginError(f"onnxplug_runtime returned {item!r}, which is neither an OrtLibrary nor a ReferenceOp")
         if isinstance(item, ReferenceOp):
             named = isinstance(item.kernel, str) and item.kernel.count(":") == 1
             if not named and not is_kernel(item.kernel):
                 raise PluginError(
-                    f"onnxplug_runtime returned a ReferenceOp of {item.kernel!r}, which is no OpRun class with an op_domain"
+                    f"onnxplug_runtime returned a ReferenceOp of {item.kernel!r}, which is not an OpRun class with an op_domain"
                 )
         elif isinstance(item.providers, str) or isinstance(item.domains, str):
             raise PluginError(f"onnxplug_runtime returned {item!r}; its providers and domains are lists of names")

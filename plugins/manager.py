@@ -79,7 +79,7 @@ class PluginManager:
         try:
             requirement = Requirement(text)
         except InvalidRequirement as error:
-            raise PluginError(f"--require-plugin {text!r} is no requirement: {error}") from None
+            raise PluginError(f"--require-plugin {text!r} is not a valid requirement: {error}") from None
         for record in self._records:
             if requirement.name in (record.name, record.distribution):
                 if not requirement.specifier.contains(record.version, prereleases=True):
@@ -283,7 +283,7 @@ class PluginManager:
         return [*self._all("onnxplug_patches"), *self._rule_patches]
 
     def runtimes(self) -> list[Any]:
-        """What each plugin brings to run its operators: :class:`~onnxplug.reference.plugins.PluginRuntime` records."""
+        """What each plugin supplies to run its operators: :class:`~onnxplug.reference.plugins.PluginRuntime` records."""
         from onnxplug.reference.plugins import PluginRuntime
 
         self.load()
@@ -299,17 +299,19 @@ class PluginManager:
         """Which plugin could run the operators of a domain, and why none does."""
         self.load()
         reasons = []
-        brings = {id(record): items for record, items in self._results.get("onnxplug_runtime", ())}
+        supplied = {id(record): items for record, items in self._results.get("onnxplug_runtime", ())}
         for record in self._records:
             if domain in self._domains_of(record):
-                what = "none of its kernels is for this operator" if brings.get(id(record)) else "it brings no kernels"
+                what = (
+                    "none of its kernels is for this operator" if supplied.get(id(record)) else "it supplies no kernels"
+                )
                 reasons.append(f"The plugin {record.label} declares the domain {domain}, but {what}.")
         broken = [r for r in self._records if r.status == "failed"]
         blocked = [r for r in self._records if r.status == "blocked" and r.error is None]
         if not reasons:
             reasons += [f"The plugin {r.label} is broken: {(r.error or '').splitlines()[-1]}" for r in broken]
             if blocked:
-                reasons.append(f"Left out, and not asked: {', '.join(r.label for r in blocked)}.")
+                reasons.append(f"Plugins that are left out were not asked: {', '.join(r.label for r in blocked)}.")
         return "\n".join(reasons) or f"No installed plugin declares the domain {domain}."
 
     def samples(self) -> list[Any]:
@@ -353,10 +355,11 @@ class PluginManager:
             )
             if record.is_builtin or not claims:
                 continue
+            text = f"The plugin {record.name} of {record.distribution} may translate {namespace}, but it"
             if record.status == "failed":
-                return f"The plugin {record.name} of {record.distribution} may translate {namespace}, but failed:\n{record.error}"
+                return f"{text} failed:\n{record.error}"
             if record.status == "blocked":
-                return f"The plugin {record.name} of {record.distribution} may translate {namespace}, but is left out."
+                return f"{text} is left out."
         return None
 
 

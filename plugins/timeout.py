@@ -25,7 +25,7 @@ def timeout() -> float | None:
     """Seconds that a plugin may take to load; ``None`` is no limit.
 
     Raises:
-        UsageError: ``ONNXPLUG_PLUGIN_TIMEOUT`` is no number.
+        UsageError: ``ONNXPLUG_PLUGIN_TIMEOUT`` is not a number.
     """
     text = os.environ.get(ENVIRONMENT)
     if text is None or not text.strip():
@@ -35,7 +35,7 @@ def timeout() -> float | None:
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
-        raise UsageError(f"{ENVIRONMENT}={text!r} is no number of seconds", hint="0 waits for ever.")
+        raise UsageError(f"{ENVIRONMENT}={text!r} is not a number of seconds", hint="0 waits for ever.")
     return seconds or None
 
 

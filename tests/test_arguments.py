@@ -72,7 +72,7 @@ def test_what_is_known_first_is_checked_first(
 def test_a_registry_stands_alone(options: dict[str, Any], no_capture: None) -> None:
     from onnxplug.plugins.manager import registry_for
 
-    with pytest.raises(UsageError, match="registry= stands for"):
+    with pytest.raises(UsageError, match="registry= can't be given together with"):
         onnxplug.to_onnx(lambda x: x.relu(), (X,), registry=registry_for(plugins=[]), **options)
 
 

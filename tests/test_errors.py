@@ -177,7 +177,7 @@ def test_converter_returns_the_wrong_rank_or_shape() -> None:
 
 
 def test_converter_returns_something_else() -> None:
-    converter_error(lambda g, node: 3, OutputMismatchError, r"returned a int \(3\)")
+    converter_error(lambda g, node: 3, OutputMismatchError, r"returned an int \(3\)")
 
 
 def test_converter_raises() -> None:

@@ -206,3 +206,11 @@ def test_weights_that_optimize_has_computed_with() -> None:
     torch.testing.assert_close(program(x)[0], module(x).detach())
     program.apply_weights({"a": other.a})
     torch.testing.assert_close(program(x)[0], (x * other.a + module.b.exp()).detach())
+
+
+def test_a_weight_can_be_derived_from_a_weight_only() -> None:
+    def relu(g: Any, node: Any) -> Any:
+        return g.derive(node.args[0], lambda tensor: tensor, "copy")
+
+    with pytest.raises(onnxplug.UsageError, match=r"aten::relu.default.*takes a parameter, a buffer or a constant"):
+        onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3),), rules=[onnxplug.Rule("aten::relu", relu)])

@@ -43,7 +43,7 @@ def pack(tensor: torch.Tensor, dtype: ir.DataType) -> ir.PackedTensor[np.ndarray
         low, high = _BOUNDS[dtype]
         raise UsageError(
             f"the model stores this weight in 4 bits, {low} to {high}; the new one is {tensor.dtype} or goes beyond",
-            hint="Export the model anew.",
+            hint="Export the model again, with the new weights.",
         )
     flat = tensor.detach().reshape(-1).to(torch.uint8) & 15
     if flat.numel() % 2:

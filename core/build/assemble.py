@@ -54,8 +54,10 @@ def _distinct_outputs(
         if not isinstance(value, ir.Value):
             value = g.const(value)
         if id(value) in taken or value.producer() is None or value in state:
-            made = value.producer()
-            with g.converting(None, made.metadata_props if made is not None else {"namespace": f"/{name}: output"}):
+            producer = value.producer()
+            with g.converting(
+                None, producer.metadata_props if producer is not None else {"namespace": f"/{name}: output"}
+            ):
                 value = g.identity(value)
         taken.add(id(value))
         value.name = name
@@ -70,8 +72,8 @@ def _refuse_newer_dtypes(opset: int, values: Iterable[ir.Value]) -> None:
     for value in values:
         if value.dtype in newer:
             assert value.dtype is not None
-            made = value.producer()
-            source = made.metadata_props.get("pkg.onnxplug.source") if made is not None else None
+            producer = value.producer()
+            source = producer.metadata_props.get("pkg.onnxplug.source") if producer is not None else None
             raise Unsupported(
                 f"{value.name!r}{f' at {source}' if source else ''} is of {value.dtype.name.lower()}, which ai.onnx {opset} "
                 "does not have",

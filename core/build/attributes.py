@@ -54,23 +54,23 @@ def make_attribute(spec: OpSpec, name: str, value: Any) -> ir.Attr:
     if kind is None:
         kind = guess_type(name, value)
     try:
-        return ir.Attr(name, kind, _held(kind, value))
+        return ir.Attr(name, kind, _attribute_value(kind, value))
     except (TypeError, ValueError) as error:
         raise ConversionError(
             f"attribute {name!r} of {spec.op_type} is {kind.name}, which can't hold {value!r}: {error}"
         ) from error
 
 
-def _held(kind: ir.AttributeType, value: Any) -> Any:
+def _attribute_value(kind: ir.AttributeType, value: Any) -> Any:
     """The value as ``onnx_ir`` keeps it for an attribute type."""
     one = _MANY.get(kind)
     if one is not None:
         if not isinstance(value, list | tuple | np.ndarray | torch.Size):
-            raise TypeError("a list is wanted")
-        held = [_held(one, item) for item in value]
-        if any(isinstance(item, bytes) for item in held):
+            raise TypeError("expected a list")
+        converted = [_attribute_value(one, item) for item in value]
+        if any(isinstance(item, bytes) for item in converted):
             raise ValueError("in a list each string must be UTF-8")
-        return held
+        return converted
     if kind == _KINDS.INT:
         return int(to_onnx_dtype(value)) if isinstance(value, torch.dtype) else _exact_int(value)
     if kind == _KINDS.FLOAT:
@@ -80,7 +80,7 @@ def _held(kind: ir.AttributeType, value: Any) -> Any:
     if kind == _KINDS.STRING:
         return _text(value)
     if kind == _KINDS.GRAPH and not isinstance(value, ir.Graph):
-        raise TypeError("a graph is wanted: g.subgraph(...) makes one")
+        raise TypeError("expected a graph, which g.subgraph(...) makes")
     return value
 
 
@@ -91,7 +91,7 @@ def _exact_int(value: Any) -> int:
 
 
 def _text(value: Any) -> str | bytes:
-    """Text; bytes that are no UTF-8 stay bytes, as a protobuf field holds either."""
+    """Text; bytes that are not UTF-8 stay bytes, since a protobuf field holds either."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
@@ -106,12 +106,12 @@ def guess_type(name: str, value: Any) -> ir.AttributeType:
     """The type of an attribute of an operator without schema.
 
     Raises:
-        ConversionError: An empty list, whose type can't be told, or nothing that ONNX holds.
+        ConversionError: An empty list, whose element type is unknown, or an object that ONNX can't hold.
     """
     many = isinstance(value, list | tuple | torch.Size)
     if many and not value:
         raise ConversionError(
-            f"attribute {name!r} is an empty list: its type can't be told",
+            f"attribute {name!r} is an empty list, whose element type is unknown",
             hint=f"Give it as onnx_ir.AttrInt64s({name!r}, []) or another typed attribute.",
         )
     found = {_guess_one(item) for item in value} if many else {_guess_one(value)}
@@ -168,7 +168,9 @@ def check_node(spec: OpSpec, values: Sequence[ir.Value | None], outputs: int) ->
         most = spec.max_inputs if spec.max_inputs < 1 << 30 else "any number of"
         raise ConversionError(f"{where} takes {spec.min_inputs} to {most} inputs, got {len(values)}")
     if not spec.min_outputs <= outputs <= spec.max_outputs:
-        raise ConversionError(f"{where} has {spec.min_outputs} to {spec.max_outputs} outputs, {outputs} are asked for")
+        raise ConversionError(
+            f"{where} has {spec.min_outputs} to {spec.max_outputs} outputs, but {outputs} were requested"
+        )
     if not spec.input_types and None not in values:
         return
     for position, value in enumerate(values):

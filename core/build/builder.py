@@ -89,7 +89,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         """
         if name in ("", "ai.onnx"):
             if version is not None and version != self.opset:
-                raise OpsetError(f"ai.onnx {version} is asked for where the export's opset is {self.opset}")
+                raise OpsetError(f"ai.onnx {version} was requested, but the export's opset is {self.opset}")
             return self.op
         asked = version if version is not None else self.opsets.get(name, self._declared.get(name, 1))
         present = self.opsets.get(name)

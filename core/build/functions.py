@@ -11,6 +11,7 @@ from onnxplug.build.attributes import make_attribute
 from onnxplug.build.scope import Scope, graphs_of, nodes_of, used_by
 from onnxplug.build.spec import OpSpec
 from onnxplug.errors import ConversionError
+from onnxplug.text import counted
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -95,7 +96,7 @@ class FunctionMixin:
         if len(function.outputs) != outputs:
             del self.functions[key]
             raise ConversionError(
-                f"the function {name!r} returns {len(function.outputs)} values, {outputs} are asked for"
+                f"the function {name!r} returns {counted(len(function.outputs), 'value')}, but {outputs} were requested"
             )
         results = getattr(opset, function.name)(*actual, _outputs=outputs, **attrs)
         for result, formal in zip((results,) if outputs == 1 else results, function.outputs, strict=True):
@@ -162,26 +163,26 @@ def _refuse_captures(name: str, formals: Sequence[ir.Value], nodes: Sequence[ir.
 
 def _constant_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
     """A function has no initializers: each constant that its body reads becomes a Constant node of its own."""
-    made: dict[int, ir.Value] = {}
+    replacements: dict[int, ir.Value] = {}
     constants: list[ir.Node] = []
     for node in nodes:
         for value in used_by(node):
-            if value.const_value is None or id(value) in made or value.producer() is not None:
+            if value.const_value is None or id(value) in replacements or value.producer() is not None:
                 continue
             local = ir.Value(type=value.type, shape=value.shape)
             attr = ir.Attr("value", ir.AttributeType.TENSOR, value.const_value)
             constants.append(ir.Node("", "Constant", [], [attr], outputs=[local]))
-            made[id(value)] = local
+            replacements[id(value)] = local
     for node in nodes:
-        _replace(node, made)
+        _replace(node, replacements)
     return constants
 
 
-def _replace(node: ir.Node, made: Mapping[int, ir.Value]) -> None:
+def _replace(node: ir.Node, replacements: Mapping[int, ir.Value]) -> None:
     """Reads the local constants instead, in the node's subgraphs too."""
     for index, read in enumerate(node.inputs):
-        if read is not None and id(read) in made:
-            node.replace_input_with(index, made[id(read)])
+        if read is not None and id(read) in replacements:
+            node.replace_input_with(index, replacements[id(read)])
     for graph in graphs_of(node):
         for inner in graph:
-            _replace(inner, made)
+            _replace(inner, replacements)

@@ -1,4 +1,4 @@
-"""What patterns are made of: who makes a value, who reads it, whether two sizes are surely equal."""
+"""Conditions of patterns: which node makes a value, which reads it, and whether two sizes are known to be equal."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def reads(*op_types: str) -> Callable[[ir.Node], bool]:
 
     def condition(node: ir.Node) -> bool:
         for value in node.inputs:
-            made = value.producer() if value is not None else None
-            if made is not None and made.op_type in wanted and not made.domain:
+            producer = value.producer() if value is not None else None
+            if producer is not None and producer.op_type in wanted and not producer.domain:
                 return True
         return False
 
@@ -50,17 +50,17 @@ def reads_stored(node: ir.Node) -> bool:
 
 
 def used_once(value: ir.Value | None) -> bool:
-    """Whether one node reads a value, once, and it is no output of the graph."""
+    """Whether a value has one use and is not an output of the graph."""
     return value is not None and len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
     """The node that alone reads a value, if it is one of these operators of ai.onnx and in the same graph."""
-    made = value.producer()
-    if not used_once(value) or made is None:
+    producer = value.producer()
+    if not used_once(value) or producer is None:
         return None
     (node,) = value.consumers()
-    return node if is_op(node, *op_types) and node.graph is made.graph else None
+    return node if is_op(node, *op_types) and node.graph is producer.graph else None
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:

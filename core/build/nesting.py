@@ -58,9 +58,9 @@ class NestingMixin:
     def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]:
         """The outputs of a graph: each is made inside of the present scope, and stands once."""
         outputs = [results] if isinstance(results, ir.Value) else list(results)
-        made = {id(v) for v in self._scope.values()}
+        own_values = {id(v) for v in self._scope.values()}
         for position, value in enumerate(outputs):
-            if id(value) not in made or any(value is o for o in outputs[:position]):
+            if id(value) not in own_values or any(value is o for o in outputs[:position]):
                 outputs[position] = self.identity(value)
         return outputs
 

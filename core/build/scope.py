@@ -52,14 +52,14 @@ class Scope:
 
     def rollback(self, mark: Mark) -> list[ir.Value]:
         """Removes the nodes after ``mark`` and returns the values that went with them."""
-        gone: list[ir.Value] = []
+        removed: list[ir.Value] = []
         while len(self.nodes) > mark:
             node, key = self.nodes.pop(), self._keys.pop()
             if key is not None:
                 self._seen.pop(key, None)
             detach(node)
-            gone.extend(node.outputs)
-        return gone
+            removed.extend(node.outputs)
+        return removed
 
     def values(self) -> Iterator[ir.Value]:
         """Every value that the scope's nodes make."""

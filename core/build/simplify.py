@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import broadcast, dims_of
+from onnxplug.build.matching import made_by
 
 
 class Emitter(Protocol):
@@ -41,11 +42,6 @@ def _ints(g: Emitter, value: ir.Value | None) -> list[int] | None:
     return [int(v) for v in array.reshape(-1)] if array is not None else None
 
 
-def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == op_type and not node.domain else None
-
-
 def _same_dims(a: Any, b: Any) -> bool:
     """Whether two dimension tuples are surely equal: unknown sizes never are."""
     if a is None or b is None or len(a) != len(b):
@@ -69,7 +65,7 @@ def _transpose(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value |
         return None
     if tuple(perm) == tuple(range(len(perm))):
         return x
-    before = _made_by(x, "Transpose")
+    before = made_by(x, "Transpose")
     if before is not None and "perm" in before.attributes:
         first = before.attributes["perm"].as_ints()
         return g.op.Transpose(before.inputs[0], perm=[first[p] for p in perm])
@@ -89,7 +85,7 @@ def _reshape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | N
         equal = [(t == 0 and zero_copies) or (isinstance(d, int) and d == t) for d, t in zip(dims, target, strict=True)]
         if all(equal) or (equal.count(False) == 1 and target[equal.index(False)] == -1):
             return x
-    before = _made_by(x, "Reshape")
+    before = made_by(x, "Reshape")
     if before is not None and 0 not in target and not before.attributes.get("allowzero"):
         return g.op.Reshape(before.inputs[0], shape)
     return None
@@ -109,7 +105,7 @@ def _squeeze(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | N
     axes = _ints(g, inputs[1]) if len(inputs) > 1 else None
     if not axes:  # ONNX Runtime and the reference differ in what no axes mean: the node stays.
         return None
-    before = _made_by(x, "Unsqueeze")
+    before = made_by(x, "Unsqueeze")
     if before is not None and x is not None and x.shape is not None:
         added = _ints(g, before.inputs[1])
         rank = len(x.shape)
@@ -124,7 +120,7 @@ def _unsqueeze(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value |
         return None
     if not axes:
         return inputs[0]
-    before = _made_by(inputs[0], "Squeeze")
+    before = made_by(inputs[0], "Squeeze")
     if before is not None and len(before.inputs) > 1 and before.inputs[0] is not None:
         source = before.inputs[0]
         removed = _ints(g, before.inputs[1])
@@ -201,9 +197,9 @@ def _shape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | Non
     return None
 
 
-def _undo(op_type: str) -> Simplifier:
+def _cancel_inverse(op_type: str) -> Simplifier:
     def simplify(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
-        before = _made_by(inputs[0], op_type)
+        before = made_by(inputs[0], op_type)
         return before.inputs[0] if before is not None else None
 
     return simplify
@@ -217,8 +213,8 @@ SIMPLIFY: dict[str, Simplifier] = {
     "Expand": _expand,
     "Identity": _identity,
     "Mul": _mul,
-    "Neg": _undo("Neg"),
-    "Not": _undo("Not"),
+    "Neg": _cancel_inverse("Neg"),
+    "Not": _cancel_inverse("Not"),
     "Reshape": _reshape,
     "Shape": _shape,
     "Slice": _slice,

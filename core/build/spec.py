@@ -178,7 +178,7 @@ def onnx_spec(op_type: str, opset: int) -> OpSpec:
         what = f"it exists since opset {since}" if since else "there is no such operator in ai.onnx"
         raise OpsetError(
             f"ai.onnx {opset} has no operator {op_type}: {what}",
-            hint=f"Export with opset_version={since} or later." if since else "Is its name right?",
+            hint=f"Export with opset_version={since} or later." if since else "Check the spelling of its name.",
         ) from None
     if schema.deprecated:
         raise OpsetError(f"ai.onnx {opset} has deprecated {op_type}")

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.errors import UsageError
 from onnxplug.torch_private import FakeTensor
 
 Tensor = torch.Tensor | ir.TensorProtocol
@@ -41,9 +42,9 @@ class Origin(NamedTuple):
 
 def _composed(first: Make, then: Make) -> Make:
     def both(tensor: torch.Tensor) -> Tensor:
-        made = first(tensor)
-        assert isinstance(made, torch.Tensor)
-        return then(made)
+        first_made = first(tensor)
+        assert isinstance(first_made, torch.Tensor)
+        return then(first_made)
 
     return both
 
@@ -72,8 +73,8 @@ class StoredMixin:
     def stored(self, x: ir.Value | None) -> torch.Tensor | None:
         """The tensor that a parameter, buffer or constant is exported with; ``None`` for anything else.
 
-        To decide a form by. A number taken from it would stay when the weights are replaced: what depends on its content
-        is made by :meth:`derive`.
+        It is for decisions. A number taken from it would remain when the weights are replaced: whatever depends on the
+        content is made by :meth:`derive`.
         """
         if x is None:
             return None
@@ -87,9 +88,9 @@ class StoredMixin:
         return tensor.detach()
 
     def is_weight(self, x: ir.Value | None) -> bool:
-        """Whether a value is a parameter or buffer of the model, or made of one by :meth:`derive` as a torch tensor.
+        """Whether a value is a parameter or a buffer of the model, or was made of one by :meth:`derive` as a torch tensor.
 
-        Such a value may be given to :meth:`derive`, also in a model whose weights are fake.
+        :meth:`derive` takes such a value, also in a model with fake weights, for which :meth:`stored` is ``None``.
         """
         return x is not None and self._weight(x) is not None
 
@@ -117,17 +118,29 @@ class StoredMixin:
         """An initializer made of a stored tensor, at export and again whenever the weights are replaced.
 
         Args:
-            source: A value that :meth:`stored` or :meth:`is_weight` knows.
-            make: From the tensor to what is stored: a torch tensor, or an ``onnx_ir`` one for dtypes that torch lacks.
-            key: What ``make`` does: equal keys of one source share one initializer.
-            form: What is made, in a word: the initializer is called ``SOURCE.FORM``.
+            source: A parameter, a buffer or a constant: a value for which :meth:`is_weight` is true or :meth:`stored` is
+                not ``None``.
+            make: A function of the tensor that returns what is stored: a torch tensor, or an ``onnx_ir`` tensor for dtypes
+                that torch lacks.
+            key: Identifies what ``make`` does: equal keys of one source share one initializer.
+            form: A word for what is made: the initializer is called ``SOURCE.FORM``.
+
+        Returns:
+            The initializer, with the dtype and shape of what ``make`` returned.
+
+        Raises:
+            UsageError: ``source`` is known at run time only.
         """
         found = self._derived_by_key.get((source, key))
         if found is not None:
             return found
         tensor = self._weight(source)
         tensor = self.stored(source) if tensor is None else tensor
-        assert tensor is not None, "derive() wants a value that stored() or is_weight() knows"
+        if tensor is None:
+            raise UsageError(
+                f"g.derive takes a parameter, a buffer or a constant; {source.name or 'the value'!r} is known at run time only",
+                hint="Where a converter may meet both, g.is_weight(x) or g.stored(x) tells which it is.",
+            )
         made = make(tensor)
         dtype = to_onnx_dtype(made.dtype)
         shape = ir.Shape(tuple(made.shape) if isinstance(made, torch.Tensor) else made.shape.numpy())

@@ -82,7 +82,7 @@ def export_program(
 def _next_attempt(
     errors: list[Exception], shapes: DynamicShapes, strict: bool | None
 ) -> tuple[bool, bool, bool] | None:
-    """Mode, whether one name is one size, and whether the sizes 0 and 1 are no constants; ``None``: give up."""
+    """Mode, whether one name is one size, and whether the sizes 0 and 1 are kept symbolic; ``None`` ends the attempts."""
     first = bool(strict)
     order = [(first, True, True)]
     if errors and isinstance(errors[0], FixedExpressionError):
@@ -149,7 +149,7 @@ class _Capture:
         static |= self._fixed(program, sizes)
         if not static:
             return program
-        self.shapes = self.shapes.made_static(static)
+        self.shapes = self.shapes.with_static(static)
         self.left = max(self.left, 1)
         program = self.refined(strict, self.shapes.reading(tied), oblivious)
         return self.settled(program, strict, tied, oblivious)
@@ -222,8 +222,8 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 def _fixed_by_branch(name: str, dependence: Dependence, size: Any) -> CaptureError:
     where = f" at {dependence.place}" if dependence.place else ""
     return CaptureError(
-        f"{name} was asked to be dynamic, but the model's code{where} fixes it: what it does with the example's size "
-        f"{size} holds for {dependence.text} alone",
+        f"{name} was asked to be dynamic, but the model's code{where} fixes it: the branch that the example's size "
+        f"{size} takes is right for {dependence.text} only",
         hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
     )
 
@@ -232,8 +232,8 @@ def _squeeze_text(name: str, dependence: Dependence) -> str:
     where = f" at {dependence.place}" if dependence.place else ""
     return (
         f"squeeze{where} keeps axis {dependence.text} of its input: {name} was asked to be dynamic, and a model's number of "
-        "axes can't depend on a size. PyTorch takes the axis away where its size is 1, as in the example inputs; the exported "
-        "model does not. Make that dimension static, or squeeze other axes by their numbers."
+        "axes can't depend on a size. PyTorch removes the axis where its size is 1, as in the example inputs; the exported "
+        "model does not. Make that dimension static, or name the axes to squeeze."
     )
 
 

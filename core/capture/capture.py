@@ -102,7 +102,7 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
     if dynamic_shapes is not None:
         raise UsageError(
             "dynamic_shapes can't be given with an ExportedProgram: its shapes are settled already",
-            hint="Give them to torch.export.export.",
+            hint="Pass them to torch.export.export instead.",
         )
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs

@@ -39,7 +39,7 @@ def is_expression(text: str, known: Mapping[str, Any]) -> bool:
         return False  # a name that happens to contain an operator: "batch-size"
     if unknown:
         raise UsageError(
-            f"the dimension {text!r} names {unknown[0]!r}, which no dimension is called",
+            f"the dimension {text!r} names {unknown[0]!r}, but no dimension has that name",
             hint=f"The dimensions are {', '.join(sorted(name for name in known if not names_in(name)))}.",
         )
     return True

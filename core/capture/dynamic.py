@@ -43,7 +43,7 @@ class DynamicShapes:
         dims = {name: torch.export.Dim(name) for name in self.shared if tied and name.isidentifier()}
         return _replace_strings(self.given, dims)
 
-    def made_static(self, axes: Set[tuple[int, int]]) -> DynamicShapes:
+    def with_static(self, axes: Set[tuple[int, int]]) -> DynamicShapes:
         """The same with some dimensions static: (leaf, axis)."""
         leaves = [_without(spec, leaf, axes) for leaf, spec in enumerate(self.leaves)]
         rest = iter(leaves)
@@ -253,12 +253,12 @@ def _walk(spec: Any, value: Any, path: str, visit: Callable[[Any, Any, str], Any
         parts = list(spec)
     else:
         parts = [None] * len(children)
-    done = [_walk(p, child, f"{path}[{key!r}]", visit) for key, p, child in zip(keys, parts, children, strict=True)]
+    visited = [_walk(p, child, f"{path}[{key!r}]", visit) for key, p, child in zip(keys, parts, children, strict=True)]
     if spec is None:
         return None
     if isinstance(spec, Mapping):
-        return dict(zip(spec if unknown else labels, done, strict=True))
-    return type(spec)(*done) if hasattr(spec, "_fields") else type(spec)(done)
+        return dict(zip(spec if unknown else labels, visited, strict=True))
+    return type(spec)(*visited) if hasattr(spec, "_fields") else type(spec)(visited)
 
 
 def _check_leaf(spec: Any, value: Any, path: str) -> None:
@@ -440,7 +440,7 @@ def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str
     if expand(found - wanted) != 0:
         raise CaptureError(
             f"{where}: torch.export finds its size to be {found}",
-            hint="Name it by what the model makes of it, or let it be: {axis: Dim.AUTO}.",
+            hint="Name it by that expression, or leave its size to torch.export: {axis: Dim.AUTO}.",
         )
 
 
@@ -472,8 +472,8 @@ def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
         if size != expected:
             given = ", ".join(f"{name} {sizes[name]}" for name in names_in(text))
             raise UsageError(
-                f"axis {axis} of the input {shapes.paths[leaf]} is named {text!r}, which is {expected} ({given}), and it is "
-                f"{size} in the example"
+                f"axis {axis} of the input {shapes.paths[leaf]} is named {text!r}, which is {expected} ({given}), but its size in "
+                f"the example is {size}"
             )
 
 

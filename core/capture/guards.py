@@ -76,7 +76,7 @@ class Condition:
         return re.sub(r"(\d)\.(?!\d)", r"\1.0", text)
 
     def allows(self, sizes: Mapping[Any, Any]) -> bool:
-        """Whether it holds for some sizes; True where that can't be told, False where the model divides by 0."""
+        """Whether it holds for some sizes; True where that is unknown, False where the model divides by 0."""
         return may_hold(self.expr, sizes) is True
 
 
@@ -139,8 +139,8 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str]) -> Captu
     """
     where = f" at {condition.place}" if condition.place else ""
     return FixedExpressionError(
-        f"{name} was asked to be dynamic, but the model's code{where} fixes it: torch.export takes "
-        f"{condition.text(names)}, as with the example inputs, for a constant",
+        f"{name} was asked to be dynamic, but the model's code{where} fixes it: torch.export makes "
+        f"{condition.text(names)} a constant, with its value for the example inputs",
         hint="Compute it with //, math.floor or torch.sym_int instead of int(); avoid a Python loop over a size, a branch on it "
         "(torch.cond), a number of tensors that depends on it (split), and an argument that PyTorch takes as a plain int "
         "(kernel_size; adaptive_avg_pool2d(x, 1) takes the mean over any size); or make the dimension static.",
@@ -155,8 +155,9 @@ def warning_text(condition: Condition, names: Mapping[str, str]) -> str:
     """What to say of a condition that holds for some sizes and not for others."""
     where = f" at {condition.place}" if condition.place else ""
     return (
-        f"the exported model holds for {condition.text(names)} alone: the model's code{where} depends on it, and goes the way "
-        "of the example inputs at every size. Declare the range (torch.export.Dim(name, min=..., max=...)), or use torch.cond."
+        f"the exported model is right only where {condition.text(names)}: the model's code{where} branches on it, and the "
+        "exported model takes the branch of the example inputs at every size. Declare the range "
+        "(torch.export.Dim(name, min=..., max=...)), or use torch.cond."
     )
 
 
@@ -224,7 +225,7 @@ def _holds(expr: Any, symbols: Sequence[Any], sizes: Sequence[Any]) -> bool:
 
 
 def may_hold(expr: Any, sizes: Mapping[Any, Any]) -> bool | None:
-    """Whether a guard holds for some sizes, or can't be told; ``None`` where it divides by 0, as the model does then."""
+    """Whether a guard may hold for some sizes; ``None`` where it divides by 0, as the model does then."""
     import sympy
 
     try:

@@ -109,7 +109,7 @@ def _text(expr: Any) -> str:
 
 
 def _holds_elsewhere(expr: Any, small: frozenset[Any]) -> bool:
-    """Whether a guard holds for some size of 2 or more; True where that can't be told."""
+    """Whether a guard holds for some size of 2 or more; True where that is unknown."""
     import sympy
 
     others = expr.free_symbols - small

@@ -51,9 +51,11 @@ app.command()(plugin_options(ops))
 TargetArgument = Annotated[str, typer.Argument(help="package.module:callable, file.py:callable, FILE.pt2 or timm:NAME")]
 InputOption = Annotated[
     list[str] | None,
-    typer.Option("--input", help="'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; once an input"),
+    typer.Option("--input", help="'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
 ]
-PretrainedOption = Annotated[bool, typer.Option("--pretrained", help="Trained weights for timm:NAME; random without")]
+PretrainedOption = Annotated[
+    bool, typer.Option("--pretrained", help="Trained weights for timm:NAME instead of random ones")
+]
 DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
 
 
@@ -88,14 +90,21 @@ def export(
     verify: Annotated[bool, typer.Option("--verify", help="Compare with PyTorch at several sizes")] = False,
     external_data: Annotated[
         bool | None,
-        typer.Option("--external-data/--single-file", help="Weights beside the model; by size unless given"),
+        typer.Option(
+            "--external-data/--single-file",
+            help="Store the weights in a file beside the model; by default only large ones",
+        ),
     ] = None,
     optimize: Annotated[bool, typer.Option("--optimize/--no-optimize", help="Simplify and rewrite the graph")] = True,
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
     strict: Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")] = None,
-    input_names: Annotated[str | None, typer.Option("--input-names", help="Names of the inputs, by commas")] = None,
-    output_names: Annotated[str | None, typer.Option("--output-names", help="Names of the outputs, by commas")] = None,
+    input_names: Annotated[
+        str | None, typer.Option("--input-names", help="Names of the inputs, separated by commas")
+    ] = None,
+    output_names: Annotated[
+        str | None, typer.Option("--output-names", help="Names of the outputs, separated by commas")
+    ] = None,
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
@@ -158,7 +167,9 @@ def verify_(
     pretrained: PretrainedOption = False,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="One draw of sizes and values, as a failure names it; three unless given"),
+        typer.Option(
+            "--seed", help="Seed of one draw of sizes and values, as a failure reports it; default: three draws"
+        ),
     ] = None,
 ) -> None:
     """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
@@ -216,7 +227,7 @@ def inspect(model: Annotated[Path, typer.Argument(help="The ONNX file")]) -> Non
     try:
         loaded = ir.load(model)
     except Exception as error:
-        raise OnnxplugError(f"{model} is no ONNX model: {type(error).__name__}: {error}") from error
+        raise OnnxplugError(f"{model} is not an ONNX model: {type(error).__name__}: {error}") from error
     table = Table(show_header=False)
     counts = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in loaded.graph.all_nodes())
     rows = [
@@ -263,6 +274,6 @@ def run(arguments: list[str]) -> int:
             return 2 if isinstance(error, UsageError | OpsetError) else 1
         failure(
             f"{type(error).__name__}: {error}",
-            "This is not an error onnxplug foresaw; run with --debug for the traceback.",
+            "onnxplug did not expect this error; run with --debug for the traceback.",
         )
         return 1

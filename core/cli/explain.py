@@ -22,7 +22,7 @@ def why(
     op: Annotated[str, typer.Argument(help="An operator: aten::add.Tensor, or mylib::nms for all its overloads")],
     opset: Annotated[str | None, typer.Option("--opset", help="Target opset: 21, or 21,com.microsoft=1")] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Settle the rules' conditions for inputs of this dtype: float16 …")
+        str | None, typer.Option("--dtype", help="Evaluate the rules' conditions for inputs of this dtype: float16 …")
     ] = None,
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
@@ -40,12 +40,12 @@ def why(
     computed = host.decomposers(op)
     if not found and computed:
         for name, package in computed.items():
-            out.print(f"{name}: no rule; {package} computes it by other operators (onnxplug_decompositions)")
+            out.print(f"{name}: no rule; {package} decomposes it into other operators (onnxplug_decompositions)")
         return
     if not found:
         near = difflib.get_close_matches(op, table.operators(), 3)
-        told = host.explain_missing(op.partition("::")[0])
-        hint = told or (f"Did you mean {', '.join(near)}?" if near else None)
+        explanation = host.explain_missing(op.partition("::")[0])
+        hint = explanation or (f"Did you mean {', '.join(near)}?" if near else None)
         raise OnnxplugError(f"no rule translates {op}; it is decomposed where torch can", hint=hint)
     conditions = [
         f"opset {opsets['']}",
@@ -84,8 +84,8 @@ def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> 
         node, made_from = make_node(name, wanted, samples)
         rows = table.explain(name, target, node)
         if any(row.rule.when is not None for row in rows):
-            settled = "are settled for" if node is not None else "are not settled:"
-            notes.append(f"Conditions on {name} {settled} {made_from}.")
+            evaluated = "are evaluated for" if node is not None else "are not evaluated:"
+            notes.append(f"Conditions on {name} {evaluated} {made_from}.")
         found.extend(rows)
     return list({(id(e.rule), e.reason): e for e in found}.values()), notes
 
@@ -189,6 +189,6 @@ def _missing(target: str, inputs: list[str], opset: str | None, runtime: str, as
     if as_json:
         sys.stdout.write(json.dumps(lacking, indent=2) + "\n")
     else:
-        out.print(f"{target} lacks nothing: every operator is translated or decomposed")
+        out.print(f"{target} has no operator without a translation: each has a rule or is decomposed")
     if lacking:
         raise typer.Exit(1)

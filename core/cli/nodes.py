@@ -54,7 +54,7 @@ def make_node(op: str, dtype: torch.dtype, samples: Iterable[Any] = ()) -> tuple
         node = _trace(target, args, {}) if args is not None else None
         if node is not None:
             return node, f"tensors of {str(dtype).removeprefix('torch.')}{list(shape)}"
-    return None, f"{op} takes none of the made-up {str(dtype).removeprefix('torch.')} inputs"
+    return None, f"{op} accepts none of the generated {str(dtype).removeprefix('torch.')} inputs"
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

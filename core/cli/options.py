@@ -29,7 +29,8 @@ RuntimeOption = Annotated[
     typer.Option("--target", help="Runtime that runs the model: onnxruntime, onnxruntime:cpu, …; none: portable ONNX"),
 ]
 ExactOption = Annotated[
-    bool, typer.Option("--exact", help="NaN, infinities, ties and huge integers as in PyTorch at any cost in time")
+    bool,
+    typer.Option("--exact", help="NaN, infinities, ties and huge integers as in PyTorch, whatever it costs in time"),
 ]
 StrictPlugins = Annotated[
     bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
@@ -120,7 +121,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """``[tool.onnxplug]`` of the nearest ``pyproject.toml`` upwards that has it; keys are the flags' names.
 
     Raises:
-        UsageError: The file is no TOML, or a key is unknown or of the wrong type; the message names the file.
+        UsageError: The file is not TOML, or a key is unknown or of the wrong type; the message names the file.
     """
     for place in (folder, *folder.parents):
         path = place / "pyproject.toml"

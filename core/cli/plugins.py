@@ -115,7 +115,7 @@ def plugins_show(
 @plugin_options
 def plugins_check(
     name: Annotated[str | None, typer.Argument(help="One plugin; all but the builtin one unless given")] = None,
-    opset: Annotated[list[int] | None, typer.Option("--opset", help="Only these opsets; once an opset")] = None,
+    opset: Annotated[list[int] | None, typer.Option("--opset", help="Only this opset; repeat for several")] = None,
     as_json: JsonOption = False,
     timeout: TimeoutOption = TIMEOUT,
 ) -> None:
@@ -151,6 +151,8 @@ def plugins_new(
     from onnxplug.cli.report import out
     from onnxplug.scaffold.write import write_package
 
-    made = write_package(name, folder, op)
-    out.print(f"wrote {escape(str(made.folder))}: the operator {made.op}, its rule, samples and tests", soft_wrap=True)
-    out.print(f"next: pip install -e '{escape(str(made.folder))}' && pytest '{escape(str(made.folder))}'")
+    package = write_package(name, folder, op)
+    out.print(
+        f"wrote {escape(str(package.folder))}: the operator {package.op}, its rule, samples and tests", soft_wrap=True
+    )
+    out.print(f"next: pip install -e '{escape(str(package.folder))}' && pytest '{escape(str(package.folder))}'")

@@ -139,7 +139,7 @@ def child(request: dict[str, Any]) -> None:
     chosen = selection_class(None if only is None else tuple(only), tuple(request["without"]))
     manager = load_object(f"{HOST}:PluginManager", "the plugin manager")(chosen)
     if any(not record.is_builtin for record in manager.records()):
-        import torch  # noqa: F401  an export has it in memory: its import is no plugin's own
+        import torch  # noqa: F401  an export imports torch anyway: no plugin's time includes it
     positions = {id(record): position for position, record in enumerate(manager.records())}
 
     with open(request["dump"], "w", encoding="utf-8") as dump:

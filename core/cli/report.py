@@ -79,23 +79,23 @@ def size_text(path: Path) -> str:
 
     total = path.stat().st_size
     files = [path.resolve().parent / name for name in data_files(path) or ()]
-    beside = sum(f.stat().st_size for f in files if f.is_file())
-    return f"{total / 1e6:.2f} MB" + (f" and {beside / 1e6:.2f} MB of external data" if beside else "")
+    data_size = sum(f.stat().st_size for f in files if f.is_file())
+    return f"{total / 1e6:.2f} MB" + (f" and {data_size / 1e6:.2f} MB of external data" if data_size else "")
 
 
 def summary(program: OnnxProgram, path: Path) -> None:
     """The table after an export."""
-    done = program.statistics
+    statistics = program.statistics
     table = Table(show_header=False)
-    operators = ", ".join(f"{name} {count}" for name, count in list(done.operators.items())[:6])
+    operators = ", ".join(f"{name} {count}" for name, count in list(statistics.operators.items())[:6])
     rows = [
         ("file", f"{path} ({size_text(path)})"),
         ("opset", ", ".join(f"{n or 'ai.onnx'} {v}" for n, v in program.model.opset_imports.items())),
-        ("nodes", f"{done.onnx_nodes} from {done.fx_nodes} FX nodes: {operators}"),
+        ("nodes", f"{statistics.onnx_nodes} from {statistics.fx_nodes} FX nodes: {operators}"),
         ("inputs", ", ".join(f"{v.name} {value_text(v)}" for v in program.model.graph.inputs)),
         ("outputs", ", ".join(f"{v.name} {value_text(v)}" for v in program.model.graph.outputs)),
-        ("capture", f"{done.capture_seconds:.2f} s"),
-        ("conversion", f"{done.conversion_seconds:.2f} s"),
+        ("capture", f"{statistics.capture_seconds:.2f} s"),
+        ("conversion", f"{statistics.conversion_seconds:.2f} s"),
     ]
     for name, value in rows:
         table.add_row(name, escape(value))

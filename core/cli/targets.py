@@ -94,7 +94,7 @@ def _load_pt2(path: str) -> Target:
     try:
         return Target(torch.export.load(path))
     except Exception as error:
-        raise OnnxplugError(f"{path} is no exported program: {error}") from error
+        raise OnnxplugError(f"{path} is not an exported program: {error}") from error
 
 
 def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
@@ -143,19 +143,19 @@ def _load_callable(text: str) -> Target:
     return _unpack(run_user_code(factory, f"{text}()"), text)
 
 
-def _unpack(made: Any, text: str) -> Target:
+def _unpack(returned: Any, text: str) -> Target:
     import torch
 
-    if isinstance(made, torch.nn.Module | torch.export.ExportedProgram):
-        return Target(made)
-    if isinstance(made, tuple) and 2 <= len(made) <= 3 and callable(made[0]):
-        model, args, *rest = made
+    if isinstance(returned, torch.nn.Module | torch.export.ExportedProgram):
+        return Target(returned)
+    if isinstance(returned, tuple) and 2 <= len(returned) <= 3 and callable(returned[0]):
+        model, args, *rest = returned
         args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
         kwargs = rest[0] if rest else {}
         if kwargs is None or isinstance(kwargs, Mapping):
             return Target(model, args, dict(kwargs or {}))
     raise UsageError(
-        f"{text} returned {type_with_article(made)}",
+        f"{text} returned {type_with_article(returned)}",
         hint="It must return a module, or (module, args) or (module, args, kwargs).",
     )
 

@@ -55,7 +55,7 @@ def autograd_function(function: type, *, domains: Mapping[str, int] | None = Non
         domains: Versions of the custom domains that its ``symbolic`` emits.
 
     Raises:
-        UsageError: It is no ``autograd.Function``, or has no ``symbolic``.
+        UsageError: It is not an ``autograd.Function``, or has no ``symbolic``.
     """
     operator = _operator(function)
     versions = dict(domains or {})
@@ -77,7 +77,7 @@ def keep_autograd_functions(*functions: type) -> Iterator[None]:
     """While it holds, ``apply`` of these functions is one operator, in this thread.
 
     Raises:
-        UsageError: One is no ``autograd.Function``, or has no ``symbolic``.
+        UsageError: One is not an ``autograd.Function``, or has no ``symbolic``.
     """
     operators = {function: _operator(function) for function in functions}
     before: dict[type, _Operator] = getattr(_KEPT, "operators", {})
@@ -95,7 +95,7 @@ def keep_autograd_functions(*functions: type) -> Iterator[None]:
 class _Forward:
     """``forward`` of a kept function: its operator, in the threads that keep it; everywhere else what it was.
 
-    ``apply`` is no place for this: code holds it, bound before anything is patched, and reaches ``forward`` all the same.
+    Patching ``apply`` would not do: code may hold a bound ``apply`` from before, which still calls ``forward``.
 
     Attributes:
         original: The class's own attribute, or the inherited one.
@@ -315,5 +315,5 @@ class _Context:
         """
         raise UsageError(
             f"{self._function.__qualname__} writes its inputs (mark_dirty), so that it can't be translated as a whole",
-            hint="Leave it out of rules=: it is then traced into.",
+            hint="Leave it out of rules=; torch.export then traces into it.",
         )

@@ -26,7 +26,7 @@ def function_body(
     Args:
         function: An ``@onnxscript.script()`` function, an ``onnx.FunctionProto`` or an ``onnx_ir.Function``. The
             operator's arguments go to its inputs and attributes in order, keyword-only ones by name.
-        functions: Further functions that its body calls; an onnxscript function brings its own.
+        functions: Further functions that its body calls; an onnxscript function includes its own.
         version: Version of the function's domain in the model; the one that a plugin or the target gives it otherwise.
         inline: Emit the body in place of the call.
 

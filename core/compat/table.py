@@ -47,7 +47,7 @@ def as_converter(function: Any, name: str, target: Any = None) -> Callable[..., 
     """A converter of whatever a ``custom_translation_table`` holds.
 
     Raises:
-        UsageError: It is not one of the kinds, or its kind can't be told.
+        UsageError: It is not one of the kinds, or its kind can't be determined.
     """
     if is_function(function):
         return function_body(function)
@@ -62,7 +62,7 @@ def as_converter(function: Any, name: str, target: Any = None) -> Callable[..., 
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         raise UsageError(
-            f"custom_translation_table[{name!r}]: the parameters of {function!r} can't be told", hint=_HINT
+            f"custom_translation_table[{name!r}]: the parameters of {function!r} can't be determined", hint=_HINT
         ) from None
     names = [p.name for p in parameters]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

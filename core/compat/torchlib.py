@@ -214,7 +214,7 @@ def _split_count(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> int:
         return len(inputs[1])
     if len(inputs) > 1 and isinstance(inputs[1], ir.Value) and inputs[1].const_value is not None:
         return int(inputs[1].const_value.size)
-    raise ConversionError("Split: the number of its outputs can't be told; give num_outputs, or a list of sizes")
+    raise ConversionError("Split: the number of its outputs can't be determined; give num_outputs, or a list of sizes")
 
 
 def _emit(opset: Any, name: str, inputs: Sequence[Any], attributes: Mapping[str, Any], count: int) -> Any:
@@ -243,8 +243,8 @@ class Tensor:
 
     def _call(self, name: str, *inputs: Any, **attributes: Any) -> Any:
         recorder = self._recorder
-        made = getattr(recorder._g.op, name)(*(recorder.unwrap(i) for i in inputs), **attributes)
-        return recorder.wrap(made)
+        results = getattr(recorder._g.op, name)(*(recorder.unwrap(i) for i in inputs), **attributes)
+        return recorder.wrap(results)
 
     def _mod(self, left: Any, right: Any) -> Any:
         floating = self.value.dtype is not None and self.value.dtype.is_floating_point()

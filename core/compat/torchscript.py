@@ -231,7 +231,7 @@ class _Emitter:
             return None
         if isinstance(item, bool | int | float | torch.Tensor):
             return self._g.const(item)
-        raise ConversionError(f"the symbolic function returned {item!r}, which is no value of its graph")
+        raise ConversionError(f"the symbolic function returned {item!r}, which is not a value of its graph")
 
     def _value(self, value: Any) -> Any:
         name = value.debugName()
@@ -269,7 +269,7 @@ class _Emitter:
     def _emit(self, node: Any, kind: str, outputs: Sequence[Any]) -> None:
         domain, _, op_type = kind.partition("::")
         if domain in ("aten", "prim", "caffe2"):
-            raise Unsupported(f"the symbolic function makes {kind}, which is no operator of ONNX")
+            raise Unsupported(f"the symbolic function makes {kind}, which is not an operator of ONNX")
         opset = self._g.op if domain == "onnx" else self._g.domain(domain, self._domains.get(domain))
         attributes = self._attributes(node)
         blocks = list(node.blocks())
@@ -279,8 +279,8 @@ class _Emitter:
                 raise Unsupported(f"the symbolic function gives {kind} {len(blocks)} blocks")
             attributes.update({n: self._subgraph(b) for n, b in zip(names, blocks, strict=True)})
         inputs = [self._input(v) for v in node.inputs()]
-        made = getattr(opset, op_type)(*inputs, _outputs=len(outputs), **attributes)
-        for old, new in zip(outputs, made if isinstance(made, tuple) else (made,), strict=True):
+        emitted = getattr(opset, op_type)(*inputs, _outputs=len(outputs), **attributes)
+        for old, new in zip(outputs, emitted if isinstance(emitted, tuple) else (emitted,), strict=True):
             _take_type(new, old)
             self._values[old.debugName()] = new
 

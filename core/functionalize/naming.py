@@ -66,9 +66,9 @@ def assign_names(
             slot.name = _unique(slot.name, taken | state_names)
         taken.add(slot.name)
 
-    both = given_inputs & given_outputs
-    if both:
-        name = sorted(both)[0]
+    common = given_inputs & given_outputs
+    if common:
+        name = sorted(common)[0]
         raise UsageError(f"{name!r} is in input_names and in output_names", hint="A name stands for one value.")
     for slot in users:
         settle(slot, given_inputs)

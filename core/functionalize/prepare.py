@@ -52,11 +52,11 @@ def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
     if plain and not any(mutates(node) or hides_mutation(node) for node in graph.nodes):
         return _slots(program, graph, copies, "unchanged")
     if plain and not any(hides_mutation(node) for node in graph.nodes):
-        done = make_functional(graph)
-        if done is not None:
-            copies = {old: done.nodes[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
-            mutated = {done.nodes[old]: new for old, new in done.mutated.items()}
-            return _slots(program, done.graph, copies, "linear", mutated)
+        result = make_functional(graph)
+        if result is not None:
+            copies = {old: result.nodes[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
+            mutated = {result.nodes[old]: new for old, new in result.mutated.items()}
+            return _slots(program, result.graph, copies, "linear", mutated)
     try:
         key = DispatchKey.CompositeImplicitAutograd
         program = program.run_decompositions({t: partial(t._op_dk, key) for t in hidden_views(program.graph)})

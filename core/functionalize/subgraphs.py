@@ -41,8 +41,8 @@ def subgraphs_are_functional(graph: torch.fx.Graph, owner: torch.nn.Module | Non
     """Whether every subgraph can be made functional by itself: none writes its inputs."""
     for inner in subgraphs_of(graph, owner):
         if any(mutates(node) for node in inner.graph.nodes):
-            done = make_functional(inner.graph)
-            if done is None or done.mutated:
+            functional = make_functional(inner.graph)
+            if functional is None or functional.mutated:
                 return False
     return True
 
@@ -59,13 +59,13 @@ def functional_subgraph(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
     """
     if not any(mutates(node) for node in graph.nodes):
         return graph
-    done = make_functional(graph)
-    if done is None or done.mutated:
+    functional = make_functional(graph)
+    if functional is None or functional.mutated:
         raise ConversionError(
             f"the subgraph of {call} writes its inputs in place, or writes in a way that has no functional form",
             hint="Replace in-place writes there (x[...] = y, x.add_(y)) by torch.where, torch.cat or x + y.",
         )
-    return done.graph
+    return functional.graph
 
 
 def inline_regions(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Copies]:

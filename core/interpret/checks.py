@@ -121,7 +121,7 @@ def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:
 
 
 def _used_indices(fx: torch.fx.Node) -> set[int] | None:
-    """Which results of a node are read, ``None`` when that can't be told."""
+    """Which results of a node are read, ``None`` when that is unknown."""
     used = set()
     for user in fx.users:
         if user.target is not operator.getitem or not isinstance(user.args[1], int):

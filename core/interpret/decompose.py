@@ -102,14 +102,14 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
             module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
     _drop_dead(module.graph)
     if any(mutates(node) for node in module.graph.nodes):
-        done = make_functional(module.graph)
-        if done is None:
+        functional = make_functional(module.graph)
+        if functional is None:
             with mode, torch.no_grad():
                 module = make_fx(torch.func.functionalize(call), tracing_mode="real", _allow_non_fake_inputs=True)(
                     *inputs
                 )
         else:
-            module = torch.fx.GraphModule(module, done.graph)
+            module = torch.fx.GraphModule(module, functional.graph)
     if shape_env is not None:
         _refuse_guards(shape_env, known_guards)
     return module, list(dynamic)

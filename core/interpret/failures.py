@@ -96,9 +96,9 @@ class MissingRules:
         for name, places in self._places.items():
             where = ", ".join(dict.fromkeys(places[:3])) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
             lines.append(f"  {name}: {where}")
-            told = self._explain(name.partition("::")[0]) if self._explain is not None else None
-            if told and told not in hints:
-                hints.append(told)
+            explanation = self._explain(name.partition("::")[0]) if self._explain is not None else None
+            if explanation and explanation not in hints:
+                hints.append(explanation)
         count = len(self._places)
         raise MissingRuleError(
             f"{counted(count, 'operator')} {'has' if count == 1 else 'have'} no rule and no decomposition:\n"

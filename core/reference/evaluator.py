@@ -48,7 +48,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         write: Takes each line that ``verbose`` asks for; the standard output when ``None``.
 
     Raises:
-        UsageError: ``proto`` is no model, or can't be read.
+        UsageError: ``proto`` is not a model, or can't be read.
         EvaluationError: Nothing computes an operator.
         PluginError: A plugin that is named is not installed, or its kernel is none.
     """

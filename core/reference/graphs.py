@@ -210,8 +210,8 @@ class Preparer:
         if node.compute is None:
             raise EvaluationError(
                 f"nothing computes {domain or 'ai.onnx'}::{proto.op_type} (version {version}) of the node {proto.name!r}",
-                hint="A plugin brings a kernel as a ReferenceOp by its hook onnxplug_runtime, a call by new_ops=[…]; a "
-                "function of the model may compute it too.",
+                hint="A plugin supplies a kernel as a ReferenceOp through its hook onnxplug_runtime, a call through "
+                "new_ops=[…]; a function of the model may compute it too.",
             )
         return node
 

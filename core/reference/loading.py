@@ -35,7 +35,7 @@ def load_proto(model: Any) -> Proto:
         container = getattr(model, "is_in_memory_external_initializer", None)
         return _with_tensors(model, proto) if container is not None else proto
     raise UsageError(
-        f"an object of type {type(model).__name__} is no ONNX model",
+        f"an object of type {type(model).__name__} is not an ONNX model",
         hint="Give a path, the serialised model, a ModelProto, an onnx_ir.Model or an OnnxProgram.",
     )
 
@@ -47,7 +47,7 @@ def _read(model: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
         return onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
     except Exception as error:
         what = "the bytes are" if isinstance(model, bytes) else f"{os.fspath(model)} is"
-        raise UsageError(f"{what} no ONNX model that can be read: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{what} not an ONNX model that can be read: {type(error).__name__}: {error}") from error
 
 
 def _with_tensors(container: Any, proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -59,7 +59,7 @@ def reference_kernels(domains: Collection[str], runtimes: Iterable[PluginRuntime
     """The ``OpRun`` classes that plugins bring for the operators of some domains, by domain and operator.
 
     Raises:
-        PluginError: Two plugins bring one for the same operator, or what one brings is no kernel.
+        PluginError: Two plugins supply one for the same operator, or what one supplies is not a kernel.
     """
     found: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
     for runtime in runtimes:
@@ -76,7 +76,7 @@ def reference_kernels(domains: Collection[str], runtimes: Iterable[PluginRuntime
                 found[key] = (kernel, runtime)
             elif found[key][0] is not kernel and found[key][1].plugin is not None:
                 raise PluginError(
-                    f"two reference kernels compute {key[0]}::{key[1]}: of {found[key][1].owner} and {runtime.owner}",
+                    f"the operator {key[0]}::{key[1]} has two reference kernels, of {found[key][1].owner} and {runtime.owner}",
                     hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
                 )
     return {key: kernel for key, (kernel, _) in found.items()}
@@ -92,5 +92,5 @@ def _kernel_class(item: ReferenceOp, runtime: PluginRuntime) -> type:
     if isinstance(kernel, str):
         kernel = load_object(kernel, "a reference kernel", runtime.owner)
     if not is_kernel(kernel):
-        raise PluginError(f"the ReferenceOp {item.kernel!r} of {runtime.owner} is no OpRun class with an op_domain")
+        raise PluginError(f"the ReferenceOp {item.kernel!r} of {runtime.owner} is not an OpRun class with an op_domain")
     return kernel

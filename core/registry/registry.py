@@ -137,8 +137,8 @@ class OnnxRegistry:
         for op, wanted in self._prefer.items():
             sources = {rule.source for name in self._names(op) for _, rule in self._table.get(name, ())}
             if wanted not in sources:
-                have = ", ".join(sorted(s for s in sources if s)) or "no distribution"
-                raise UsageError(f"prefer: {wanted!r} has no rule for {op}; {have} has")
+                have = ", ".join(sorted(s for s in sources if s)) or "none"
+                raise UsageError(f"prefer: {wanted!r} has no rule for {op}; the distributions that have one: {have}")
 
     def _names(self, op: str) -> list[str]:
         """The keys under which rules for ``op`` may stand; every overload of a packet."""
@@ -227,9 +227,7 @@ class OnnxRegistry:
             if winner is not None:
                 yield Explanation(rule, layer, rule.source, False, f"comes after {winner.name}")
             elif rule.when is not None and node is None:
-                yield Explanation(
-                    rule, layer, rule.source, False, "depends on the node: taken where its condition holds"
-                )
+                yield Explanation(rule, layer, rule.source, False, "applies to a node for which its condition holds")
             elif (unmet := _unmet(rule, node)) is not None:
                 yield Explanation(rule, layer, rule.source, False, unmet)
             else:
@@ -326,9 +324,9 @@ def _why_not(rule: Rule, target: Target) -> str | None:
     if closeness(rule.target, target.runtime) is None:
         return f"holds for the target {_names_text(rule.target)}, not for {target.runtime or 'portable ONNX'}{because}"
     if rule.exact is True and not target.exact:
-        return f"taken where exact special values are asked for{because}"
+        return f"applies only with exact=True{because}"
     if rule.exact is False and target.exact:
-        return f"not exact for special values, which are asked for{because}"
+        return f"applies only without exact=True{because}"
     return None
 
 

@@ -163,20 +163,20 @@ class _Run:
                         g.rollback(mark)
                     return None
                 replaced = _checked(node, result, rewrite)
-                made = g.live(replaced.values())
+                new_nodes = g.live(replaced.values())
             except ConversionError:
                 raise
             except Exception as error:
                 raise ConversionError(
                     f"the rewrite {rewrite.name!r} raised {type(error).__name__} at {_key(node)}: {error}"
                 ) from error
-        self._name(made)
-        graph.insert_before(node, made)
+        self._name(new_nodes)
+        graph.insert_before(node, new_nodes)
         shared.keep(firing)
         if graph is not self.graph:
             # Nodes outside of a branch or body can't read a size that was computed in it.
-            g.forget_sizes(value for made_node in made for value in made_node.outputs)
-        return [*made, *self._replace(graph, replaced)]
+            g.forget_sizes(value for made_node in new_nodes for value in made_node.outputs)
+        return [*new_nodes, *self._replace(graph, replaced)]
 
     def _replace(self, graph: ir.Graph, replaced: Replaced) -> list[ir.Node]:
         """Puts values in the place of others and removes what nothing needs any more; returns the consumers."""
@@ -185,8 +185,8 @@ class _Run:
             if new.shape is None or old.shape is not None:
                 new.shape = old.shape
             consumers.extend(old.consumers())
-            made = new.producer()
-            if old.is_graph_output() and (made is None or made.graph is not graph or new.is_graph_output()):
+            producer = new.producer()
+            if old.is_graph_output() and (producer is None or producer.graph is not graph or new.is_graph_output()):
                 new = self._copied(graph, old, new)
             # The name goes along: users find values by it.
             if new.producer() is not None and old.name and not new.is_graph_output():
@@ -247,8 +247,8 @@ def _in_order(graph: ir.Graph, before: set[ir.Node]) -> bool:
     """
     for node in graph:
         for value in node.inputs:
-            made = value.producer() if value is not None else None
-            if made is not None and made not in before:
+            producer = value.producer() if value is not None else None
+            if producer is not None and producer not in before:
                 return False
         for inner in graphs_of(node):
             if not _in_order(inner, before):

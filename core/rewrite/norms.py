@@ -113,6 +113,6 @@ REWRITES = [
         root_mean_square_norm,
         target="onnxruntime",
         when=reads("Mul"),
-        reason="ONNX Runtime makes one node of a norm in this form",
+        reason="ONNX Runtime fuses a normalization in this form into one node",
     ),
 ]

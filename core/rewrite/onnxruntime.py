@@ -206,12 +206,12 @@ def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         all_of = g.op.Concat(g.op.Shape(flat), width, axis=0)
         source = g.op.Reshape(updates, all_of)
         flat = g.op.Expand(g.op.Unsqueeze(flat, g.const([1])), all_of)
-    done = g.op.ScatterElements(data, flat, source, axis=0, reduction=reduction.as_string())
-    result: ir.Value = g.op.Reshape(done, sizes)
+    scattered = g.op.ScatterElements(data, flat, source, axis=0, reduction=reduction.as_string())
+    result: ir.Value = g.op.Reshape(scattered, sizes)
     return result
 
 
-def _kept_right(
+def _workaround(
     op: str,
     apply: Callable[[GraphBuilder, ir.Node], ir.Value | None],
     reason: str,
@@ -224,15 +224,15 @@ def _kept_right(
 _SCALES = "ONNX Runtime folds both numbers into the MatMul and removes a node that is still read"
 _SCALED = reads("Mul", "Div")
 REWRITES = [
-    _kept_right(
+    _workaround(
         "Pad",
         pad_apart_from_pool,
-        "ONNX Runtime makes a Pad of 0 the pool's own: of −∞ in a MaxPool, and narrower than the kernel in any",
+        "ONNX Runtime fuses a Pad of 0 into the pool: a MaxPool then pads with −∞, and padding as wide as the kernel is an error",
         read_by("MaxPool", "AveragePool"),
     ),
-    _kept_right("Mul", one_scale_before_matmul, _SCALES, _SCALED),
-    _kept_right("Div", one_scale_before_matmul, _SCALES, _SCALED),
-    _kept_right("ScatterND", scatter_in_turn, "ONNX Runtime reduces in several threads without a lock"),
-    _kept_right("DequantizeLinear", second_rounding, "ONNX Runtime makes one quantisation of two"),
-    _kept_right("DequantizeLinear", unsigned_bytes, "ONNX Runtime repeats the pair without its zero point", since=21),
+    _workaround("Mul", one_scale_before_matmul, _SCALES, _SCALED),
+    _workaround("Div", one_scale_before_matmul, _SCALES, _SCALED),
+    _workaround("ScatterND", scatter_in_turn, "ONNX Runtime reduces in several threads without a lock"),
+    _workaround("DequantizeLinear", second_rounding, "ONNX Runtime replaces two quantisations by one"),
+    _workaround("DequantizeLinear", unsigned_bytes, "ONNX Runtime repeats the pair without its zero point", since=21),
 ]

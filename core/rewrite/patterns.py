@@ -7,29 +7,20 @@ from typing import TYPE_CHECKING, cast
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.build.matching import reads, reads_stored
+from onnxplug.build.matching import made_by, reads, reads_stored, used_once
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
 
 
-def _only_used_here(value: ir.Value | None) -> bool:
-    return value is not None and len(value.uses()) == 1 and not value.is_graph_output()
-
-
-def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == op_type and not node.domain else None
-
-
 def gemm_from_matmul_add(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``Add(MatMul(a, b), c)`` with matrices and a bias that broadcasts to the product: ``Gemm(a, b, c)``."""
     for product, bias in (node.inputs, node.inputs[::-1]):
-        made = _producer(product, "MatMul")
-        if made is None or bias is None or not _only_used_here(product):
+        producer = made_by(product, "MatMul")
+        if producer is None or bias is None or not used_once(product):
             continue
-        a, b = made.inputs
+        a, b = producer.inputs
         if a is None or b is None or a.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16):
             continue
         shapes = (dims_of(a), dims_of(b), dims_of(bias))
@@ -64,17 +55,17 @@ _reads_product = reads("MatMul")
 
 def where_of_not(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``Where(Not(c), a, b)`` is ``Where(c, b, a)``."""
-    made = _producer(node.inputs[0], "Not")
-    if made is None or not _only_used_here(node.inputs[0]):
+    producer = made_by(node.inputs[0], "Not")
+    if producer is None or not used_once(node.inputs[0]):
         return None
-    result: ir.Value = g.op.Where(made.inputs[0], node.inputs[2], node.inputs[1])
+    result: ir.Value = g.op.Where(producer.inputs[0], node.inputs[2], node.inputs[1])
     return result
 
 
 def slice_of_slice(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """Two slices of different axes, one after the other, in one node."""
-    inner = _producer(node.inputs[0], "Slice")
-    if inner is None or not _only_used_here(node.inputs[0]):
+    inner = made_by(node.inputs[0], "Slice")
+    if inner is None or not used_once(node.inputs[0]):
         return None
     parts = [(n.inputs[1], n.inputs[2], n.inputs[3] if len(n.inputs) > 3 else None) for n in (inner, node)]
     steps = [n.inputs[4] if len(n.inputs) > 4 else None for n in (inner, node)]

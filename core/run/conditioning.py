@@ -1,4 +1,4 @@
-"""How far rounding alone moves PyTorch's own results: the last word on elements that cancellation leaves uncertain."""
+"""How far rounding alone changes PyTorch's own results: it decides about elements that cancellation leaves uncertain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from onnxplug.run.inputs import clone_leaves
 
-#: How often inputs and weights are moved by one unit of rounding.
+#: How often inputs and weights are changed by one unit of rounding.
 _RUNS = 3
 
 #: A network rounds at each layer, not only its inputs: the factor by which results may differ more.
@@ -20,11 +20,11 @@ Run = Callable[[Any, list[Any]], list[tuple[str, Any]]]
 
 
 def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:
-    """How far each element of each result may be moved by rounding, measured on the eager model itself.
+    """How far rounding may change each element of each result, measured on the eager model itself.
 
-    The model runs again with each floating-point input and weight moved by one unit of rounding, up or down at random. What
-    that changes in an element, it is uncertain by: a sum of large numbers that nearly cancel moves by much of itself, an
-    ordinary element by little, and a model that computes something else altogether is not excused by it.
+    The model runs again with each floating-point input and weight changed by one unit of rounding, up or down at random. The
+    change of an element is its uncertainty: large for a sum of large numbers that nearly cancel, small for an ordinary element,
+    and too small to excuse a model that computes something else altogether.
 
     Args:
         run: Runs a model on flattened inputs, which it may write, and gives its results by name.
@@ -32,7 +32,7 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
         leaves: The flattened inputs.
 
     Returns:
-        A tensor of doubles of each result's shape; ``None`` where the result is no floating-point tensor, or where
+        A tensor of doubles of each result's shape; ``None`` where the result is not a floating-point tensor, or where
         nothing can be said because two runs on the same inputs differ, or one fails.
     """
     try:

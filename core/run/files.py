@@ -68,14 +68,14 @@ def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool]) -> IO
         number += 1
         if taken(path.name) or (os.path.lexists(path) and not _is_plain(path)):
             continue
-        made = not path.exists()
+        created = not path.exists()
         try:
-            file = open(path, "x+b" if made else "r+b")  # noqa: SIM115 - the caller closes it
+            file = open(path, "x+b" if created else "r+b")  # noqa: SIM115 - the caller closes it
         except (FileExistsError, FileNotFoundError):  # another process saved at the same time
             number -= 1
             continue
         except PermissionError:
-            if made:
+            if created:
                 raise
             continue
         if not _lock(file):
@@ -83,17 +83,17 @@ def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool]) -> IO
         elif not _is_at(file, path):  # replaced between opening and locking
             file.close()
             number -= 1
-        elif _is_read(path, name, made):
-            if made:  # the name of a missing file that a model refers to is not used
+        elif _is_read(path, name, created):
+            if created:  # the name of a missing file that a model refers to is not used
                 path.unlink()
             file.close()
         else:
             return file
 
 
-def _is_read(data: Path, name: str, made: bool) -> bool:
+def _is_read(data: Path, name: str, created: bool) -> bool:
     references = folder_references(data.parent, name)
-    return references.include(data.name) if made else references.may_include(data.name)
+    return references.include(data.name) if created else references.may_include(data.name)
 
 
 def is_data_file(name: str, model: str) -> bool:

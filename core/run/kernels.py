@@ -83,7 +83,7 @@ class CallHost:
         return self._host
 
     def runtimes(self) -> list[PluginRuntime]:
-        """What the call gives, then what each plugin brings."""
+        """What the call gives, then what each plugin supplies."""
         return [PluginRuntime(None, (), self._items), *self._plugins().runtimes()]
 
     def explain_domain(self, domain: str) -> str:
@@ -112,7 +112,7 @@ def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
     """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read.
 
     Raises:
-        OnnxplugError: The file is no ONNX model.
+        OnnxplugError: The file is not an ONNX model.
     """
     import onnx
     import onnx_ir as ir
@@ -123,7 +123,7 @@ def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
         try:
             proto = onnx.load(model, load_external_data=False)
         except Exception as error:
-            raise OnnxplugError(f"{model} is no ONNX model: {type(error).__name__}: {error}") from error
+            raise OnnxplugError(f"{model} is not an ONNX model: {type(error).__name__}: {error}") from error
         model = ir.serde.deserialize_model(proto)
     elif isinstance(model, bytes):
         model = ir.serde.deserialize_model(onnx.load_from_string(model))
@@ -276,8 +276,8 @@ def missing_text(
 
 
 MISSING_HINT = (
-    "A plugin brings an OrtLibrary or a ReferenceOp by its hook onnxplug_runtime, a call by runtime=[…]; a rule may also "
-    "give the operator a body: g.function(…)."
+    "A plugin supplies an OrtLibrary or a ReferenceOp through its hook onnxplug_runtime, a call through runtime=[…]; a "
+    "rule may also give the operator a body: g.function(…)."
 )
 
 

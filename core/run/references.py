@@ -24,7 +24,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class _Malformed(Exception):
-    """The bytes are no protocol buffer of a model."""
+    """The bytes are not the protocol buffer of a model."""
 
 
 class References(NamedTuple):
@@ -71,13 +71,13 @@ def folder_references(folder: Path, model: str) -> References:
                 found = None
             if found is not None:
                 names |= found
-            elif entry.name.endswith(".onnx"):  # "model.onnx.json" and the like are no models
+            elif entry.name.endswith(".onnx"):  # "model.onnx.json" and the like are not models
                 unreadable.append(entry.name)
     return References(frozenset(names), tuple(unreadable))
 
 
 def data_files(path: Path) -> set[str] | None:
-    """Normalised locations of a model file's external data; ``None`` if the file is no complete model.
+    """Normalised locations of a model file's external data; ``None`` if the file is not a complete model.
 
     Raises:
         OSError: The file cannot be read.

@@ -123,7 +123,7 @@ def check_destination(destination: Any, size: int = 0) -> Path:
         raise SaveError(f"can't write {given}: {error}") from error
     path = Path(os.path.realpath(given))
     if found is not None and not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "not a regular file")
         raise SaveError(f"can't write {given}: it is {kind}", hint="Give the name of a file.")
     if found is not None and not path.is_file():  # for example /dev/fd/3 of a removed file
         raise SaveError(f"can't write {given}: it has no name in a folder", hint="Give the name of a file.")
@@ -147,7 +147,7 @@ def _warn_of_distant_link(destination: Any, path: Path) -> None:
     given = Path(os.fsdecode(os.fspath(destination)))
     if os.path.realpath(given.parent) != str(path.parent):
         warnings.warn(
-            f"{given} is a link to {path}, and its weights lie beside that: ONNX Runtime loads it by the name {path} only",
+            f"{given} is a link to {path}, and its weights are in the folder of {path}: ONNX Runtime loads it by that name only",
             stacklevel=4,
         )
 

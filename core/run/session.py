@@ -175,7 +175,7 @@ class Runner:
             why = f"ONNX Runtime does not run the model ({reason}), and " if reason is not None else ""
             raise VerificationError(
                 f"{why}onnxplug.reference has no kernel for {names}",
-                hint="A plugin brings one as a ReferenceOp, by its hook onnxplug_runtime.",
+                hint="A plugin supplies one as a ReferenceOp, through its hook onnxplug_runtime.",
             ) from reason
         try:
             self._reference = ExtendedReferenceEvaluator(

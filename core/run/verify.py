@@ -30,7 +30,7 @@ class Verifiable(Protocol):
         exported_program: The captured program.
         captured: The capture, with the eager model and the example inputs.
         inputs: What the graph's inputs stand for.
-        slots: What the captured graph returns, in order, with what is no output of the ONNX graph (``None``).
+        slots: What the captured graph returns, in order; ``None`` for a result that is not an output of the ONNX graph.
         host: The plugins that run custom operators.
     """
 
@@ -378,7 +378,7 @@ def eager_outputs(
             expected.append((slot.name, leaves[source.position]))
         else:
             raise VerificationError(
-                f"the output {slot.name!r} is what {slot.target!r} becomes, which the PyTorch model does not have"
+                f"the output {slot.name!r} holds the new value of {slot.target!r}, which the PyTorch model does not have"
             )
     return expected
 

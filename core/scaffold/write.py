@@ -44,14 +44,14 @@ def write_package(name: str, folder: Path, op: str | None = None) -> Package:
         OnnxplugError: jinja2 is not installed.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a distribution", hint="For example: onnxplug-acme")
+        raise UsageError(f"{name!r} is not a valid name of a distribution", hint="For example: onnxplug-acme")
     module = re.sub(r"[.-]", "_", name).lower()
     short = module.removeprefix("onnxplug_")
     if keyword.iskeyword(module) or module == "onnxplug":
-        raise UsageError(f"{name!r} is no name for a module", hint="For example: onnxplug-acme")
+        raise UsageError(f"{name!r} is not a valid name of a module", hint="For example: onnxplug-acme")
     match = _OP.fullmatch(op if op is not None else f"{short}::soft_clip")
     if match is None or any(keyword.iskeyword(part) for part in match.groups()):
-        raise UsageError(f"--op {op!r} is no operator's name", hint="Write it as acme::soft_clip.")
+        raise UsageError(f"--op {op!r} is not the name of an operator", hint="Write it as acme::soft_clip.")
     if match["namespace"] in _TAKEN:
         raise UsageError(
             f"the namespace {match['namespace']} is torch's own", hint="Choose another: --op acme::soft_clip"

@@ -51,7 +51,7 @@ def check_model(
     import onnxplug
 
     if not optimize:
-        raise UsageError("onnx_check: optimize must name at least one way, (True, False) unless given")
+        raise UsageError("onnx_check: optimize must hold at least one of True and False")
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     first: OnnxProgram | None = None
     for opset in opsets or (None,):

@@ -102,10 +102,10 @@ def expect_graph(model: Any, text: str | None = None, *, absent: str | Iterable[
     unwanted = absent.split() if isinstance(absent, str) else list(absent)
     there = [name for name in unwanted if name in operators]
     if there:
-        raise AssertionError(f"the graph has {', '.join(there)}, which it must not: {' '.join(operators)}")
+        raise AssertionError(f"the graph has {', '.join(there)}, which it must not have: {' '.join(operators)}")
     if text is None:
         return
     expected = GraphExpectation(text)
     if not expected.matches(operators):
         difference = "\n".join(difflib.ndiff(expected.lines(), operators))
-        raise AssertionError(f"the graph is not the expected one (- expected, + there):\n{difference}")
+        raise AssertionError(f"the graph differs from the expected one (- expected, + found):\n{difference}")

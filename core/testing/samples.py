@@ -91,7 +91,7 @@ def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], An
     operator = operator or getattr(getattr(torch.ops, namespace), packet, None)
     if operator is None:
         raise PluginError(
-            f"the sample's operator {sample.op} is unknown to torch",
+            f"torch does not know the sample's operator {sample.op}",
             hint="The plugin's module must import what defines it.",
         )
     kwargs = dict(sample.kwargs)

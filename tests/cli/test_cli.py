@@ -111,7 +111,7 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["export", "nothere:make", "-o", "m.onnx"], 2, "there is no module 'nothere'"),
         (["export", "my_model.py:nothing", "-o", "m.onnx"], 2, "has no 'nothing'"),
         (["export", "my_model.py", "-o", "m.onnx"], 2, "is none of"),
-        (["export", "my_model.py:odd", "-o", "m.onnx"], 2, "returned a int"),
+        (["export", "my_model.py:odd", "-o", "m.onnx"], 2, "returned an int"),
         (["export", "nothere.pt2", "-o", "m.onnx"], 2, "there is no file"),
         (["export", "my_model.py:broken", "-o", "m.onnx"], 1, "ZeroDivisionError at"),
         (["export", "my_model.py:make", "-o", "nowhere/m.onnx"], 1, "can't write nowhere/m.onnx: there is no folder"),
@@ -140,7 +140,7 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["verify", "nothere.onnx", "my_model.py:make"], 2, "there is no file"),
         (["why", "aten::ad.Tensor"], 1, "Did you mean aten::add.Tensor"),
         (["why", "aten::add.Tensor", "--opset", "3"], 2, "opset 3 is not supported"),
-        (["inspect", "my_model.py"], 1, "is no ONNX model"),
+        (["inspect", "my_model.py"], 1, "is not an ONNX model"),
     ],
 )
 def test_failures(

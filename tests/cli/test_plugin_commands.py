@@ -144,7 +144,7 @@ def test_check(shop: Path) -> None:
         "shadowed rule: Rule('aten::relu.default'",
         "conflict: 'shop-bad' and 'shop-good' both translate shop::double, by shop_bad:wrong and shop_good:double (opset 20)",
         "sample: the sample of shop::half of shop-bad at opset 18: output",
-        "shop::ghost is unknown to torch",
+        "torch does not know the sample's operator shop::ghost",
         "problems found",
     ):  # fmt: skip
         assert text in lines.replace("'shop-good' and 'shop-bad'", "'shop-bad' and 'shop-good'").replace(
@@ -183,7 +183,7 @@ def test_why_for_a_dtype(shop: Path) -> None:
 def test_why_for_what_a_plugin_computes_by_other_operators(shop: Path) -> None:
     text = onnxplug(shop, "why", "shop::fourfold")
     assert text.split() == (
-        "shop::fourfold.default: no rule; shop-good computes it by other operators (onnxplug_decompositions)".split()
+        "shop::fourfold.default: no rule; shop-good decomposes it into other operators (onnxplug_decompositions)".split()
     )
     assert "no rule translates shop::whole" in onnxplug(shop, "why", "shop::whole", status=1)
 

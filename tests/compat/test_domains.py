@@ -140,7 +140,7 @@ def test_attributes_of_every_type() -> None:
 @pytest.mark.parametrize(
     ("attributes", "text"),
     [
-        ({"empty": []}, "attribute 'empty' is an empty list: its type can't be told"),
+        ({"empty": []}, "attribute 'empty' is an empty list, whose element type is unknown"),
         ({"mixed": [1, "a"]}, "attribute 'mixed' has a value that ONNX can't hold"),
         ({"blobs": [b"\xfe"]}, "in a list each string must be UTF-8"),
         ({"what": object()}, "attribute 'what' has a value that ONNX can't hold"),
@@ -262,7 +262,7 @@ def test_functions_that_cannot_be() -> None:
         _export(captures)
     with pytest.raises(onnxplug.ConversionError, match="needs a domain of its own"):
         _export(lambda g, node: g.function("", "Bad", lambda y: g.op.Neg(y), [node.args[0]]))
-    with pytest.raises(onnxplug.ConversionError, match="returns 1 values, 2 are asked for"):
+    with pytest.raises(onnxplug.ConversionError, match="returns 1 value, but 2 were requested"):
         _export(lambda g, node: g.function("com.acme", "Bad", lambda y: g.op.Neg(y), [node.args[0]], outputs=2)[0])
 
 
@@ -320,7 +320,7 @@ def test_a_registered_schema_types_what_is_emitted() -> None:
         (lambda d, x, g: d.Foo(None, x, k=1), "com.checked::Foo needs its input 0, which is None"),
         (lambda d, x, g: d.Foo(k=1), "com.checked::Foo takes 1 to 3 inputs, got 0"),
         (lambda d, x, g: d.Foo(x, x, 1, x, k=1), "com.checked::Foo takes 1 to 3 inputs, got 4"),
-        (lambda d, x, g: d.Foo(x, k=1, _outputs=3), "com.checked::Foo has 1 to 2 outputs, 3 are asked for"),
+        (lambda d, x, g: d.Foo(x, k=1, _outputs=3), "com.checked::Foo has 1 to 2 outputs, but 3 were requested"),
         (lambda d, x, g: d.Foo(g.const(1), k=1), "takes float, float16 as input 0, got int64: its schema says so"),
         (lambda d, x, g: d.Foo(x, x, x, k=1), "takes int64 as input 2, got float"),
         (lambda d, x, g: d.Foo(x, g.cast(x, torch.float16), k=1), r"one dtype as inputs 0 and 1 \(T\), got float and"),

@@ -163,7 +163,7 @@ def test_what_a_symbolic_function_refuses() -> None:
     def foreign(g: Any, x: Any) -> Any:
         return g.at("pair", x), x
 
-    for function, text in ((refuses, "only on Tuesdays"), (foreign, "aten::ATen, which is no operator of ONNX")):
+    for function, text in ((refuses, "only on Tuesdays"), (foreign, "aten::ATen, which is not an operator of ONNX")):
         with pytest.raises(onnxplug.Unsupported, match=text) as caught:
             onnxplug.to_onnx(
                 lambda x: torch.ops.cs.pair(x)[0],

@@ -216,7 +216,7 @@ def test_sizes_given_beside_long_expressions() -> None:
 
 
 @pytest.mark.parametrize("chunks", [2, 4])
-@pytest.mark.filterwarnings("ignore:the exported model holds for")
+@pytest.mark.filterwarnings("ignore:the exported model is right only where")
 def test_chunks_of_a_dynamic_axis(chunks: int) -> None:
     """Every piece but the last has the size divided by the number of chunks, rounded up, at sizes with as many pieces."""
     others = [(torch.randn(3, size),) for size in (7, 10, 11, 13)]

@@ -247,7 +247,7 @@ def test_a_converter_of_ones_own() -> None:
         x, weight, _ = node.args
         if g.stored(weight) is None:
             raise onnxplug.Decline("no parameter")
-        rows = g.derive(weight, lambda tensor: tensor.half().t().contiguous(), "half, turned", form="half")
+        rows = g.derive(weight, lambda tensor: tensor.half().t().contiguous(), "half, transposed", form="half")
         return g.op.MatMul(x, g.cast(rows, weight.dtype))
 
     rules = [onnxplug.Rule("aten::linear.default", convert)]

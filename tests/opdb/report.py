@@ -98,7 +98,7 @@ def render(results: Results) -> str:
         "",
         "## Every entry",
         "",
-        "*By*: a rule of its own, or torch's decomposition into operators that have rules.",
+        "The column *by* says whether the entry has a rule of its own, or torch decomposes it into operators that have rules.",
         "",
         "| entry | passes in | opset | by | what does not pass |",
         "|---|---|---|---|---|",

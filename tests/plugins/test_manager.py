@@ -97,7 +97,7 @@ except onnxplug.MissingRuleError as e: print(e)
         ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rulez(): return []", "onnxplug_rulez, which is no hook"),
         ("def onnxplug_rules(): return []", "not marked with @onnxplug.hookimpl"),
         ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return None", "returned None, not an iterable"),
-        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return [3]", "which is no Rule"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return [3]", "which is not a Rule"),
         ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return 1/0", "ZeroDivisionError"),
         ("from onnxplug import *\nfrom onnxplug import hookimpl, PluginInfo\n@hookimpl\ndef onnxplug_info(): return PluginInfo(api=2)", "plugin API 2"),
         ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(extra): return []", "extra"),
@@ -135,7 +135,7 @@ except onnxplug.UsageError as e: print(e)
     assert "prefer=" in printed
     assert "['Add']\n" in printed
     assert "['Mul']\n" in printed
-    assert "'shop-c' has no rule for shop::double; shop-a, shop-b has" in printed
+    assert "'shop-c' has no rule for shop::double; the distributions that have one: shop-a, shop-b" in printed
 
 
 def test_overriding_a_builtin_rule(tmp_path: Path) -> None:

@@ -250,9 +250,9 @@ def test_broken_models(text: str, message: str) -> None:
 def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("no model")
     for wrong, message in (
-        (3, "an object of type int is no ONNX model"),
+        (3, "an object of type int is not an ONNX model"),
         (tmp_path / "none.onnx", "there is no file"),
-        (tmp_path / "text.onnx", "is no ONNX model that can be read"),
+        (tmp_path / "text.onnx", "is not an ONNX model that can be read"),
         (TWO.graph, "does not say which opsets"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -199,7 +199,7 @@ def test_explain_gives_target_exactness_and_reason() -> None:
     assert reasons("onnxruntime", False) == [
         "plain: builtin, every opset",
         "cpu: holds for the target onnxruntime:cpu, not for onnxruntime: it has no kernel for int8",
-        "exactly: taken where exact special values are asked for: NaN goes first",
+        "exactly: applies only with exact=True: NaN goes first",
     ]
     assert reasons("onnxruntime:cpu", True)[0].endswith("every opset, for onnxruntime:cpu: it has no kernel for int8")
     assert reasons(None, True)[0] == "exactly: builtin, every opset, exact special values: NaN goes first"

@@ -288,7 +288,7 @@ def test_outputs_that_nothing_tells_of() -> None:
                     program.verify()
     slot = next(s for s in program.slots if s.target == "count")
     slot.target = "nothing"
-    with pytest.raises(VerificationError, match="'count_out' is what 'nothing' becomes"):
+    with pytest.raises(VerificationError, match="'count_out' holds the new value of 'nothing'"):
         program.verify()
     slot.target = "count"
     extra = program.model.graph.outputs.pop()

@@ -97,7 +97,10 @@ def test_a_dimension_named_by_an_expression_is_that_expression(make: Any, name: 
 
 
 def test_expressions_that_do_not_hold() -> None:
-    with pytest.raises(UsageError, match=r"is named 'past \* sequence', which is 12 .past 4, sequence 3., and it is 7"):
+    with pytest.raises(
+        UsageError,
+        match=r"is named 'past \* sequence', which is 12 .past 4, sequence 3., but its size in the example is 7",
+    ):
         loose(mask={0: "past * sequence"})
     with pytest.raises(UsageError, match=r"'past \+ sequenc' names 'sequenc'"):
         loose(mask={0: "past + sequenc"})
@@ -226,7 +229,7 @@ def test_verify_file_draws_expressions(tmp_path: Any) -> None:
 @pytest.mark.parametrize("sizes", [{"x": None}, {"past": None}])
 def test_an_expression_of_a_static_size(sizes: dict[str, Any]) -> None:
     """A name that only the expression has is unknown; a size that came out static is its number."""
-    with pytest.raises(UsageError, match="which no dimension is called"):
+    with pytest.raises(UsageError, match="but no dimension has that name"):
         loose(**sizes)
 
 

@@ -87,7 +87,7 @@ def test_expect_graph_shows_both_sides(expect_graph: Any, isolated_registry: Iso
     program = onnxplug.to_onnx(lambda x: x.relu() + 1, (torch.randn(2),))
     expect_graph(program, "Relu Add", absent="Mul Cast")
     expect_graph(program.model_proto, "... Add")
-    with pytest.raises(AssertionError, match=r"(?s)expected, \+ there.*- Clip.*\+ Relu.*Add"):
+    with pytest.raises(AssertionError, match=r"(?s)expected, \+ found.*- Clip.*\+ Relu.*Add"):
         expect_graph(program, "Clip Add")
     with pytest.raises(AssertionError, match="the graph has Add, which it must not"):
         expect_graph(program, absent=["Add"])

@@ -11,7 +11,7 @@ __all__ = ["set_experts"]
 DOMAIN = "com.microsoft"
 _DOMAINS = {DOMAIN: 1}
 #: Measured with ONNX Runtime 1.31 on [2, 64, 256], one thread: 140 us for 35, and 43 us for 23.
-_SLOW_SKIP = "on the CPU a sum and a norm in one node take two to four times as long as apart"
+_SLOW_SKIP = "on the CPU, one node for a sum and a normalization takes two to four times as long as two nodes"
 
 
 @hookimpl

@@ -66,8 +66,8 @@ def _(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, *args: Any, *
     return torch.empty_like(x)
 
 
-def _gated(both: torch.Tensor, alpha: float, beta: float, limit: float | None, interleaved: bool) -> torch.Tensor:
-    gate, up = (both[..., 0::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)
+def _gated(gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None, interleaved: bool) -> torch.Tensor:
+    gate, up = (gate_up[..., 0::2], gate_up[..., 1::2]) if interleaved else gate_up.chunk(2, -1)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + beta)
@@ -110,17 +110,17 @@ def moe(g: Any, node: Any) -> Any:
     ):
         raise Decline("the kernel is for float")
     if any(v is not None and g.stored(v) is None for v in (gate_up, down, gate_up_bias, down_bias)):
-        raise Decline("experts that are no parameters of the model")
+        raise Decline("the experts are not parameters of the model")
     count, chosen = gate_up.shape[0], index.shape[1]
     if not isinstance(chosen, int):
-        raise Decline("a dynamic number of experts a token")
+        raise Decline("the number of experts for each token is dynamic")
 
     def matrices(value: Any, halves: bool) -> Any:
         """[experts, out, in], the two halves taking turns: the one layout that the CPU's kernel has."""
         if value is None or (not transposed and (interleaved or not halves)):
             return value
-        turn, mix = transposed and len(value.shape) == 3, halves and not interleaved
-        return g.derive(value, lambda t: _laid_out(t, turn, mix), ("experts", turn, mix), form="rearranged")
+        transpose, mix = transposed and len(value.shape) == 3, halves and not interleaved
+        return g.derive(value, lambda t: _laid_out(t, transpose, mix), ("experts", transpose, mix), form="rearranged")
 
     logits = g.op.ScatterElements(
         g.op.Expand(g.const(float("-inf")), g.vector([g.dim(x, 0), count])), index, g.op.Log(weights), axis=1
@@ -146,8 +146,8 @@ def moe(g: Any, node: Any) -> Any:
     return g.op.Where(g.op.Equal(total, zero), zero, g.op.Mul(result, total))
 
 
-def _laid_out(tensor: torch.Tensor, turn: bool, mix: bool) -> torch.Tensor:
-    rows = tensor.mT if turn else tensor
+def _laid_out(tensor: torch.Tensor, transpose: bool, mix: bool) -> torch.Tensor:
+    rows = tensor.mT if transpose else tensor
     if mix:
         rows = torch.stack(rows.chunk(2, 1), 2).flatten(1, 2)
     return rows.contiguous()

@@ -44,15 +44,15 @@ def linear(g: Any, node: Any) -> Any:
     if x.dtype not in _KERNELS or node.dtype != x.dtype or scale.dtype != x.dtype:
         raise Decline("the kernels are for float and float16")
     if any(t is None for t in stored) or (zero is not None and g.stored(zero) is None):
-        raise Decline("a weight that is no parameter of the model")
+        raise Decline("the weight is not a parameter of the model")
     if len(block) != 2 or block[0] != 1 or levels.shape is None or len(levels.shape) != 2:
-        raise Decline("scales of another layout than rows, or groups of a row")
+        raise Decline("the scales are neither for rows nor for groups within a row")
     rows, columns = levels.shape
     size, repeats = _blocks(block[1], columns)
     # Four bits unsigned, the zero point in the middle where the levels are signed.
     shift = 8 if _argument(weight, "quant_min") < 0 else 0
     if not all(_fits(g.stored(v), shift) for v in (levels, zero) if v is not None):
-        raise Decline("levels or zero points beyond four bits")
+        raise Decline("a level or a zero point does not fit into four bits")
     zeros = None
     if zero is not None:
         zeros = g.derive(
@@ -81,7 +81,7 @@ def packed(g: Any, node: Any) -> Any:
 
     x, weight, size, parameters = node.args
     if g.stored(weight) is None or g.stored(parameters) is None:
-        raise Decline("a weight that is no parameter of the model")
+        raise Decline("the weight is not a parameter of the model")
     if size not in _SIZES:
         raise Decline(f"blocks of {size}")
     if not _divisible(g.stored(parameters)):
@@ -146,7 +146,7 @@ def _checked(tensor: torch.Tensor, shift: int) -> torch.Tensor:
     if not _fits(tensor, shift):
         raise UsageError(
             f"the model stores this weight in 4 bits, {-shift} to {15 - shift}; the new one is {tensor.dtype} or goes beyond",
-            hint="Export the model anew.",
+            hint="Export the model again, with the new weights.",
         )
     return (tensor.to(torch.int16) + shift).to(torch.uint8)
 
@@ -178,6 +178,6 @@ def _divisible(parameters: torch.Tensor) -> bool:
 
 def _fractions(parameters: torch.Tensor) -> torch.Tensor:
     if not _divisible(parameters):
-        raise UsageError("the new weight has scales of zero", hint="Export the model anew.")
+        raise UsageError("a scale of the new weight is zero", hint="Export the model again, with the new weights.")
     scale, zero = parameters.double().unbind(-1)
     return (8 - zero / scale).t().float().contiguous()

@@ -16,7 +16,7 @@ def _float(*values: Any) -> bool:
     return all(v is not None and v.dtype is not None and int(v.dtype) == _FLOAT for v in values)
 
 
-def _made_by(value: Any, op_type: str, domain: str = "") -> Any:
+def _made_by_op(value: Any, op_type: str, domain: str = "") -> Any:
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op_type and node.domain == domain else None
 
@@ -54,9 +54,9 @@ def fused_matmul(g: Any, node: Any) -> Any:
     if not _float(*inputs) or any((_rank(v) or 0) < 2 for v in inputs):
         return None
     for side, value in enumerate(inputs):
-        made = _made_by(value, "Transpose")
-        if _swaps_last(made) and _alone(value):
-            inputs[side], flags[side] = made.inputs[0], 1
+        producer = _made_by_op(value, "Transpose")
+        if _swaps_last(producer) and _alone(value):
+            inputs[side], flags[side] = producer.inputs[0], 1
     if not any(flags):
         return None
     return g.domain(_DOMAIN).FusedMatMul(*inputs, transA=flags[0], transB=flags[1])
@@ -67,16 +67,16 @@ def scaled_matmul(g: Any, node: Any) -> Any:
     pairs = [node.inputs] if node.op_type == "Div" else [node.inputs, node.inputs[::-1]]
     for product, factor in pairs:
         number = _scalar(g, factor)
-        made = _made_by(product, "MatMul") or _made_by(product, "FusedMatMul", _DOMAIN)
-        if number is None or not number or made is None or not _alone(product) or not _float(product):
+        producer = _made_by_op(product, "MatMul") or _made_by_op(product, "FusedMatMul", _DOMAIN)
+        if number is None or not number or producer is None or not _alone(product) or not _float(product):
             continue
-        if any((_rank(v) or 0) < 2 for v in made.inputs):
+        if any((_rank(v) or 0) < 2 for v in producer.inputs):
             continue
-        alpha = float(made.attributes["alpha"].value) if "alpha" in made.attributes else 1.0
+        alpha = float(producer.attributes["alpha"].value) if "alpha" in producer.attributes else 1.0
         return g.domain(_DOMAIN).FusedMatMul(
-            *made.inputs,
-            transA=_int_attribute(made, "transA", 0),
-            transB=_int_attribute(made, "transB", 0),
+            *producer.inputs,
+            transA=_int_attribute(producer, "transA", 0),
+            transB=_int_attribute(producer, "transB", 0),
             alpha=alpha / number if node.op_type == "Div" else alpha * number,
         )
     return None
@@ -85,10 +85,10 @@ def scaled_matmul(g: Any, node: Any) -> Any:
 def _sum_with_bias(node: Any) -> tuple[Any, Any] | None:
     """The two parts of the sum that a node reads, if one is a vector along the last axis."""
     total = node.inputs[0]
-    made = _made_by(total, "Add")
-    if made is None or not _alone(total) or not _float(*made.inputs) or total.shape is None:
+    producer = _made_by_op(total, "Add")
+    if producer is None or not _alone(total) or not _float(*producer.inputs) or total.shape is None:
         return None
-    for x, bias in (made.inputs, made.inputs[::-1]):
+    for x, bias in (producer.inputs, producer.inputs[::-1]):
         fits = _rank(bias) == 1 and isinstance(bias.shape[0], int) and bias.shape[0] == total.shape[-1]
         if fits and _rank(x) == len(total.shape) and x.shape[-1] == total.shape[-1]:
             return x, bias
@@ -202,12 +202,12 @@ def skip_simplified_layer_normalization(g: Any, node: Any) -> Any:
 
 def _half(g: Any, value: Any) -> tuple[Any, int, int] | None:
     """The tensor that a Slice along the last axis cuts, and where from and to."""
-    made = _made_by(value, "Slice")
-    if made is None or len(made.inputs) < 4 or made.inputs[0].shape is None:
+    producer = _made_by_op(value, "Slice")
+    if producer is None or len(producer.inputs) < 4 or producer.inputs[0].shape is None:
         return None
-    source = made.inputs[0]
-    start, end, axes = (g.constant(v) for v in made.inputs[1:4])
-    step = g.constant(made.inputs[4]) if len(made.inputs) > 4 else None
+    source = producer.inputs[0]
+    start, end, axes = (g.constant(v) for v in producer.inputs[1:4])
+    step = g.constant(producer.inputs[4]) if len(producer.inputs) > 4 else None
     size = source.shape[-1]
     if any(v is None or v.size != 1 for v in (start, end, axes)) or (step is not None and step.tolist() != [1]):
         return None
@@ -218,12 +218,16 @@ def _half(g: Any, value: Any) -> tuple[Any, int, int] | None:
 
 def _rotated(g: Any, value: Any) -> Any:
     """``x``, of which ``value`` is ``Concat(-x[..., half:], x[..., :half])``."""
-    made = _made_by(value, "Concat")
-    if made is None or len(made.inputs) != 2 or _int_attribute(made, "axis", 0) not in (-1, (_rank(value) or 0) - 1):
+    producer = _made_by_op(value, "Concat")
+    if (
+        producer is None
+        or len(producer.inputs) != 2
+        or _int_attribute(producer, "axis", 0) not in (-1, (_rank(value) or 0) - 1)
+    ):
         return None
-    negated = _made_by(made.inputs[0], "Neg")
+    negated = _made_by_op(producer.inputs[0], "Neg")
     high = _half(g, negated.inputs[0]) if negated is not None else None
-    low = _half(g, made.inputs[1])
+    low = _half(g, producer.inputs[1])
     if high is None or low is None or high[0] is not low[0]:
         return None
     size = high[0].shape[-1]
@@ -239,8 +243,8 @@ def _table(g: Any, value: Any, operation: str) -> Any:
     if g.constant(value) is not None:
         found = _first_half(g, value)
         return None if found is None else g.op.Reshape(found, g.const([-1, found.shape[-1]]))
-    made = _made_by(value, "Unsqueeze")
-    wave = _made_by(made.inputs[0] if made is not None else value, operation)
+    producer = _made_by_op(value, "Unsqueeze")
+    wave = _made_by_op(producer.inputs[0] if producer is not None else value, operation)
     angles = _first_half(g, wave.inputs[0]) if wave is not None else None
     if angles is None or not isinstance(angles.shape[-1], int):
         return None
@@ -254,15 +258,15 @@ def _first_half(g: Any, value: Any) -> Any:
         half = known.shape[-1] // 2 if known.ndim else 0
         same = half > 0 and known.shape[-1] == 2 * half and (known[..., :half] == known[..., half:]).all()
         return g.const(known[..., :half].copy()) if same else None
-    made = _made_by(value, "Concat")
-    if made is None or len(made.inputs) != 2 or made.inputs[0] is not made.inputs[1]:
+    producer = _made_by_op(value, "Concat")
+    if producer is None or len(producer.inputs) != 2 or producer.inputs[0] is not producer.inputs[1]:
         return None
-    return made.inputs[0] if _int_attribute(made, "axis", 0) in (-1, (_rank(value) or 0) - 1) else None
+    return producer.inputs[0] if _int_attribute(producer, "axis", 0) in (-1, (_rank(value) or 0) - 1) else None
 
 
 def rotary_embedding(g: Any, node: Any) -> Any:
     """``x * cos + rotated(x) * sin`` on [B, H, S, E], as Llama writes it."""
-    products = [_made_by(v, "Mul") for v in node.inputs]
+    products = [_made_by_op(v, "Mul") for v in node.inputs]
     if any(p is None for p in products) or not _float(node.outputs[0]) or _rank(node.outputs[0]) != 4:
         return None
     for plain, turned in (products, products[::-1]):

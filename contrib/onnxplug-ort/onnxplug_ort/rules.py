@@ -36,17 +36,17 @@ def multi_head_attention(g: Any, node: Any) -> Any:
     query, key, value, mask, dropout, causal, scale, gqa = node.args
     heads, size = _checked(g, query, key, value, dropout)
     if gqa and g.dim(key, 1) != heads:
-        raise Decline("heads that share keys")
+        raise Decline("several heads share keys")
     if g.dim(value, 3) != size:
-        raise Decline("values of another width than keys")
+        raise Decline("values and keys have different widths")
     if causal and not _same(query, 2, key, 2):
-        raise Decline("causal attention where queries and keys differ in number")
+        raise Decline("the attention is causal, and queries and keys differ in number")
     if mask is not None and (mask.shape is None or len(mask.shape) != 4 or mask.shape[1] not in (1, heads)):
         raise Decline("a mask that isn't [batch, heads or 1, queries, keys]")
     if mask is not None and not (_same(mask, 2, query, 2) and _same(mask, 3, key, 2)):
-        raise Decline("a mask that is broadcast over queries or keys")
+        raise Decline("the mask is broadcast over queries or keys")
     if mask is not None and not (mask.shape[0] == 1 or _same(mask, 0, query, 0)):
-        raise Decline("a mask of another batch")
+        raise Decline("the mask has another batch size")
     bias, seen = mask, None
     if mask is not None and mask.dtype == ir.DataType.BOOL:
         bias = g.op.Where(mask, g.const(0.0, _FLOAT), g.const(float("-inf"), _FLOAT))
@@ -74,9 +74,9 @@ def group_query_attention(g: Any, node: Any) -> Any:
     if not gqa or not isinstance(groups, int) or groups == heads:
         raise Decline("every head has keys of its own")
     if mask is not None or not causal or not _same(query, 2, key, 2):
-        raise Decline("only causal attention over as many keys as queries, without a mask")
+        raise Decline("the attention is not causal, has a mask, or has another number of keys than of queries")
     if g.dim(value, 3) != size:
-        raise Decline("values of another width than keys")
+        raise Decline("values and keys have different widths")
     count = g.cast(g.as_scalar(g.dim(query, 2)), ir.DataType.INT32)
     batch = g.vector([g.dim(query, 0)])
     last = g.op.Expand(g.op.Sub(count, g.const(1, ir.DataType.INT32)), batch)
@@ -101,7 +101,7 @@ def _checked(g: Any, query: Any, key: Any, value: Any, dropout: float) -> tuple[
     if any(v.dtype != _FLOAT for v in (query, key, value)):
         raise Decline("the kernels are for float")
     if any(v.shape is None or len(v.shape) != 4 for v in (query, key, value)):
-        raise Decline("only tensors of rank 4")
+        raise Decline("the tensors are not of rank 4")
     if dropout:
         raise Decline("dropout")
     heads, size = g.dim(query, 1), g.dim(query, 3)
@@ -129,8 +129,8 @@ def _any_over_last(g: Any, x: Any) -> Any:
 
 def _is_of_rows(x: Any) -> bool:
     """Whether [B, H, S, E] is made of [B, S, H, E] by a Transpose, which packing takes away."""
-    made = x.producer()
-    perm = made.attributes.get("perm") if made is not None and made.op_type == "Transpose" else None
+    producer = x.producer()
+    perm = producer.attributes.get("perm") if producer is not None and producer.op_type == "Transpose" else None
     return perm is not None and list(perm.value) == [0, 2, 1, 3]
 
 

@@ -89,7 +89,7 @@ def test_bias_gelu(approximate: str, op: str, opset: int, fused: Any) -> None:
         return gelu(layer(x), approximate=approximate)
 
     assert fused(model, x, others=others, dynamic=(ROWS,), opset=opset) == {op: 1}
-    # The sum is read elsewhere too, or the addend is no vector: the plain sum stays.
+    # The sum is read elsewhere too, or the addend is not a vector: the plain sum stays.
     both = fused(lambda x: (lambda y: gelu(y, approximate=approximate) + y)(layer(x)), x)
     assert both["BiasGelu"] == 0
     assert fused(lambda x, y: gelu(x + y, approximate=approximate), x, draw(3, 5))["BiasGelu"] == 0

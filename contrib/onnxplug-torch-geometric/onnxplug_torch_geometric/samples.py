@@ -15,15 +15,19 @@ _INDEX = [4, 0, 2, 2, 0, 4, 4]
 _SORTED = [0, 0, 2, 2, 2, 4, 4]
 
 
-def _made(op: str, made: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+def _drawn(op: str, make_inputs: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
     """The inputs; what defines the operator is imported, if it is installed."""
     with contextlib.suppress(ImportError):
         importlib.import_module(_PACKAGES[op.partition("::")[0]])
-    return made()
+    return make_inputs()
 
 
-def _sample(op: str, made: Callable[[], tuple[Any, ...]], *, own_values: bool = True, shapes: Any = None) -> OpSample:
-    return OpSample(op, functools.partial(_made, op, made), dynamic_shapes=shapes, others=() if own_values else None)
+def _sample(
+    op: str, make_inputs: Callable[[], tuple[Any, ...]], *, own_values: bool = True, shapes: Any = None
+) -> OpSample:
+    return OpSample(
+        op, functools.partial(_drawn, op, make_inputs), dynamic_shapes=shapes, others=() if own_values else None
+    )
 
 
 def _wave(*shape: int) -> Any:
@@ -96,7 +100,7 @@ def samples() -> list[OpSample]:
     kinds = {"scatter": _scattered, "segment": _segmented, "gather": _gathered}
     found = _of_pyg()
     for op in FUNCTIONS:
-        made = kinds.get(op.partition("::")[2].partition("_")[0])
-        if made is not None:
-            found += made(op)
+        make_inputs = kinds.get(op.partition("::")[2].partition("_")[0])
+        if make_inputs is not None:
+            found += make_inputs(op)
     return found

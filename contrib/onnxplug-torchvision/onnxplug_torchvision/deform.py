@@ -85,8 +85,8 @@ def _interpolated(g: Any, pixels: Any, y: Any, x: Any, high: Any, wide: Any) -> 
             inside = near
             for p, limit in zip(place, limits, strict=True):
                 inside = g.op.And(inside, g.op.And(g.op.GreaterOrEqual(p, zero), g.op.LessOrEqual(p, limit)))
-            held = [g.op.Min(g.op.Max(p, zero), limit) for p, limit in zip(place, limits, strict=True)]
-            index = g.op.Unsqueeze(g.op.Add(g.op.Mul(held[0], g.as_scalar(wide)), held[1]), [5])
+            clamped = [g.op.Min(g.op.Max(p, zero), limit) for p, limit in zip(place, limits, strict=True)]
+            index = g.op.Unsqueeze(g.op.Add(g.op.Mul(clamped[0], g.as_scalar(wide)), clamped[1]), [5])
             value = g.op.GatherND(pixels, index, batch_dims=2)
             share = [
                 w if step else g.op.Sub(g.const(1.0, dtype), w) for w, step in zip(weight, (down, right), strict=True)

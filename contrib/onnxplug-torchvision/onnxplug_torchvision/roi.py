@@ -32,7 +32,7 @@ def roi_align_unaligned(g: Any, node: Any) -> Any:
     """  # noqa: E501
     x, rois, scale, height, width, ratio, aligned = node.args
     if aligned:
-        raise Unsupported("roi_align with aligned=True", hint="Export with opset_version=16 or later.")
+        raise Unsupported("roi_align with aligned=True needs opset 16", hint="Export with opset_version=16 or later.")
     return _align(g, node, x, rois, scale, height, width, ratio)
 
 
@@ -88,8 +88,8 @@ def ps_roi_align(g: Any, node: Any) -> list[Any]:
     bins = height * width
     # [K, C, bins, bins]: the diagonal of the last two.
     flat = g.reshape(pooled, [g.dim(rois, 0), channels, bins * bins])
-    kept = g.op.Gather(flat, np.arange(bins, dtype=np.int64) * (bins + 1), axis=2)
-    result = g.reshape(kept, [g.dim(rois, 0), channels, height, width])
+    diagonal = g.op.Gather(flat, np.arange(bins, dtype=np.int64) * (bins + 1), axis=2)
+    result = g.reshape(diagonal, [g.dim(rois, 0), channels, height, width])
     if ratio <= 0:
         sides = g.op.Mul(
             g.op.Sub(g.op.Slice(rois, [3], [5], [1]), g.op.Slice(rois, [1], [3], [1])), g.const(scale, rois.dtype)

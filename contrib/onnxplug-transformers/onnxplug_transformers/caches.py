@@ -48,7 +48,7 @@ def unflatten(values: Sequence[Any], context: str) -> Any:
     left = list(values)
     cache = _put_together(json.loads(context), left)
     if left:
-        raise ValueError(f"{len(left)} tensors too many for a cache")
+        raise ValueError(f"{len(left)} tensors more than the cache has")
     return cache
 
 
