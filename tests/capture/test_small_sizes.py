@@ -188,7 +188,7 @@ ONE_APART: dict[str, tuple[Model, str]] = {
 def test_a_branch_for_the_size_1_is_a_warning(name: str, wanted: Any) -> None:
     model, condition = ONE_APART[name]
     text = re.escape(condition if isinstance(wanted, str) else condition.replace("batch", "x.shape[0]"))
-    with pytest.warns(UserWarning, match=rf"holds for {text} alone: the model's code at .*test_small_sizes\.py:\d+ "):
+    with pytest.warns(UserWarning, match=rf"is right only where {text}: the model's code at .*test_small_sizes\.py:\d+ "):
         program = onnxplug.to_onnx(model, (MANY,), dynamic_shapes=({0: wanted},))
     same(model, program, MANY)
     with pytest.raises(
@@ -235,6 +235,6 @@ def test_a_branch_of_an_installed_package_is_a_hint_of_verification_alone(monkey
 
 def test_recording_branches_leaves_torch_as_it_was() -> None:
     before = torch.SymBool.__bool__
-    with pytest.warns(UserWarning, match="holds for"):
+    with pytest.warns(UserWarning, match="is right only where"):
         onnxplug.to_onnx(ONE_APART["shape > 1"][0], (MANY,), dynamic_shapes=({0: "batch"},))
     assert torch.SymBool.__bool__ is before
