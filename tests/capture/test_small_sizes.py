@@ -188,7 +188,9 @@ ONE_APART: dict[str, tuple[Model, str]] = {
 def test_a_branch_for_the_size_1_is_a_warning(name: str, wanted: Any) -> None:
     model, condition = ONE_APART[name]
     text = re.escape(condition if isinstance(wanted, str) else condition.replace("batch", "x.shape[0]"))
-    with pytest.warns(UserWarning, match=rf"is right only where {text}: the model's code at .*test_small_sizes\.py:\d+ "):
+    with pytest.warns(
+        UserWarning, match=rf"is right only where {text}: the model's code at .*test_small_sizes\.py:\d+ "
+    ):
         program = onnxplug.to_onnx(model, (MANY,), dynamic_shapes=({0: wanted},))
     same(model, program, MANY)
     with pytest.raises(
