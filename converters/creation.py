@@ -90,9 +90,6 @@ def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> V
         return _arange_of_floats(g, dtype, start, end, step)
     inner = INT64 if whole else DOUBLE
     first, last, by = (operand(g, x, inner) for x in (start, end, step))
-    if whole and not (g.never_negative(start) and isinstance(step, int) and step > 0):
-        # ONNX Runtime turns a Gather by a Range into a Slice, which reads a start or end of -1 as the last element.
-        return g.cast(g.op.Neg(g.op.Range(g.op.Neg(first), g.op.Neg(last), g.op.Neg(by))), dtype)
     return g.cast(g.op.Range(first, last, by), dtype)
 
 

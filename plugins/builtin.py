@@ -28,9 +28,9 @@ def onnxplug_rules() -> Iterable[Rule]:
 @hookimpl
 def onnxplug_rewrites() -> Iterable[Any]:
     """The builtin rewrites."""
-    from onnxplug.rewrite import columns, norms, onnxruntime, patterns
+    from onnxplug.rewrite import columns, norms, onnxruntime, patterns, quantised
 
-    return [*patterns.REWRITES, *onnxruntime.REWRITES, *norms.REWRITES, *columns.REWRITES]
+    return [*patterns.REWRITES, *onnxruntime.REWRITES, *quantised.REWRITES, *norms.REWRITES, *columns.REWRITES]
 
 
 @hookimpl

@@ -8,13 +8,13 @@ the plain form: when a later version mends it, the test says so and the rewrite 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.build.matching import read_by, reads
+from onnxplug.build.matching import int_attribute, made_by, read_by, reads
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
-def _consumers(value: ir.Value) -> list[ir.Node]:
+def consumers(value: ir.Value) -> list[ir.Node]:
     return [use.node for use in value.uses()]
 
 
@@ -38,7 +38,7 @@ def pad_apart_from_pool(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     are wrong. Of either pool, padding as wide as the kernel does not load, and several Pads are added up.
     """
     x, pads, fill, axes = [*node.inputs, None, None][:4]
-    readers = _consumers(node.outputs[0])
+    readers = consumers(node.outputs[0])
     if not any(_is(n, "AveragePool") or (_is(n, "MaxPool") and len(n.outputs) == 1) for n in readers):
         return None
     shape, widths = dims_of(x), g.constant(pads)
@@ -84,7 +84,7 @@ def one_scale_before_matmul(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     load. The one number is the product of both in double precision.
     """
     result = node.outputs[0]
-    if result.dtype not in _FLOATS or not any(_feeds_matmul(n) for n in _consumers(result)):
+    if result.dtype not in _FLOATS or not any(_feeds_matmul(n) for n in consumers(result)):
         return None
     outer = _scale_of(g, result)
     inner = _scale_of(g, outer[0]) if outer is not None else None
@@ -102,72 +102,8 @@ def _feeds_matmul(node: ir.Node) -> bool:
         if _is(current, "MatMul"):
             return True
         if _is(current, "Transpose", "Mul", "Div"):
-            seen.extend(_consumers(current.outputs[0]))
+            seen.extend(consumers(current.outputs[0]))
     return False
-
-
-def _only_dequantised(g: GraphBuilder, node: ir.Node) -> bool:
-    """Whether only DequantizeLinear nodes, with the same zero point, read what a QuantizeLinear makes."""
-    result = node.outputs[0]
-    readers = _consumers(result)
-    zero = g.constant(node.inputs[2]) if len(node.inputs) > 2 else None
-    if zero is None or result.is_graph_output() or not readers:
-        return False
-    for reader in readers:
-        other = g.constant(reader.inputs[2]) if len(reader.inputs) > 2 else None
-        if not _is(reader, "DequantizeLinear") or other is None or not np.array_equal(other, zero):
-            return False
-    return True
-
-
-def unsigned_bytes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """``DequantizeLinear(QuantizeLinear(x))`` through int8 goes through uint8, with its zero point 128 higher.
-
-    From opset 21 on ONNX Runtime repeats such a pair behind a Transpose, Slice, MaxPool and the like without its zero
-    point, whose type it then takes to be uint8: the model does not load.
-    """
-    inner = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if inner is None or not _is(inner, "QuantizeLinear") or inner.outputs[0].dtype != ir.DataType.INT8:
-        return None
-    zero = g.constant(inner.inputs[2]) if _only_dequantised(g, inner) else None
-    if zero is None or zero.size != 1:
-        return None
-    moved = g.const((zero.astype(np.int16) + 128).astype(np.uint8))
-    kept = {k: v.value for k, v in inner.attributes.items() if k != "output_dtype"}
-    quantised = g.op.QuantizeLinear(inner.inputs[0], inner.inputs[1], moved, **kept)
-    result: ir.Value = g.op.DequantizeLinear(
-        quantised, node.inputs[1], moved, **{k: v.value for k, v in node.attributes.items()}
-    )
-    return result
-
-
-_RANGE = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
-
-
-def second_rounding(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """Two pairs of QuantizeLinear and DequantizeLinear in a row: the second one is computed by Round and Clip.
-
-    ONNX Runtime replaces both pairs by one of other scale, which rounds once.
-    """
-    quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if quantise is None or not _is(quantise, "QuantizeLinear"):
-        return None
-    before = quantise.inputs[0].producer() if quantise.inputs[0] is not None else None
-    first = before.inputs[0].producer() if before is not None and before.inputs[0] is not None else None
-    limits = _RANGE.get(quantise.outputs[0].dtype or ir.DataType.UNDEFINED)
-    scale = g.constant(node.inputs[1])
-    if not _is(before, "DequantizeLinear") or not _is(first, "QuantizeLinear") or limits is None:
-        return None
-    if scale is None or scale.size != 1 or not _only_dequantised(g, quantise):
-        return None
-    x = quantise.inputs[0]
-    assert x is not None and x.dtype is not None
-    point: Any = g.const(np.asarray(g.constant(quantise.inputs[2])).reshape(()).astype(np.float64), x.dtype)
-    factor = g.const(scale.reshape(()), x.dtype)
-    low, high = (g.const(limit, x.dtype) for limit in limits)
-    rounded = g.op.Clip(g.op.Add(g.op.Round(g.op.Div(x, factor)), point), low, high)
-    result: ir.Value = g.op.Mul(g.op.Sub(rounded, point), factor)
-    return result
 
 
 def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
@@ -211,28 +147,46 @@ def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return result
 
 
-def _workaround(
+def gather_by_range(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``Gather`` by a ``Range`` that may begin or end below 0: the Range of the opposite numbers, negated.
+
+    ONNX Runtime makes it a Slice from the Range's start to its end, which reads -1 as the last element.
+    """
+    made = made_by(node.inputs[1], "Range")
+    if made is None:
+        return None
+    start, end, step = made.inputs
+    first, by = g.constant(start), g.constant(step)
+    upwards = by is not None and by > 0
+    if upwards and (g.never_negative(start) if first is None else first >= 0):
+        return None
+    places = g.op.Neg(g.op.Range(g.op.Neg(start), g.op.Neg(end), g.op.Neg(step)))
+    result: ir.Value = g.op.Gather(node.inputs[0], places, axis=int_attribute(node, "axis", 0))
+    return result
+
+
+def workaround(
     op: str,
     apply: Callable[[GraphBuilder, ir.Node], ir.Value | None],
     reason: str,
     when: Callable[[ir.Node], bool] | None = None,
     since: int | None = None,
 ) -> Rewrite:
+    """A rewrite for ONNX Runtime alone, named as its function."""
     return Rewrite(apply.__name__, op, apply, opset=(since, None), target="onnxruntime", reason=reason, when=when)
 
 
 _SCALES = "ONNX Runtime folds both numbers into the MatMul and removes a node that is still read"
 _SCALED = reads("Mul", "Div")
 REWRITES = [
-    _workaround(
+    workaround(
         "Pad",
         pad_apart_from_pool,
         "ONNX Runtime fuses a Pad of 0 into the pool: a MaxPool then pads with −∞, and padding as wide as the kernel is an error",
         read_by("MaxPool", "AveragePool"),
     ),
-    _workaround("Mul", one_scale_before_matmul, _SCALES, _SCALED),
-    _workaround("Div", one_scale_before_matmul, _SCALES, _SCALED),
-    _workaround("ScatterND", scatter_in_turn, "ONNX Runtime reduces in several threads without a lock"),
-    _workaround("DequantizeLinear", second_rounding, "ONNX Runtime replaces two quantisations by one"),
-    _workaround("DequantizeLinear", unsigned_bytes, "ONNX Runtime repeats the pair without its zero point", since=21),
+    workaround("Mul", one_scale_before_matmul, _SCALES, _SCALED),
+    workaround("Div", one_scale_before_matmul, _SCALES, _SCALED),
+    workaround("Gather", gather_by_range, "ONNX Runtime makes a Slice of it, to which -1 is the last", reads("Range")),
+    workaround("ScatterND", scatter_in_turn, "ONNX Runtime reduces in several threads without a lock"),
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from tests.chains.operators import TEMPLATES
+from tests.chains.operators import HELPERS, TEMPLATES
 
 #: Shapes of the inputs, the first axis of the second set being another size; "f" floats of ordinary size and both signs.
 SHAPES = ["2,4,6,6", "1,16,5,5", "2,3,4", "3,4", "2,8", "2,2,5,4", "3,6,6", "4,4", "2,16,4,4", "1,3,8,8"]
@@ -45,20 +45,14 @@ class Chain:
     @property
     def source(self) -> str:
         """A function ``forward(self, x0, …)``."""
-        return self._source(self.lines)
-
-    def _source(self, lines: Sequence[str]) -> str:
         names = ", ".join(f"x{i}" for i in range(len(self.inputs[0])))
-        body = [f"    {name} = self.{name}" for name in self.parameters] + [f"    {line}" for line in lines]
+        body = [f"    {name} = self.{name}" for name in self.parameters] + [f"    {line}" for line in self.lines]
         return "\n".join([f"def forward(self, {names}):", *body, f"    return {', '.join(self.outputs)},"])
 
-    def module(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.nn.Module:
-        """The chain as a module; ``change`` is made to what each line computes."""
-        scope: dict[str, Any] = {"torch": torch, "F": F, "change": change}
-        source = self.source
-        if change is not None:
-            source = self._source([re.sub("= (.*)", r"= change(\1)", line, count=1) for line in self.lines])
-        exec(compile(source, f"<chain {self.number}>", "exec"), scope)
+    def module(self) -> torch.nn.Module:
+        """The chain as a module."""
+        scope: dict[str, Any] = {"torch": torch, "F": F, **HELPERS}
+        exec(compile(self.source, f"<chain {self.number}>", "exec"), scope)
         module = type("Chain", (torch.nn.Module,), {"forward": scope["forward"]})()
         for name, value in self.parameters.items():
             module.register_buffer(name, value)
@@ -81,6 +75,10 @@ class _Maker:
         """Normal numbers, with exact ties and zeros here and there."""
         x = torch.randn(tuple(shape), generator=self.generator) * scale
         return torch.where(torch.rand(tuple(shape), generator=self.generator) < 0.05, x.round(), x)
+
+    def inputs(self, shape: Sequence[int], dtypes: Sequence[torch.dtype], scale: float) -> tuple[torch.Tensor, ...]:
+        """One input a dtype; integers are of both signs."""
+        return tuple(self.tensor(shape, scale if d.is_floating_point else 3 * scale).to(d) for d in dtypes)
 
     def pick(self, kind: str, rank: str) -> str | None:
         """The name of a value of this kind, a late one more often."""
@@ -156,7 +154,7 @@ class _Maker:
                 continue
             text, fresh = filled
             try:
-                result = eval(text, {"torch": torch, "F": F}, {**self.values, **self.parameters, **fresh})
+                result = eval(text, {"torch": torch, "F": F, **HELPERS}, {**self.values, **self.parameters, **fresh})
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError):
                 continue
             if not isinstance(result, torch.Tensor) or not 0 < result.numel() <= MAX_ELEMENTS or result.dim() > 6:
@@ -172,16 +170,17 @@ class _Maker:
 
 
 def make(number: int) -> Chain:
-    """The chain of this number: two to six lines over one or two inputs, one to three outputs."""
+    """The chain of this number: two to seven lines over one or two inputs, the second maybe of integers; one to three outputs."""
     maker = _Maker(number)
     shape = [int(n) for n in maker.random.choice(SHAPES).split(",")]
     count = maker.random.choice([1, 1, 2])
     dtype = maker.random.choice(DTYPES)
-    inputs = tuple(maker.tensor(shape).to(dtype) for _ in range(count))
+    dtypes = [dtype, torch.int64 if maker.random.random() < 0.3 else dtype][:count]
+    inputs = maker.inputs(shape, dtypes, 1.0)
     maker.values.update({f"x{i}": x for i, x in enumerate(inputs)})
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(maker.random.randint(2, 6)):
+        for _ in range(maker.random.randint(2, 7)):
             if not maker.step():
                 break
     if not maker.lines:
@@ -190,7 +189,7 @@ def make(number: int) -> Chain:
     outputs = dict.fromkeys([names[-1], *maker.random.sample(names, maker.random.randint(0, min(2, len(names))))])
     dynamic = maker.random.random() < 0.5
     other = [n + dynamic * (axis == 0) for axis, n in enumerate(shape)]
-    second = tuple(maker.tensor(other, maker.random.choice([1.0, 2.0])).to(dtype) for _ in inputs)
+    second = maker.inputs(other, dtypes, maker.random.choice([1.0, 2.0]))
     # A value that nothing returned reads would only be dead code: such lines go, from the last to the first.
     kept: list[str] = []
     wanted = set(outputs)

@@ -9,6 +9,37 @@ of ``f``. A template that eager PyTorch refuses for the shapes at hand is drawn 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+
+
+def u8(x: torch.Tensor) -> torch.Tensor:
+    """Activations in unsigned bytes."""
+    return torch.fake_quantize_per_tensor_affine(x, 0.03, 120, 0, 255)
+
+
+def s8(x: torch.Tensor) -> torch.Tensor:
+    """Activations in signed bytes."""
+    return torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127)
+
+
+def w8(x: torch.Tensor) -> torch.Tensor:
+    """A weight in signed bytes without the least one."""
+    return torch.fake_quantize_per_tensor_affine(x, 0.02, 0, -127, 127)
+
+
+def c8(x: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """Signed bytes, with a scale for each place on an axis."""
+    axis %= x.dim()
+    count = x.shape[axis]
+    zeros = torch.zeros(count, dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(x, torch.arange(1.0, count + 1) / 100, zeros, axis, -128, 127)
+
+
+#: What a step may call by name.
+HELPERS: dict[str, Callable[..., torch.Tensor]] = {"u8": u8, "s8": s8, "w8": w8, "c8": c8}
+
 #: One line a family; templates are separated by " | ". A family is drawn first, then one of its templates.
 FAMILIES: dict[str, str] = {
     "scale": "{f} * {g} | {f} / {p} | {g} * {f} | {f} * {p} + {g} | {p} / ({f}.abs() + {p}) | -{f} | {f}.square()",
@@ -48,7 +79,9 @@ FAMILIES: dict[str, str] = {
     " | F.avg_pool2d(F.pad({f4}, [1, 1, 1, 1]), 3, count_include_pad=False) | F.avg_pool2d(F.pad({f4}, [1, 1, 1, 1]), 3, 2, 1, count_include_pad=False) | F.avg_pool2d(F.pad({f4}, [0, 1, 0, 1]), 2, ceil_mode=True) | F.max_pool1d(F.pad({f3}, [1, 1]), 3) | F.max_pool2d(F.pad({f4}, [2, 2]), 3, 1, 1)",
     "pad": "F.pad({f}, [1, 2]) | F.pad({f}, [1, 1, 0, 2], value={g}) | F.pad({f}, [-1, 1]) | F.pad({f4}, [1, 1, 1, 1], mode='reflect') | F.pad({f3}, [1, 2], mode='replicate') | F.pad({f4}, [1, 1, 1, 1], mode='circular') | F.pad(F.pad({f}, [1, 1]), [0, 1]) | F.pad({f}, [0, 0])",
     "resize": "F.interpolate({f4}, scale_factor=2) | F.interpolate({f4}, size=(3, 5), mode='bilinear') | F.interpolate({f4}, scale_factor=2, mode='bilinear', align_corners=True) | F.interpolate({f4}, scale_factor=0.5, mode='bilinear')"
-    " | F.interpolate({f4}, size=(4, 4), mode='bicubic') | F.interpolate({f3}, scale_factor=2.0, mode='linear') | F.pixel_shuffle({f4}, 2) | F.pixel_unshuffle({f4}, 2) | F.interpolate({f4}, size=(5, 3), mode='nearest-exact') | F.upsample({f4}, scale_factor=3)",
+    " | F.interpolate({f4}, size=(4, 4), mode='bicubic') | F.interpolate({f3}, scale_factor=2.0, mode='linear') | F.pixel_shuffle({f4}, 2) | F.pixel_unshuffle({f4}, 2) | F.interpolate({f4}, size=(5, 3), mode='nearest-exact') | F.upsample({f4}, scale_factor=3)"
+    " | F.interpolate({f4}, scale_factor=(2.0, 1.0)) | F.interpolate({f4}, size=(7, 4), mode='area') | F.interpolate({f4}, size=(3, 4), mode='bilinear', antialias=True) | F.interpolate({f3}, size=5) | F.interpolate({f4}, scale_factor=1.5, mode='bicubic', align_corners=True)"
+    " | F.grid_sample({f4}, torch.stack(torch.meshgrid(torch.linspace(-1, 1, 3), torch.linspace(-0.9, 0.7, 4), indexing='ij'), -1).expand({f4}.shape[0], -1, -1, -1), align_corners=False) | F.channel_shuffle({f4}, 2)",
     "shape": "{x}.transpose(-1, -2) | {x}.permute(*reversed(range({x}.dim()))) | {x}.flatten(1) | {x}.unsqueeze(0) | {x}.unsqueeze(-1) | {x}.squeeze() | {x}.reshape({x}.shape[0], -1) | {x}.flip(-1) | {x}.movedim(0, -1)"
     " | {x4}.permute(0, 2, 3, 1) | {x4}.permute(0, 3, 1, 2) | {x3}.transpose(0, 1) | {x}.unsqueeze(1).squeeze(1) | {x}.transpose(0, 1).transpose(0, 1) | {x}.roll(1, -1) | {x}.reshape(-1) | {x}.unflatten(-1, (-1, 2)) | {x4}.transpose(1, 2).reshape({x4}.shape[0], {x4}.shape[2], -1)"
     " | {x}.t() | {x3}.permute(2, 0, 1) | {x}.swapaxes(0, -1) | torch.rot90({x4}, 1, (2, 3)) | {x}.contiguous().view(-1, {x}.shape[-1])",
@@ -69,6 +102,33 @@ FAMILIES: dict[str, str] = {
     "quantise": "torch.fake_quantize_per_tensor_affine({f}, 0.1, 3, 0, 255) | torch.fake_quantize_per_tensor_affine({f}, 0.05, 0, -128, 127) | torch.fake_quantize_per_tensor_affine({f} @ {w:2,f}, 0.1, 0, -128, 127)"
     " | F.conv2d(torch.fake_quantize_per_tensor_affine({f4}, 0.1, 3, 0, 255), torch.fake_quantize_per_tensor_affine({k:f4,3}, 0.02, 0, -127, 127)) | F.linear(torch.fake_quantize_per_tensor_affine({f}, 0.1, 0, -128, 127), torch.fake_quantize_per_tensor_affine({w:2,f}.t(), 0.02, 0, -127, 127))"
     " | torch.fake_quantize_per_channel_affine({f4}, torch.full(({f4}.shape[1],), 0.1), torch.zeros({f4}.shape[1], dtype=torch.int32), 1, -128, 127) | {f}.relu().mul(10).round().clamp(0, 255).to(torch.uint8)",
+    "quantised layers": "u8(u8({f}) + u8({f'})) | s8(s8({f}) * s8({f'})) | s8(s8({f}) - u8({f'})) | u8(torch.sigmoid(u8({f}))) | s8(F.leaky_relu(s8({f}), 0.1)) | s8(F.softmax(s8({f}), -1)) | u8(F.avg_pool2d(u8({f4}), 2))"
+    " | u8(F.max_pool2d(u8({f4}), 2)) | u8(torch.cat([u8({f}), u8({f'})], -1)) | s8(F.relu(s8({f}))) | u8({f}).clamp(0, 6) | u8(F.relu({f})) | u8(F.conv2d(u8({f4}), w8({k:f4,3}))) | u8(F.relu(F.conv2d(u8({f4}), c8({k:f4,3}), padding=1)))"
+    " | u8(F.linear(u8({f}), w8({w:2,f}.t()))) | s8(F.linear(s8({f}), c8({w:2,f}.t()))) | F.linear({f}, w8({w:2,f}.t())) | F.linear({f}, c8({w:2,f}.t())) | {f} @ w8({w:2,f}) | {f} @ c8({w:2,f}, 1) | u8({f}) @ w8({w:2,f}) | s8({f}) @ c8({w:2,f}, 0)"
+    " | s8(s8({f}) @ s8({f'}).transpose(-1, -2)) | s8({f}) @ u8({f'}).transpose(-1, -2) | u8(torch.where({b}, u8({f}), u8({f}))) | u8(F.interpolate(u8({f4}), scale_factor=2)) | u8({f}).transpose(-1, -2) | s8({f}).reshape(-1) | u8(u8({f4}).mean((2, 3)))"
+    " | u8({f}).argmax(-1) | u8({f}).split(1, -1)[0] | s8(F.hardswish(s8({f}))) | u8(F.gelu(u8({f}))) | F.conv2d({f4}, w8({k:f4,3}), padding=1) | F.conv2d({f4}, c8({k:f4,1})) | F.conv_transpose2d(u8({f4}), w8({t:f4,3}), stride=2) | s8(F.adaptive_avg_pool2d(s8({f4}), 1))"
+    " | torch.quantize_per_tensor({f}, 0.1, 3, torch.quint8).dequantize() | c8({f}, -1) | u8(u8({f}).unsqueeze(1)) | torch.addmm({f2}, u8({f2'}), w8({w:2,f2'})) | F.layer_norm(u8({f}), {f}.shape[-1:]) | u8(F.pad(u8({f}), [1, 1])) | s8(s8({f}).sum(-1)) | F.embedding({i}.long().abs().remainder(6), w8(torch.arange(18.0).view(6, 3) / 10))",
+    "quantised beside float": "s8(F.conv2d(s8({f4}), {k:f4,3})) | u8(F.relu(F.conv2d(u8({f4}), {k:f4,3}, torch.ones(4), padding=1))) | s8(F.linear(s8({f}), {w:2,f}.t(), torch.ones(5))) | u8(F.conv_transpose2d(u8({f4}), {t:f4,3})) | u8(u8({f}) + {f'}) | s8({f} @ {w:2,f}) | u8(u8({f}) * {g})"
+    " | s8({f}).mT @ {f} | {f3} @ w8({f3'}).mT | torch.bmm(s8({f3}), c8({f3'}, -1).mT) | F.conv1d({f3}, w8({k:f3,3})) | F.conv1d(s8({f3}), w8({k:f3,3})) | s8({f})[..., 1:] | F.max_pool2d(s8({f4}), 2) | w8({f}).transpose(-1, -2) | w8({f}).reshape(-1)[1:] | u8(s8({f})) | s8(w8({f}).transpose(-1, -2))"
+    " | u8({f}.clamp(-1, 1)) | w8({f}) + {f'} | torch.einsum('...ij,...kj->...ik', s8({f}), s8({f'})) | F.scaled_dot_product_attention(s8({f4}), s8({f4}), u8({f4})) | {f} @ w8({w:2,f} / {p}) | {f} @ w8({w:2,f}.abs()) | s8({f}) @ w8({w:2,f}) @ w8(torch.ones(5, 3)) | F.embedding({i}.long().abs().remainder(6), s8(torch.arange(18.0).view(6, 3))) @ w8(torch.ones(3, 2))",
+    "fused": "F.gelu({f} + {v:f}) | F.silu({f}) * {f'} | F.layer_norm({f} + {f'} + {v:f}, {f}.shape[-1:], {v:f}, {v:f}) | 0.5 * {f} * (1 + torch.erf({f} / 1.4142135623730951)) | 0.5 * {f} * (1 + torch.tanh(0.7978845608028654 * ({f} + 0.044715 * {f}.pow(3))))"
+    " | {f} * torch.sigmoid({f} * 1.702) | F.batch_norm(F.conv2d({f4}, {k:f4,3}, padding=1), torch.arange(4.0) / 4, torch.ones(4) * 2, torch.arange(4.0) + 0.5, torch.ones(4)) | F.relu(F.conv2d({f4}, {k:f4,3}, padding=1) + F.conv2d({f4}, {k:f4,1}))"
+    " | F.relu({f} @ {w:2,f}) | F.relu(F.linear({f}, {w:2,f}.t(), torch.ones(5))) | F.batch_norm(F.linear({f2}, {w:2,f2}.t()), torch.ones(5), torch.ones(5) * 2) | F.relu({f} + {v:f}) + {f} | torch.where({f} > 0, {f}, {f} * {p}) | {f}.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)"
+    " | {f4} * {f4}.cos() + torch.cat([-{f4}[..., {f4}.shape[-1] // 2 :], {f4}[..., : {f4}.shape[-1] // 2]], -1) | F.sigmoid(F.conv2d({f4}, {k:f4,1})) | F.leaky_relu(F.conv2d({f4}, {k:f4,3}), {p}) | F.hardtanh(F.conv2d({f4}, {k:f4,1}), -{p}, {p}) | F.conv2d({f4}, {k:f4,3}, padding=1) * F.sigmoid(F.conv2d({f4}, {k:f4,3}, padding=1))"
+    " | F.relu(F.batch_norm({f4}, {c:f4}, {c:f4}.abs() + 0.5)) | F.conv2d(F.batch_norm({f4}, {c:f4}, {c:f4}.abs() + 0.5), {k:f4,1}) | F.conv2d(F.relu({f4}), {k:f4,3}) + {g} | ({f} - {f}.mean()) / ({f}.std() + {p}) | F.dropout({f}, 0.5, False) * {f'} | ({f} * {p} + {f'}) * {p} | {f} * {v:f} + {v:f}"
+    " | F.conv_transpose2d({f4}, {t:f4,3}) + torch.ones(3, 1, 1) | F.layer_norm({f}.double(), {f}.shape[-1:]).float() | F.softmax({f}.half().float(), -1) | torch.softmax({f}, -1) * {f'} | F.max_pool2d(F.relu(F.conv2d({f4}, {k16:f4,3}, padding=1)), 2) | F.log_softmax({f} @ {w:2,f}, -1) | {f}.exp() / {f}.exp().sum(-1, keepdim=True)",
+    "masks": "F.scaled_dot_product_attention({f4}, {f4'}, {f4'}, attn_mask=({f4} @ {f4'}.transpose(-1, -2)) > {g}) | F.scaled_dot_product_attention({f4}, {f4'}, {f4'}, attn_mask={f4} @ {f4'}.transpose(-1, -2))"
+    " | torch.softmax(({f4} @ {f4'}.transpose(-1, -2)).masked_fill(torch.ones({f4}.shape[-2], {f4'}.shape[-2]).triu(1) > 0, float('-inf')), -1) @ {f4'} | {f}.masked_fill(torch.ones({f}.shape[-2], {f}.shape[-1]).tril() == 0, {g}) | torch.where({b}, {f}, torch.zeros_like({f}))"
+    " | torch.where(torch.where({b}, {f}, {g}) > 0, {f}, -{f}) | {f} * ~{b} | torch.softmax({f3} @ {f3'}.transpose(1, 2) + ({f3} @ {f3'}.transpose(1, 2) > {g}).float() * -1e4, -1) | F.softmax({f}.masked_fill(torch.zeros({f}.shape[-1]) > 0, float('-inf')), -1) | {f}.tril() + {f}.triu(1)",
+    "einsum": "torch.einsum('...ij,jk->...ik', {f}, {w:2,f}) | torch.einsum('bchw,bchw->bc', {f4}, {f4'}) | torch.einsum('bij,bkj->bik', {f3}, {f3'}) | torch.einsum('ij->ji', {f2}) | torch.einsum('bij->bj', {f3}) | torch.einsum('bhqd,bhkd->bhqk', {f4}, {f4'}) | torch.einsum('ij,kj->ik', {f2}, {f2'})"
+    " | torch.einsum('i,j->ij', {f}.flatten()[:4], {f'}.flatten()[:3]) | torch.einsum('b...,b...->b...', {f}, {f'}) | torch.einsum('bhqk,bhkd->bqhd', {f4} @ {f4'}.transpose(-1, -2), {f4'}) | torch.einsum('...i,i->...', {f}, {v:f}) | torch.tensordot({f}, {w:2,f}, 1) | torch.einsum('bij,bjk,bkl->bil', {f3}, {f3'}.transpose(1, 2), {f3})",
+    "places": "{f}.index_put((torch.tensor([0, 1, 0]),), {f}[:1], accumulate=True) | torch.zeros(6, {f2}.shape[-1], dtype={f2}.dtype).index_add(0, {f2}.argmax(-1).remainder(6), {f2}) | {x}[{x}.shape[0] - 1] | {x}[torch.arange({x}.shape[0] - 1, -1, -1)] | {x}.index_select(0, torch.arange({x}.shape[0] - 1, -1, -1)) | {x}[torch.arange({x}.shape[0]) // 2]"
+    " | {f}.gather(0, {f}.argsort(0, stable=True)) | torch.searchsorted(torch.arange(-2.0, 3.0), {f}) | torch.bucketize({f}, torch.tensor([-1.0, 0.0, 1.0]), right=True) | torch.isin({i}, torch.tensor([1, 2])) | torch.count_nonzero({f} > {g}, -1) | {f}.cummax(-1)[0] | {f}.diff(dim=-1) | {f}.kthvalue(1, -1)[0] | {x}[..., [0], :] | {x}[[0, 0], ..., -1] | {x}.take(torch.tensor([0, 3, 1]))"
+    " | {f}.logcumsumexp(-1) | {f}.msort() | {f}[..., torch.arange({f}.shape[-1]) % 2 == 0] | {f}.scatter(0, torch.zeros_like({f}, dtype=torch.int64)[:1], {g}) | {x}[torch.arange(0, {x}.shape[0], 2)] | {x}[:, torch.arange({x}.shape[1] - 1, 0, -1)] | {f}.repeat_interleave(torch.tensor([2, 1]), 0) | {x}[-1:] | {x}[:, -2:]",
+    "split": "torch.cat({f}.split([1, {f}.shape[-1] - 1], -1)[::-1], -1) | {f}.tensor_split(2, -1)[0] | {f}[:, 0] * {f}[:, 1] | {f}[..., 0::2] + {f}[..., 1::2] | torch.stack([{f}[..., 0], {f}[..., 1]], -1) | {f}.unbind(1)[0] - {f}.unbind(1)[1] | torch.cat([{f}[:, :1], {f}[:, 1:]], 1) | {f}.chunk(3, -1)[-1]"
+    " | torch.cat([{f}, {f'}], 0)[1:] | torch.cat([{x}[..., -1:], {x}[..., :-1]], -1) | torch.stack([{f}, {f'}]).sum(0) | torch.cat([{f}.relu(), -{f}], 1).chunk(2, 1)[0] | sum({f}.chunk(2, 1)) | torch.cat([{f}.mean(-1, keepdim=True), {f}], -1) | torch.cat([{x}, {x}], -1).unflatten(-1, (2, -1)) | {f}.unfold(-1, 3, 2).mean(-1) | F.unfold({f4}, 2)",
+    "sizes": "{f} * {f}.shape[0] | {f} / {f}.shape[-1] ** 0.5 | {f}.reshape({f}.shape[0], 2, -1) | {f}.view(-1, {f}.shape[0]) | {f}.sum(0) / {f}.shape[0] | torch.ones({f}.shape[0]) * {p} | torch.arange({x}.shape[0]) | {f}.new_full(({f}.shape[0], 3), {g}) | {f} + torch.arange({f}.shape[-1]) | torch.linspace(0, 1, {f}.shape[-1]) * {f}"
+    " | {f}.expand(2, *{f}.shape) | {f}[: {f}.shape[0] // 2 + 1] | F.pad({f}, [0, {f}.shape[0]]) | {f}.reshape(-1, *{f}.shape[2:]) | {f}.flatten(0, 1) | {f}.unsqueeze(-1).expand(*{f}.shape, 2).flatten(-2) | torch.eye({f}.shape[-1]) @ {f}.transpose(-1, -2) | torch.full(({f}.shape[-1],), {g}) + {f} | {x}.repeat_interleave({x}.shape[0], 0) | {f}.narrow(0, 0, 1)",
     "loss": "F.mse_loss({f}, {f'}, reduction='none') | F.l1_loss({f}, {f'}) | F.smooth_l1_loss({f}, {f'}, reduction='none') | F.kl_div(F.log_softmax({f}, -1), F.softmax({f'}, -1), reduction='batchmean') | F.cosine_similarity({f}, {f'}, dim=-1) | F.cross_entropy({f2}, {f2}.argmax(-1)) | torch.cdist({f3}, {f3'}) | F.pairwise_distance({f2}, {f2'})",
 }
 

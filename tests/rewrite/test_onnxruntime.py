@@ -123,6 +123,35 @@ def test_values_outside_a_quantised_range(low: int) -> None:
     check(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.02, low + 128, low, low + 255).mT.neg(), x)
 
 
+#: Gathered by ranges that end or begin below 0.
+RANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "last to first": lambda x: x[torch.arange(x.shape[0] - 1, -1, -1)],
+    "every other, backwards": lambda x: x[:, torch.arange(x.shape[1] - 1, -1, -2)],
+    "by numbers": lambda x: x.index_select(0, torch.arange(x.shape[0] - 1.0, -1.0, -1.0, dtype=torch.int64)),
+    "from the end on": lambda x: x[torch.arange(-2, x.shape[0] - 2)],
+}
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("name", RANGES)
+def test_gather_by_a_range(name: str, opset: int) -> None:
+    x, both = torch.randn(5, 6, 2), {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    check(RANGES[name], x, others=[(torch.randn(n, n + 1, 2),) for n in (2, 9)], dynamic=(both,), opset=opset)
+    plain = onnxplug.to_onnx(Call(RANGES[name]), (x,), dynamic_shapes=((both,),), target=None).model_proto
+    off, on = (outcome(plain.SerializeToString(), x, on) for on in (False, True))
+    assert isinstance(on, str) or on[0].shape != off[0].shape or not np.allclose(off[0], on[0])
+
+
+def test_gather_by_a_range_upwards_is_plain() -> None:
+    """ONNX Runtime's Slice is right there, and faster."""
+    for function in (lambda x: x[torch.arange(x.shape[0])], lambda x: x[:, torch.arange(1, x.shape[1], 2)]):
+        both = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+        program = check(function, torch.randn(5, 6), others=[(torch.randn(2, 3),)], dynamic=(both,))
+        operators = [node.op_type for node in program.model.graph]
+        assert "Range" in operators
+        assert "Neg" not in operators
+
+
 PLACES = torch.tensor([0, 2, 0, -1, 2, 0])
 ADDED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "index_add": lambda x, v: x.index_add(0, PLACES.remainder(3), v),

@@ -1,0 +1,284 @@
+"""Quantised graphs in forms that ONNX Runtime keeps right.
+
+ONNX Runtime 1.31 makes integer kernels of DequantizeLinear, an operator and QuantizeLinear. Where what it makes is wrong, does
+not load or does not run, the numbers are restored by arithmetic (a Cast, a difference and a product) instead, which it
+leaves alone; of constants it folds that when it loads the model. ``tests/rewrite/test_quantised.py`` shows each fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxplug.build.inference.dims import dims_of
+from onnxplug.build.matching import int_attribute, is_op, made_by, only_reader, used_once
+from onnxplug.build.scope import graphs_of
+from onnxplug.rewrite.onnxruntime import consumers, workaround
+
+if TYPE_CHECKING:
+    from onnxplug.build.builder import GraphBuilder
+
+#: Operators that ONNX Runtime moves a DequantizeLinear past, or removes (the Cast of a half, for which it has no kernel).
+_MOVES = ("Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "MaxPool")
+#: How many nodes are looked at, at most, to tell that a value depends on no input.
+_MOST_NODES = 64
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Whether a value depends on no input of the graph: ONNX Runtime folds it when it loads the model."""
+    pending, seen = [value], {value}
+    while pending and len(seen) <= _MOST_NODES:
+        current = pending.pop()
+        node = current.producer()
+        if node is None:
+            if current.is_graph_input():
+                return False
+            continue
+        known = [v for v in node.inputs if v is not None]
+        if not known or any(True for _ in graphs_of(node)):
+            return False
+        pending += [v for v in known if v not in seen]
+        seen.update(known)
+    return not pending
+
+
+def _restored(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """What a ``DequantizeLinear`` computes, by arithmetic; ``None`` for blocks of unknown shape."""
+    x, scale, zero = [*node.inputs, None][:3]
+    assert x is not None and scale is not None
+    dtype, shape, parameters = node.outputs[0].dtype, dims_of(x), dims_of(scale)
+    if dtype is None or shape is None or parameters is None:
+        return None
+    block, axis = int_attribute(node, "block_size", 0), int_attribute(node, "axis", 1)
+    inner: list[Any] = list(shape)
+    if block:
+        axis %= len(shape)
+        if not all(isinstance(n, int) for n in (*shape, *parameters)) or parameters[axis] * block != shape[axis]:
+            return None
+        inner = [*shape[:axis], parameters[axis], block, *shape[axis + 1 :]]
+
+    def along(v: ir.Value) -> ir.Value:
+        if block:
+            return g.op.Unsqueeze(v, g.const([axis + 1]))  # type: ignore[no-any-return]
+        trailing = len(shape) - 1 - axis % len(shape) if len(parameters) == 1 and shape else 0
+        return g.reshape(v, [-1, *[1] * trailing]) if trailing else v
+
+    levels = g.cast(g.reshape(x, inner) if block else x, dtype)
+    known = g.constant(zero)
+    if zero is not None and (known is None or known.any()):
+        levels = g.op.Sub(levels, along(g.cast(zero, dtype)))
+    result: ir.Value = g.op.Mul(levels, along(scale))
+    return g.reshape(result, list(shape)) if block else result
+
+
+def _behind(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Node]]:
+    """The ``DequantizeLinear`` behind a value that is moved about, and the nodes that move it, the last first."""
+    moves: list[ir.Node] = []
+    while (move := made_by(value, *_MOVES)) is not None:
+        moves.append(move)
+        value = move.inputs[0]
+    return made_by(value, "DequantizeLinear"), moves
+
+
+def _is_scalar(value: ir.Value | None) -> bool:
+    return dims_of(value) == ()
+
+
+def _by_column(node: ir.Node, moves: list[ir.Node]) -> bool:
+    """Whether a restored matrix, moved about, has one scale, or one for each of its columns."""
+    shape = dims_of(node.outputs[0])
+    if _is_scalar(node.inputs[1]):
+        return True
+    if shape is None or len(shape) != 2 or int_attribute(node, "block_size", 0):
+        return False
+    axis = int_attribute(node, "axis", 1) % 2
+    for move in reversed(moves):
+        if move.op_type == "Cast":
+            continue
+        if move.op_type != "Transpose" or "perm" not in move.attributes:
+            return False
+        axis = list(move.attributes["perm"].as_ints()).index(axis)
+    return axis == 1
+
+
+def _is_quantised(node: ir.Node, moves: list[ir.Node]) -> bool:
+    """Whether a restored value, moved about, surely counts as quantised for ONNX Runtime."""
+    if not moves:
+        return True
+    pushed = not any(move.op_type == "Cast" for move in moves)
+    return pushed and _is_scalar(node.inputs[1]) and used_once(node.outputs[0])
+
+
+def _right_is_restored(node: ir.Node) -> bool:
+    return _behind(node.inputs[1])[0] is not None
+
+
+def _left_is_restored(node: ir.Node) -> bool:
+    return _behind(node.inputs[0])[0] is not None
+
+
+def restored_weight(g: GraphBuilder, node: ir.Node) -> Mapping[ir.Value, ir.Value] | None:
+    """A ``MatMul`` with a constant that DequantizeLinear restores, beside numbers that are not quantised.
+
+    ONNX Runtime makes a MatMulNBits of it, which rounds the other operand to bytes. Beside quantised numbers it makes an
+    integer product, which fails for scales along another axis than the columns.
+    """
+    restoring, moves = _behind(node.inputs[1])
+    if restoring is None or restoring.graph is not node.graph:
+        return None
+    other, other_moves = _behind(node.inputs[0])
+    value = restoring.inputs[0]
+    alone = other is None or not _is_quantised(other, other_moves)
+    rounded = alone and value is not None and _is_constant(value)
+    fails = other is not None and not _by_column(restoring, moves)
+    result = _restored(g, restoring) if rounded or fails else None
+    return None if result is None else {restoring.outputs[0]: result}
+
+
+def _leads_to_quantisation(node: ir.Node) -> bool:
+    """Whether one node alone reads the result: a QuantizeLinear, or a Relu or Clip before one; a MatMul's bias before that."""
+    value = node.outputs[0]
+    if node.op_type == "MatMul":
+        add = only_reader(value, "Add")
+        if add is None or not all(v is value or (v is not None and _is_constant(v)) for v in add.inputs):
+            return False
+        value = add.outputs[0]
+    while (reader := only_reader(value, "QuantizeLinear", "Relu", "Clip", "Cast")) is not None:
+        if reader.op_type == "QuantizeLinear":
+            return True
+        value = reader.outputs[0]
+    return False
+
+
+def quantised_operands(g: GraphBuilder, node: ir.Node) -> ir.Value | Mapping[ir.Value, ir.Value] | None:
+    """A convolution, or a product and a bias, between quantised numbers whose weight is not quantised, or not by row.
+
+    ONNX Runtime quantises a constant weight in floating point by itself. Its integer convolution fails for scales along
+    another axis than the output channels.
+    """
+    x, weight, *bias = node.inputs
+    (restoring, moves), (of_weight, weight_moves) = _behind(x), _behind(weight)
+    if restoring is None or restoring.graph is not node.graph or weight is None or not _leads_to_quantisation(node):
+        return None
+    if of_weight is not None:
+        moved = any(move.op_type != "Cast" for move in weight_moves)
+        by_row = _is_scalar(of_weight.inputs[1]) or (not moved and int_attribute(of_weight, "axis", 1) == 0)
+        if node.op_type != "Conv" or by_row or of_weight.graph is not node.graph:
+            return None
+        result = _restored(g, of_weight)
+        return None if result is None else {of_weight.outputs[0]: result}
+    plain = _restored(g, restoring) if _is_scalar(restoring.inputs[1]) and _is_constant(weight) else None
+    if plain is None:
+        return None
+    if moves:
+        return {restoring.outputs[0]: plain}
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    made: ir.Value = getattr(g.op, node.op_type)(plain, weight, *bias, **attributes)
+    return made
+
+
+def _only_dequantised(g: GraphBuilder, value: ir.Value, zero: np.ndarray | None) -> bool:
+    """Whether only DequantizeLinear nodes with this zero point read a quantised value."""
+    readers = consumers(value)
+    if zero is None or value.is_graph_output() or not readers:
+        return False
+    for reader in readers:
+        other = g.constant(reader.inputs[2]) if len(reader.inputs) > 2 else None
+        if not is_op(reader, "DequantizeLinear") or other is None or not np.array_equal(other, zero):
+            return False
+    return True
+
+
+def _zero_point(g: GraphBuilder, node: ir.Node) -> np.ndarray | None:
+    """The zero point of a QuantizeLinear or DequantizeLinear, where it is known."""
+    return g.constant(node.inputs[2]) if len(node.inputs) > 2 else None
+
+
+def _as_unsigned(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.int16) + 128).astype(np.uint8)
+
+
+def unsigned_bytes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``DequantizeLinear`` of int8 is one of uint8, with its zero point 128 higher.
+
+    From opset 21 on ONNX Runtime repeats it behind a Transpose, Slice, MaxPool and the like without its zero point, whose
+    type it then takes to be uint8: the model does not load.
+    """
+    value, zero = node.inputs[0], _zero_point(g, node)
+    if value is None or value.dtype != ir.DataType.INT8 or zero is None or zero.size != 1:
+        return None
+    moved = g.const(_as_unsigned(zero))
+    bytes_ = _quantised_unsigned(g, value, zero, moved)
+    if bytes_ is None:
+        if _is_constant(value) or not any(is_op(reader, *_MOVES) for reader in consumers(node.outputs[0])):
+            return None
+        bytes_ = g.cast(g.op.Add(g.cast(value, ir.DataType.INT32), g.const(128, ir.DataType.INT32)), ir.DataType.UINT8)
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    result: ir.Value = g.op.DequantizeLinear(bytes_, node.inputs[1], moved, **attributes)
+    return result
+
+
+def _quantised_unsigned(g: GraphBuilder, value: ir.Value, zero: np.ndarray, moved: ir.Value) -> ir.Value | None:
+    """The ``QuantizeLinear`` that makes a value, maybe with a Clip after it, in uint8; ``None`` if other nodes read it."""
+    clip = made_by(value, "Clip")
+    quantise = made_by(clip.inputs[0] if clip is not None else value, "QuantizeLinear")
+    if quantise is None or not _only_dequantised(g, value, zero):
+        return None
+    if clip is not None and not used_once(clip.inputs[0]):
+        return None
+    bounds = [g.constant(bound) for bound in clip.inputs[1:]] if clip is not None else []
+    if any(bound is None for bound in bounds) or not np.array_equal(zero, np.asarray(_zero_point(g, quantise))):
+        return None
+    kept = {name: a.value for name, a in quantise.attributes.items() if name != "output_dtype"}
+    result: ir.Value = g.op.QuantizeLinear(quantise.inputs[0], quantise.inputs[1], moved, **kept)
+    if clip is not None:
+        result = g.op.Clip(result, *(g.const(_as_unsigned(bound)) for bound in bounds if bound is not None))
+    return result
+
+
+_RANGE = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
+
+
+def second_rounding(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """Two pairs of QuantizeLinear and DequantizeLinear in a row: the second one is computed by Round and Clip.
+
+    ONNX Runtime replaces both pairs by one of other scale, which rounds once.
+    """
+    quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if quantise is None or not is_op(quantise, "QuantizeLinear"):
+        return None
+    before = quantise.inputs[0].producer() if quantise.inputs[0] is not None else None
+    first = before.inputs[0].producer() if before is not None and before.inputs[0] is not None else None
+    limits = _RANGE.get(quantise.outputs[0].dtype or ir.DataType.UNDEFINED)
+    scale = g.constant(node.inputs[1])
+    if not is_op(before, "DequantizeLinear") or not is_op(first, "QuantizeLinear") or limits is None:
+        return None
+    if scale is None or scale.size != 1 or not _only_dequantised(g, quantise.outputs[0], _zero_point(g, quantise)):
+        return None
+    x = quantise.inputs[0]
+    assert x is not None and x.dtype is not None
+    point: Any = g.const(np.asarray(g.constant(quantise.inputs[2])).reshape(()).astype(np.float64), x.dtype)
+    factor = g.const(scale.reshape(()), x.dtype)
+    low, high = (g.const(limit, x.dtype) for limit in limits)
+    rounded = g.op.Clip(g.op.Add(g.op.Round(g.op.Div(x, factor)), point), low, high)
+    result: ir.Value = g.op.Mul(g.op.Sub(rounded, point), factor)
+    return result
+
+
+REWRITES = [
+    workaround(
+        "MatMul",
+        restored_weight,
+        "ONNX Runtime rounds to bytes what a restored weight is multiplied with",
+        _right_is_restored,
+    ),
+    *(
+        workaround(op, quantised_operands, "ONNX Runtime quantises the weight too", _left_is_restored)
+        for op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    ),
+    workaround("DequantizeLinear", second_rounding, "ONNX Runtime replaces two quantisations by one"),
+    workaround("DequantizeLinear", unsigned_bytes, "ONNX Runtime repeats the pair without its zero point", since=21),
+]

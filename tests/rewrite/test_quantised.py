@@ -1,0 +1,141 @@
+"""Quantised graphs that ONNX Runtime's optimisations get wrong: wrong for portable ONNX, right for the target onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.ao.quantization.fx._decomposed
+import torch.nn.functional as F
+
+import onnxplug
+from tests.chains.operators import c8, s8, u8, w8
+from tests.rewrite.test_onnxruntime import outcome
+from tests.support.check import Call, check
+
+torch.manual_seed(0)
+ROWS = torch.randn(3, 4, 8)
+IMAGE = torch.randn(3, 4, 8, 8)
+#: A weight [in, out] of a product, weights of convolutions, a bias.
+WEIGHT = torch.randn(8, 5) / 2
+KERNEL = torch.randn(6, 4, 3, 3) / 5
+TRANSPOSED = torch.randn(4, 6, 3, 3) / 5
+BIAS = torch.randn(5)
+
+
+def fine(x: torch.Tensor) -> torch.Tensor:
+    """Results in steps so small that a rounded weight shows."""
+    return torch.fake_quantize_per_tensor_affine(x, 0.0137, 128, 0, 255)
+
+
+def narrow(x: torch.Tensor, low: int = -127, high: int = 127) -> torch.Tensor:
+    return torch.fake_quantize_per_tensor_affine(x, 0.05, 3, low, high)
+
+
+def of_bytes(x: torch.Tensor) -> torch.Tensor:
+    levels = (x * 20).to(torch.int8)
+    return torch.ops.quantized_decomposed.dequantize_per_tensor(levels, 0.05, 3, -128, 127, torch.int8)
+
+
+#: What ONNX Runtime gets wrong in the plain form.
+WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "weight, computed": (lambda x: x @ w8(WEIGHT / WEIGHT.norm(dim=0)), ROWS),
+    "weight, computed and transposed": (lambda x: F.linear(x, w8((WEIGHT / WEIGHT.norm(dim=0)).t())), ROWS),
+    "weight by column, computed": (lambda x: x @ c8(WEIGHT / WEIGHT.norm(dim=0), 1), ROWS),
+    "weight by row": (lambda x: s8(x) @ c8(WEIGHT, 0), ROWS),
+    "weight by row, transposed": (lambda x: F.linear(u8(x), c8(WEIGHT.t(), 1)), ROWS),
+    "operands by row": (lambda x: s8(x[0]) @ c8(x[0], -1).mT, ROWS),
+    "convolution": (lambda x: fine(F.conv2d(fine(x), KERNEL)), IMAGE),
+    "convolution, relu": (lambda x: fine(F.relu(F.conv2d(fine(x), KERNEL, padding=1))), IMAGE),
+    "convolution, bias": (lambda x: fine(F.conv2d(s8(x), KERNEL, torch.ones(6))), IMAGE),
+    "convolution, moved": (lambda x: fine(F.conv2d(fine(x).transpose(2, 3)[..., 1:], KERNEL)), IMAGE),
+    "convolution, pooled": (lambda x: fine(F.conv2d(F.max_pool2d(fine(x), 2), KERNEL)), IMAGE),
+    "convolution by input channel": (lambda x: fine(F.conv2d(u8(x), c8(KERNEL, 1))), IMAGE),
+    "convolution, transposed": (lambda x: fine(F.conv_transpose2d(fine(x), TRANSPOSED)), IMAGE),
+    "linear": (lambda x: fine(F.linear(fine(x), WEIGHT.t(), BIAS)), ROWS[:, 0]),
+    "linear of three axes": (lambda x: fine(F.linear(fine(x), WEIGHT.t(), BIAS)), ROWS),
+}
+
+#: The same since opset 21 alone.
+SINCE_21: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "narrow int8, transposed": (lambda x: narrow(x).mT.sin(), ROWS),
+    "four bits, sliced": (lambda x: narrow(x, -8, 7)[..., 1:].sin(), ROWS),
+    "narrow int8, pooled": (lambda x: F.max_pool2d(narrow(x), 2).sin(), IMAGE),
+    "weight, quantised twice and transposed": (lambda x: s8(s8(WEIGHT[:4] / 3) / 3).mT @ x, ROWS),
+    "int8 of other nodes": (lambda x: of_bytes(x).mT.sin(), ROWS),
+    "int8, reshaped": (
+        lambda x: torch.quantize_per_tensor(x, 0.05, 3, torch.qint8).flatten(0, 1).dequantize().t().sin(),
+        ROWS,
+    ),
+}
+
+#: Their neighbours, which must stay right.
+CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    **WRONG,
+    **SINCE_21,
+    "activations quantised twice": (lambda x: F.linear(s8(u8(x)), w8(WEIGHT.t())), ROWS),
+    "activations quantised twice, by column": (lambda x: s8(u8(x)) @ c8(WEIGHT, 1), ROWS),
+    "activations quantised twice, moved": (lambda x: s8(u8(x)).flatten(0, 1) @ w8(WEIGHT), ROWS),
+    "activations quantised twice, bias": (lambda x: torch.addmm(BIAS, s8(u8(x)), w8(WEIGHT)), ROWS[:, 0]),
+    "weight read twice": (lambda x: (x @ (w := w8(WEIGHT * 2)), s8(x) @ w, w), ROWS),
+    "activations reshaped, and read as they are": (lambda x: ((q := s8(x)), q.flatten(0, 1) @ w8(WEIGHT * 2)), ROWS),
+    "activations by row, reshaped": (lambda x: c8(x, -1).flatten(0, 1) @ w8(WEIGHT * 2), ROWS),
+    "batch of weights": (lambda x: torch.bmm(s8(x), c8(WEIGHT, 0).expand(x.shape[0], 8, 5)), ROWS),
+    "int8 read as it is and transposed": (lambda x: ((q := narrow(x)), q.mT.sin()), ROWS),
+    "convolution, quantised operand read twice": (lambda x: (fine(F.conv2d((q := fine(x)), KERNEL)), q.sin()), IMAGE),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 19, 21, 23])
+@pytest.mark.parametrize("name", CASES)
+def test_right_with_optimisations(name: str, opset: int) -> None:
+    function, x = CASES[name]
+    check(function, x, others=[(x[:2] * 1.5,)], dynamic=({0: torch.export.Dim.DYNAMIC},), opset=opset)
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+def test_halves(opset: int) -> None:
+    """ONNX Runtime computes them in float between Casts, which it removes."""
+    weight, x = WEIGHT.half(), ROWS[:, 0].half()
+    for function in (lambda x: s8(x) @ c8(weight, 0), lambda x: x @ w8(weight / weight.norm(dim=0))):
+        check(function, x, others=[(x * 2,)], opset=opset, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", {**WRONG, **SINCE_21})
+def test_the_plain_form_is_still_wrong(name: str) -> None:
+    """When this fails ONNX Runtime has mended the fault: the rewrite can go."""
+    function, x = CASES[name]
+    model = onnxplug.to_onnx(Call(function), (x,), target=None).model_proto.SerializeToString()
+    plain, optimised = (outcome(model, x, on) for on in (False, True))
+    assert not isinstance(plain, str), plain
+    if not isinstance(optimised, str):
+        assert not all(np.allclose(a, b, atol=1e-5) for a, b in zip(plain, optimised, strict=True))
+
+
+#: Forms that ONNX Runtime makes right integer kernels of.
+INTEGER: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "product": (lambda x: s8(x) @ w8(WEIGHT), ROWS),
+    "product by column": (lambda x: s8(x) @ c8(WEIGHT, 1), ROWS),
+    "product by column, transposed": (lambda x: F.linear(u8(x), c8(WEIGHT.t(), 0)), ROWS),
+    "convolution": (lambda x: u8(F.conv2d(u8(x), w8(KERNEL))), IMAGE),
+    "convolution by channel": (lambda x: u8(F.relu(F.conv2d(u8(x), c8(KERNEL, 0)))), IMAGE),
+}
+
+
+@pytest.mark.parametrize("name", INTEGER)
+def test_integer_kernels_are_kept(name: str) -> None:
+    function, x = INTEGER[name]
+    operators = [node.op_type for node in onnxplug.to_onnx(Call(function), (x,)).model.graph]
+    assert operators.count("DequantizeLinear") >= 2
+    assert "Cast" not in operators
+
+
+@pytest.mark.parametrize("value", [-128.0, -127.0, -1.0, 0.0, 126.0, 127.0])
+def test_ends_of_a_narrow_range(value: float) -> None:
+    """Levels outside a narrow range are clipped alike in int8 and uint8."""
+    x = torch.full((2, 3), value) * 0.05
+    for low, high in ((-127, 127), (-8, 7), (0, 15)):
+        check(lambda x, low=low, high=high: narrow(x, low, high).mT.neg(), x, opset=21)
