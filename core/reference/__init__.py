@@ -12,6 +12,7 @@ _HOME = {
     "ExtendedReferenceEvaluator": "evaluator",
     "Kernel": "kernels",
     "Step": "engine",
+    "TorchReferenceEvaluator": "torch_evaluator",
 }
 
 __all__ = sorted(_HOME)
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from onnxplug.reference.engine import Step as Step
     from onnxplug.reference.evaluator import ExtendedReferenceEvaluator as ExtendedReferenceEvaluator
     from onnxplug.reference.kernels import Kernel as Kernel
+    from onnxplug.reference.torch_evaluator import TorchReferenceEvaluator as TorchReferenceEvaluator
 
 
 def __getattr__(name: str) -> Any:

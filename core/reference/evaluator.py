@@ -10,11 +10,11 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from onnxplug.errors import UsageError
-from onnxplug.reference.arrays import NumpyArrays
+from onnxplug.reference.arrays import Arrays, NumpyArrays
 from onnxplug.reference.control import CONTROL
 from onnxplug.reference.engine import Engine, Frame, Hook, Step, Steps, drain
 from onnxplug.reference.feeds import checked_feeds
-from onnxplug.reference.graphs import Library, Preparer, ReadyGraph
+from onnxplug.reference.graphs import Library, Preparer, ReadyGraph, Resolver
 from onnxplug.reference.kernels import Kernel
 from onnxplug.reference.loading import load_proto, opset_versions
 from onnxplug.reference.plugins import installed_kernels
@@ -79,11 +79,35 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
             self.new_ops_.setdefault((kernel.op_domain, kernel.__name__), kernel)
         library = Library([*getattr(self.proto_, "functions", ()), *(getattr(f, "proto_", f) for f in functions or ())])
         trace = Trace(verbose, write)
-        self._engine = Engine(NumpyArrays(), CONTROL, before, after, trace)
-        resolver = NumpyResolver(self.new_ops_, tuple(kernels), self._nested(library, trace), trace)
+        self._engine = Engine(self._arrays(), CONTROL, before, after, trace)
+        resolver = self._resolver(NumpyResolver(self.new_ops_, self._nested(), trace), tuple(kernels), self.new_ops_)
         self._preparer = Preparer(resolver, self._engine.arrays, library, CONTROL)
         self._graph = self._ready(())
         self._describe()
+
+    def _arrays(self) -> Arrays:
+        """Operations on the kind of tensor that values are."""
+        return NumpyArrays()
+
+    def _resolver(
+        self, numpy: NumpyResolver, kernels: Sequence[Kernel], classes: Mapping[tuple[str, str], type[OpRun]]
+    ) -> Resolver:
+        """What finds kernels; ``kernels`` are those of the call."""
+        numpy.give(kernels)
+        return numpy
+
+    def _taken(self, value: Any) -> Any:
+        """An input as the kind of tensor that values are."""
+        return from_torch(value)
+
+    def _as_arrays(self, value: Any) -> Any:
+        """A value as ``OpRun`` classes take it."""
+        return value
+
+    def _given_back(self, feeds: Mapping[str, Any]) -> Callable[[Any], Any]:
+        """How results are returned for these inputs."""
+        device = has_torch(feeds.values())
+        return (lambda value: to_torch(value, device)) if device is not None else (lambda value: value)
 
     def _ready(self, attributes: Iterable[onnx.AttributeProto]) -> ReadyGraph:
         proto = self.proto_
@@ -104,7 +128,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         self.all_types_ = dict(self._graph.types)
         self.attributes_ = list(getattr(proto, "attribute", ())) if isinstance(proto, onnx.FunctionProto) else []
 
-    def _nested(self, library: Library, trace: Trace) -> Callable[..., Any]:
+    def _nested(self) -> Callable[..., Any]:
         """Makes the evaluators that an ``OpRun`` class asks for to run a subgraph by itself."""
 
         def make(proto: Any, opsets: Mapping[str, int] | None = None, **_: Any) -> _Subgraph:
@@ -112,7 +136,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
                 ready = self._preparer.function(proto)
             else:
                 ready = self._preparer.graph(proto, opsets if opsets is not None else self.opsets_)
-            return _Subgraph(proto, ready, self._engine)
+            return _Subgraph(proto, ready, self._engine, self._taken, self._as_arrays)
 
         return make
 
@@ -182,11 +206,10 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
                 raise UsageError(
                     f"the model has no result {', '.join(map(repr, unknown))}; its outputs are {graph.outputs}"
                 )
-        device = has_torch(feeds.values())
-        values = checked_feeds(graph, {name: from_torch(value) for name, value in feeds.items()})
+        values = checked_feeds(graph, {name: self._taken(value) for name, value in feeds.items()})
         self._engine.trace.start(graph.initializers, values)
         frame = Frame(graph, values, keep=None if intermediate else frozenset(output_names or ()))
-        return frame, (lambda value: to_torch(value, device)) if device is not None else (lambda value: value)
+        return frame, self._given_back(feeds)
 
 
 class Run:
@@ -216,13 +239,22 @@ class Run:
 class _Subgraph(ReferenceEvaluator):
     """A subgraph as ``OpRun`` classes know it: inputs and the values around it come in one dict."""
 
-    def __init__(self, proto: Any, graph: ReadyGraph, engine: Engine) -> None:
+    def __init__(
+        self,
+        proto: Any,
+        graph: ReadyGraph,
+        engine: Engine,
+        taken: Callable[[Any], Any],
+        as_arrays: Callable[[Any], Any],
+    ) -> None:
         self.proto_ = proto
         self.onnx_graph_ = proto
         self.input_names_, self.output_names_ = list(graph.inputs), list(graph.outputs)
         self.attributes_ = list(getattr(proto, "attribute", ())) if isinstance(proto, onnx.FunctionProto) else []
         self._graph = graph
         self._engine = engine
+        self._taken = taken
+        self._as_arrays = as_arrays
 
     @property
     def has_linked_attribute(self) -> bool:
@@ -234,9 +266,11 @@ class _Subgraph(ReferenceEvaluator):
         """Runs the subgraph."""
         keep = frozenset(output_names or ())
         outer = self._engine.trace.frame
-        frame = Frame(self._graph, {k: v for k, v in feed_inputs.items() if k}, outer, ("subgraph",), keep)
+        values = {name: self._taken(value) for name, value in feed_inputs.items() if name}
+        frame = Frame(self._graph, values, outer, ("subgraph",), keep)
         results = drain(self._engine.run(frame))
-        return results if output_names is None else [frame[name] for name in output_names]
+        wanted = results if output_names is None else [frame[name] for name in output_names]
+        return [self._as_arrays(value) for value in wanted]
 
 
 def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxplug.build.dtypes import ONNX_TO_TORCH
 from onnxplug.errors import UsageError
 from onnxplug.reference.graphs import ReadyGraph
 from onnxplug.reference.trace import short
@@ -43,16 +44,19 @@ def _array(value: Any) -> Any:
 
 
 def _check_tensor(name: str, value: Any, declared: onnx.TypeProto.Tensor) -> None:
-    if not isinstance(value, np.ndarray):
+    """Holds an array, or a tensor of PyTorch, to what is declared."""
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         raise UsageError(f"the input {name!r} is a tensor, got a {type(value).__name__}")
     wanted = ir.DataType(declared.elem_type)
-    if declared.elem_type == onnx.TensorProto.STRING:
+    if not isinstance(value, np.ndarray):
+        fits = not declared.elem_type or ONNX_TO_TORCH.get(wanted) == value.dtype
+    elif declared.elem_type == onnx.TensorProto.STRING:
         fits = value.dtype.kind in "OUS"
     else:
         fits = not declared.elem_type or value.dtype == wanted.numpy()
     dims = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
     if declared.HasField("shape"):
-        fits = fits and len(dims) == value.ndim
+        fits = fits and len(dims) == len(value.shape)
         fits = fits and all(size in (None, got) for size, got in zip(dims, value.shape, strict=True))
     if not fits:
         sizes = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in declared.shape.dim]

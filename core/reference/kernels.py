@@ -82,30 +82,41 @@ def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 @cache
-def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool, int | None]:
-    """Keyword parameters of a kernel, whether it takes the number of outputs, and how many inputs it takes at most."""
-    found = inspect.signature(function).parameters.values()
+def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], int | None]:
+    """Keyword parameters of a kernel, and how many inputs it takes at most."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except ValueError:  # a function in C, which says nothing of itself
+        return frozenset(), None
     keywords = frozenset(p.name for p in found if p.kind is p.KEYWORD_ONLY)
     most = None if any(p.kind is p.VAR_POSITIONAL for p in found) else len(found) - len(keywords)
-    return keywords - {"outputs"}, "outputs" in keywords, most
+    return keywords, most
 
 
-def bound(kernel: Kernel, node: onnx.NodeProto) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A kernel with a node's attributes.
+def bound(
+    kernel: Kernel, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None, **offered: Any
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A kernel with a node's attributes, and those defaults of its schema that it knows.
+
+    Args:
+        kernel: The kernel.
+        node: The node.
+        schema: ONNX's schema of the operator, if it has one.
+        offered: What else a kernel may take by keyword, besides ``outputs``.
 
     Raises:
         EvaluationError: The node has an attribute or an input that the kernel does not know.
     """
-    known, counts, most = _parameters(kernel.function)
-    values = attribute_values(node)
-    unknown = sorted(set(values) - known)
+    known, most = _parameters(kernel.function)
+    offered = {"outputs": len(node.output), **offered}
+    given = attribute_values(node)
+    unknown = sorted(set(given) - known | set(given) & set(offered))
+    values = {k: v for k, v in (attribute_values(with_defaults(node, schema)) | offered).items() if k in known}
     what = f"{kernel.domain or 'ai.onnx'}::{kernel.op} of the node {node.name!r}"
     if unknown:
         raise EvaluationError(f"the kernel of {what} does not know {', '.join(unknown)}", hint=_ANOTHER)
     if most is not None and any(node.input[most:]):
         raise EvaluationError(f"the kernel of {what} takes {most} inputs at most, got {len(node.input)}", hint=_ANOTHER)
-    if counts:
-        values["outputs"] = len(node.output)
     function = kernel.function
 
     def compute(inputs: Sequence[Any]) -> Sequence[Any]:

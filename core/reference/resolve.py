@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -45,7 +45,6 @@ class NumpyResolver:
 
     Args:
         classes: ``OpRun`` classes by domain and operator; they go first.
-        kernels: Functions given for a call.
         nested: Makes the evaluators that an ``OpRun`` class with subgraphs asks for.
         trace: Knows the frame that such a class sees.
     """
@@ -53,14 +52,17 @@ class NumpyResolver:
     def __init__(
         self,
         classes: Mapping[tuple[str, str], type[OpRun]],
-        kernels: Sequence[Kernel],
         nested: Callable[..., Any],
         trace: Trace,
     ) -> None:
         self._classes = classes
-        self._given = KernelTable(kernels)
+        self._given = KernelTable(())
         self._nested = nested
         self._trace = trace
+
+    def give(self, kernels: Iterable[Kernel]) -> None:
+        """Functions that go before ours."""
+        self._given = KernelTable(kernels)
 
     def comes_first(self, domain: str, op_type: str) -> bool:
         """Whether a kernel of the call or of a plugin replaces the model's function."""
@@ -87,7 +89,7 @@ class NumpyResolver:
         kernel = self._given.find(domain, node.op_type, version) or our_kernels().find(domain, node.op_type, version)
         schema = schema_of(node.op_type, version, domain)
         if kernel is not None:
-            compute = bound(kernel, with_defaults(node, schema))
+            compute = bound(kernel, node, schema)
             return widened(compute, schema) if kernel.widen else compute
         if domain not in _ONNX_KERNELS:
             return None

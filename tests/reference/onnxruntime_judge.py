@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from onnxplug.reference import ExtendedReferenceEvaluator
+from onnxplug.reference import ExtendedReferenceEvaluator, TorchReferenceEvaluator
+from onnxplug.reference.torch_ops.arrays import to_array
 
 
 def node_model(
@@ -70,11 +71,16 @@ def agree(
     atol: float = 1e-5,
     **attributes: Any,
 ) -> None:
-    """Our evaluator and ONNX Runtime have the same results of a node."""
+    """Both of our evaluators and ONNX Runtime have the same results of a node."""
     model, feeds = node_model(op, inputs, outputs, **attributes)
     expected = by_onnxruntime(model, feeds)
-    got = ExtendedReferenceEvaluator(model).run(None, feeds)
-    for mine, theirs in zip(got, expected, strict=True):
+    for evaluator in (ExtendedReferenceEvaluator, TorchReferenceEvaluator):
+        _same(evaluator(model).run(None, feeds), expected, rtol, atol)
+
+
+def _same(got: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float) -> None:
+    for result, theirs in zip(got, expected, strict=True):
+        mine = to_array(result)
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape
         if theirs.dtype.kind in "f":

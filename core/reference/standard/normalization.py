@@ -46,7 +46,60 @@ def mean_variance_normalization(x: np.ndarray, *, axes: Sequence[int] = (0, 2, 3
     return typed((wide - mean) / (deviation + 1e-9), x)
 
 
+def batch_normalization(
+    x: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> tuple[np.ndarray, ...]:
+    """Each channel, axis 1, by the running mean and variance, or by its own, which the running ones then follow."""
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    form = (1, -1, *[1] * (x.ndim - 2)) if x.ndim > 1 else (-1,)
+    wide = x.astype(np.float64)
+    used_mean, used_var = (wide.mean(axes), wide.var(axes)) if training_mode else (mean, var)
+    factor = scale.astype(np.float64) / np.sqrt(used_var.astype(np.float64) + epsilon)
+    result = typed((wide - used_mean.reshape(form)) * factor.reshape(form) + bias.reshape(form), x)
+    if not training_mode:
+        return (result,)
+    pairs = ((mean, used_mean), (var, used_var))
+    return result, *(typed(old * momentum + new * (1 - momentum), old) for old, new in pairs)
+
+
+def batch_normalization_7(
+    x: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    outputs: int,
+    spatial: int = 1,
+) -> tuple[np.ndarray, ...]:
+    """The same before opset 14: a node with more than one output is in training. Not spatial: each element on its own."""
+    training = int(outputs > 1)
+    if not spatial:
+        flat = x.reshape(x.shape[0], -1)
+        parameters = [p.reshape(-1) for p in (scale, bias, mean, var)]
+        result, *running = batch_normalization(
+            flat, *parameters, epsilon=epsilon, momentum=momentum, training_mode=training
+        )
+        return result.reshape(x.shape), *(r.reshape(mean.shape) for r in running)
+    results = batch_normalization(x, scale, bias, mean, var, epsilon=epsilon, momentum=momentum, training_mode=training)
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    wide = x.astype(np.float64)
+    return *results, typed(wide.mean(axes), mean), typed(wide.var(axes), var)
+
+
 KERNELS = [
+    Kernel("BatchNormalization", batch_normalization_7, since=7),
+    Kernel("BatchNormalization", batch_normalization, since=14),
     Kernel("GroupNormalization", group_normalization_18, since=18),
     Kernel("GroupNormalization", group_normalization, since=21),
     Kernel("MeanVarianceNormalization", mean_variance_normalization, since=9),

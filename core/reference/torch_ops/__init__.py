@@ -1,7 +1,15 @@
-"""Operators of ai.onnx that onnx's evaluator lacks, or computes by less than the specification: a module a family."""
+"""Operators of ONNX by PyTorch's: functions of tensors, a module a family, in tables."""
 
 from __future__ import annotations
 
 from onnxplug.reference.kernels import Kernel
+from onnxplug.reference.torch_ops import elementwise, microsoft, networks, reductions, sequences, shapes
 
-KERNELS: list[Kernel] = []
+KERNELS: list[Kernel] = [
+    *elementwise.KERNELS,
+    *microsoft.KERNELS,
+    *networks.KERNELS,
+    *reductions.KERNELS,
+    *sequences.KERNELS,
+    *shapes.KERNELS,
+]
