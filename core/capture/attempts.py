@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.capture.branches import Branch, assumptions, is_own, recorded_branches
+from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, text_warnings
 from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, check_dynamic, declared_ranges, size_names
 from onnxplug.capture.guards import Condition, FixedExpressionError, at_least_two, conditions, fixed_by, warning_text
 from onnxplug.capture.locations import is_torch_file
@@ -112,7 +112,7 @@ class _Capture:
         self.left = LIMIT
         self.conditions: list[Condition] = []
         self.assumptions: list[Condition] = []
-        self._branches: list[Branch] = []
+        self._recorded = Recorded()
         self._warnings: list[str] = []
 
     def refined(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
@@ -174,8 +174,9 @@ class _Capture:
         static: set[tuple[int, int]] = set()
         names = size_names(self.shapes, sizes)
         ranges = declared_ranges(self.shapes, sizes)
-        self.assumptions = assumptions(self._branches, program, ranges)
+        self.assumptions = assumptions(self._recorded.branches, program, ranges)
         self.conditions += at_least_two(ranges)
+        self._warnings += text_warnings(self._recorded.texts)
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
         for condition in conditions(program, ranges):
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
@@ -207,7 +208,7 @@ class _Capture:
                 stack.enter_context(onnx_export_flag_in_dynamo())
             # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
             args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
-            self._branches = stack.enter_context(recorded_branches())
+            self._recorded = stack.enter_context(recorded())
             return torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
 
 

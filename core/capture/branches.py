@@ -4,6 +4,8 @@ Unless an example's size is 1, torch takes every dynamic size to be at least 2, 
 that. The graph has the branch of the larger sizes, and at size 1 too. Often both compute the same there, as with the
 causal mask of one token, so that this is a warning where the branch is in the user's own code, and a hint of verification
 in every other case. Branches at size 0 go unnoticed: torch decides them when the comparison is made.
+
+The text of a size (``str(n)``) is recorded too: while a model is captured, it is torch's name of the size.
 """
 
 from __future__ import annotations
@@ -13,18 +15,19 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx.experimental.symbolic_shapes import uninteresting_files
 
-from onnxplug.capture.guards import Condition, holds_for_all, only_raises, python_guards
-from onnxplug.capture.locations import is_torch_file
+from onnxplug.capture.guards import Condition, discards_its_value, holds_for_all, only_raises, python_guards
+from onnxplug.capture.locations import is_core_file, is_torch_file
 
 _local = threading.local()
 _lock = threading.Lock()
 _depth = 0
-_original = torch.SymBool.__bool__
+_bool, _repr = torch.SymBool.__bool__, torch.SymInt.__repr__
 _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 
 
@@ -42,35 +45,72 @@ class Branch(NamedTuple):
     place: str
 
 
+@dataclass
+class Recorded:
+    """What code outside torch asked of dynamic sizes.
+
+    Attributes:
+        branches: Conditions, in the order asked.
+        texts: ``file:line`` where the text of a size was taken.
+    """
+
+    branches: list[Branch] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
 @contextlib.contextmanager
-def recorded_branches() -> Iterator[list[Branch]]:
-    """Records the conditions on sizes that code outside torch asks for while it holds, in this thread."""
+def recorded() -> Iterator[Recorded]:
+    """Records what code outside torch asks of dynamic sizes while it holds, in this thread."""
     global _depth
-    uninteresting_files().add(
-        __file__
-    )  # torch names the place of a guard by the innermost frame that is in none of these
-    before = getattr(_local, "branches", None)
-    _local.branches = branches = []
+    # torch names the place of a guard by the innermost frame that is in none of these files.
+    uninteresting_files().add(__file__)
+    before = getattr(_local, "recorded", None)
+    _local.recorded = result = Recorded()
     with _lock:
         _depth += 1
-        torch.SymBool.__bool__ = _recording  # type: ignore[method-assign]
+        torch.SymBool.__bool__ = _recording_bool  # type: ignore[method-assign]
+        torch.SymInt.__repr__ = _recording_repr  # type: ignore[method-assign]
     try:
-        yield branches
+        yield result
     finally:
-        _local.branches = before
+        _local.recorded = before
         with _lock:
             _depth -= 1
             if not _depth:
-                torch.SymBool.__bool__ = _original  # type: ignore[method-assign]
+                torch.SymBool.__bool__ = _bool  # type: ignore[method-assign]
+                torch.SymInt.__repr__ = _repr  # type: ignore[method-assign]
 
 
-def _recording(self: torch.SymBool) -> bool:
-    answer = _original(self)
-    branches = getattr(_local, "branches", None)
-    frame = sys._getframe(1)
-    if branches is not None and not is_torch_file(frame.f_code.co_filename):
-        branches.append(Branch(self, answer, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+def _recording_bool(self: torch.SymBool) -> bool:
+    answer = _bool(self)
+    result, place = getattr(_local, "recorded", None), _caller()
+    if result is not None and place is not None:
+        result.branches.append(Branch(self, answer, place))
     return answer
+
+
+def _recording_repr(self: torch.SymInt) -> str:
+    result, place = getattr(_local, "recorded", None), _caller()
+    if result is not None and place is not None:
+        result.texts.append(place)
+    return _repr(self)
+
+
+def _caller() -> str | None:
+    """The line of the caller's caller; ``None`` where it is in torch or onnxplug."""
+    frame = sys._getframe(2)
+    file = frame.f_code.co_filename
+    return None if is_torch_file(file) or is_core_file(file) else f"{file}:{frame.f_lineno}"
+
+
+def text_warnings(texts: Sequence[str]) -> list[str]:
+    """A warning for each line of the user's own code that takes a size's text and does not only print it."""
+    return [
+        f"the model's code at {place} takes the text of a dynamic size. While the model is captured, that is torch's name of "
+        "the size ('s77'), and what is computed from it is the same in the exported model at every size."
+        for place in dict.fromkeys(texts)
+        if is_own(place) and not discards_its_value(place)
+    ]
 
 
 def assumptions(

@@ -244,6 +244,12 @@ def only_raises(place: str | None) -> bool:
     return any(_is_check(node) for node in _statements(file, int(line))) if file and line.isdigit() else False
 
 
+def discards_its_value(place: str) -> bool:
+    """Whether the statement on a line is an expression alone, as a call of ``print`` or of a logger."""
+    file, _, line = place.rpartition(":")
+    return any(isinstance(node, ast.Expr) for node in _statements(file, int(line)))
+
+
 def _statements(file: str, line: int) -> Iterable[ast.AST]:
     """The statements whose expressions stand on a line."""
     for node in _parsed(file):

@@ -34,6 +34,11 @@ def is_torch_file(path: str) -> bool:
     return path.startswith((_TORCH, "<eval_with_key>"))
 
 
+def is_core_file(path: str) -> bool:
+    """Whether a source file is one of this package's core."""
+    return path.startswith(_CORE)
+
+
 def source_location(fx: torch.fx.Node) -> str | None:
     """The user's ``file:line`` of an FX node, ``None`` when torch recorded none."""
     trace = fx.meta.get("stack_trace")

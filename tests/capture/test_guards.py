@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import warnings
@@ -241,3 +242,32 @@ def test_what_operators_ask_is_no_limit() -> None:
         assert not said
         same(model, program, 3, 8)
         assert program.verify().cases
+
+
+TEXTS: dict[str, Model] = {
+    "str": lambda x: x * len(str(x.shape[1])),
+    "repr": lambda x: x * len(repr(x.shape[1])),
+    "f-string": lambda x: x * len(f"{x.shape[1]}"),
+    "of a shape": lambda x: x * len(str(x.shape)),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_of_a_size_is_a_warning(name: str) -> None:
+    with pytest.warns(UserWarning, match=r"test_guards\.py:\d+ takes the text of a dynamic size"):
+        onnxplug.to_onnx(TEXTS[name], (torch.randn(B, N),), dynamic_shapes=({1: "n"},))
+
+
+def printing(x: torch.Tensor) -> torch.Tensor:
+    print("shape", x.shape)
+    logging.getLogger(__name__).debug("%s", x.shape[1])
+    if x.shape[1] > 512:
+        raise ValueError(f"{x.shape[1]} is too long")
+    return x * 2
+
+
+def test_a_text_that_is_only_printed_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(printing, (torch.randn(B, N),), dynamic_shapes=({1: "n"},))
+    same(printing, program, B, 9)
