@@ -7,6 +7,7 @@ ATen/native/UpSample.h: ``area_pixel_compute_scale``, ``area_pixel_compute_sourc
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +15,15 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.antialiasing import antialiased_weights, computed_antialiased_weights
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
+from onnxplug.converters.helpers.filters import computed_filter, filter_of
 from onnxplug.converters.helpers.matrices import product_along
 from onnxplug.interpret.node import FxNode
+
+#: The coefficient of PyTorch's cubic convolution, without antialiasing.
+_CUBIC = -0.75
 
 
 class Axis(NamedTuple):
@@ -141,103 +147,88 @@ def by_weights(
         widen: The filter grows with the step between points, as Pillow's (antialiasing).
     """
     inner = x.dtype if x.dtype in (FLOAT, DOUBLE) else FLOAT
+    # Of integers PyTorch computes the weights in double.
+    precision = DOUBLE if dtype.is_integer() or not widen else inner
     result = g.cast(x, inner)
     for number, axis in enumerate(axes):
-        place = 2 + number
         if axis.is_static:
-            weights = g.const(weights_of(axis.size, axis.out, axis.factor, corners, mode, widen).T, inner)
+            form = (axis.size, axis.out, axis.factor, corners, mode)
+            array = antialiased_weights(*form, precision) if widen else _weights(*form)
+            weights = g.const(array.T, inner)
         else:
-            computed = _computed_weights(g, axis, corners, mode, widen, inner)
-            if (widen and corners) or (axis.factor is not None and (widen or mode == "linear")):
-                computed = _unless_same(g, axis, computed)
-            weights = g.op.Transpose(computed, perm=[1, 0])
-        result = product_along(g, result, place, weights)
+            weights = g.op.Transpose(_computed_weights(g, axis, corners, mode, widen, precision, inner), perm=[1, 0])
+        result = product_along(g, result, 2 + number, weights)
     if dtype.is_integer():
         result = g.op.Clip(g.op.Round(result), g.const(0.0, inner), g.const(255.0, inner))
     return g.cast(result, dtype)
 
 
-def weights_of(size: int, out: int, factor: float | None, corners: bool, mode: str, widen: bool) -> np.ndarray:
+def _weights(size: int, out: int, factor: float | None, corners: bool, mode: str) -> np.ndarray:
     """What each element of one axis contributes to each one of the result: [out, size].
 
-    A size that stays is copied, whatever the factor; only plain cubic interpolation follows the factor there too.
+    Linear interpolation copies a size that stays, whatever the factor; cubic interpolation follows the factor there too.
     """
-    if size == out and (mode == "linear" or widen):
+    if size == out and mode == "linear":
         return np.eye(size)
     if corners:
         step = (size - 1) / (out - 1) if out > 1 else 0.0
     else:
         step = 1.0 / factor if factor else size / out
-    places = np.arange(size)
     weights = np.zeros((out, size))
     for i in range(out):
-        if widen:
-            stretch = max(step, 1.0)
-            center = step * (i + 0.5)
-            reach = (1.0 if mode == "linear" else 2.0) * stretch
-            first, last = max(int(center - reach + 0.5), 0), min(int(center + reach + 0.5), size)
-            row = _filter((places[first:last] - center + 0.5) / stretch, mode, -0.5)
-            # Beyond the tensor's end no weight is left, and torch does not divide by their sum of 0.
-            weights[i, first:last] = row / (row.sum() or 1.0)
-            continue
         source = step * i if corners else step * (i + 0.5) - 0.5
         if mode == "linear":
             source = max(source, 0.0)
         low = int(np.floor(source))
         for j in range(low - 1, low + 3):
-            weight = float(_filter(np.array(source - j), mode, -0.75))
+            weight = float(filter_of(np.array(source - j), mode, _CUBIC))
             weights[i, min(max(j, 0), size - 1)] += weight
     return weights
 
 
-def _filter(x: np.ndarray, mode: str, a: float) -> np.ndarray:
-    """The triangle, or Keys' cubic convolution with coefficient ``a`` (1981)."""
-    x = np.abs(x)
-    if mode == "linear":
-        return np.maximum(1.0 - x, 0.0)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
-
-
-def _computed_weights(g: GraphBuilder, axis: Axis, corners: bool, mode: str, widen: bool, inner: ir.DataType) -> Value:
-    """As :func:`weights_of`, worked out by the graph in double."""
-    op = g.op
+def _computed_weights(
+    g: GraphBuilder, axis: Axis, corners: bool, mode: str, widen: bool, precision: ir.DataType, dtype: ir.DataType
+) -> Value:
+    """The weights of sizes that are only known at run time: [out, size]."""
     size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
-    one, half = g.const(1.0, DOUBLE), g.const(0.5, DOUBLE)
-    step = _computed_step(g, size, out, axis.factor, corners)
-    index = unsqueeze(g, g.cast(op.Range(g.const(0), out, g.const(1)), DOUBLE), 1)
-    places = unsqueeze(g, g.cast(op.Range(g.const(0), size, g.const(1)), DOUBLE), 0)
+    step = _computed_step(g, size, out, axis.factor, corners, precision)
     if widen:
-        stretch = op.Max(step, one)
-        center = op.Mul(op.Add(index, half), step)
-        reach = op.Mul(stretch, g.const(1.0 if mode == "linear" else 2.0, DOUBLE))
-        # Converted to an int: cut towards zero.
-        first = g.cast(op.Add(op.Sub(center, reach), half), INT64)
-        last = g.cast(op.Add(op.Add(center, reach), half), INT64)
-        whole = g.cast(places, INT64)
-        inside = op.And(op.GreaterOrEqual(whole, first), op.Less(whole, last))
-        row = _computed_filter(g, op.Div(op.Add(op.Sub(places, center), half), stretch), mode, -0.5)
-        row = op.Where(inside, row, g.const(0.0, DOUBLE))
-        # Beyond the tensor's end no weight is left, and torch does not divide by their sum of 0.
-        total = op.ReduceSum(row, g.const([1]), keepdims=1)
-        total = op.Where(op.Equal(total, g.const(0.0, DOUBLE)), one, total)
-        return g.cast(op.Div(row, total), inner)
+        weights = g.cast(computed_antialiased_weights(g, size, out, step, mode, precision), dtype)
+    else:
+        compute = _computed_linear if mode == "linear" else _computed_cubic
+        weights = g.cast(compute(g, size, _computed_sources(g, out, step, corners)), dtype)
+    copies = axis.factor is not None and (widen or mode == "linear")
+    return _unless_same(g, axis, weights) if copies or (widen and corners) else weights
+
+
+def _computed_sources(g: GraphBuilder, out: Value, step: Value, corners: bool) -> Value:
+    """The coordinate of each element of the result in the input: [out, 1], double."""
+    half = g.const(0.5, DOUBLE)
+    index = unsqueeze(g, g.cast(g.op.Range(g.const(0), out, g.const(1)), DOUBLE), 1)
+    return g.op.Mul(index, step) if corners else g.op.Sub(g.op.Mul(g.op.Add(index, half), step), half)
+
+
+def _computed_linear(g: GraphBuilder, size: Value, sources: Value) -> Value:
+    """Linear weights; coordinates outside the input are those of its first or last element."""
+    end = g.cast(g.op.Sub(size, g.const(1)), DOUBLE)
+    places = unsqueeze(g, g.cast(g.op.Range(g.const(0), size, g.const(1)), DOUBLE), 0)
+    sources = g.op.Min(g.op.Max(sources, g.const(0.0, DOUBLE)), end)
+    return computed_filter(g, g.op.Sub(sources, places), "linear", 0.0)
+
+
+def _computed_cubic(g: GraphBuilder, size: Value, sources: Value) -> Value:
+    """Cubic weights of the four nearest elements; those outside the input are its first or last element."""
+    op, zero = g.op, g.const(0.0, DOUBLE)
     end = g.cast(op.Sub(size, g.const(1)), DOUBLE)
-    source = op.Mul(index, step) if corners else op.Sub(op.Mul(op.Add(index, half), step), half)
-    if mode == "linear":
-        source = op.Min(op.Max(source, g.const(0.0, DOUBLE)), end)
-        return g.cast(_computed_filter(g, op.Sub(source, places), mode, 0.0), inner)
-    low = op.Floor(source)
-    sums: Value | None = None
+    places = unsqueeze(g, g.cast(op.Range(g.const(0), size, g.const(1)), DOUBLE), 0)
+    low = op.Floor(sources)
+    terms = []
     for offset in (-1.0, 0.0, 1.0, 2.0):
-        near = op.Add(low, g.const(offset, DOUBLE))
-        weight = _computed_filter(g, op.Sub(source, near), mode, -0.75)
-        held = op.Min(op.Max(near, g.const(0.0, DOUBLE)), end)
-        part = op.Where(op.Equal(held, places), weight, g.const(0.0, DOUBLE))
-        sums = part if sums is None else op.Add(sums, part)
-    assert sums is not None
-    return g.cast(sums, inner)
+        neighbour = op.Add(low, g.const(offset, DOUBLE))
+        weight = computed_filter(g, op.Sub(sources, neighbour), "cubic", _CUBIC)
+        clamped = op.Min(op.Max(neighbour, zero), end)
+        terms.append(op.Where(op.Equal(clamped, places), weight, zero))
+    return functools.reduce(op.Add, terms)
 
 
 def _unless_same(g: GraphBuilder, axis: Axis, weights: Value) -> Value:
@@ -250,30 +241,16 @@ def _unless_same(g: GraphBuilder, axis: Axis, weights: Value) -> Value:
     return g.op.Where(g.op.Equal(size, out), same, weights)
 
 
-def _computed_step(g: GraphBuilder, size: Value, out: Value, factor: float | None, corners: bool) -> Value:
+def _computed_step(
+    g: GraphBuilder, size: Value, out: Value, factor: float | None, corners: bool, dtype: ir.DataType
+) -> Value:
+    """The distance between the points of the result, in elements of the input."""
     one = g.const(1)
     if corners:
-        gaps = g.cast(g.op.Max(g.op.Sub(out, one), one), DOUBLE)
-        step = g.op.Div(g.cast(g.op.Sub(size, one), DOUBLE), gaps)
-        return g.op.Where(g.op.Greater(out, one), step, g.const(0.0, DOUBLE))
+        gaps = g.cast(g.op.Max(g.op.Sub(out, one), one), dtype)
+        step = g.op.Div(g.cast(g.op.Sub(size, one), dtype), gaps)
+        return g.op.Where(g.op.Greater(out, one), step, g.const(0.0, dtype))
     if factor is not None:
-        return g.const(1.0 / factor, DOUBLE)
-    result = g.op.Div(g.cast(size, DOUBLE), g.cast(out, DOUBLE))
-    return result
-
-
-def _computed_filter(g: GraphBuilder, x: Value, mode: str, a: float) -> Value:
-    op = g.op
-
-    def number(value: float) -> Value:
-        return g.const(value, DOUBLE)
-
-    x = op.Abs(x)
-    if mode == "linear":
-        return op.Max(op.Sub(number(1.0), x), number(0.0))
-    square = op.Mul(x, x)
-    near = op.Add(op.Mul(op.Sub(op.Mul(x, number(a + 2)), number(a + 3)), square), number(1.0))
-    far = op.Mul(op.Sub(op.Mul(op.Add(op.Mul(op.Sub(x, number(5.0)), x), number(8.0)), x), number(4.0)), number(a))
-    far = op.Where(op.Less(x, number(2.0)), far, number(0.0))
-    result = op.Where(op.LessOrEqual(x, number(1.0)), near, far)
+        return g.const(1.0 / factor, dtype)
+    result = g.op.Div(g.cast(size, dtype), g.cast(out, dtype))
     return result

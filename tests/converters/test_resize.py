@@ -176,6 +176,35 @@ def test_places_beyond_the_tensor_are_zero(name: str, factor: float, size: tuple
     check(resized, x, others=[(-x,)], dynamic=dynamic, **looser("resize"))
 
 
+#: Sizes and factors at which all weights of a point are tiny, or none is left: (operator, size, output size, factor).
+_EDGES = [
+    ("_upsample_bicubic2d_aa", 2, 3, 0.4),
+    ("_upsample_bicubic2d_aa", 16, 8, 0.3),
+    ("_upsample_bilinear2d_aa", 8, 6, 0.6),
+    ("_upsample_bilinear2d_aa", 8, 12, 0.6),
+    ("_upsample_bilinear2d_aa", 17, 11, 0.6),
+]
+
+
+@pytest.mark.parametrize("dynamic", [None, [{3: torch.export.Dim.DYNAMIC}]], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("name", "size", "out", "factor"), _EDGES)
+def test_antialiasing_weights_have_the_precision_of_the_tensor(
+    name: str, size: int, out: int, factor: float, dtype: torch.dtype, dynamic: Any
+) -> None:
+    """The taps of a filter's edge, which rounding includes or leaves out."""
+    function = getattr(torch.ops.aten, name).default
+    x = image(4, size, dtype)[:1]
+    x = torch.cat([x, torch.zeros(1, 16, 4, size, dtype=dtype)], 1)
+    check(
+        lambda x: function(x, [4, out], False, 1.0, factor)[:, :3],
+        x,
+        others=[(-x,)],
+        dynamic=dynamic,
+        **looser("resize") if dtype == torch.float32 else {},
+    )
+
+
 def test_bytes_of_dynamic_sizes() -> None:
     x = (image(5, 4).abs() * 80).clamp(0, 255).to(torch.uint8)
     for mode in ("nearest", "nearest-exact"):
