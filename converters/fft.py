@@ -44,7 +44,7 @@ def transform(g: GraphBuilder, x: Value | Complex, axis: int, forward: bool) -> 
     power_of_two = isinstance(size, int) and size & (size - 1) == 0
     inexact = FLOAT_TRANSFORMS_ARE_INEXACT.concerns(g) and not power_of_two
     if g.opset >= 17 and (not inexact or not isinstance(size, int) or size > _MATRIX_SIZE):
-        return _by_operator(g, x, axis, in_double=inexact)
+        return _by_operator(g, x, axis)
     return _by_matrix(g, x, axis, size)
 
 
@@ -52,13 +52,14 @@ def _zero(g: GraphBuilder, x: Value) -> Value:
     return g.op.Expand(g.const(0.0, x.dtype), g.shape(x))
 
 
-def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int, in_double: bool) -> Complex:
-    """ONNX's DFT."""
+def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int) -> Complex:
+    """ONNX's DFT, in double where the runtime's float one is inexact."""
     last = g.const([-1])
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
     dtype = parts[0].dtype
     assert dtype is not None
-    pairs = [g.op.Unsqueeze(g.cast(p, DOUBLE if in_double else dtype), last) for p in parts]
+    inner = DOUBLE if FLOAT_TRANSFORMS_ARE_INEXACT.concerns(g) else dtype
+    pairs = [g.op.Unsqueeze(g.cast(p, inner), last) for p in parts]
     # DFT wants an axis before the transformed one.
     lone = rank_of(parts[0]) == 1
     stacked = g.op.Concat(*pairs, axis=-1) if len(pairs) > 1 else pairs[0]

@@ -149,6 +149,16 @@ def test_fourier_is_exact_at_every_size(size: int) -> None:
     check(call, x.float(), others=[(x.float() * 3,)], **looser("complex, float"))
 
 
+@pytest.mark.parametrize("size", [127, 256, 1000, 1024, 4096])
+def test_fourier_in_float_is_as_exact_as_pytorch(size: int) -> None:
+    """Against a transform in double: errors are at most PyTorch's."""
+    x = 10 * torch.randn(8, size)
+    program = onnxplug.to_onnx(lambda x: torch.view_as_real(torch.fft.fft(x)), (x,))
+    exact = torch.view_as_real(torch.fft.fft(x.double()))
+    theirs = (torch.view_as_real(torch.fft.fft(x)) - exact).abs().max()
+    assert (program(x)[0] - exact).abs().max() <= theirs
+
+
 @pytest.mark.parametrize("center", [True, False])
 def test_spectrogram(center: bool) -> None:
     """stft of a dynamic length, and back again."""
