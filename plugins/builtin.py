@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,14 @@ def families() -> list[ModuleType]:
 def onnxplug_rules() -> Iterable[Rule]:
     """Every rule of ``onnxplug.converters``."""
     return [rule for family in families() for rule in family.RULES]
+
+
+@hookimpl
+def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:
+    """Decompositions of backward operators, for which torch has none."""
+    from onnxplug.converters.gradients import DECOMPOSITIONS
+
+    return DECOMPOSITIONS
 
 
 @hookimpl
