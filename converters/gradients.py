@@ -188,23 +188,6 @@ def _resize_backward(forward: Any, grad: torch.Tensor, output_size: Any, input_s
 # -- attention and activations ---------------------------------------------------------------------------------------------
 
 
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attention, and for its backward the logarithm of each row's sum (torch's decomposition returns something else)."""
-    result = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale
-    )
-    return result, _scores(query, key, is_causal, attn_mask, scale).logsumexp(-1)
-
-
 def _scores(
     query: torch.Tensor, key: torch.Tensor, is_causal: bool, attn_mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
@@ -269,7 +252,6 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten::max_pool3d_with_indices_backward.default": partial(_by_index_backward, 3),
     "aten::fractional_max_pool2d_backward.default": partial(_by_index_backward, 2),
     "aten::fractional_max_pool3d_backward.default": partial(_by_index_backward, 3),
-    "aten::_scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "aten::hardshrink_backward.default": _shrink_backward,
     "aten::softshrink_backward.default": _shrink_backward,

@@ -94,7 +94,7 @@ except onnxplug.MissingRuleError as e: print(e)
     ("source", "message"),
     [
         ("import sys; sys.exit(3)", "SystemExit"),
-        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rulez(): return []", "onnxplug_rulez, which is no hook"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rulez(): return []", "onnxplug_rulez, which is not a hook"),
         ("def onnxplug_rules(): return []", "not marked with @onnxplug.hookimpl"),
         ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return None", "returned None, not an iterable"),
         ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return [3]", "which is not a Rule"),
