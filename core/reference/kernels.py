@@ -29,6 +29,7 @@ class Kernel:
         function: The function: inputs by position, attributes by keyword. One with a parameter ``outputs`` is told how many
             outputs the node has.
         since: The first version of the domain that it is for; it holds until the next kernel's.
+        until: The last one; onnx's own kernel is for later ones. ``None``: there is no last one.
         domain: The domain.
         widen: Compute elements narrower than float32 (float16, bfloat16, 8-bit floats, 4-bit integers) in a wider type and
             round the results once.
@@ -39,6 +40,7 @@ class Kernel:
     since: int = 1
     domain: str = ""
     widen: bool = True
+    until: int | None = None
 
 
 class KernelTable:
@@ -57,7 +59,8 @@ class KernelTable:
 
     def find(self, domain: str, op: str, version: int) -> Kernel | None:
         """The kernel of an operator at a version of its domain."""
-        return next((k for k in self._found.get((domain, op), ()) if k.since <= version), None)
+        found = next((k for k in self._found.get((domain, op), ()) if k.since <= version), None)
+        return found if found is None or found.until is None or version <= found.until else None
 
     def operators(self) -> list[tuple[str, str]]:
         """Domain and name of every operator."""

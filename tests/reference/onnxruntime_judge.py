@@ -34,7 +34,7 @@ def node_model(
     names = [f"i{k}" if value is not None else "" for k, value in enumerate(inputs)]
     results = [f"o{k}" if kind is not None else "" for k, kind in enumerate(outputs)]
     node = onnx.helper.make_node(op, names, results, domain=domain, **attributes)
-    feeds = {name: value for name, value in zip(names, inputs, strict=True) if value is not None}
+    feeds = {name: np.asarray(value) for name, value in zip(names, inputs, strict=True) if value is not None}
 
     def info(name: str, dtype: Any, shape: Any) -> onnx.ValueInfoProto:
         element = (

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from onnxplug.reference.kernels import Kernel
-from onnxplug.reference.standard import activations, normalization, optionals, random, recurrent, rest, softmax
+from onnxplug.reference.standard import (
+    activations,
+    normalization,
+    optionals,
+    planes,
+    pools,
+    random,
+    recurrent,
+    rest,
+    softmax,
+)
 
 KERNELS: list[Kernel] = [
     *activations.KERNELS,
     *normalization.KERNELS,
     *optionals.KERNELS,
+    *planes.KERNELS,
+    *pools.KERNELS,
     *random.KERNELS,
     *recurrent.KERNELS,
     *rest.KERNELS,

@@ -97,7 +97,27 @@ def batch_normalization_7(
     return *results, typed(wide.mean(axes), mean), typed(wide.var(axes), var)
 
 
+def lrn(x: np.ndarray, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> np.ndarray:
+    """Each element over a power of the mean square of its neighbours in the channels, axis 1."""
+    squares = np.zeros((x.shape[0], x.shape[1] + size - 1, *x.shape[2:]))
+    before = (size - 1) // 2
+    squares[:, before : before + x.shape[1]] = x.astype(np.float64) ** 2
+    sums = np.zeros(x.shape)
+    for shift in range(size):
+        sums += squares[:, shift : shift + x.shape[1]]
+    return typed(x / (bias + alpha / size * sums) ** beta, x)
+
+
+def lp_normalization(x: np.ndarray, *, axis: int = -1, p: int = 2) -> np.ndarray:
+    """x over its norm along an axis; 0 where the norm is 0."""
+    wide = x.astype(np.float64)
+    norm = (np.abs(wide) ** p).sum(axis, keepdims=True) ** (1 / p)
+    return typed(np.divide(wide, norm, out=np.zeros_like(wide), where=norm != 0), x)
+
+
 KERNELS = [
+    Kernel("LRN", lrn),
+    Kernel("LpNormalization", lp_normalization),
     Kernel("BatchNormalization", batch_normalization_7, since=7),
     Kernel("BatchNormalization", batch_normalization, since=14),
     Kernel("GroupNormalization", group_normalization_18, since=18),

@@ -25,6 +25,15 @@ def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> 
     return np.take_along_axis(data[inside], indices.astype(np.int64), axis)
 
 
+def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    """values[1] at each index along a new axis, values[0] elsewhere; an index outside is nowhere."""
+    count = int(depth.reshape(()))
+    axis %= indices.ndim + 1
+    places = np.arange(count).reshape(-1, *[1] * (indices.ndim - axis))
+    wrapped = np.expand_dims(np.where(indices < 0, indices + count, indices), axis)
+    return np.where(wrapped == places, values[1], values[0])
+
+
 def global_lp_pool(x: np.ndarray, *, p: int = 2) -> np.ndarray:
     """(sum of |x|^p)^(1/p) over the spatial axes, which stay with size 1."""
     axes = tuple(range(2, x.ndim))
@@ -108,6 +117,7 @@ def zip_map(
 KERNELS = [
     Kernel("Scatter", scatter, since=9, widen=False),
     Kernel("GatherElements", gather_elements, since=11, widen=False),
+    Kernel("OneHot", one_hot, since=9, widen=False),
     Kernel("GlobalLpPool", global_lp_pool, since=2),
     Kernel("MaxRoiPool", max_roi_pool),
     Kernel("CastMap", cast_map, domain="ai.onnx.ml"),

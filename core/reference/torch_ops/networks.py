@@ -333,6 +333,11 @@ def lrn(x: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
     return x / (bias + alpha / size * squares) ** beta
 
 
+def lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    """x over its norm along an axis; 0 where the norm is 0."""
+    return F.normalize(x, p, axis, eps=torch.finfo(x.dtype).tiny)
+
+
 def dropout(x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None, *, seed: int | None = None) -> Any:
     """The input, and a mask of all; dropout itself is random."""
     if training is not None and bool(training) and (ratio is None or float(ratio) > 0):
@@ -400,6 +405,7 @@ KERNELS = [
     Kernel("InstanceNormalization", instance_normalization, since=6),
     Kernel("LayerNormalization", layer_normalization, since=17),
     Kernel("LpPool", lp_pool, since=2),
+    Kernel("LpNormalization", lp_normalization),
     Kernel("LRN", lrn),
     Kernel("MatMul", matmul),
     Kernel("MatMulInteger", matmul_integer, since=10),
