@@ -16,8 +16,9 @@ from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
 from onnxplug.converters.helpers.products import is_restored, product
 from onnxplug.converters.helpers.promotion import operand, wide
 from onnxplug.converters.helpers.reductions import reduce, reduced
+from onnxplug.converters.helpers.rows import is_taken_apart, rows_with_bias
 from onnxplug.converters.helpers.runtimes import ACTIVATIONS_ARE_ROUNDED, computed_in, has_kernel
-from onnxplug.errors import Unsupported
+from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -44,6 +45,26 @@ def _columns(g: GraphBuilder, weight: Value) -> Value:
 def _has_gemm(g: GraphBuilder, dtype: ir.DataType) -> bool:
     """Whether a Gemm computes in floats of a dtype; torch's factors for integers need not be whole."""
     return dtype.is_floating_point() and has_kernel(g, "Gemm", dtype)
+
+
+def linear_of_rows(g: GraphBuilder, node: FxNode) -> Value:
+    """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor
+
+    One Gemm of all rows, by a weight that is stored as the model has it.
+    """
+    x, weight, bias = node.args
+    if not g.optimize or not g.is_weight(weight):
+        raise Decline("the plain form is asked for, or the weight is no parameter")
+    return rows_with_bias(g, x, weight, bias, transposed=True)
+
+
+def _of_rows_with_bias(node: FxNode) -> bool:
+    """Whether a product is of more than one axis of rows and its columns stay together: a product for each part is faster."""
+    x, weight, bias = node.args
+    sizes = weight.shape
+    if bias is None or node.dtype != FLOAT or x.shape is None or len(x.shape) < 3 or sizes is None or len(sizes) != 2:
+        return False
+    return all(isinstance(size, int) and size for size in sizes) and not is_taken_apart(node.fx)
 
 
 def matmul(g: GraphBuilder, node: FxNode) -> Value:
@@ -272,6 +293,13 @@ RULES: list[Rule] = [
     # transformers' own, for more dtypes: the default of its mixtures of experts.
     Rule("transformers::grouped_mm_fallback.default", grouped_mm),
     Rule("aten::linear.default", linear),
+    Rule(
+        "aten::linear.default",
+        linear_of_rows,
+        target="onnxruntime",
+        when=_of_rows_with_bias,
+        reason="a Gemm of all rows adds the bias where it writes the product, a MatMul and an Add go over it twice",
+    ),
     *[Rule(f"aten::{name}.default", matmul) for name in ("matmul", "mm", "bmm", "mv", "linalg_matmul")],
     Rule("aten::dot.default", vector_product),
     Rule("aten::vdot.default", vector_product),

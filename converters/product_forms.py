@@ -2,7 +2,7 @@
 
 Measured on ONNX Runtime 1.31, one thread, [2, 64, 256] to 768 and [2, 197, 192] to 576 columns, median of a hundred runs:
 one product whose columns are split afterwards costs 3 to 8 % more than one product for each part, for Split copies what
-the smaller products write in place; a Gemm with a bias between two Reshapes costs 3 % more than MatMul and Add.
+the smaller products write in place.
 
 The rules of this family stand before those of the operators that reshape a product or take a part of it. They decline
 whatever is not such a product, or is read by others too.
@@ -22,6 +22,8 @@ import torch
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.inference.dims import dims_of
 from onnxplug.build.matching import int_attribute, made_by, same_sizes
+from onnxplug.converters.helpers.dtypes import FLOAT
+from onnxplug.converters.helpers.rows import is_taken_apart, rows_with_bias
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode, schema_parameters
 from onnxplug.registry.names import packet_of, qualified_name
@@ -35,8 +37,8 @@ _MOST_PARTS, _NARROWEST = 4, 32
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def _made_by_gemm(node: FxNode) -> bool:
-    return isinstance(node.args[0], ir.Value) and made_by(node.args[0], "Gemm") is not None
+def _taken_apart_of_gemm(node: FxNode) -> bool:
+    return isinstance(node.args[0], ir.Value) and made_by(node.args[0], "Gemm") is not None and is_taken_apart(node.fx)
 
 
 def product_of_rows(g: GraphBuilder, node: FxNode) -> ir.Value:
@@ -285,9 +287,15 @@ def _one(g: GraphBuilder, layout: _Layout, axis: int, start: int, end: int, drop
     key = ("columns", layout.sizes, axis, start, end)
     take = _columns(layout.sizes, axis, start, end)
     form = f"columns{start * math.prod(sizes[axis + 1 :])}"
-    result = g.op.MatMul(layout.x, g.derive(layout.weight, take, key, form=form))
-    if layout.bias is not None:
-        result = g.op.Add(result, g.derive(layout.bias, take, key, form=form))
+    weight = g.derive(layout.weight, take, key, form=form)
+    if layout.bias is None:
+        result = g.op.MatMul(layout.x, weight)
+    else:
+        bias = g.derive(layout.bias, take, key, form=form)
+        if weight.dtype == FLOAT:
+            result = rows_with_bias(g, layout.x, weight, bias, transposed=False)
+        else:
+            result = g.op.Add(g.op.MatMul(layout.x, weight), bias)
     sizes[axis : axis + 1] = [] if drops else [end - start]
     if len(sizes) != 1:
         result = g.op.Reshape(result, g.const([0] * layout.leading + sizes))
@@ -346,11 +354,10 @@ def _read_only_by(g: GraphBuilder, node: FxNode, steps: Sequence[ir.Value], amon
 
 
 _SLOWER_SPLIT = "products of some columns each cost less than one product and a Split of it"
-_SLOWER_GEMM = "MatMul and Add cost less than a Gemm between two Reshapes"
 
 RULES: list[Rule] = [
     *[
-        Rule(f"aten::{name}", product_of_rows, target="onnxruntime", when=_made_by_gemm, reason=_SLOWER_GEMM)
+        Rule(f"aten::{name}", product_of_rows, target="onnxruntime", when=_taken_apart_of_gemm, reason=_SLOWER_SPLIT)
         for name in ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int")
     ],
     *[

@@ -86,9 +86,41 @@ def _reshape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | N
         if all(equal) or (equal.count(False) == 1 and target[equal.index(False)] == -1):
             return x
     before = made_by(x, "Reshape")
-    if before is not None and 0 not in target and not before.attributes.get("allowzero"):
+    if before is None or before.attributes.get("allowzero"):
+        return None
+    if 0 not in target:
         return g.op.Reshape(before.inputs[0], shape)
-    return None
+    source = dims_of(before.inputs[0])
+    if not zero_copies or dims is None or source is None:
+        return None
+    # Copied sizes are those of the tensor before it where it has them at the same axes.
+    copied = [axis for axis, t in enumerate(target) if t == 0]
+    if copied[-1] < len(source) and all(_same_dims((source[axis],), (dims[axis],)) for axis in copied):
+        return g.op.Reshape(before.inputs[0], shape)
+    merged = _copied_from(g, before.inputs[1], target)
+    return g.op.Reshape(before.inputs[0], merged) if merged is not None else None
+
+
+def _copied_from(g: Emitter, shape: ir.Value | None, target: Sequence[int]) -> ir.Value | None:
+    """A target whose leading zeros are the sizes that the Reshape before it was given."""
+    count = next((at for at, t in enumerate(target) if t != 0), len(target))
+    rest = list(target[count:])
+    known = _ints(g, shape)
+    if known is not None:
+        leading = known[:count]
+        fits = 0 not in leading and 0 not in rest and [*leading, *rest].count(-1) <= 1
+        return g.const(np.array([*leading, *rest], dtype=np.int64)) if fits else None
+    made = made_by(shape, "Concat")
+    if made is None or not rest or 0 in rest or -1 in rest:
+        return None
+    parts, length = [], 0
+    for part in made.inputs:
+        size = (dims_of(part) or (None,))[0]
+        if length == count or not isinstance(size, int):
+            break
+        parts.append(part)
+        length += size
+    return g.op.Concat(*parts, g.const(np.array(rest, dtype=np.int64)), axis=0) if length == count else None
 
 
 def _expand(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:

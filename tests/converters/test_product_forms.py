@@ -117,6 +117,28 @@ class Outside(nn.Module):
         return torch.cond(x.sum() > 0, parts, lambda y: y[..., :32] * 2, (y,))
 
 
+class Twice(nn.Module):
+    """A weight that two products read, one of them of itself."""
+
+    def __init__(self, width: int, columns: int) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(width, columns), nn.Parameter(torch.empty(columns))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * nn.functional.linear(x, self.layer.weight, self.other)
+
+
+class Called(nn.Module):
+    """A layer whose weight is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, x[0, :1].sin().expand(5, -1), self.bias)
+
+
 def heads(y: torch.Tensor) -> torch.Tensor:
     return y.unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
 
@@ -140,14 +162,25 @@ def narrowed(y: torch.Tensor) -> torch.Tensor:
     return y.narrow(-1, 0, 32) * y.narrow(2, -32, 32)
 
 
-THREE = {"MatMul": 3, "Split": 0, "Slice": 0, "Gather": 0}
-UNBOUND = {"MatMul": 5, "Split": 0, "Gather": 0, "Squeeze": 0}
+#: The parts with a bias are Gemms, of all rows; those without are MatMuls.
+THREE = {"Gemm": 3, "MatMul": 0, "Split": 0, "Slice": 0}
+BARE = {**THREE, "Gemm": 0, "MatMul": 3}
+UNBOUND = {"Gemm": 3, "MatMul": 2, "Split": 0, "Squeeze": 0}
+ONE = {"Gemm": 0, "MatMul": 1, "Reshape": 0}
 FORMS: dict[str, Form] = {
-    "rows": Form("product_of_rows", lambda: Conv1D(16, 96), {"Gemm": 0, "MatMul": 1, "Reshape": 0}),
+    "rows": Form("linear_of_rows", lambda: nn.Linear(16, 96), {"Gemm": 1, "MatMul": 0, "Transpose": 0}),
+    "rows without bias": Form("linear", lambda: nn.Linear(16, 96, bias=False), ONE),
+    "rows by a tied weight": Form("linear_of_rows", lambda: Parts(lambda y: y, Twice), {"Gemm": 2, "Transpose": 0}),
+    "rows of one column": Form("linear_of_rows", lambda: nn.Linear(16, 1), {"Gemm": 1}),
+    "rows of no column": Form("linear", lambda: nn.Linear(16, 0), {"Gemm": 0}),
+    "rows by the call's weight": Form("linear", Called, {"Gemm": 0, "MatMul": 1}),
+    "rows of a layer of rows": Form("product_of_rows", lambda: Conv1D(16, 96), {"Gemm": 1, "MatMul": 0, "Reshape": 2}),
     "rows of heads": Form(
         "product_of_rows",
-        lambda: nn.Sequential(nn.Unflatten(-1, (4, 4)), nn.Flatten(-2), Conv1D(16, 5)),
-        {"Gemm": 0, "MatMul": 1},
+        lambda: nn.Sequential(
+            nn.Unflatten(-1, (4, 4)), nn.Flatten(-2), Parts(lambda y: y[..., :48] * y[..., 48:], Conv1D)
+        ),
+        {"Gemm": 2, "Slice": 0},
     ),
     "rows that change their number": Form(
         "product_of_rows",
@@ -155,15 +188,19 @@ FORMS: dict[str, Form] = {
         {"Gemm": 1},
     ),
     "unbind of heads": Form("parts_of_product", lambda: Heads((2, 0, 3, 1, 4), (3, 4, 8), 0), UNBOUND),
-    "without bias": Form("parts_of_product", lambda: Heads((2, 0, 3, 1, 4), (3, 4, 8), 0, bias=False), UNBOUND),
+    "without bias": Form(
+        "parts_of_product",
+        lambda: Heads((2, 0, 3, 1, 4), (3, 4, 8), 0, bias=False),
+        {**UNBOUND, "Gemm": 0, "MatMul": 5},
+    ),
     "heads first": Form("parts_of_product", lambda: Heads((0, 2, 1, 3, 4), (4, 3, 8), 3), UNBOUND),
     "inner axis": Form("parts_of_product", lambda: Heads((4, 0, 2, 1, 3), (4, 8, 3), 0), UNBOUND),
     "chunk": Form(
-        "parts_of_product", lambda: Parts(lambda y: [p.sin() for p in y.chunk(3, -1)]), {"Split": 0, "MatMul": 3}
+        "parts_of_product", lambda: Parts(lambda y: [p.sin() for p in y.chunk(3, -1)]), {"Split": 0, "Gemm": 3}
     ),
-    "unequal": Form("parts_of_product", lambda: Parts(lambda y: y.split([32, 64], -1)), {"Split": 0, "MatMul": 2}),
+    "unequal": Form("parts_of_product", lambda: Parts(lambda y: y.split([32, 64], -1)), {"Split": 0, "Gemm": 2}),
     "slices": Form(
-        "parts_of_product", lambda: Parts(lambda y: y[..., :32] * y[..., 64:]), {"Slice": 0, "MatMul": 2, "Split": 0}
+        "parts_of_product", lambda: Parts(lambda y: y[..., :32] * y[..., 64:]), {"Slice": 0, "Gemm": 2, "Split": 0}
     ),
     "overlapping slices": Form("parts_of_product", lambda: Parts(lambda y: y[..., :64] * y[..., 32:]), {"MatMul": 1}),
     "read whole too": Form("parts_of_product", lambda: Parts(lambda y: (y.chunk(3, -1), y)), {"MatMul": 1}),
@@ -172,25 +209,25 @@ FORMS: dict[str, Form] = {
     "weight read elsewhere": Form("parts_of_product", Tied, {"MatMul": 1}),
     "layer used twice": Form("parts_of_product", Shared, {"MatMul": 2}),
     "selects": Form("part_of_product", lambda: Parts(by_select), UNBOUND),
-    "narrow": Form("part_of_product", lambda: Parts(narrowed), {**THREE, "MatMul": 2}),
+    "narrow": Form("part_of_product", lambda: Parts(narrowed), {**THREE, "Gemm": 2}),
     "tensor_split": Form("parts_of_product", lambda: Parts(lambda y: [p.sin() for p in y.tensor_split(3, 2)]), THREE),
     "tensor_split at": Form(
         "parts_of_product", lambda: Parts(lambda y: [p.sin() for p in y.tensor_split((32, 64), -1)]), THREE
     ),
     "split in rest": Form(
-        "parts_of_product", lambda: Parts(lambda y: [p.sin() for p in y.split(64, -1)]), {**THREE, "MatMul": 2}
+        "parts_of_product", lambda: Parts(lambda y: [p.sin() for p in y.split(64, -1)]), {**THREE, "Gemm": 2}
     ),
     "copies between": Form("parts_of_product", lambda: Parts(copied), UNBOUND),
-    "its size read": Form("parts_of_product", lambda: Parts(measured), {"MatMul": 3, "Split": 0}),
+    "its size read": Form("parts_of_product", lambda: Parts(measured), {"Gemm": 3, "Split": 0}),
     "rows and columns": Form("parts_of_product", lambda: Parts(lambda y: (y[0], y.chunk(3, -1))), {"MatMul": 1}),
     "every second": Form("part_of_product", lambda: Parts(lambda y: y[..., ::2] * y[..., 1::2]), {"MatMul": 1}),
     "rows of parts": Form(
-        "product_of_rows", lambda: Parts(lambda y: [p.sin() for p in y.split(32, -1)], Conv1D), {**THREE, "Gemm": 0}
+        "product_of_rows", lambda: Parts(lambda y: [p.sin() for p in y.split(32, -1)], Conv1D), THREE
     ),
-    "a parameter": Form("parts_of_product", lambda: Product(lambda y: [p.sin() for p in y.chunk(3, -1)]), THREE),
-    "outside of branches": Form("parts_of_product", Outside, {"MatMul": 1}),
+    "a parameter": Form("parts_of_product", lambda: Product(lambda y: [p.sin() for p in y.chunk(3, -1)]), BARE),
+    "outside of branches": Form("parts_of_product", Outside, {"Gemm": 1}),
     "weight stored transposed": Form("linear", lambda: nn.Linear(16, 8), {"Transpose": 0}),
-    "in a branch": Form("parts_of_product", Branches, {"MatMul": 3, "Split": 0}),
+    "in a branch": Form("parts_of_product", Branches, {"Gemm": 3, "Split": 0}),
 }
 
 
