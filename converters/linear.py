@@ -53,8 +53,10 @@ def linear_of_rows(g: GraphBuilder, node: FxNode) -> Value:
     One Gemm of all rows, by a weight that is stored as the model has it.
     """
     x, weight, bias = node.args
-    if not g.optimize or not g.is_weight(weight):
-        raise Decline("the plain form is asked for, or the weight is no parameter")
+    if not g.optimize or g.runtime not in ("onnxruntime", "onnxruntime:cpu"):
+        raise Decline("the plain form is asked for, or one for a device that it was not measured on")
+    if not g.is_weight(weight):
+        raise Decline("the weight is no parameter, which ONNX Runtime lays out for its products when it loads them")
     return rows_with_bias(g, x, weight, bias, transposed=True)
 
 

@@ -60,9 +60,12 @@ def steps(draw: st.DrawFn) -> list[tuple[str, Any]]:
         elif kind == "reshape":
             others = [shape, [*shape, 1], [int(np.prod(shape))], [1, *shape], shape[::-1]]
             target = list(draw(st.sampled_from(others)))
-            shape = list(target)
+            before, shape = shape, list(target)
             if draw(st.booleans()):
                 target[draw(st.integers(0, len(target) - 1))] = -1
+            for axis, (old, new) in enumerate(zip(before, target, strict=False)):
+                if old == new and draw(st.booleans()):
+                    target[axis] = 0
             detail = target
         elif kind == "unsqueeze":
             axis = draw(st.integers(-rank - 1, rank))
@@ -143,6 +146,38 @@ def test_simplification_changes_no_bit(chain: list[tuple[str, Any]], dynamic: bo
                 assert not isinstance(size, int) or size == actual
     assert_same_bits(*results)
     assert counts[0] <= counts[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "target", "merged"),
+    [
+        ([-1, 5, 12], [0, 0, 3, 4], True),
+        (["b", "s", 12], [0, 0, 3, 4], True),
+        (["b", "s", 12], [0, 0, -1, 4], False),
+        (["b", "s", 12], [0, 5, 12], True),
+        (["b", "s", 12], [2, 0, 12], False),
+        (["b", "s", 3, 4], [0, 0, 12], True),
+        ([-1, "s", 12], [0, 0, 3, 4], True),
+        ([0, 12], [0, 3, 4], True),
+    ],
+)
+def test_two_reshapes_are_one(sizes: list[int | str], target: list[int], merged: bool) -> None:
+    """What the second one copies is what the first one was given, also where only the run knows it."""
+    results = []
+    for optimize in (True, False):
+        g = GraphBuilder({"": 21}, optimize=optimize)
+        x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([None, 12]))
+        names = {name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1])) for name in "bs"}
+        parts = [names[size] if isinstance(size, str) else g.const([size]) for size in sizes]
+        first = g.op.Reshape(x, g.op.Concat(*parts, axis=0))
+        first.shape = ir.Shape([None if not isinstance(size, int) or size < 1 else size for size in sizes])
+        second = g.op.Reshape(first, g.const(target))
+        node = second.producer()
+        assert node is not None
+        assert (node.inputs[0] is x) == (merged and optimize)
+        feed = [np.arange(120, dtype=np.float32).reshape(10, 12), np.array([2]), np.array([5])]
+        results.append(run(g, [x, *names.values()], second, feed))
+    assert_same_bits(*results)
 
 
 # -- constant folding --------------------------------------------------------------------------------------------------

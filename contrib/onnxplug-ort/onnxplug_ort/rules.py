@@ -47,20 +47,33 @@ def multi_head_attention(g: Any, node: Any) -> Any:
         raise Decline("the mask is broadcast over queries or keys")
     if mask is not None and not (mask.shape[0] == 1 or _same(mask, 0, query, 0)):
         raise Decline("the mask has another batch size")
-    bias, seen = mask, None
-    if mask is not None and mask.dtype == ir.DataType.BOOL:
-        bias = g.op.Where(mask, g.const(0.0, _FLOAT), g.const(float("-inf"), _FLOAT))
-        seen = _any_over_last(g, g.cast(mask, ir.DataType.INT32))
-    elif mask is not None:
-        seen = _any_over_last(g, g.cast(g.op.Greater(mask, g.const(float("-inf"), _FLOAT)), ir.DataType.INT32))
+    bias, seen = _bias_and_seen_rows(g, mask)
     packed = _packed(g, query, heads * size)
     if _is_of_rows(key) and _is_of_rows(value):
         key, value = (_packed(g, v, heads * size) for v in (key, value))
     result = g.domain(_DOMAIN).MultiHeadAttention(
         packed, key, value, None, None, bias, num_heads=heads, unidirectional=int(causal), scale=scale
     )
+    if seen is not None and mask.shape[1] == 1:
+        _give_shape(result, query, heads * size)
+        result, seen = g.op.Mul(result, g.op.Squeeze(seen, g.const([1]))), None
     result = _unpacked(g, result, query, heads, size)
-    return result if seen is None else g.op.Where(seen, result, g.const(0.0, _FLOAT))
+    return result if seen is None else g.op.Mul(result, seen)
+
+
+def _bias_and_seen_rows(g: Any, mask: Any) -> tuple[Any, Any]:
+    """What is added to the scores, and 1 for rows that see a key, 0 for others: [batch, heads or 1, queries, 1].
+
+    A row that sees no key has no −inf in the bias: its result is an ordinary number, which the factor of 0 hides.
+    """
+    if mask is None:
+        return None, None
+    zero, hidden = g.const(0.0, _FLOAT), g.const(float("-inf"), _FLOAT)
+    if mask.dtype == ir.DataType.BOOL:
+        some = _any_over_last(g, g.cast(mask, ir.DataType.INT32))
+        return g.op.Where(g.op.Or(mask, g.op.Not(some)), zero, hidden), g.cast(some, _FLOAT)
+    some = _any_over_last(g, g.cast(g.op.Greater(mask, hidden), ir.DataType.INT32))
+    return g.op.Where(some, mask, zero), g.cast(some, _FLOAT)
 
 
 def group_query_attention(g: Any, node: Any) -> Any:
@@ -139,9 +152,14 @@ def _packed(g: Any, x: Any, width: int) -> Any:
     return g.op.Reshape(g.op.Transpose(x, perm=[0, 2, 1, 3]), g.const([0, 0, width]))
 
 
+def _give_shape(x: Any, query: Any, width: int) -> None:
+    """Says that a result is [B, L, H E]: nothing infers it for an operator of another domain."""
+    x.type = ir.TensorType(_FLOAT)
+    x.shape = ir.Shape([query.shape[0], query.shape[2], width])
+
+
 def _unpacked(g: Any, x: Any, query: Any, heads: int, width: int) -> Any:
     """[B, L, H E] as [B, H, L, E]."""
-    x.type = ir.TensorType(_FLOAT)
-    x.shape = ir.Shape([query.shape[0], query.shape[2], heads * width])
+    _give_shape(x, query, heads * width)
     rows = g.op.Reshape(x, g.const([0, 0, heads, width]))
     return g.op.Transpose(rows, perm=[0, 2, 1, 3])
