@@ -42,6 +42,19 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 # -- simplification at emission ----------------------------------------------------------------------------------------
 
 
+def reshaped(draw: st.DrawFn, shape: list[int]) -> tuple[list[int], list[int]]:
+    """Another shape of as many elements, and a target for it: maybe with -1, and 0 where the size is the same."""
+    others = [shape, [*shape, 1], [int(np.prod(shape))], [1, *shape], shape[::-1]]
+    after = list(draw(st.sampled_from(others)))
+    target = list(after)
+    if draw(st.booleans()):
+        target[draw(st.integers(0, len(target) - 1))] = -1
+    for axis, (old, new) in enumerate(zip(shape, target, strict=False)):
+        if old == new and draw(st.booleans()):
+            target[axis] = 0
+    return after, target
+
+
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[str, Any]]:
     """Operators, most of which do nothing or undo each other, that fit an input of shape [2, 1, 3] one after the other."""
@@ -58,15 +71,7 @@ def steps(draw: st.DrawFn) -> list[tuple[str, Any]]:
             detail = draw(st.permutations(range(rank)))
             shape = [shape[a] for a in detail]
         elif kind == "reshape":
-            others = [shape, [*shape, 1], [int(np.prod(shape))], [1, *shape], shape[::-1]]
-            target = list(draw(st.sampled_from(others)))
-            before, shape = shape, list(target)
-            if draw(st.booleans()):
-                target[draw(st.integers(0, len(target) - 1))] = -1
-            for axis, (old, new) in enumerate(zip(before, target, strict=False)):
-                if old == new and draw(st.booleans()):
-                    target[axis] = 0
-            detail = target
+            shape, detail = reshaped(draw, shape)
         elif kind == "unsqueeze":
             axis = draw(st.integers(-rank - 1, rank))
             shape.insert(axis % (rank + 1), 1)
