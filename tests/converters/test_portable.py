@@ -18,6 +18,7 @@ import onnxplug
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.spec import onnx_spec
 from onnxplug.converters.helpers import runtimes
+from onnxplug.errors import VerificationError
 from onnxplug.plugins.onnxruntime_cpu import KERNELS
 from onnxplug.run.session import Runner
 from tests.support.check import Call, check
@@ -222,6 +223,20 @@ def test_kernels_of_onnxruntime_get_another_form(name: str) -> None:
         assert operators(program) == in_order(case.special)
     else:
         assert not set(case.plain.split()) - {"Add", "Concat"} <= set(operators(program).split())
+
+
+def test_kernels_that_refuse_at_run_time() -> None:
+    """ONNX Runtime loads an LSTM of doubles and does not run it: the reference does, for portable models alone."""
+    case = CASES["lstm"]
+    program = check(case.call, *case.args, target=None)
+    runner = Runner(program.model)
+    feed = {program.model.graph.inputs[0].name: case.args[0]}
+    assert runner.runtime == "onnxruntime"
+    torch.testing.assert_close(runner(feed)[0], case.call(*case.args))
+    assert runner.runtime == "onnxplug.reference"
+    program.model.metadata_props["onnxplug.target"] = "onnxruntime"
+    with pytest.raises(VerificationError, match="does not support double"):
+        Runner(program.model)(feed)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
