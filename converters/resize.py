@@ -11,9 +11,9 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
+from onnxplug.converters.helpers.dtypes import FLOAT, INT64
 from onnxplug.converters.helpers.interpolation import Axis, axes_of, by_weights, is_plain_nearest, nearest_places
-from onnxplug.converters.helpers.runtimes import RESIZE_IN_FLOAT, computed_in
+from onnxplug.converters.helpers.runtimes import RESIZE_ROUNDS_OTHERWISE, computed_in, has_kernel
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -33,7 +33,7 @@ def _nearest(g: GraphBuilder, node: FxNode, exact: bool, **named: Any) -> Value:
     """Resize where every formula finds the same neighbours; else they are gathered where torch rounds in float."""
     x = node.args[0]
     axes = axes_of(g, node)
-    if all(is_plain_nearest(axis) for axis in axes):
+    if has_kernel(g, "Resize", x.dtype) and all(is_plain_nearest(axis) for axis in axes):
         factors = [float(a.ratio) if a.ratio is not None else a.factor for a in axes]
         return g.op.Resize(x, None, _factors(g, factors), mode="nearest", **named)
     for number, axis in enumerate(axes):
@@ -74,13 +74,16 @@ def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any)
     x = node.args[0]
     corners = node.kwargs["align_corners"]
     axes = axes_of(g, node)
-    inexact = RESIZE_IN_FLOAT.concerns(g) and (widen or x.dtype == DOUBLE)
-    plain = not (inexact and all(axis.is_static for axis in axes)) and not (widen and (corners or g.opset < 18))
+    inner_dtype = FLOAT if x.dtype.is_integer() else x.dtype
+    plain = has_kernel(g, "Resize", inner_dtype)
+    if widen:
+        apart = RESIZE_ROUNDS_OTHERWISE.concerns(g) and all(axis.is_static for axis in axes)
+        plain = plain and not apart and not corners and g.opset >= 18
     by_sizes = corners or all(_maps_by_sizes(a) for a in axes)
     if not plain or not (by_sizes or all(_maps_by_factor(a) for a in axes)):
         return by_weights(g, x, axes, node.dtype, corners=corners, mode=mode, widen=widen)
     dtype = node.dtype
-    inner = g.cast(x, FLOAT) if dtype.is_integer() else x
+    inner = g.cast(x, inner_dtype)
     named["coordinate_transformation_mode"] = "align_corners" if corners else "half_pixel"
     if by_sizes:
         target = g.vector([g.dim(x, 0), g.dim(x, 1), *(a.out for a in axes)])

@@ -155,6 +155,9 @@ CASES: dict[str, Case] = {
         lambda x: F.interpolate(x, size=(4, 5), mode="bilinear"), (seeded(1, 2, 7, 9, dtype=DOUBLE),),
         "Resize", "MatMul Transpose",
     ),
+    "nearest": Case(
+        lambda x: F.interpolate(x, scale_factor=2), (seeded(1, 2, 3, 4, dtype=DOUBLE),), "Resize", "Gather"
+    ),
     "grid_sample": Case(
         lambda x, grid: F.grid_sample(x, grid, align_corners=False),
         (seeded(1, 2, 4, 4, dtype=DOUBLE), seeded(1, 3, 3, 2, dtype=DOUBLE)), "GridSample", "", 16,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from onnxplug.run.session import Runner
 from tests.support.check import check
 from tests.support.tolerances import looser
 
@@ -238,3 +240,22 @@ class Pyramid(torch.nn.Module):
 def test_a_pyramid_of_dynamic_sizes(named: dict[str, Any]) -> None:
     others = [(image(17, 33),), (image(8, 12),), (image(31, 9),)]
     check(Pyramid(**named).eval(), image(24, 16), others=others, dynamic=(SIZES[0],), **looser("resize, pyramid"))
+
+
+DOUBLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "nearest_exact": lambda x: F.interpolate(x, scale_factor=0.5, mode="nearest-exact"),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+    "bicubic": lambda x: F.interpolate(x, size=(5, 6), mode="bicubic"),
+    "antialiased": lambda x: F.interpolate(x, size=(5, 6), mode="bilinear", antialias=True),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("name", DOUBLES)
+def test_doubles_of_dynamic_sizes(name: str, opset: int) -> None:
+    """ONNX Runtime has no kernel of Resize for doubles: other nodes give what it would."""
+    x, other = torch.randn(1, 2, 7, 9, dtype=torch.float64), torch.randn(1, 2, 6, 11, dtype=torch.float64)
+    sizes = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    program = check(DOUBLES[name], x, dynamic=(sizes,), others=[(other,)], opset=opset)
+    assert Runner(program.model).runtime == "onnxruntime"
