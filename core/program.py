@@ -108,6 +108,16 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             self._runner = Runner(self.model, self.host)
         return tuple(self._runner(feed))
 
+    @property
+    def runtime(self) -> str | None:
+        """What ran the last call of the program: ``"onnxruntime"``, or ``"onnxplug.reference"`` where ONNX Runtime can't run it.
+
+        ``None`` before the first call and after :meth:`release`.
+        """
+        if self._inference_session is not None:  # a session that the user made
+            return "onnxruntime"
+        return self._runner.runtime if self._runner is not None else None
+
     def call_reference(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
         """Runs the model by ``onnxplug.reference``, custom operators by the plugins' reference kernels.
 

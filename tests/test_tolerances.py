@@ -13,6 +13,8 @@ TESTS = Path(__file__).resolve().parent
 OWN = {"rtol": 1.3e-6, "atol": 1e-5}
 #: The tables themselves, and the tests of the comparison.
 EXEMPT = {"support/tolerances.py", "opdb/tolerances.py", "run/test_compare.py"}
+#: The tests of the packages in contrib, which run without this folder: each file has its own table, LOOSER.
+CONTRIB = sorted((TESTS.parent / "contrib").glob("*/tests/*.py"))
 
 
 def number(node: ast.expr) -> float | None:
@@ -24,8 +26,8 @@ def number(node: ast.expr) -> float | None:
 
 
 def loose() -> Iterator[str]:
-    for path in sorted(TESTS.rglob("*.py")):
-        name = path.relative_to(TESTS).as_posix()
+    for path in [*sorted(TESTS.rglob("*.py")), *CONTRIB]:
+        name = path.relative_to(TESTS if path.is_relative_to(TESTS) else TESTS.parent).as_posix()
         if name in EXEMPT:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -44,3 +46,22 @@ def test_every_row_is_used_and_says_why() -> None:
     assert [name for name in LOOSER if f'"{name}"' not in texts] == []
     assert all(row.reason for row in LOOSER.values())
     assert all(row.rtol > OWN["rtol"] or row.atol > OWN["atol"] for row in LOOSER.values())
+
+
+def test_the_tables_of_contrib_are_used_and_say_why() -> None:
+    found = 0
+    for path in CONTRIB:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and node.targets[0].id == "LOOSER"
+            ):
+                for name, (values, reason) in ast.literal_eval(node.value).items():
+                    found += 1
+                    assert f'LOOSER["{name}"]' in text, f"{path}: {name} is not used"
+                    assert reason, f"{path}: {name} has no reason"
+                    assert set(values) == set(OWN), f"{path}: {name}"
+                    assert any(values[key] > OWN[key] for key in OWN), f"{path}: {name} is not looser"
+    assert found

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from onnxplug.backend.backend import onnxplug_backend
+from tests.support.tolerances import looser
 
 Model = Callable[..., Any]
 
@@ -175,7 +176,7 @@ def test_training_equals_eager_with_dropout(name: str) -> None:
             loss.backward()
             optimizer.step()
             losses[which].append(loss.item())
-    torch.testing.assert_close(torch.tensor(losses["compiled"]), torch.tensor(losses["eager"]), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(losses["compiled"]), torch.tensor(losses["eager"]), **looser("training"))
     assert losses["eager"][-1] < losses["eager"][0]
 
 

@@ -141,4 +141,4 @@ def test_a_wrong_shape_that_onnxruntime_warns_of_fails_the_test(capfd: pytest.Ca
             make_session(model([4], stated)).run(None, {"x": np.array([1, 0, 1, 1], dtype=np.float32)})
             report = _report(capfd.readouterr().err)
             assert report.failed is wrong
-            assert wrong == ("[1, 2]" in str(report.longrepr) or "{1,2}" in str(report.longrepr))
+            assert wrong == ("{1,2}" in str(report.longrepr))

@@ -107,7 +107,7 @@ print("plain", attempt(lambda x: x.tan(), (X,), optimize=False))
 """
     lines = dict(line.split(" ", 1) for line in run_python(tmp_path, "-c", OPS + code).splitlines())
     assert "does not terminate" in lines["floor"]
-    assert "'there'" in lines["floor"] or "'back'" in lines["floor"]
+    assert "the rewrite 'there' does not terminate" in lines["floor"]
     assert "the rewrite 'to_itself' does not terminate" in lines["tan"]
     assert "the rewrite 'widens' changed" in lines["acos"]
     assert "the rewrite 'clumsy' raised AttributeError" in lines["asin"]

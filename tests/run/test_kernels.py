@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from onnxruntime import InferenceSession
 
 import onnxplug
 import onnxplug.plugins.manager
@@ -294,9 +295,9 @@ def test_the_selection_of_the_export_holds_when_it_runs(shop: Shop, library: Any
             use()
     with pytest.raises(PluginError, match="left out"):
         onnxplug.runtime.inference_session(alone)
-    assert onnxplug.runtime.inference_session(alone, plugins=["b"])
+    assert isinstance(onnxplug.runtime.inference_session(alone, plugins=["b"]), InferenceSession)
     alone.save(tmp_path / "model.onnx")
-    assert onnxplug.runtime.inference_session(tmp_path / "model.onnx")
+    assert isinstance(onnxplug.runtime.inference_session(tmp_path / "model.onnx"), InferenceSession)
     with pytest.raises(PluginError, match="left out"):
         onnxplug.runtime.inference_session(tmp_path / "model.onnx", plugins=["a"])
     assert onnxplug.to_onnx(model, (X,)).verify().cases
@@ -366,7 +367,7 @@ def test_a_model_that_does_not_need_the_library_is_not_bothered(shop: Shop) -> N
     assert onnxplug.to_onnx(lambda x: x + 1, (X,)).verify().cases
     program = onnxplug.to_onnx(lambda x: x + 1, (X,))
     assert onnxplug.runtime.custom_op_libraries(program) == []
-    assert onnxplug.runtime.inference_session(program)
+    assert isinstance(onnxplug.runtime.inference_session(program), InferenceSession)
 
 
 def test_another_provider_than_there_is(shop: Shop, library: Any) -> None:
@@ -396,7 +397,9 @@ def test_the_library_of_a_provider_that_is_there(shop: Shop, library: Any) -> No
     ]"""
     shop.install("shop-a", RULES, DOMAINS, runtime=pair)
     program = onnxplug.to_onnx(model, (X,), verify=True)
-    assert onnxplug.runtime.inference_session(program, providers=[("CPUExecutionProvider", {})])
+    assert isinstance(
+        onnxplug.runtime.inference_session(program, providers=[("CPUExecutionProvider", {})]), InferenceSession
+    )
 
 
 def test_a_library_brings_its_provider_along(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +426,7 @@ def test_two_libraries_for_one_domain(shop: Shop, library: Any) -> None:
         assert "plugin b (shop-b 1.0)" in caught.value.message
         assert "--no-plugin" in (caught.value.hint or "")
     assert onnxplug.to_onnx(model, (X,), plugins=["a"]).verify().cases
-    assert onnxplug.runtime.inference_session(program, plugins=["a"])
+    assert isinstance(onnxplug.runtime.inference_session(program, plugins=["a"]), InferenceSession)
 
 
 def test_the_same_library_twice_and_one_for_another_domain(shop: Shop, library: Any, tmp_path: Path) -> None:
@@ -484,7 +487,7 @@ def test_libraries_and_kernels_of_a_call(shop: Shop, library: Any, tmp_path: Pat
     assert onnxplug.runtime.custom_op_libraries(program) == [str(library())]
     with pytest.raises(PluginError, match=r"No installed plugin declares the domain kernels\.test"):
         onnxplug.runtime.inference_session(tmp_path / "m.onnx")
-    assert onnxplug.runtime.inference_session(tmp_path / "m.onnx", runtime=[item])
+    assert isinstance(onnxplug.runtime.inference_session(tmp_path / "m.onnx", runtime=[item]), InferenceSession)
     namespace: dict[str, Any] = {}
     exec(REFERENCE, namespace)
     kernel = onnxplug.ReferenceOp(namespace["Leaky"])
@@ -522,7 +525,9 @@ def test_session_options_and_settings(shop: Shop, library: Any) -> None:
     assert session.get_session_options().intra_op_num_threads == 3
     by_hand = onnxruntime.SessionOptions()
     by_hand.register_custom_ops_library(str(library()))
-    assert onnxplug.runtime.inference_session(program, session_options=by_hand, plugins=[])
+    assert isinstance(
+        onnxplug.runtime.inference_session(program, session_options=by_hand, plugins=[]), InferenceSession
+    )
     with pytest.raises(PluginError, match="two libraries implement one domain"):
         onnxplug.runtime.inference_session(program, session_options=by_hand)
 

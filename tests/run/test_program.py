@@ -63,9 +63,11 @@ def test_unflatten_gives_the_models_own_structure(model: TwoHeads, program: onnx
 def test_a_released_session_comes_back(program: onnxplug.OnnxProgram) -> None:
     inputs = (torch.randn(2, 3),)
     bias = torch.randn(4)
+    assert program.runtime is None
     first = program(*inputs, bias=bias)
+    assert program.runtime == "onnxruntime"
     program.release()
-    assert program._runner is None
+    assert program.runtime is None
     torch.testing.assert_close(program(*inputs, bias=bias)[0], first[0])
 
 
