@@ -130,7 +130,7 @@ def test_gradients_by_the_backend(forward: Callable[[torch.Tensor], torch.Tensor
         theirs = mine.detach().clone().requires_grad_()
         for x, run in ((mine, compiled), (theirs, forward)):
             run(x).cos().sum().backward()
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine.grad, theirs.grad, **looser("gradients"))
 
 
 class Net(nn.Module):
@@ -164,4 +164,6 @@ def test_a_cnn_trains_as_in_eager() -> None:
             loss.backward()
             optimizer.step()
             losses.setdefault(backend, []).append(loss.item())
-    torch.testing.assert_close(torch.tensor(losses["onnxplug"]), torch.tensor(losses["eager"]), rtol=2e-3, atol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor(losses["onnxplug"]), torch.tensor(losses["eager"]), **looser("training, convolutions")
+    )
