@@ -7,7 +7,7 @@ the plain form: when a later version mends it, the test says so and the rewrite 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -167,7 +167,7 @@ def gather_by_range(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 def workaround(
     op: str,
-    apply: Callable[[GraphBuilder, ir.Node], ir.Value | None],
+    apply: Callable[[GraphBuilder, ir.Node], ir.Value | Mapping[ir.Value, ir.Value] | None],
     reason: str,
     when: Callable[[ir.Node], bool] | None = None,
     since: int | None = None,

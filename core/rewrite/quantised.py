@@ -46,32 +46,22 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _restored(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """What a ``DequantizeLinear`` computes, by arithmetic; ``None`` for blocks of unknown shape."""
+    """What a ``DequantizeLinear`` computes, by arithmetic; ``None`` for scales by block, of which nothing is made."""
     x, scale, zero = [*node.inputs, None][:3]
+    dtype, shape, parameters = node.outputs[0].dtype, node.outputs[0].shape, dims_of(scale)
     assert x is not None and scale is not None
-    dtype, shape, parameters = node.outputs[0].dtype, dims_of(x), dims_of(scale)
-    if dtype is None or shape is None or parameters is None:
+    if dtype is None or shape is None or parameters is None or int_attribute(node, "block_size", 0):
         return None
-    block, axis = int_attribute(node, "block_size", 0), int_attribute(node, "axis", 1)
-    inner: list[Any] = list(shape)
-    if block:
-        axis %= len(shape)
-        if not all(isinstance(n, int) for n in (*shape, *parameters)) or parameters[axis] * block != shape[axis]:
-            return None
-        inner = [*shape[:axis], parameters[axis], block, *shape[axis + 1 :]]
+    trailing = len(shape) - 1 - int_attribute(node, "axis", 1) % len(shape) if parameters and shape else 0
 
     def along(v: ir.Value) -> ir.Value:
-        if block:
-            return g.op.Unsqueeze(v, g.const([axis + 1]))  # type: ignore[no-any-return]
-        trailing = len(shape) - 1 - axis % len(shape) if len(parameters) == 1 and shape else 0
         return g.reshape(v, [-1, *[1] * trailing]) if trailing else v
 
-    levels = g.cast(g.reshape(x, inner) if block else x, dtype)
-    known = g.constant(zero)
+    levels, known = g.cast(x, dtype), g.constant(zero)
     if zero is not None and (known is None or known.any()):
         levels = g.op.Sub(levels, along(g.cast(zero, dtype)))
     result: ir.Value = g.op.Mul(levels, along(scale))
-    return g.reshape(result, list(shape)) if block else result
+    return result
 
 
 def _behind(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Node]]:
@@ -92,7 +82,7 @@ def _by_column(node: ir.Node, moves: list[ir.Node]) -> bool:
     shape = dims_of(node.outputs[0])
     if _is_scalar(node.inputs[1]):
         return True
-    if shape is None or len(shape) != 2 or int_attribute(node, "block_size", 0):
+    if shape is None or len(shape) != 2:
         return False
     axis = int_attribute(node, "axis", 1) % 2
     for move in reversed(moves):

@@ -116,6 +116,44 @@ def test_the_plain_form_is_still_wrong(name: str) -> None:
         assert not all(np.allclose(a, b, atol=1e-5) for a, b in zip(plain, optimised, strict=True))
 
 
+class Activation(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class Restored(torch.nn.Module):
+    """A linear whose weight torchao restores from integers, by group of a row or by row."""
+
+    def __init__(self, bits: int, group: int) -> None:
+        super().__init__()
+        self.group, self.low = group, -(1 << (bits - 1))
+        self.register_buffer("levels", torch.randint(self.low, -self.low, (5, 32), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(5, 32 // group) / 50 + 0.01)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import torchao  # noqa: F401
+
+        restored = torch.ops.torchao.dequantize_affine(
+            self.levels, [1, self.group], self.scales, None, torch.int8, self.low, -self.low - 1
+        )
+        return F.linear(x, restored)
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("activations", [s8, u8, lambda x: s8(u8(x))], ids=["int8", "uint8", "twice"])
+@pytest.mark.parametrize(("bits", "group"), [(8, 16), (4, 16), (8, 32), (4, 32)])
+def test_stored_integers_beside_quantised_activations(
+    bits: int, group: int, activations: Callable[[torch.Tensor], torch.Tensor], opset: int
+) -> None:
+    model = torch.nn.Sequential(Activation(activations), Restored(bits, group))
+    for x in (torch.randn(3, 32), torch.randn(2, 3, 32)):
+        check(model, x, others=[(x[:1] * 2,)], dynamic=[{0: torch.export.Dim.DYNAMIC}], opset=opset, atol=1e-5)
+
+
 #: Forms that ONNX Runtime makes right integer kernels of.
 INTEGER: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "product": (lambda x: s8(x) @ w8(WEIGHT), ROWS),
