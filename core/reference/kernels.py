@@ -97,7 +97,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], int | Non
 
 
 def bound(
-    kernel: Kernel, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None, **offered: Any
+    kernel: Kernel, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A kernel with a node's attributes, and those defaults of its schema that it knows.
 
@@ -105,13 +105,12 @@ def bound(
         kernel: The kernel.
         node: The node.
         schema: ONNX's schema of the operator, if it has one.
-        offered: What else a kernel may take by keyword, besides ``outputs``.
 
     Raises:
         EvaluationError: The node has an attribute or an input that the kernel does not know.
     """
     known, most = _parameters(kernel.function)
-    offered = {"outputs": len(node.output), **offered}
+    offered = {"outputs": len(node.output)}
     given = attribute_values(node)
     unknown = sorted(set(given) - known | set(given) & set(offered))
     values = {k: v for k, v in (attribute_values(with_defaults(node, schema)) | offered).items() if k in known}

@@ -119,7 +119,7 @@ class NumpyResolver:
 
         return run
 
-    def _of_schema(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None, version: int) -> Compute | None:
+    def _of_schema(self, node: onnx.NodeProto, schema: Any, version: int) -> Compute | None:
         """The body that ONNX gives an operator, where it does."""
         if schema is None or not (schema.has_function or schema.has_context_dependent_function):
             return None
@@ -161,7 +161,7 @@ def _with_known_defaults(
     return result
 
 
-def _body(node: onnx.NodeProto, schema: onnx.defs.OpSchema, version: int, inputs: Sequence[Any]) -> onnx.FunctionProto:
+def _body(node: onnx.NodeProto, schema: Any, version: int, inputs: Sequence[Any]) -> onnx.FunctionProto:
     """ONNX's function of an operator at a version, for inputs of these types."""
     body = onnx.FunctionProto()
     if schema.has_function:

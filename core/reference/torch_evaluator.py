@@ -10,6 +10,7 @@ import onnx
 import torch
 from onnx.reference.op_run import OpRun
 
+from onnxplug.errors import EvaluationError
 from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
 from onnxplug.reference.graphs import Compute, Library, Resolver
 from onnxplug.reference.kernels import Kernel, KernelTable, bound, schema_of
@@ -95,16 +96,25 @@ class _TorchResolver:
         """Whether a kernel of the call or of a plugin replaces the model's function."""
         return (domain, op_type) in self._classes or (domain, op_type) in self._given.operators()
 
+    def _bound(self, node: onnx.NodeProto, domain: str, version: int) -> Compute | None:
+        """A kernel of PyTorch's with the node's attributes; ``None`` if there is none that knows them all."""
+        schema = schema_of(node.op_type, version, domain)
+        given = self._given.find(domain, node.op_type, version)
+        if given is not None:
+            return bound(given, node, schema)
+        kernel = torch_kernels().find(domain, node.op_type, version)
+        if kernel is None or (domain, node.op_type) in self._classes:
+            return None
+        try:
+            return bound(kernel, node, schema)
+        except EvaluationError:
+            return None
+
     def compute(self, node: onnx.NodeProto, opsets: Mapping[str, int], library: Library) -> Compute | None:
         """The kernel of a node; ``None`` if there is none."""
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = opsets.get(domain, 1)
-        kernel = self._given.find(domain, node.op_type, version)
-        if kernel is None and (domain, node.op_type) not in self._classes:
-            kernel = torch_kernels().find(domain, node.op_type, version)
-        compute = None
-        if kernel is not None:
-            compute = bound(kernel, node, schema_of(node.op_type, version, domain), device=self._device)
+        compute = self._bound(node, domain, version)
         spare: list[Compute | None] = []  # NumPy's kernel, made when it is needed
 
         def slow(inputs: Sequence[Any]) -> Sequence[Any]:

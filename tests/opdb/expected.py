@@ -11,7 +11,6 @@ _EMPTY = "a dynamic axis of size 0: ONNX Runtime's own MatMul and Reshape refuse
 _SQUEEZE = "torch.export keeps a dynamic axis, also where it is 1; eager squeezes it"
 _STATIC = "needs this size static; the error says so"
 _BYTES = "torch interpolates bytes by integer weights of 16 bits: off by one where the true value is halfway"
-_KERNEL = "ONNX Runtime has no kernel of this version, and onnxplug.reference fails at it"
 _TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
 _INTEGER_MEAN = "torch's mean of integers, cut off: nobody pools integers"
 
@@ -47,14 +46,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "linalg.ldl_factor": ("missing", _LDL),
     "linalg.ldl_factor_ex": ("missing", _LDL),
     "linalg.ldl_solve": ("missing", _LDL),
-    "nn.functional.fractional_max_pool2d|bfloat16": (
-        "run",
-        "numpy's bfloat16 in onnxplug.reference; ONNX Runtime has no kernel",
-    ),
-    "nn.functional.fractional_max_pool3d|bfloat16": (
-        "run",
-        "numpy's bfloat16 in onnxplug.reference; ONNX Runtime has no kernel",
-    ),
     **{f"{name}|complex64": ("missing", "factorisations of complex matrices") for name in _FACTOR},
     **{
         f"{name}|complex64": ("missing", "not of complex numbers yet")
@@ -86,8 +77,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "squeeze||dynamic": ("shape", _SQUEEZE),
     "squeeze.multiple||dynamic": ("shape", _SQUEEZE),
     "squeeze_copy||dynamic": ("unsupported", _SQUEEZE),
-    **{f"randn_like||{opset}": ("run", _KERNEL) for opset in (23, 26)},
-    **{f"nn.functional.fractional_max_pool3d||{opset}": ("run", _KERNEL) for opset in (23, 26)},
     "nn.functional.avg_pool1d|int64": ("unsupported", _INTEGER_MEAN),
     "nn.functional.avg_pool2d|int64": ("unsupported", _INTEGER_MEAN),
     "nn.functional.avg_pool3d|int64": ("unsupported", _INTEGER_MEAN),

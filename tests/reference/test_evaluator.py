@@ -292,6 +292,25 @@ def test_kernels_of_the_call() -> None:
         ExtendedReferenceEvaluator(CUSTOM, plugins=["no-such-plugin"])
 
 
+def test_kernels_of_the_plugins_of_an_export() -> None:
+    """What ``runtime=`` gave the export serves its evaluator too."""
+    with torch.library._scoped_library("reference_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 5, "CompositeExplicitAutograd")
+        library.impl("twice", torch.empty_like, "Meta")
+        rule = onnxplug.Rule("reference_test::twice", lambda g, node: g.domain("local", 1).Twice(node.args[0], by=5.0))
+        program = onnxplug.to_onnx(
+            lambda x: torch.ops.reference_test.twice(x) + 1,
+            (torch.from_numpy(X),),
+            rules=[rule],
+            runtime=[onnxplug.ReferenceOp(Twice)],
+            plugins=[],
+        )
+    np.testing.assert_array_equal(ExtendedReferenceEvaluator(program).run(None, {"x": X})[0], X * 5 + 1)
+    with pytest.raises(EvaluationError, match="nothing computes local::Twice"):
+        ExtendedReferenceEvaluator(program, plugins=[])
+
+
 def test_a_kernel_replaces_a_function_of_the_model() -> None:
     (y,) = ExtendedReferenceEvaluator(
         CALL, kernels=[Kernel("scaled", lambda a, shift=None, *, by=10.0: a + by, domain="local")]

@@ -26,11 +26,7 @@ NUMPY = {
     "simple/test_gradient_of_add_and_mul": _GRADIENT,
 }
 #: Tests that the evaluator by PyTorch's operators does not pass.
-TORCH = {
-    **NUMPY,
-    "test_attention_4d_causal_fp16_expanded": "torch computes softmax of float16 in float32: two elements are one step "
-    "away from the test's, which rounds in between",
-}
+TORCH = NUMPY
 
 
 class TorchEvaluator(TorchReferenceEvaluator):

@@ -186,7 +186,7 @@ def dynamic_quantize_matmul(
     scale = np.float32((high - low) / 255) if high > low else np.float32(1)
     zero = np.uint8(np.clip(np.rint(-low / scale), 0, 255))
     codes = np.clip(np.rint(a / scale) + zero, 0, 255).astype(np.uint8)
-    return matmul_integer_to_float(codes, b, scale, b_scale, np.asarray(zero), b_zero_point, bias)
+    return matmul_integer_to_float(codes, b, np.asarray(scale), b_scale, np.asarray(zero), b_zero_point, bias)
 
 
 def gather_block_quantized(

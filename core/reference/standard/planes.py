@@ -14,6 +14,13 @@ from onnx.reference.ops.op_roi_align import RoiAlign
 from onnxplug.reference.kernels import Kernel
 from onnxplug.reference.numeric import typed
 
+#: [N, g, C/g, ...] by [g, C/g, M/g] to [N, g, M/g, ...]
+_SPREAD: Any = "ngc...,gcm->ngm..."
+#: onnx declares that its kernels take lists.
+_grid_sample: Any = GridSample.eval
+_resize: Any = Resize.eval
+_roi_align: Any = RoiAlign.eval
+
 
 def conv_transpose(
     x: np.ndarray,
@@ -56,8 +63,7 @@ def conv_transpose(
         room.append(max(starts[i] + sizes[i], (k - 1) * spread[i] + 1 + step[i] * (n - 1)))
     whole = np.zeros((x.shape[0], group, w.shape[1], *room))
     for place in itertools.product(*map(range, kernel)):
-        # [N, g, C/g, ...] by [g, C/g, M/g] to [N, g, M/g, ...]
-        part = np.einsum("ngc...,gcm->ngm...", groups, weights[(..., *place)])
+        part = np.einsum(_SPREAD, groups, weights[:, :, :, *place])
         where = tuple(
             slice(k * d, k * d + p * (m - 1) + 1, p)
             for k, d, p, m in zip(place, spread, step, x.shape[2:], strict=True)
@@ -79,7 +85,7 @@ def grid_sample_16(
 ) -> np.ndarray:
     """GridSample under the names of modes that it had before opset 20."""
     options: dict[str, Any] = {"align_corners": align_corners, "padding_mode": padding_mode}
-    return GridSample.eval(x, grid, mode=_MODES.get(mode, mode), **options)
+    return _grid_sample(x, grid, mode=_MODES.get(mode, mode), **options)
 
 
 def roi_align_10(
@@ -94,7 +100,7 @@ def roi_align_10(
     spatial_scale: float = 1.0,
 ) -> np.ndarray:
     """RoiAlign before opset 16, whose coordinates are not shifted by half a pixel."""
-    return RoiAlign.eval(
+    return _roi_align(
         x,
         rois,
         batch_indices,
@@ -109,7 +115,7 @@ def roi_align_10(
 
 def resize_10(x: np.ndarray, scales: np.ndarray, *, mode: str = "nearest") -> np.ndarray:
     """Resize before opset 11, and Upsample: a place times 1 / scale, rounded down for the nearest."""
-    return Resize.eval(
+    return _resize(
         x,
         np.empty(0, np.float32),
         scales,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ def _layer(
         raise EvaluationError(f"unknown direction {direction!r}")
     count = 2 if direction == "bidirectional" else 1
     left, right = list(alphas or ()), list(betas or ())
-    found = []
+    found: list[Activation] = []
     for name in names:
         entry = _ACTIVATIONS.get(name.lower())
         if entry is None:
@@ -66,11 +67,17 @@ def _layer(
         alpha = left.pop(0) if alpha and left else alpha
         takes_beta = name.lower() in ("affine", "scaledtanh", "hardsigmoid")
         beta = right.pop(0) if takes_beta and right else beta
-        found.append(lambda x, f=function, a=alpha, b=beta: f(x, a, b))
+        found.append(partial(_applied, function, alpha, beta))
     each = len(found) // count
     if not each or len(found) != each * count:
         raise EvaluationError(f"{len(found)} activations for {count} directions")
     return Layer(direction, layout, clip, [found[i * each : (i + 1) * each] for i in range(count)])
+
+
+def _applied(
+    function: Callable[[np.ndarray, float, float], np.ndarray], alpha: float, beta: float, x: np.ndarray
+) -> np.ndarray:
+    return function(x, alpha, beta)
 
 
 #: One step of a direction: the input, the states, to the new states; the first one is the output.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from onnxplug.reference.kernels import Kernel
-from onnxplug.reference.torch_ops import elementwise, microsoft, networks, reductions, sequences, shapes
+from onnxplug.reference.torch_ops import elementwise, layers, microsoft, networks, reductions, sequences, shapes
 
 KERNELS: list[Kernel] = [
     *elementwise.KERNELS,
+    *layers.KERNELS,
     *microsoft.KERNELS,
     *networks.KERNELS,
     *reductions.KERNELS,

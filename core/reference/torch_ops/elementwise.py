@@ -64,6 +64,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Sub": torch.sub,
     "Xor": torch.logical_xor,
 }
+_ALL: dict[str, Callable[..., Tensor]] = {**_UNARY, **_BINARY}
 _VARIADIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Max": torch.maximum,
     "Min": torch.minimum,
@@ -171,7 +172,7 @@ def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> 
 
 
 KERNELS = [
-    *(Kernel(op, function, since=7) for op, function in {**_UNARY, **_BINARY}.items()),
+    *(Kernel(op, function, since=7) for op, function in _ALL.items()),
     *(Kernel(op, _folded(function), since=8) for op, function in _VARIADIC.items()),
     Kernel("BitShift", bit_shift, since=11),
     Kernel("Celu", celu, since=12),

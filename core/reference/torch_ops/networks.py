@@ -387,6 +387,27 @@ def dequantize_linear(
     return (wide.to(torch.float32) * factor.to(torch.float32)).to(scale.dtype)
 
 
+def quantize_linear(
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+) -> Tensor:
+    """x / scale + zero point, rounded to the nearest even and kept within the integers."""
+    kind = torch.uint8 if zero is None else zero.dtype
+    if output_dtype or precision or kind not in (torch.uint8, torch.int8) or x.dtype != torch.float32:
+        raise NotImplementedError("other types than float32 and bytes are computed in NumPy")
+    factor, offset = _scaled_zero(x, scale, zero, axis, block_size)
+    limits = torch.iinfo(kind)
+    codes = torch.round(x / factor) + (0 if offset is None else offset.to(torch.float32))
+    return codes.clamp(limits.min, limits.max).to(kind)
+
+
 KERNELS = [
     Kernel("AveragePool", average_pool, since=7),
     Kernel("BatchNormalization", batch_normalization_9, since=9),
@@ -410,5 +431,6 @@ KERNELS = [
     Kernel("MatMul", matmul),
     Kernel("MatMulInteger", matmul_integer, since=10),
     Kernel("MaxPool", max_pool, since=8),
+    Kernel("QuantizeLinear", quantize_linear, since=10),
     Kernel("RMSNormalization", rms_normalization, since=23),
 ]
