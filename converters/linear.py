@@ -32,7 +32,7 @@ def linear(g: GraphBuilder, node: FxNode) -> Value:
         result = product(g, x, weight)
     else:
         result = product(g, x, _columns(g, weight))
-    return result if bias is None else g.op.Add(result, bias)
+    return result if bias is None else compute(g, "Add", node.dtype, result, bias)
 
 
 def _columns(g: GraphBuilder, weight: Value) -> Value:
@@ -83,7 +83,7 @@ def inner(g: GraphBuilder, node: FxNode) -> Value:
     """inner(Tensor self, Tensor other) -> Tensor"""
     x, y = node.args
     if not rank_of(x) or not rank_of(y):
-        return g.op.Mul(x, y)
+        return compute(g, "Mul", node.dtype, x, y)
     if rank_of(y) > 2:
         raise Unsupported("inner with a second operand of more than two dimensions")
     return product(g, x, g.op.Transpose(y, perm=[1, 0]) if rank_of(y) == 2 else y)
@@ -101,13 +101,13 @@ def _combined(g: GraphBuilder, node: FxNode, bias: Value, multiplied: Value, bet
     inner = FLOAT if node.dtype in HALVES else node.dtype
     multiplied = g.cast(multiplied, inner)
     if alpha != 1:
-        multiplied = g.op.Mul(multiplied, operand(g, alpha, inner))
+        multiplied = compute(g, "Mul", inner, multiplied, alpha)
     if beta == 0:
         return g.cast(multiplied, node.dtype)
     bias = g.cast(bias, inner)
     if beta != 1:
-        bias = g.op.Mul(bias, operand(g, beta, inner))
-    return g.cast(g.op.Add(bias, multiplied), node.dtype)
+        bias = compute(g, "Mul", inner, bias, beta)
+    return g.cast(compute(g, "Add", inner, bias, multiplied), node.dtype)
 
 
 def addmm(g: GraphBuilder, node: FxNode) -> Value:

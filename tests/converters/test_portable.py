@@ -103,6 +103,18 @@ CASES: dict[str, Case] = {
     "pad_of_bfloat16": Case(lambda x: F.pad(x, (1, 2)), (X.to(BF16),), "Pad", "Cast Pad"),
     "matmul": Case(lambda x, y: x @ y.mT, both(BF16), "MatMul Transpose", "Cast MatMul Transpose"),
     "linear": Case(F.linear, both(BF16), "Gemm", "Cast MatMul Transpose"),
+    "addmm": Case(
+        lambda a, b: torch.addmm(a[:, :2], a, b.mT, beta=3, alpha=-2), both(I8),
+        "Add Cast MatMul Mul Slice Transpose", "Add Cast MatMul Mul Slice Transpose",
+    ),
+    "addmm_at_opset_13": Case(
+        lambda a, b: torch.addmm(a[:, :2], a, b.mT, beta=3), both(U8),
+        "Add Cast MatMul Mul Slice Transpose", "Add Cast MatMul Mul Slice Transpose", 13,
+    ),
+    "inner_at_opset_13": Case(lambda a, b: torch.inner(a[0, 0], b), both(I8), "Cast Gather Mul", "Cast Gather Mul", 13),
+    "linear_of_integers": Case(
+        lambda a, b: F.linear(a, b, b[0, :2]), both(I8), "Add Cast Gather MatMul Slice Transpose", "Add Cast Gather MatMul Slice Transpose", 13
+    ),
     "einsum": Case(lambda a, b: torch.einsum("ij,kj->ik", a, b), both(I8), "Einsum", "Cast Einsum"),
     "einsum_of_halves": Case(lambda a, b: torch.einsum("ij,kj->ik", a, b), both(HALF), "Einsum", "Cast Einsum"),
     "pow_of_halves": Case(lambda x, y: x.abs() ** y, both(HALF), "Abs Pow", "Abs Cast Pow"),
