@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.shapes import Size
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import FLOAT, INT64
 from onnxplug.converters.helpers.interpolation import Axis, axes_of, by_weights, is_plain_nearest, nearest_places
@@ -144,6 +145,35 @@ def channel_shuffle(g: GraphBuilder, node: FxNode) -> Value:
     return g.op.Reshape(g.op.Transpose(rows, perm=order), g.vector([batch, channels, *rest]))
 
 
+def im2col(g: GraphBuilder, node: FxNode) -> Value:
+    """im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
+
+    [N, C, H, W], or without N, to [N, C kh kw, windows]: a Gather along each axis finds the elements of all windows.
+    """
+    x, kernel, dilation, padding, stride = node.args
+    images = unsqueeze(g, x, 0) if rank_of(x) == 3 else x
+    axes = zip(g.dims(images)[2:], kernel, dilation, padding, stride, strict=True)
+    rows, columns = (_window_places(g, *axis) for axis in axes)
+    if any(padding):
+        inner = computed_in(g, "Pad", node.dtype)
+        pads = g.const([0, 0, *padding, 0, 0, *padding], INT64)
+        images = g.cast(g.op.Pad(g.cast(images, inner), pads, g.const(0, inner)), node.dtype)
+    windows = g.op.Gather(g.op.Gather(images, rows, axis=2), columns, axis=4)
+    windows = g.op.Transpose(windows, perm=[0, 1, 2, 4, 3, 5])
+    return g.op.Reshape(windows, g.vector(node.outputs[0].shape))
+
+
+def _window_places(g: GraphBuilder, size: Size, kernel: int, dilation: int, padding: int, stride: int) -> Value:
+    """Where the elements of the windows are on a padded axis, [kernel, windows]."""
+    offsets = np.arange(kernel)[:, None] * dilation
+    span = dilation * (kernel - 1) + 1 - 2 * padding
+    if isinstance(size, int):
+        return g.const(offsets + np.arange((size - span) // stride + 1) * stride, INT64)
+    last = g.op.Div(g.op.Sub(size, g.const(span)), g.const(stride))
+    starts = g.op.Range(g.const(0), g.op.Add(last, g.const(1)), g.const(1))
+    return g.op.Add(g.const(offsets, INT64), g.op.Mul(starts, g.const(stride)))
+
+
 def col2im(g: GraphBuilder, node: FxNode) -> Value:
     """col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
 
@@ -180,6 +210,7 @@ RULES: list[Rule] = [
     *_forms("_upsample_bilinear2d_aa", antialiased("linear")),
     *_forms("_upsample_bicubic2d_aa", antialiased("cubic")),
     Rule("aten::channel_shuffle.default", channel_shuffle),
+    Rule("aten::im2col.default", im2col),
     Rule("aten::col2im.default", col2im, opset=(18, None)),
     Rule("aten::pixel_shuffle.default", pixel_shuffle),
     Rule("aten::pixel_unshuffle.default", pixel_unshuffle),

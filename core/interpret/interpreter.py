@@ -143,7 +143,7 @@ class DynamoInterpreter:
                     raise ConversionError(f"the FX graph writes in place, {fx.format_node()}; it should be functional")
                 if fx not in live:
                     continue
-                if target is operator.getitem and type(values.get(fx.args[0])) in (list, tuple):
+                if target is operator.getitem and isinstance(values.get(fx.args[0]), (list, tuple)):
                     values[fx] = values[fx.args[0]][fx.args[1]]
                 elif is_functionalized(target):
                     values[fx] = self._functionalized(fx)

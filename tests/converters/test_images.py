@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from tests.support.check import check
 from tests.support.tolerances import looser
 
+AUTO = torch.export.Dim.AUTO
 D = torch.export.Dim.DYNAMIC
 X = torch.randn(2, 3, 9, 12, generator=torch.Generator().manual_seed(0))
 SIZES = ({0: D, 2: D, 3: D},)
@@ -154,6 +156,25 @@ SHUFFLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", SHUFFLES)
 def test_rearrangements(name: str, opset: int) -> None:
     check(SHUFFLES[name], X, others=[(X.flip(0),)], opset=opset)
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("shape", [(2, 3, 9, 7), (0, 3, 9, 7), (3, 9, 7)])
+@pytest.mark.parametrize(
+    "options", [{}, {"padding": (2, 1), "stride": (3, 2), "dilation": (2, 3)}], ids=["plain", "all"]
+)
+def test_windows(options: dict[str, Any], shape: tuple[int, ...], opset: int) -> None:
+    x = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return F.unfold(x, (2, 3), **options)
+
+    check(model, x, others=[(x.flip(-1) - 3,)], opset=opset)
+    check(model, x.double(), opset=opset)
+    dynamic = {len(shape) - 2: AUTO, len(shape) - 1: AUTO} | ({0: AUTO} if len(shape) == 4 else {})
+    lead = [(3,), (1,), (0,)] if len(shape) == 4 else [()]
+    others = [(torch.randn(*batch, 3, *plane),) for batch in lead for plane in ((7, 9), (10, 8))]
+    check(model, x, others=others, dynamic=[dynamic], opset=opset)
 
 
 @pytest.mark.parametrize("opset", [21, 23, 26])

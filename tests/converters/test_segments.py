@@ -13,6 +13,7 @@ from tests.support.check import check
 
 torch.manual_seed(0)
 TABLE = torch.randn(10, 3)
+EDGES = torch.tensor([-1.0, 0.0, 0.5, 2.0])
 INDICES = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9, 2])
 #: An empty bag in the middle, and one at the end.
 OFFSETS = torch.tensor([0, 3, 3, 7, 9])
@@ -76,6 +77,11 @@ NAN = torch.tensor([float("nan"), 1.0, float("inf"), -0.0, 7.5, float("-inf"), 3
 COUNTED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "bincount": (lambda x: torch.bincount(x) + 0, (INDICES,)),
     "bincount, weights": (lambda x, w: torch.bincount(x, w, 12) + 0, (INDICES, torch.randn(9))),
+    "histogramdd": (lambda x: torch.histogramdd(x, [3, 2]), (torch.randn(9, 2),)),
+    "histogramdd of edges": (
+        lambda x, w: torch.histogramdd(x, [EDGES, EDGES * 2], weight=w, density=True),
+        (torch.randn(9, 2), torch.rand(9)),
+    ),
     "histc": (lambda x: torch.histc(x, 7, -1, 2), (torch.randn(50),)),
     "histc of the data's range": (lambda x: torch.histc(x, 4), (torch.randn(50),)),
     "isin of few": (lambda x: torch.isin(x, torch.tensor([2, 9])), (INDICES,)),

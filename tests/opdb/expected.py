@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 _C32 = "ONNX has no element type for torch.complex32"
 _SPARSE = "ONNX has no sparse tensors that ONNX Runtime computes with"
 _PRIVATE = "torch's own memory-saving kernel, without a decomposition"
@@ -123,8 +125,10 @@ UNCAPTURED: dict[str, str] = {
     "nn.functional.gaussian_nll_loss": "its code asks whether any variance is negative",
     "sparse.mm.reduce": _CSR,
     "sparse.sampled_addmm": _CSR,
-    **{f"{name}||dynamic": f"{_NO_SHAPES} where sizes are dynamic" for name in ("geqrf", "histogramdd", "to_sparse")},
+    **{f"{name}||dynamic": f"{_NO_SHAPES} where sizes are dynamic" for name in ("geqrf", "to_sparse")},
 }
+if torch.__version__.startswith("2.13."):
+    UNCAPTURED["histogramdd||dynamic"] = f"{_NO_SHAPES} where sizes are dynamic (torch 2.15 has one)"
 
 
 def uncaptured(name: str, dtype: str, dynamic: bool) -> str | None:
