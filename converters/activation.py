@@ -25,7 +25,7 @@ from onnxplug.registry.rule import Converter, Rule
 
 
 def simple(op_type: str, **attributes: Any) -> Converter:
-    """An activation that ONNX has under one name, without parameters of torch's."""
+    """An activation with one operator in ONNX and no parameters."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         return getattr(g.op, op_type)(node.args[0], **attributes)
@@ -43,7 +43,7 @@ def relu(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def clipped(low: float, high: float) -> Converter:
-    """The elements limited to [low, high], as in relu6."""
+    """Clamps the elements to [low, high]; relu6 is one case."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = node.dtype

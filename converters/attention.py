@@ -24,7 +24,7 @@ def scaled_dot_product_attention(g: GraphBuilder, node: FxNode) -> Value:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
 
     query [..., L, E], key [..., S, E], value [..., S, Ev], mask broadcast to [..., L, S]: bool (true is seen) or added.
-    Causal: query i sees keys 0 to i, also where L and S differ. A row whose keys are all hidden gives zeros.
+    Causal: query i sees keys 0 to i, also where L and S differ. The result of a row whose keys are all hidden is zero.
     """  # noqa: E501
     query, key, value, mask, dropout, causal, scale, gqa = node.args
     if gqa:
@@ -103,8 +103,8 @@ def flash_attention_for_cpu(g: GraphBuilder, node: FxNode) -> list[Value]:
 def attention(g: GraphBuilder, node: FxNode) -> Value:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
 
-    ONNX's Attention where it applies: four axes, no dropout, a mask that spans the keys. A row whose keys are all hidden
-    gives zeros, as in torch.
+    ONNX's Attention where it applies: four axes, no dropout, a mask that spans the keys. The result of a row whose keys
+    are all hidden is zero, as in PyTorch.
     """  # noqa: E501
     query, key, value, mask, dropout, causal, scale, _ = node.args
     if any(rank_of(x) != 4 for x in (query, key, value)) or dropout:
@@ -141,10 +141,10 @@ def _bias(g: GraphBuilder, seen: Value, dtype: ir.DataType) -> Value:
 
 
 def _bias_and_seen_rows(g: GraphBuilder, mask: Value, dtype: ir.DataType) -> tuple[Value, Value]:
-    """What is added to the scores, and [..., L, 1]: 1 for rows that see some key, 0 for others.
+    """The bias of the scores, and [..., L, 1]: 1 for rows that see some key, 0 for others.
 
-    Both are of the mask alone, so layers that share a mask share them. A row that sees nothing has no −inf in the bias: its
-    weights are ordinary numbers, which the factor of 0 hides afterwards.
+    Both depend on the mask alone, so layers with one mask share them. The bias of a row that sees no key has no −inf:
+    the row's weights are finite, and the factor of 0 removes them afterwards.
     """
     last = rank_of(mask) - 1
     if mask.dtype == BOOL:

@@ -19,7 +19,7 @@ def _phase(x: Real, order: int) -> tuple[Real, Real, Real]:
 
 
 def _j0_near(x: Real) -> Real:
-    """J0 up to 5: its first two zeros, and what is left."""
+    """J0 up to 5: the factors of its first two zeros times a rational function."""
     square = x * x
     zeros = (square - 5.78318596294678452118) * (square - 30.4712623436620863991)
     return zeros * ratio(square, cephes.J0_RP, cephes.J0_RQ)
@@ -44,7 +44,7 @@ def bessel_j1(x: Real) -> Real:
     size = abs(x)
     p, q, angle = _phase(size, 1)
     far = p * angle.cos() - q * angle.sin()
-    # Only Where's last operand keeps -0.0: ONNX Runtime adds a zero to elements of the other one.
+    # ONNX Runtime's Where keeps -0.0 in its last operand only: it adds a zero to the elements of the other one.
     return where(size > 5.0, where(x < 0.0, -far, far), _j1_near(x))
 
 
@@ -88,7 +88,7 @@ def i0e(x: Real) -> Real:
 def i0(x: Real) -> Real:
     """i0(Tensor self) -> Tensor
 
-    NaN at infinity, as in torch.
+    The result is NaN at infinity, as in PyTorch.
     """
     return abs(x).exp() * i0e(x)
 

@@ -19,10 +19,10 @@ from onnxplug.registry.rule import Converter, Rule
 
 
 def partwise(g: GraphBuilder, node: FxNode) -> Any:
-    """An operator that moves elements about: once for the real parts, once for the imaginary ones."""
+    """Applies an operator that only moves elements to the real and to the imaginary parts."""
     real, imag = node.part("real"), node.part("imag")
     if not g.has_rule(real):
-        # Without a rule for real tensors the operator is decomposed, and its operators are converted one by one.
+        # An operator without a rule for real tensors is decomposed first.
         raise Decline("no rule for real tensors")
     parts = [g.convert(part) for part in (real, imag)]
     if isinstance(parts[0], list | tuple):

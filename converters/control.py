@@ -35,7 +35,7 @@ def _parts(g: GraphBuilder, items: Iterable[Any]) -> list[Value]:
 
 
 def _whole(parts: Iterable[Value], like: Sequence[Any]) -> list[Any]:
-    """The reverse of :func:`_parts`: complex tensors where ``like`` has them (or, of torch, fake ones)."""
+    """The reverse of :func:`_parts`: complex tensors where ``like`` has complex values or fake tensors."""
     rest = iter(parts)
     is_complex = [isinstance(x, Complex) or (isinstance(x, torch.Tensor) and x.is_complex()) for x in like]
     return [Complex(next(rest), next(rest)) if pair else next(rest) for pair in is_complex]
@@ -87,10 +87,7 @@ def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
 
 
 def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
-    """``while_loop``: a Loop that ends where its condition does.
-
-    The condition stands in it twice, before the first pass and at the end of each.
-    """
+    """``while_loop``: a Loop. The condition is emitted twice: before the first iteration, and at the end of the body."""
     condition, body, carried, outside = node.args
     first = _parts(g, carried)
 
@@ -110,7 +107,7 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
 
 
 def scan(g: GraphBuilder, node: FxNode) -> list[Any]:
-    """``scan``: a Scan over the first axis; what it carries comes out first."""
+    """``scan``: a Scan over the first axis; the carried states are its first results."""
     body, initial, sequences, outside = node.args
     return _scanned(g, node, body, initial, sequences, outside)
 

@@ -66,7 +66,7 @@ def cumulative_extremum(largest: bool, exact: bool = False) -> Converter:
 def logcumsumexp(g: GraphBuilder, node: FxNode) -> Value:
     """logcumsumexp(Tensor self, int dim) -> Tensor
 
-    Each step max + log1p(exp(-|a - b|)); equal infinities, whose difference is NaN, give themselves.
+    Each step is max + log1p(exp(-|a - b|)); two equal infinities, whose difference is NaN, give that infinity.
     """
     x, axis = node.args
     dtype = wide(node.dtype)

@@ -47,7 +47,7 @@ def by_formula(function: Any) -> Converter:
 
 
 def by_operator(op_type: str, function: Any) -> Converter:
-    """A converter for an operator of ONNX's; by a formula for what it has no kernel for, which are doubles."""
+    """A converter for one operator of ONNX; a formula serves doubles, for which the operator has no kernel."""
     by_its_formula = by_formula(function)
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
@@ -114,8 +114,9 @@ def signbit(g: GraphBuilder, node: FxNode) -> Value:
 def frexp(g: GraphBuilder, node: FxNode) -> list[Value]:
     """frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)
 
-    The mantissa is in [0.5, 1). The exponent comes from the logarithm, then is put right by one where that was rounded;
-    the division is by two powers of two, each of which is a normal number. 0, ±inf and NaN stay, with exponent 0.
+    The mantissa is in [0.5, 1). The exponent is computed from the logarithm, and corrected by one where that was
+    rounded; the division is by two powers of two, each of which is a normal number. For 0, ±inf and NaN the mantissa is
+    the number itself and the exponent is 0.
     """
     x = g.cast(node.args[0], DOUBLE)
     mantissa, exponent = frexp_of(g, x)
@@ -190,7 +191,7 @@ def ldexp(g: GraphBuilder, node: FxNode) -> Value:
     """
     dtype = wide(node.dtype)
     x, y = operands(g, *node.args, dtype=dtype)
-    # The power first in the dtype of torch's pow(2.0, other), then the product.
+    # The power has the dtype of torch's pow(2.0, other), the product that of the result.
     power = g.op.Pow(g.const(2.0, dtype), y)
     result = g.op.Mul(x, power)
     return g.cast(result, node.dtype)

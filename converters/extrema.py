@@ -51,8 +51,9 @@ def ignoring_nan(op_type: str) -> Converter:
 def clamp(g: GraphBuilder, node: FxNode) -> Value:
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor
 
-    Bounds promote the result (an int tensor with 0.5 gives a float one). Where min > max every element is max; ONNX's
-    Clip and Min(Max()) agree. NaN stays NaN; a NaN bound makes every element NaN, which Clip does not do.
+    The bounds take part in type promotion (an int tensor and 0.5 give a float tensor). Where min > max every element is
+    max, as in ONNX's Clip and Min(Max()). NaN elements remain; a NaN bound makes every element NaN, which Clip does not
+    do.
     """
     x, low, high = node.args
     return _clamp(g, node, x, low, high)

@@ -1,7 +1,7 @@
 """Discrete Fourier transforms.
 
-torch's fft functions come down to three operators, all without normalisation in ``prims``: complex to complex, real to
-half a spectrum, half a spectrum to real. Each is done axis by axis.
+torch's fft functions are based on three operators: complex to complex, real to half a spectrum, half a spectrum to
+real. Those of ``prims`` do not normalise. Each transforms one axis after the other.
 """
 
 from __future__ import annotations
@@ -301,7 +301,8 @@ def half_spectrum_transform(forward: bool) -> Converter:
 def stft(g: GraphBuilder, node: FxNode) -> Any:
     """stft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool normalized=False, bool? onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor
 
-    Frames of n_fft samples, hop_length apart, times the window, which stands in their middle; their transforms as columns.
+    Frames of n_fft samples, hop_length apart, are multiplied by the window, centred in each frame; the columns are
+    their transforms.
     """  # noqa: E501
     x, size, hop, width, window, normalized, onesided, _, align = node.args[:9]
     if align is not None:

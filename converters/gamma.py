@@ -42,7 +42,7 @@ def _asymptotic(x: Real, coefficients: Sequence[float]) -> Real:
 
 
 def _fraction(x: Real) -> Real:
-    """x less the nearest whole number: what the functions of period 1 depend on."""
+    """x minus the nearest whole number, the argument of functions of period 1."""
     return x - x.round()
 
 
@@ -85,8 +85,8 @@ def mvlgamma(g: GraphBuilder, node: FxNode) -> Value:
 def digamma(x: Real) -> Real:
     """digamma(Tensor self) -> Tensor
 
-    The derivatives of lgamma's formulas (A&S 6.3.18, 6.3.6, 6.3.7). NaN at negative whole numbers; at zero an
-    infinity of the other sign, as 1/x itself gives it.
+    The derivatives of lgamma's formulas (A&S 6.3.18, 6.3.6, 6.3.7). The result is NaN at negative whole numbers, and an
+    infinity of the opposite sign at ±0.
     """
     negative = x < 0.0
     y = where(negative, 1.0 - x, x)
@@ -115,7 +115,7 @@ def polygamma(g: GraphBuilder, node: FxNode) -> Value:
     """polygamma(int n, Tensor self) -> Tensor
 
     (-1)^(n+1) n! ζ(n + 1, x) (A&S 6.4.10), the factorial as torch rounds it. The first derivative is reflected instead,
-    with the sine of the rounded πx: at a pole torch gives what that is in float32, not infinity.
+    with the sine of the rounded πx: at a pole PyTorch's result is the float32 value of that, not infinity.
     """
     n, x = node.args
     value = Real(g, operand(g, x, DOUBLE))
@@ -146,7 +146,7 @@ def zeta(s: Real, q: Real) -> Real:
     term = w**-s
     # The same products as in torch, so that NaN appears for the same arguments.
     tail = polynomial_of_steps(s, 1.0 / (w * w)) * (s / w) + (w / (s - 1.0) - 0.5)
-    # A term that adds nothing ends the sum: for large s the formula would multiply it by infinity.
+    # A term below the rounding of the sum ends it: for large s the formula would multiply 0 by infinity.
     value = where(abs(term) < abs(total) * 2.0**-53, total, total + term * tail)
     pole = (q <= 0.0) & whole
     undefined = (s < 1.0) | ((q < 0.0) & ~whole & ~s.equals(s.floor()))
@@ -162,7 +162,7 @@ def polynomial_of_steps(s: Real, inverse_square: Real) -> Real:
     return result
 
 
-#: From this a on the uniform expansion serves where x is near a; elsewhere so many terms do.
+#: From this a on the uniform expansion is used where x is near a; elsewhere this many terms suffice.
 _LARGE, _TERMS = 60.0, 120
 _ORDERS, _POWERS = 5, 13
 
@@ -242,7 +242,7 @@ def _upper_fraction(a: Real, x: Real) -> Real:
 
 def _incomplete(a: Real, x: Real, lower: bool) -> Real:
     """P or Q (DLMF 8.2.4): the uniform expansion, the series where x < a + 1, the fraction beyond."""
-    # What is beyond 1e15 and not near a is 0 or 1; smaller numbers in the same proportion don't overflow on the way.
+    # The result is 0 or 1 beyond 1e15 unless x is near a; both are scaled down there, so that nothing overflows.
     scale = where(a > 1e15, 1e15 / a, 1.0)
     b, y = a * scale, x * scale
     weight = (b * y.log() - y - _log_gamma(b + 1.0)).exp()
@@ -254,7 +254,7 @@ def _incomplete(a: Real, x: Real, lower: bool) -> Real:
     value = where(near, _uniform(a, x, lower), value)
     at_infinity = where(a.is_inf(), 0.0 if lower else 1.0, value)
     at_infinity = where(x.is_inf(), where(a.is_inf(), NAN, x.const(1.0 if lower else 0.0)), at_infinity)
-    # The integral is empty for every a other than zero, also for NaN.
+    # At x = 0 the integral is 0 for every a but zero, NaN included.
     empty = x.equals(0.0) & ~a.equals(0.0)
     return where((a < 0.0) | (x < 0.0), NAN, where(empty, 0.0 if lower else 1.0, at_infinity))
 

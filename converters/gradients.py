@@ -50,8 +50,8 @@ def convolution_backward(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 def _input_gradient(
     g: GraphBuilder, grad: Value, x: Value, weight: Value, pads: Sequence[int], groups: int, steps: dict[str, Any]
 ) -> Value:
-    """The transposed convolution of the gradient, as wide as the input: a stride leaves places at the end that it did not
-    reach, and these have the gradient 0."""
+    """The transposed convolution of the gradient, with the input's size: places at the end that the strided kernel does
+    not reach have the gradient 0."""
     spatial = len(pads) // 2
     axes = range(2, spatial + 2)
     kernel = g.concrete_shape(weight, "weight")[2:]
@@ -64,7 +64,7 @@ def _input_gradient(
         return g.op.ConvTranspose(
             grad, weight, None, pads=list(pads), output_padding=left if any(left) else None, group=groups, **steps
         )
-    # Every place that the windows cover and a stride more; then what was padding, and the surplus, is cut off.
+    # First every place that the windows cover, and a stride more; then the padding and the surplus are cropped.
     full = g.op.ConvTranspose(grad, weight, None, group=groups, **steps)
     full = g.op.Pad(full, g.const([0] * (4 + spatial) + steps["strides"]), g.const(0.0, grad.dtype))
     starts = g.const(list(pads[:spatial]))
@@ -74,8 +74,8 @@ def _input_gradient(
 def _weight_gradient(
     g: GraphBuilder, image: Value, kernel: Value, weight: Value, pads: Sequence[int], groups: int, steps: dict[str, Any]
 ) -> Value:
-    """The convolution of the image with the other side's gradient as its kernel: batch and channels change places, strides
-    and dilations too. Windows that the stride left out make the result too wide; the end is cut off."""
+    """The convolution of the image with the output's gradient as the kernel: batch and channels are exchanged, and so
+    are strides and dilations. Windows that the stride leaves out make the result too wide; its end is cropped."""
     spatial = len(pads) // 2
     sizes = g.concrete_shape(weight, "weight")[2:]
     channels = swap(g, image, 0, 1)
@@ -114,7 +114,7 @@ def _average_backward(
     count_include_pad: bool,
     divisor: int | None,
 ) -> torch.Tensor:
-    """Every window gives each of its places its gradient over the number of places that were averaged."""
+    """Each place of a window receives the window's gradient divided by the number of places averaged."""
     kernel, padding = spread(kernel, spatial), spread(padding, spatial)
     stride = spread(stride or kernel, spatial)
     sizes, counts = x.shape[-spatial:], grad.shape[-spatial:]
@@ -152,7 +152,7 @@ def _adaptive_backward(spatial: int, grad: torch.Tensor, x: torch.Tensor) -> tor
 
 
 def _replication_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    """The padding repeats the places at the borders, which receive its gradients."""
+    """The places at the borders receive the gradients of the padding that repeats them."""
     for i in range(len(padding) // 2):
         axis, size = x.dim() - 1 - i, x.shape[-1 - i]
         places = (torch.arange(grad.shape[axis]) - padding[2 * i]).clamp(0, size - 1)
@@ -180,7 +180,7 @@ def _pull_back(function: Callable[..., Any], x: torch.Tensor, grad: torch.Tensor
 
 
 def _resize_backward(forward: Any, grad: torch.Tensor, output_size: Any, input_size: Any, *rest: Any) -> torch.Tensor:
-    """Of an interpolation, which is linear: only the input's shape matters."""
+    """The gradient of an interpolation, which is linear, so that only the input's shape matters."""
     x = grad.new_zeros(input_size)
     return _pull_back(lambda x: decomposition_table[forward](x, output_size, *rest), x, grad)
 
@@ -230,7 +230,7 @@ def _attention_backward(
 
 
 def _shrink_backward(grad: torch.Tensor, x: torch.Tensor, bound: float) -> torch.Tensor:
-    """0 within the bounds, where the shrinking activations are constant."""
+    """The gradient is 0 within the bounds, where the shrinking activations are constant."""
     return torch.where((x >= -bound) & (x <= bound), 0.0, grad)
 
 

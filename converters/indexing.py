@@ -45,7 +45,8 @@ def embedding(g: GraphBuilder, node: FxNode) -> Value:
 def embedding_renorm(g: GraphBuilder, node: FxNode) -> Value:
     """embedding_renorm(Tensor self, Tensor indices, float max_norm, float norm_type) -> Tensor
 
-    Rows that an index names and whose norm is too large are scaled to it; torch adds 1e-7 to the norm that it divides by.
+    Indexed rows whose norm is too large are scaled to the largest norm allowed; torch adds 1e-7 to the norm that it
+    divides by.
     """
     table, indices, largest, order = node.args
     dtype = node.dtype

@@ -57,11 +57,11 @@ def _bits(g: GraphBuilder, x: Value) -> Value:
 
 
 def _shifted_right(g: GraphBuilder, x: Value, count: Value) -> Value:
-    """x >> count of 64-bit integers, count from 0 to 63: rounded down, as two's complement has it."""
+    """x >> count of 64-bit integers, count from 0 to 63: the quotient rounded down, as in two's complement."""
     negative = g.op.Less(x, g.const(0))
     flipped = g.op.Where(negative, g.op.Sub(g.const(-1), x), x)
     power = g.op.Gather(g.const(np.append(_POWERS[:63], np.iinfo(np.int64).max)), count, axis=0)
-    # By 63 nothing is left of what is not negative now, 2**63 - 1 divided by itself apart.
+    # A shift by 63 gives 0: the numbers are not negative here, and only 2**63 - 1 has a quotient of 1.
     quotient = g.op.Where(g.op.Equal(count, g.const(63)), g.const(0), g.op.Div(flipped, power))
     return g.op.Where(negative, g.op.Sub(g.const(-1), quotient), quotient)
 

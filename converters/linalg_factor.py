@@ -21,8 +21,8 @@ from onnxplug.registry.rule import Rule
 def linalg_cholesky_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
     """linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)
 
-    Reads one triangle, as torch does. Where ``info`` is not 0 the factor is NaN from there on; ``check_errors`` can't raise
-    in ONNX.
+    Reads one triangle, as torch does. Where ``info`` is not 0, the factor is NaN from that minor on; ``check_errors``
+    is ignored, since an ONNX model raises no errors.
     """
     a, upper = node.args[:2]
     factor, info = cholesky(g, transpose(g, a) if upper else a)
@@ -110,7 +110,7 @@ def linalg_householder_product(g: GraphBuilder, node: FxNode) -> Value:
 def ormqr(g: GraphBuilder, node: FxNode) -> Value:
     """ormqr(Tensor self, Tensor input2, Tensor input3, bool left=True, bool transpose=False) -> Tensor
 
-    A product from the right is one of the transposes: ``C Q = (Q^T C^T)^T``.
+    A product from the right is computed by transposes: ``C Q = (Q^T C^T)^T``.
     """
     packed, tau, x, left, transposed = node.args
     if left:

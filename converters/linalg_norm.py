@@ -1,7 +1,7 @@
 """Norms and condition numbers of matrices.
 
-torch has composite kernels for them, but tracing one on symbolic sizes takes whether a matrix is empty, or how large it
-is, for a fact: the result would hold for the example's sizes alone.
+torch has composite kernels for them, but tracing one on symbolic sizes decides whether a matrix is empty, or how large
+it is, by the example: the result would be right for the example's sizes alone.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def linalg_matrix_norm(g: GraphBuilder, node: FxNode) -> Value:
 def linalg_norm(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_norm(Tensor self, Scalar? ord=None, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 
-    A matrix norm where an order is given and two axes are; a vector norm otherwise, which the decomposition says.
+    A matrix norm if an order and two axes are given; otherwise the decomposition computes a vector norm.
     """
     x, order, axes, keepdim = node.args[:4]
     count = rank_of(x) if axes is None else len(axes)
@@ -89,8 +89,8 @@ def linalg_norm(g: GraphBuilder, node: FxNode) -> Value:
 def linalg_cond(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_cond(Tensor self, Scalar? p=None) -> Tensor
 
-    The norm times that of the inverse; infinite for a singular matrix, and where that product is NaN, as in torch; 0 for
-    an empty one.
+    The norm times that of the inverse; infinite for a singular matrix and where the product is NaN, as in torch; 0 for
+    an empty matrix.
     """
     a, order = node.args
     dtype = node.dtype

@@ -28,7 +28,7 @@ def linalg_inv_ex(g: GraphBuilder, node: FxNode) -> list[Value]:
 def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor LU, Tensor pivots, Tensor info)
 
-    ``X A = B`` is ``A^T X^T = B^T``; LU and pivots are those of A all the same, as torch's.
+    ``X A = B`` is solved as ``A^T X^T = B^T``; LU and pivots are those of A in either case, as in torch.
     """  # noqa: E501
     a, b, left = node.args[:3]
     vector = rank_of(b) == 1 or (rank_of(b) == rank_of(a) - 1 == len(node.shape))
@@ -121,7 +121,7 @@ def _parity(g: GraphBuilder, pivots: Value, dtype: ir.DataType) -> Value:
 def linalg_det(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_linalg_det(Tensor A) -> (Tensor result, Tensor LU, Tensor pivots)
 
-    By LU where that is wanted too, or there is no kernel of Det.
+    By LU where its factors are used too, or Det has no kernel.
     """
     a = node.args[0]
     if has_kernel(g, "Det", node.dtype) and not wanted(node, 1) and not wanted(node, 2):

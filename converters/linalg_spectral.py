@@ -1,4 +1,4 @@
-"""Singular values, symmetric eigenvalues, and what is built from them; the matrix exponential."""
+"""Singular values, symmetric eigenvalues and functions of them; the matrix exponential."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
     def step(j: Value, power: Value) -> list[Value]:
         return [g.op.Where(g.op.Less(g.cast(j, dtype), count), g.op.MatMul(power, power), power)]
 
-    # An empty batch has no largest count: ReduceMax of nothing is -inf.
+    # ReduceMax of an empty batch is -inf, which is no count.
     most = g.op.Max(reduce(g, "ReduceMax", count, None, False), g.const(0.0, dtype))
     return g.cast(repeat(g, g.cast(most, INT64), step, start)[0], node.dtype)
 

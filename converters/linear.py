@@ -36,7 +36,7 @@ def linear(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _columns(g: GraphBuilder, weight: Value) -> Value:
-    """A weight [out, in] as [in, out]: stored so where nothing else reads it."""
+    """A weight [out, in] transposed to [in, out]; the stored weight is transposed if it has no other reader."""
     if g.optimize and g.is_read_once(weight):
         return g.permuted(weight, (1, 0))
     return g.op.Transpose(weight, perm=[1, 0])
@@ -161,9 +161,8 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
-    """An einsum equation with letters for the axes of its ellipses.
-
-    ONNX wants as many axes behind every ellipsis; torch lines them up at the last one, and broadcasts.
+    """An einsum equation with letters for the axes of its ellipses. ONNX requires the same number of axes for every
+    ellipsis; torch aligns them at the last axis and broadcasts.
     """
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
@@ -239,8 +238,8 @@ def bilinear(g: GraphBuilder, node: FxNode) -> Value:
 def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
     """Rows [S, K] in groups, each times a matrix of its own [G, K, N]; ``ends`` says where each group ends.
 
-    A Loop over the groups, in which one without rows costs nothing. Rows beyond the last group, which torch leaves as the
-    memory was, are 0.
+    A Loop over the groups; an empty group takes no time. Rows beyond the last group, which torch leaves uninitialised,
+    are 0.
     """
     assert a.dtype is not None
     # Loop and If take bfloat16 since opset 16, and the product is made in float anyway.
@@ -292,7 +291,7 @@ def grouped_mm(g: GraphBuilder, node: FxNode) -> Value:
 
 RULES: list[Rule] = [
     Rule("aten::_grouped_mm.default", grouped_mm),
-    # transformers' own, for more dtypes: the default of its mixtures of experts.
+    # transformers' own operator, for more dtypes: its default for mixtures of experts.
     Rule("transformers::grouped_mm_fallback.default", grouped_mm),
     Rule("aten::linear.default", linear),
     Rule(

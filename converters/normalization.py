@@ -50,7 +50,7 @@ def layer_norm_plain(g: GraphBuilder, node: FxNode) -> Value:
 def _normalized(
     g: GraphBuilder, x: Value, count: int, weight: Any, bias: Any, eps: float, dtype: ir.DataType
 ) -> tuple[Value, Value, Value]:
-    """Normalised over the last ``count`` axes; also mean and reciprocal deviation."""
+    """The tensor normalised over its last ``count`` axes, the mean, and the reciprocal deviation."""
     inner = _wide(dtype)
     x = g.cast(x, inner)
     axes = list(range(rank_of(x) - count, rank_of(x)))
@@ -77,7 +77,7 @@ def native_layer_norm(g: GraphBuilder, node: FxNode) -> list[Value]:
 def rms_norm(g: GraphBuilder, node: FxNode) -> Value:
     """rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor
 
-    Without eps torch takes the machine epsilon of the dtype that it computes in.
+    The default of eps is the machine epsilon of the dtype that torch computes in.
     """
     x, shape, weight, eps = node.args
     inner = _wide(node.dtype)
@@ -137,7 +137,7 @@ def _group_norm(g: GraphBuilder, x: Value, groups: int, weight: Any, bias: Any, 
 
 
 def _reshapes(x: Value) -> bool:
-    """Whether at most the batch is dynamic, so that a constant shape brings the tensor back."""
+    """Whether at most the batch is dynamic, so that a constant shape restores the tensor's shape."""
     return all(isinstance(d, int) for d in list(x.shape or ())[1:])
 
 
@@ -208,7 +208,7 @@ def batch_norm(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _by_batch(g: GraphBuilder, x: Value, weight: Any, bias: Any, eps: float) -> tuple[Value, Value, Value]:
-    """Normalised by the batch's own mean and (biased) variance for each channel; and those two."""
+    """The tensor normalised by the batch's mean and (biased) variance of each channel; and those two."""
     dtype = x.dtype
     assert dtype is not None
     inner = _wide(dtype)
@@ -232,7 +232,7 @@ def native_batch_norm_inference(g: GraphBuilder, node: FxNode) -> list[Value | N
 def native_batch_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)
 
-    In training with the batch's mean and reciprocal deviation.
+    In training the results include the batch's mean and reciprocal deviation.
     """  # noqa: E501
     named = node.kwargs
     x, weight, bias, eps = (named[key] for key in ("input", "weight", "bias", "eps"))
@@ -249,7 +249,7 @@ def native_batch_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)
 
-    The running variance takes the batch's unbiased one.
+    The running variance is updated with the batch's unbiased variance.
     """  # noqa: E501
     x, weight, bias, mean, variance, training, momentum, eps = node.args
     if not training:

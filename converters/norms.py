@@ -26,7 +26,7 @@ def vector_norm(g: GraphBuilder, node: FxNode) -> Value:
 def extreme_norm_exact(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 
-    The largest or smallest size, of orders inf and -inf: NaN stays.
+    The largest or smallest magnitude, for the orders inf and -inf; NaN propagates.
     """
     named = node.kwargs
     size = g.op.Abs(g.cast(node.args[0], wide(node.dtype)))
@@ -63,7 +63,7 @@ def _norm(g: GraphBuilder, x: Value, order: float, axes: Any, keepdim: bool, dty
     elif order == 1:
         result = reduce(g, "ReduceSum", size, over, keepdim)
     elif order == 2:
-        # ReduceL2 of ONNX Runtime overflows no earlier than the sum of squares, as torch's.
+        # ONNX Runtime's ReduceL2 overflows where the sum of squares does, as torch's norm.
         result = g.op.Sqrt(reduce(g, "ReduceSum", g.op.Mul(x, x), over, keepdim))
     else:
         powers = g.op.Pow(size, g.const(float(order), kind))

@@ -43,7 +43,7 @@ def _emit(g: GraphBuilder, node: FxNode, dtypes: list[int]) -> list[Value]:
 
 
 def _check_version(g: GraphBuilder, op_type: str, version: int | None) -> None:
-    """An operator of ai.onnx that was asked for at another version must be the same one at the target."""
+    """An operator of ai.onnx requested at another version must be the same operator at the target's opset."""
     if version is None or version == g.opset:
         return
     try:
@@ -93,7 +93,7 @@ def attention(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def _last_used(node: FxNode) -> int:
-    """The highest index of a result that is read; -1 where that can't be told."""
+    """The highest index of a result that is read; -1 where it is unknown."""
     indices = [user.args[1] if user.target is operator.getitem else -1 for user in node.fx.users if user.users]
     return -1 if -1 in indices else max((int(str(i)) for i in indices), default=0)
 

@@ -41,7 +41,7 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
 
 
 def _gathered(g: GraphBuilder, x: Value, before: Sequence[Any], after: Sequence[Any], mode: str) -> Value:
-    """Element i of the result is the one at i - before, held within the tensor or reflected at its ends."""
+    """Element i of the result is element i - before of the input, clamped to the tensor or reflected at its ends."""
     for axis in range(rank_of(x)):
         low, high = before[axis], after[axis]
         if low == 0 and high == 0:
@@ -86,7 +86,7 @@ def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
 
 
 def _circular_dynamic(g: GraphBuilder, x: Value, axis: int, low: Any, high: Any) -> Value:
-    """One axis by widths that are only known at run time: gathered by places modulo what a negative width leaves."""
+    """Pads one axis by widths that are only known at run time: a Gather of indices modulo the cropped size."""
     size = g.as_scalar(g.dim(x, axis))
     low, high = g.as_scalar(low), g.as_scalar(high)
     cut = g.op.Max(g.op.Neg(low), g.const(0))

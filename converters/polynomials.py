@@ -38,7 +38,7 @@ def _recurrence(x: Real, n: Real, first: Real, step: Step) -> Real:
 def _family(name: str, first: Callable[[Real], Real], step: Step) -> Converter:
     """A converter for one family: its polynomial of degree 1 and its recurrence; of degree 0 it is 1, below 0.
 
-    The degree is rounded towards zero; NaN and infinite ones count as negative, as torch's cast to integers has them.
+    The degree is rounded towards zero; NaN and infinite degrees count as negative, as in torch's cast to integers.
     All in float64: torch's Chebyshev polynomials are cosines between -1 and 1, more exact than a recurrence in float32;
     the others are recurrences in torch too, whose rounding differs from one processor to the next.
     """
@@ -63,7 +63,7 @@ def _family(name: str, first: Callable[[Real], Real], step: Step) -> Converter:
 
 
 def _narrow(step: Step) -> Step:
-    """A step in float64 that overflows where float32 does: what follows makes NaN of an infinity, as in torch."""
+    """A step in float64 that overflows where float32 does: the next steps give NaN for an infinity, as in torch."""
 
     def narrowed(x: Real, k: Real, q: Real, p: Real) -> Real:
         new = step(x, k, q, p)

@@ -95,7 +95,7 @@ def _max_pool(
 
 
 def _is_wide(kernel: Sequence[int], pads: Sequence[int], ends: Sequence[int]) -> bool:
-    """Whether a padding is as wide as the kernel, which a dilated one may have."""
+    """Whether a padding is as wide as the kernel, which torch allows for dilated kernels."""
     return any(p >= k for p, k in zip([*pads, *ends], [*kernel, *kernel], strict=True))
 
 
@@ -142,8 +142,8 @@ def max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
 def max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor
 
-    NaN where a window holds one, -inf where it holds nothing else, both of which a second pool finds: ONNX Runtime skips the
-    one and gives the lowest finite number for the other.
+    The result is NaN where a window contains NaN, and -inf where it contains only -inf. A second pool finds both cases:
+    ONNX Runtime's MaxPool skips NaN, and gives the lowest finite number for a window of -inf.
     """  # noqa: E501
     x = node.args[0]
     lowest = g.const(float("-inf"), node.dtype)

@@ -80,7 +80,7 @@ def pow_exact(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _squaring(g: GraphBuilder, base: Value, exponent: Value) -> Value:
-    """By repeated squaring of all elements at once, until every exponent is used up.
+    """Repeated squaring of all elements at once, until every exponent is 0.
 
     To a negative power 1 is 1, -1 is ±1 and everything else 0, as in torch.
     """

@@ -1,4 +1,4 @@
-"""prims: the operators that torch's reference decompositions end in. Most are an aten operator under another name."""
+"""prims: the operators that torch's reference decompositions consist of. Most are aten operators under other names."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Measured on ONNX Runtime 1.31, one thread, [2, 64, 256] to 768 and [2, 197, 192]
 one product whose columns are split afterwards costs 3 to 8 % more than one product for each part, for Split copies what
 the smaller products write in place.
 
-The rules of this family stand before those of the operators that reshape a product or take a part of it. They decline
-whatever is not such a product, or is read by others too.
+The rules of this family come before those of the operators that reshape a product or take a part of it. They decline if
+the operand is no such product, or has other readers too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onnxplug.registry.names import packet_of, qualified_name
 from onnxplug.registry.rule import Rule
 
 _CPU = (None, "onnxruntime", "onnxruntime:cpu")
-#: More products than this cost more than they save, and so do narrower ones.
+#: More products than this cost more time than they save, and so do narrower ones.
 _MOST_PARTS, _NARROWEST = 4, 32
 
 
@@ -277,12 +277,12 @@ def _worthwhile(sizes: Sequence[int], axis: int, parts: Sequence[tuple[int, int]
     widths = [end - start for start, end in parts]
     if not 2 <= len(parts) <= _MOST_PARTS or min(widths) * others < _NARROWEST:
         return False
-    # Nothing is computed twice.
+    # No product is computed twice.
     return sum(widths) <= size and len({start for start, _ in parts}) == len(parts)
 
 
 def _one(g: GraphBuilder, layout: _Layout, axis: int, start: int, end: int, drops: bool) -> ir.Value:
-    """The product for one part, laid out as the part was."""
+    """The product for one part, in the layout of the part."""
     sizes = list(layout.sizes)
     key = ("columns", layout.sizes, axis, start, end)
     take = _columns(layout.sizes, axis, start, end)
@@ -346,7 +346,7 @@ def _read_only_by(g: GraphBuilder, node: FxNode, steps: Sequence[ir.Value], amon
     while True:
         above = [fx for fx in current.all_input_nodes if id(g.value_of(fx)) in ids]
         if not above:
-            # Of a branch's input it is not known here who else reads it.
+            # The other readers of a branch's input are unknown here.
             return bool(current.op == "call_function")
         current = above[0]
         if len(current.users) != 1:

@@ -1,9 +1,9 @@
 """Quantisation: integers with a scale and a zero point, and arithmetic on them.
 
-torch multiplies by the reciprocal of the scale where QuantizeLinear divides by it. Both are right to the last place, so
-the results differ only for what lies that close to the middle between two integers, where torch's own result is as
-arbitrary; and only QuantizeLinear and DequantizeLinear are what runtimes make integer arithmetic of. Where anything else
-about them differs, the formula is written out.
+torch multiplies by the reciprocal of the scale where QuantizeLinear divides by it. Both quotients are correct to the
+last place, so the results differ only for numbers that close to the middle between two integers, where torch's own
+result is as arbitrary; and runtimes fuse only QuantizeLinear and DequantizeLinear into integer arithmetic. Where they
+differ in another way, the formula is written out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-#: What QuantizeLinear gives at every opset.
+#: The result types of QuantizeLinear at every opset.
 _BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 #: Zero points of these dtypes are subtracted from bytes without wrapping.
 
@@ -65,7 +65,8 @@ def _is_integer(x: Any) -> bool:
 
 
 def _holds(dtype: ir.DataType, zero_point: Any) -> bool:
-    """Whether a dtype has the zero point; a tensor's are taken to lie in the range that they shift."""
+    """Whether a dtype can hold the zero point; zero points in a tensor are assumed to lie in the range of the
+    integers."""
     return _is_integer(zero_point) if isinstance(zero_point, Value) else _within(dtype, zero_point)
 
 
@@ -280,7 +281,7 @@ def choose_qparams_symmetric(g: GraphBuilder, node: FxNode) -> list[Value]:
 def choose_qparams_per_token(g: GraphBuilder, node: FxNode) -> list[Value]:
     """choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)
 
-    Of the dtypes that torch declares: what it returns is float.
+    The results have the dtypes that torch declares; eager PyTorch returns float.
     """
     x = node.args[0]
     if x.dtype == ir.DataType.BFLOAT16:
@@ -295,7 +296,7 @@ def choose_qparams_per_token(g: GraphBuilder, node: FxNode) -> list[Value]:
 def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[Value]:
     """choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)
 
-    XNNPACK's choice: of the two ends of the range the one whose zero point is off by less.
+    XNNPACK's choice between the two ends of the range: the one whose zero point has the smaller error.
     """
     x = node.args[0]
     if x.dtype in HALVES:
@@ -326,7 +327,7 @@ def _fake(g: GraphBuilder, x: Value, scheme: Scheme) -> tuple[Value, Value]:
         scale, zero = _parameter(g, scheme.scale, FLOAT, axis), _parameter(g, scheme.zero_point, storage, axis)
         stored = _linear(g, g.cast(x, FLOAT), scheme, storage)
         return g.cast(g.op.DequantizeLinear(stored, scale, zero, axis=axis), dtype), inside
-    # Converted to an integer, as torch does it, NaN is the least one.
+    # torch's conversion of NaN to an integer gives the least integer.
     limited = g.op.Where(g.op.IsNaN(levels), low, g.op.Clip(levels, low, high))
     shift, scale = (
         _along(g, _parameter(g, v, inner, axis), rank_of(x), axis) for v in (scheme.zero_point, scheme.scale)
@@ -385,7 +386,7 @@ def int_product(g: GraphBuilder, node: FxNode) -> Value:
 def int_product_of_unsigned(g: GraphBuilder, node: FxNode) -> Value:
     """_int_mm(Tensor self, Tensor mat2) -> Tensor
 
-    Of unsigned bytes with a zero point.
+    The quantisation to unsigned bytes with a zero point.
     """
     values, zeros = [], []
     for x in node.args:

@@ -86,7 +86,7 @@ def dequantize_tensors(g: GraphBuilder, node: FxNode) -> list[Value]:
 def dequantize_ordinary(g: GraphBuilder, node: FxNode) -> Value:
     """dequantize.self(Tensor self) -> Tensor
 
-    Of a tensor that is not quantised: its numbers in float32.
+    For a tensor that is not quantised, its numbers in float32.
     """
     return g.cast(node.args[0], FLOAT)
 
@@ -98,7 +98,7 @@ def int_repr(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def moved(g: GraphBuilder, node: FxNode) -> Any:
-    """An operator that moves the elements of one quantised tensor about: the same on its integers."""
+    """Converts an operator that only moves the elements of one quantised tensor, by applying it to the integers."""
     call, source = node.on_integers(), node.args[0]
     if not isinstance(source, Quantized):
         raise Decline("another argument is quantised")
@@ -113,7 +113,7 @@ def moved(g: GraphBuilder, node: FxNode) -> Any:
 def joined(g: GraphBuilder, node: FxNode) -> Quantized:
     """cat(Tensor[] tensors, int dim=0) -> Tensor
 
-    And ``stack``: of quantised tensors that all have one scale and zero point.
+    ``cat`` and ``stack`` of quantised tensors that all have one scale and zero point.
     """
     first, *others = node.args[0]
     for other in others:
@@ -125,7 +125,7 @@ def joined(g: GraphBuilder, node: FxNode) -> Quantized:
 
 
 def shape_of(g: GraphBuilder, node: FxNode) -> Any:
-    """What depends on a quantised tensor's shape alone: the same of its integers."""
+    """Converts an operator that depends on a quantised tensor's shape alone, by the tensor's integers."""
     return g.convert(node.on_integers(results=False))
 
 

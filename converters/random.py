@@ -165,7 +165,8 @@ def bernoulli_p(g: GraphBuilder, node: FxNode) -> Value:
 def multinomial(g: GraphBuilder, node: FxNode) -> Value:
     """multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor
 
-    Without replacement the largest of log p + Gumbel noise (Efraimidis and Spirakis, 2006); with it, for each sample anew.
+    The largest of log p + Gumbel noise (Efraimidis and Spirakis, 2006); with replacement, with new noise for each
+    sample.
     """
     x, count, replacement = node.args[:3]
     dtype = _drawn_in(g, x.dtype)
@@ -197,7 +198,8 @@ def exponential(g: GraphBuilder, node: FxNode) -> Value:
 def rrelu(g: GraphBuilder, node: FxNode) -> Value:
     """rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.33333333333333331, bool training=False, Generator? generator=None) -> Tensor
 
-    In training the slope of each negative element is drawn from [lower, upper); otherwise it is their mean.
+    In training the slope of each negative element is drawn from [lower, upper); otherwise it is the mean of the two
+    bounds.
     """  # noqa: E501
     x, lower, upper, training = node.args[:4]
     return _leaky(g, node, x, lower, upper, training)[0]

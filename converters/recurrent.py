@@ -158,7 +158,7 @@ def _whole_layer(
     weights: Sequence[Weights],
     lengths: Value | None,
 ) -> tuple[Value, list[Value]]:
-    """One layer as one node. Its result has the directions on an axis of their own: they go beside the features."""
+    """One layer as one node. Its result has an axis for the directions, which is merged into the features."""
     hidden = g.concrete_shape(weights[0].w_hh, "hidden size")[1]
     bias = None
     if weights[0].b_ih is not None:
@@ -186,7 +186,7 @@ def _whole_layer(
 
 
 def _formal(x: Value, dropped: int) -> tuple[ir.DataType, Sequence[Any] | None]:
-    """Dtype and dimensions of what a Scan's body gets for a value."""
+    """Dtype and dimensions of the input of a Scan's body for a value."""
     assert x.dtype is not None
     return x.dtype, x.shape.dims[dropped:] if x.shape is not None else None
 
@@ -199,9 +199,8 @@ def _stepwise_layer(
     weights: Sequence[Weights],
     active: Value | None,
 ) -> tuple[Value, list[Value]]:
-    """One layer as a Scan over time for each direction: what ONNX's operators or the runtime's kernels don't have.
-
-    Where a step isn't ``active`` the states stay as they are.
+    """One layer as a Scan over time for each direction, for layers that ONNX's operators or the runtime's kernels lack.
+    Steps that are not ``active`` keep the states.
     """
     outputs: list[Value] = []
     finals: list[list[Value]] = [[] for _ in states]
@@ -275,8 +274,8 @@ def _network(
 ) -> tuple[Value, list[Value]]:
     """All layers over ``x`` (time, batch, features), and the last state of each layer and direction.
 
-    ONNX has no projection: such layers, and dtypes without a kernel, run step by step. Of an empty batch, for which ONNX
-    Runtime's LSTM and GRU abort the process, there is nothing to compute.
+    ONNX has no projection: such layers, and dtypes without a kernel, run step by step. For an empty batch nothing is
+    computed: ONNX Runtime's LSTM and GRU abort the process.
 
     Args:
         g: The builder.
@@ -323,7 +322,8 @@ def _by_layer(g: GraphBuilder, state: Value, layers: int, directions: int) -> Se
 def _in_computed_dtype(
     g: GraphBuilder, mode: Mode, node: FxNode, x: Value, hx: Value | Sequence[Value], params: Sequence[Value]
 ) -> tuple[Value, list[Value], list[Value]]:
-    """The tensors in the dtype that is computed in: float for half types, in which a layer's steps would add up errors."""
+    """The tensors in the dtype of the computation: float for half types, whose rounding errors would accumulate over
+    the steps."""
     if node.dtype.is_integer() or len(params) == 0:
         raise Unsupported("a recurrent layer of integers or without parameters")
     dtype = wide(node.dtype)

@@ -52,12 +52,12 @@ def along(op_type: str, exact: bool = False) -> Converter:
 def mean_of_planes(g: GraphBuilder, node: FxNode) -> Value:
     """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 
-    Over the height and width of what a convolution made, both kept: a global pool.
+    The mean over height and width of a convolution's result, both kept: a global pool.
     """
     return g.op.GlobalAveragePool(node.args[0])
 
 
-#: What commonly stands between a convolution and the mean of its planes.
+#: The operators that are common between a convolution and the mean of its planes.
 _ELEMENTWISE = frozenset({"Add", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
 
 
@@ -114,7 +114,7 @@ def all_by_count(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _some(g: GraphBuilder, x: Value, axes: list[int] | None, keepdim: bool) -> Value:
-    """Whether some value is true: their sum is not 0. In float, in which no sum of ones is rounded to 0."""
+    """Whether some value is true: the sum of the values in float is not 0; no sum of ones is rounded to 0."""
     if axes == []:
         return x
     return g.op.Greater(reduce(g, "ReduceSum", g.cast(x, FLOAT), axes, keepdim), g.const(0.0))

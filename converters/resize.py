@@ -31,7 +31,8 @@ def nearest_exact(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _nearest(g: GraphBuilder, node: FxNode, exact: bool, **named: Any) -> Value:
-    """Resize where every formula finds the same neighbours; else they are gathered where torch rounds in float."""
+    """Resize where every formula finds the same neighbours; otherwise a Gather of the neighbours that torch's float32
+    arithmetic finds."""
     x = node.args[0]
     axes = axes_of(g, node)
     if has_kernel(g, "Resize", x.dtype) and all(is_plain_nearest(axis) for axis in axes):
@@ -71,7 +72,7 @@ def antialiased(mode: str) -> Converter:
 
 
 def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any) -> Value:
-    """Resize where it places its points as torch does, else a product with weights for each axis."""
+    """Resize where its coordinates are torch's, otherwise a product with weights for each axis."""
     x = node.args[0]
     corners = node.kwargs["align_corners"]
     axes = axes_of(g, node)
@@ -94,7 +95,7 @@ def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any)
         result = g.op.Resize(inner, None, _factors(g, factors), mode=mode, **named)
     if not dtype.is_integer():
         return result
-    # torch rounds to uint8; ONNX leaves it open, and ONNX Runtime truncates.
+    # torch rounds to uint8; ONNX does not define the conversion, and ONNX Runtime truncates.
     return g.cast(g.op.Clip(g.op.Round(result), g.const(0.0), g.const(255.0)), dtype)
 
 

@@ -59,8 +59,9 @@ def _embedding_bag(
     """Sums, means or maxima (mode 0, 1, 2) of the rows of each bag.
 
     An empty bag is 0. Rows that the padding index names do not count. weight [rows, width], indices [items], offsets [bags],
-    or [bags + 1] with the last one. Items after that last offset belong to the last bag in eager PyTorch, but for its fast
-    sums (no padding index, not double), which leave them out; a fast mean leaves them out of the sum, not of the count.
+    or [bags + 1] with the last one. In eager PyTorch, items after that last offset belong to the last bag, except in
+    its fast sums (no padding index, not double), which exclude them; a fast mean excludes them from the sum, but not
+    from the count.
     """
     dtype = wide(node.dtype)
     indices, offsets = g.cast(indices, INT64), g.cast(offsets, INT64)
@@ -97,7 +98,7 @@ def _embedding_bag(
 def segment_reduce(g: GraphBuilder, node: FxNode) -> Value:
     """segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor
 
-    An empty segment is the initial value, else what the reduction starts from; NaN for a mean.
+    The result of an empty segment is the initial value, or else the reduction's neutral value; NaN for a mean.
     """  # noqa: E501
     x, reduction, lengths, _, offsets, axis, _, initial = node.args
     given = lengths if lengths is not None else offsets

@@ -107,7 +107,7 @@ def tensor_split(g: GraphBuilder, node: FxNode) -> list[Value]:
 def tensor_split_at(g: GraphBuilder, node: FxNode) -> list[Value]:
     """tensor_split.indices(Tensor(a -> *) self, SymInt[] indices, int dim=0) -> Tensor(a)[]
 
-    Between the indices, which mean what a slice's bounds mean.
+    The pieces between the indices, which have the meaning of a slice's bounds.
     """
     x, places, axis = node.args
     axis = normalize_axis(axis, rank_of(x))

@@ -26,7 +26,7 @@ def error_function(g: GraphBuilder, node: FxNode) -> Value:
 def erfcx(g: GraphBuilder, node: FxNode) -> Value:
     """special_erfcx(Tensor self) -> Tensor
 
-    exp(x²) erfc(x): no more than 1/(√π x) at large x, 2 exp(x²) at large negative ones, its x² rounded as torch's.
+    exp(x²) erfc(x): about 1/(√π x) at large x, 2 exp(x²) at large negative x, where x² is rounded as in torch.
     """
     x = Real(g, operand(g, node.args[0], DOUBLE))
     tail = scaled_tail(abs(x))
@@ -38,7 +38,8 @@ def erfcx(g: GraphBuilder, node: FxNode) -> Value:
 def ndtr(g: GraphBuilder, node: FxNode) -> Value:
     """special_ndtr(Tensor self) -> Tensor
 
-    torch composes it of (1 + erf(x / √2)) / 2, each step rounded to the dtype: so do we, half types must agree.
+    torch computes (1 + erf(x / √2)) / 2 with each step rounded to the dtype, and so does this form: half types must
+    agree.
     """
     dtype = DOUBLE if node.dtype == DOUBLE else FLOAT
     t = (Real(g, operand(g, node.args[0], dtype), dtype) / math.sqrt(2)).rounded(node.dtype)
@@ -52,7 +53,7 @@ def log_ndtr(x: Real) -> Real:
     """
     t = x * -math.sqrt(0.5)
     left = (scaled_tail(t) * 0.5).log() - t * t
-    # Between -√2 and -1 the tail's form does not hold yet, and nothing is lost by the plain one.
+    # Between -√2 and -1 the tail's formula is inexact, and the plain one loses no digits.
     right = (erfc(-t) * -0.5).log1p()
     return where(t > 1.0, left, right)
 
@@ -132,8 +133,9 @@ def spherical_bessel_j0(x: Real) -> Real:
 def logit(g: GraphBuilder, node: FxNode) -> Value:
     """logit(Tensor self, float? eps=None) -> Tensor
 
-    Clamped by comparisons: with eps above 1/2 the bounds cross, and NaN must stay. The bounds are rounded to the dtype,
-    whose 1 - eps may be 1, and so is each step: in half types torch's own error at 1/2 is many roundings.
+    Clamped by comparisons: with eps above 1/2 the bounds cross, and NaN must remain. The bounds are rounded to the
+    dtype, in which 1 - eps may be 1, and so is each step, as in torch, whose error in half types at 1/2 is many
+    roundings.
     """
     value, eps = node.args
     dtype = DOUBLE if node.dtype == DOUBLE else FLOAT

@@ -19,7 +19,7 @@ def _storage(g: GraphBuilder, node: FxNode, x: Value) -> tuple[Value, int, list[
     """The elements in the order of their memory, where the first of them lies, and the order of the axes in it.
 
     Raises:
-        Unsupported: The tensor is a view of more memory than it shows: what lies beside it is not in the graph.
+        Unsupported: The tensor is a view of larger memory, whose other elements are not in the graph.
     """
     meta = node.meta(0)
     strides, sizes = list(meta.stride()), list(meta.shape)

@@ -201,7 +201,7 @@ def sym_numel(g: GraphBuilder, node: FxNode) -> Value:
 def sym_stride(g: GraphBuilder, node: FxNode) -> Value | int:
     """sym_stride.int(Tensor self, int dim) -> SymInt
 
-    Of a contiguous tensor: the product of the sizes after the axis.
+    The stride of a contiguous tensor: the product of the sizes after the axis.
     """
     x, axis = node.args
     product: Any = 1

@@ -62,7 +62,7 @@ def sign_exact(g: GraphBuilder, node: FxNode) -> Value:
 def angle(g: GraphBuilder, node: FxNode) -> Value:
     """angle(Tensor self) -> Tensor
 
-    Of a real number: pi below zero, else 0.
+    The angle of a real number: pi below zero, 0 otherwise.
     """
     x = operand(g, node.args[0], node.dtype)
     zero = g.const(0.0, node.dtype)
@@ -72,7 +72,7 @@ def angle(g: GraphBuilder, node: FxNode) -> Value:
 def angle_exact(g: GraphBuilder, node: FxNode) -> Value:
     """angle(Tensor self) -> Tensor
 
-    NaN of NaN.
+    The result for NaN is NaN.
     """
     x = node.args[0]
     return g.op.Where(g.op.IsNaN(x), x, angle(g, node))

@@ -23,7 +23,7 @@ def unique2(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def _wanted(g: GraphBuilder, node: FxNode, values: Value, inverse: Value, counts: Value) -> list[Value]:
-    """The three results; torch returns an empty tensor for each that was not asked for."""
+    """The three results; torch returns an empty tensor for each that was not requested."""
     empty = g.const(np.zeros(0, dtype=np.int64))
     results = [g.cast(values, node.dtype), inverse, counts]
     return [

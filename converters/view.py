@@ -18,9 +18,8 @@ from onnxplug.registry.rule import Rule
 
 
 def known_sizes(node: FxNode, given: Sequence[Any]) -> list[Any]:
-    """The sizes of a result: ints where torch or the program knows them, else what the program gives: values, or -1.
-
-    Of a given 256 torch may have worked out a long expression that it does not see through.
+    """The sizes of a result: ints where torch or the program knows them, otherwise the sizes that the program gives:
+    values, or -1. The program may give an int where torch's shape has a long expression that it cannot simplify.
     """
     return [d if isinstance(d, int) else s for d, s in zip(node.shape, given, strict=True)]
 
@@ -125,7 +124,7 @@ def unsqueeze_(g: GraphBuilder, node: FxNode) -> Value:
 def squeeze_(g: GraphBuilder, node: FxNode) -> Value:
     """squeeze(Tensor(a) self) -> Tensor(a)
 
-    Removes only axes whose size is statically 1, as torch's traced result does.
+    Removes only axes whose size is statically 1, as in torch's traced result.
     """
     x = node.args[0]
     return _squeeze(g, node, x, range(rank_of(x)))

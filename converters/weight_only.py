@@ -1,8 +1,8 @@
 """Weights quantised alone: bytes and nibbles with a scale for each row or each group of a row.
 
-They stay in torch's layout, rows of output features with scales along the row. In the other one ONNX Runtime fuses
-DequantizeLinear and MatMul, and then, unless a session is told otherwise, rounds the activations to bytes: a few
-hundredths off. Where its own operator is wanted, contrib/onnxplug-ort emits that, with its accuracy stated.
+They stay in torch's layout, rows of output features with scales along the row. In the transposed layout ONNX Runtime
+fuses DequantizeLinear and MatMul and, by default, rounds the activations to bytes: errors of a few hundredths.
+contrib/onnxplug-ort emits ONNX Runtime's own operator, with its accuracy stated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLOATS = frozenset({FLOAT, FLOAT16, ir.DataType.BFLOAT16})
 
 
 def _parameters(g: GraphBuilder, x: Value, dtype: ir.DataType, shape: list[Any]) -> Value:
-    """Scales in a dtype and shape: stored so where they are stored at all."""
+    """Scales in a dtype and shape; stored scales are converted in the file."""
     if g.stored(x) is None:
         return g.reshape(g.cast(x, dtype), shape)
     kind = to_torch_dtype(dtype)
@@ -40,7 +40,8 @@ def _parameters(g: GraphBuilder, x: Value, dtype: ir.DataType, shape: list[Any])
 def dequantize_affine(g: GraphBuilder, node: FxNode) -> Value:
     """torchao's dequantize_affine: rows, or groups of a row, of a weight of bytes, each with its scale and zero point.
 
-    By DequantizeLinear, by blocks since opset 21. What torchao keeps of 4 bits in bytes is stored in 4 bits since then.
+    By DequantizeLinear, by blocks since opset 21. Since then, 4-bit integers that torchao keeps in bytes are stored in
+    4 bits.
     """
     x, block, scale, zero = node.args[:4]
     fits = len(block) == 2 and block[0] == 1 and x.dtype in (ir.DataType.INT8, ir.DataType.UINT8)

@@ -49,7 +49,7 @@ def antialiased_weights(
         last = min(int(float(center + reach) + 0.5), size)
         places = (np.arange(first, last).astype(real) - center).astype(np.float64) + 0.5
         row = filter_of((places * float(real(1 / float(widening)))).astype(real), mode, _CUBIC)
-        # Beyond the tensor's end no weight is left, and PyTorch does not divide by their sum of 0.
+        # Points beyond the tensor's end have no weights, and PyTorch does not divide by their sum of 0.
         weights[i, first:last] = row / (row.sum() or real(1))
     return weights
 
@@ -87,6 +87,6 @@ def computed_antialiased_weights(
     distance = op.Add(g.cast(op.Sub(g.cast(places, dtype), center), DOUBLE), half)
     scaled = g.cast(op.Mul(distance, g.cast(op.Div(one, widening), DOUBLE)), dtype)
     row = op.Where(inside, computed_filter(g, scaled, mode, _CUBIC), g.const(0.0, dtype))
-    # Beyond the tensor's end no weight is left, and PyTorch does not divide by their sum of 0.
+    # Points beyond the tensor's end have no weights, and PyTorch does not divide by their sum of 0.
     total = op.ReduceSum(row, g.const([1]), keepdims=1)
     return op.Div(row, op.Where(op.Equal(total, g.const(0.0, dtype)), one, total))

@@ -23,7 +23,7 @@ def rank_of(x: Value) -> int:
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """The axis as a non-negative number; 0 for a 0-dim tensor, of which torch accepts the axes 0 and -1."""
+    """The axis as a non-negative number; 0 for a 0-dim tensor, for which torch accepts the axes 0 and -1."""
     return axis % rank if rank else 0
 
 

@@ -18,7 +18,8 @@ from onnxplug.converters.helpers.matrices import dtype_of, take, transpose
 def cholesky(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
     """``L`` with ``A = L L^T`` from A's lower triangle, a column a step (Golub & Van Loan, 4.2.4), and LAPACK's ``info``.
 
-    From the first leading minor that is not positive on, L is NaN: torch raises there, or leaves it unspecified.
+    L is NaN from the first leading minor that is not positive: torch raises an error there, or leaves the elements
+    unspecified.
     """
     dtype = dtype_of(a)
     n = g.dim(a, -1)

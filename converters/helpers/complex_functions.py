@@ -22,7 +22,7 @@ from onnxplug.converters.helpers.elementary import arctan2, asinh_of, cosh_of, i
 
 
 def c_exp(g: GraphBuilder, x: Complex) -> Complex:
-    """exp(a) (cos b + i sin b); a real argument stays real, exp(a) infinite or not."""
+    """exp(a) (cos b + i sin b); the result of a real argument is real, also where exp(a) is infinite."""
     size = g.op.Exp(x.real)
     flat = g.op.Equal(x.imag, g.const(0.0, x.imag.dtype))
     return Complex(g.op.Mul(size, g.op.Cos(x.imag)), g.op.Where(flat, x.imag, g.op.Mul(size, g.op.Sin(x.imag))))
@@ -33,7 +33,7 @@ def c_log(g: GraphBuilder, x: Complex) -> Complex:
 
 
 def c_sqrt(g: GraphBuilder, x: Complex) -> Complex:
-    """t = sqrt((|a| + |z|) / 2) is one part, b / 2t the other: no difference of like numbers. (Kahan 1987)"""
+    """t = sqrt((|a| + |z|) / 2) is one part, b / 2t the other: no cancellation (Kahan 1987)."""
     dtype = x.real.dtype
     zero, one, half = g.const(0.0, dtype), g.const(1.0, dtype), g.const(0.5, dtype)
     size = g.op.Abs(x.real)
@@ -58,7 +58,7 @@ def c_tanh(g: GraphBuilder, x: Complex) -> Complex:
     """Kahan (1987): with s = sinh a, t = tan b: (s rho beta + i t) / (1 + beta s²), rho² = 1 + s², beta = 1 + t²."""
     dtype = x.real.dtype
     one = g.const(1.0, dtype)
-    # Beyond |a| = 20 the real part is ±1 and the imaginary one vanishes: clipped there, s² does not overflow.
+    # The argument is clipped to |a| <= 20, beyond which the result is ±1, so that s² does not overflow.
     bounded = g.op.Clip(x.real, g.const(-20.0, dtype), g.const(20.0, dtype))
     s = sinh_of(g, bounded)
     t = g.op.Div(g.op.Sin(x.imag), g.op.Cos(x.imag))

@@ -11,7 +11,7 @@ from onnxplug.converters.helpers.runtimes import DROPOUT_IS_REMOVED
 
 
 def randomly_dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]:
-    """``x`` with each element zero with probability ``p``, the others scaled up; and which of them are left."""
+    """``x`` with elements set to zero with probability ``p`` and the others scaled up; and a mask of the others."""
     if not DROPOUT_IS_REMOVED.concerns(g) and p < 1:  # 1 is out of the range that the node accepts
         values, kept = g.op.Dropout(x, float(p), True, _outputs=2)
         return values, kept

@@ -22,12 +22,12 @@ def scaled_tail(x: Real) -> Real:
 def erf(x: Real) -> Real:
     """erf(Tensor self) -> Tensor
 
-    ONNX's own, or, where there is no kernel for doubles, by rational approximations.
+    ONNX's Erf, or rational approximations where it has no kernel for doubles.
     """
     if has_kernel(x.g, "Erf", x.dtype):
         return x.apply("Erf")
     far = 1.0 - (-(x * x)).exp() * scaled_tail(abs(x))
-    # In this order -0.0 stays: ONNX Runtime's Where adds a zero to elements of its second operand.
+    # In this order -0.0 is kept: ONNX Runtime's Where adds a zero to elements of its second operand.
     return where(abs(x) >= 1.0, where(x < 0.0, -far, far), erf_near(x))
 
 

@@ -1,8 +1,8 @@
 """Conditions and reasons of rules that stand beside the plain one of their operator.
 
-Those with ``exact`` are there for NaN, infinities, ties or integers beyond 2**53 alone, and cost more than a tenth of the
-operator's time: they are taken with ``to_onnx(exact=True)``, and docs/numerics.md has what each costs. Those with a target
-alone are there because its kernel is wrong or slow, and cost nothing.
+Rules with ``exact`` differ only for NaN, infinities, ties or integers beyond 2**53, and cost more than a tenth of the
+operator's time: they are used with ``to_onnx(exact=True)``, and docs/numerics.md states the cost of each. Rules with a
+target alone exist because its kernel is wrong or slow, and cost no time.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ WRONG_AND_SLOW: dict[str, Any] = {
     "target": "onnxruntime",
     "reason": "its kernel for integers goes through double, which is wrong beyond 2**53, and is slower",
 }
-#: For hypot, which knows its result of one infinity, whatever the other operand.
+#: For hypot, which is infinite where one operand is, whatever the other one is.
 INFINITE_BESIDE_NAN: dict[str, Any] = {"exact": True, "reason": "infinite as soon as one operand is, also beside NaN"}
-#: For operators whose kernel gives a number where NaN is due.
+#: For operators whose kernel gives a number where the result is NaN.
 KERNEL_FORGETS_NAN: dict[str, Any] = {
     "target": "onnxruntime",
     "reason": "ONNX Runtime's kernel gives -inf where NaN is due",
 }
-#: For what treats NaN apart.
+#: For operators that treat NaN separately.
 NOT_A_NUMBER: dict[str, Any] = {"exact": True, "reason": "NaN is told from numbers"}
 
 

@@ -44,7 +44,7 @@ def eye(g: GraphBuilder, m: Size, n: Size, dtype: ir.DataType) -> Value:
 def full(g: GraphBuilder, value: float | Value, dtype: ir.DataType, sizes: Sequence[Size]) -> Value:
     """A tensor of these sizes with one value, or with a tensor broadcast to them."""
     if any(isinstance(size, int) and size == 0 for size in sizes):
-        # ONNX Runtime removes an Expand from size 1 to size 0 as if it changed nothing.
+        # ONNX Runtime removes an Expand from size 1 to size 0 as an identity, which it is not.
         value = 0.0
     number = value if isinstance(value, Value) else g.const(value, dtype)
     return g.op.Expand(number, g.vector(list(sizes)))
@@ -76,7 +76,7 @@ def _common_size(g: GraphBuilder, m: Size, n: Size) -> Size:
 
 
 def same_batch(g: GraphBuilder, a: Value, b: Value) -> bool:
-    """Whether two stacks of matrices surely have one batch shape."""
+    """Whether two stacks of matrices are known to have the same batch shape."""
     first, second = batch_of(g, a), batch_of(g, b)
     return len(first) == len(second) and all(
         m is n or (isinstance(m, int) and isinstance(n, int) and m == n) for m, n in zip(first, second, strict=True)

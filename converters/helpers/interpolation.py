@@ -1,6 +1,5 @@
-"""Interpolation an axis at a time: where torch places its points, and what each element contributes to them.
-
-What is static is worked out here, what is only known at run time by the graph. The formulas are those of
+"""Interpolation one axis at a time: the coordinates of the result's elements in the input, and the weight of each
+element. For static sizes they are computed here, for dynamic ones in the graph. The formulas are those of
 ATen/native/UpSample.h: ``area_pixel_compute_scale``, ``area_pixel_compute_source_index``, and for nearest neighbours
 ``nearest_neighbor_compute_source_index``.
 """
@@ -32,8 +31,8 @@ class Axis(NamedTuple):
     Attributes:
         size, out: Number of elements before and after: ints, or 0-dim int64 Values.
         factor: The factor by which coordinates are mapped; ``None``: ``out / size``.
-        ratio: ``out / size`` where it is surely a whole number, else ``None``.
-        follows: ``out`` is surely ``size * factor`` rounded down.
+        ratio: ``out / size`` where it is known to be a whole number, else ``None``.
+        follows: ``out`` is known to be ``size * factor`` rounded down.
     """
 
     size: Any
@@ -90,9 +89,9 @@ def _ratio(g: GraphBuilder, size: Any, out: Any) -> int | None:
 
 
 def nearest_places(g: GraphBuilder, axis: Axis, exact: bool) -> Value:
-    """The index of the nearest element for each element of the result, in float as torch works it out: [out].
+    """The index of the nearest element for each element of the result, computed in float32 as in PyTorch: [out].
 
-    Without ``exact`` torch takes a size that stays or doubles as such, whatever the factor.
+    Without ``exact`` PyTorch ignores the factor where the size stays or doubles.
     """
     if axis.is_static:
         return g.const(_nearest(axis.size, axis.out, axis.factor, exact))
@@ -123,7 +122,8 @@ def _nearest(size: int, out: int, factor: float | None, exact: bool) -> np.ndarr
 
 
 def is_plain_nearest(axis: Axis) -> bool:
-    """Whether every formula for the nearest neighbour gives the same: by a small whole number, or by half, a quarter …"""
+    """Whether every formula for the nearest neighbour agrees: the factor is a small whole number, or a half, a quarter
+    …"""
     if axis.ratio is not None and 1 <= axis.ratio <= 16 and axis.factor in (None, float(axis.ratio)):
         return True
     return axis.factor in (0.5, 0.25, 0.125) and axis.follows
@@ -147,7 +147,7 @@ def by_weights(
         widen: The filter grows with the step between points, as Pillow's (antialiasing).
     """
     inner = x.dtype if x.dtype in (FLOAT, DOUBLE) else FLOAT
-    # Of integers PyTorch computes the weights in double.
+    # PyTorch computes the weights for integer tensors in double.
     precision = DOUBLE if dtype.is_integer() or not widen else inner
     result = g.cast(x, inner)
     for number, axis in enumerate(axes):

@@ -34,7 +34,7 @@ from onnxplug.converters.helpers.reductions import reduce
 
 #: Convergence is quadratic in the end: 6 to 10 sweeps do for hundreds of columns.
 _SWEEPS = 40
-#: Two columns are orthogonal when their product is below this many epsilons of the lengths it is made of.
+#: Two columns are orthogonal when their product is below this many epsilons of the product of their lengths.
 _ORTHOGONAL = 32.0
 
 
@@ -73,7 +73,7 @@ def rotated(g: GraphBuilder, a: Value, *, symmetric: bool) -> tuple[Value, Value
         skewed = _skewed(g, a_, b_, d_, symmetric)
         root = g.op.Sqrt(g.op.Add(g.op.Mul(tangent, tangent), g.const(1.0, dtype)))
         sine = g.op.Div(tangent, root)
-        # The tangent of half the angle: what is added is small where the angle is, and so is its rounding error.
+        # With the tangent of half the angle, the term added is as small as the angle, and so is its rounding error.
         quarter = g.op.Div(tangent, g.op.Add(root, g.const(1.0, dtype)))
         turned = g.op.Concat(
             g.op.Sub(first, g.op.Mul(sine, g.op.Add(second, g.op.Mul(quarter, first)))),
@@ -146,8 +146,8 @@ def _tournament(g: GraphBuilder, half: Size) -> Value:
 def svd(g: GraphBuilder, a: Value, *, vectors: bool = True, complete: bool = False) -> Svd:
     """Singular values in descending order, and the vectors; all of U's and Vh's when ``complete``.
 
-    A matrix that is not finite gives NaN (torch raises). Signs of the vectors are free, and so is the basis of the space
-    that a repeated or zero singular value leaves.
+    A matrix that is not finite gives NaN (torch raises). The signs of the vectors are arbitrary, and so is the basis
+    that belongs to a repeated or zero singular value.
     """
     m, n = g.dim(a, -2), g.dim(a, -1)
     if isinstance(m, int) and isinstance(n, int):

@@ -21,7 +21,7 @@ def repeat(
     *states: Value,
     until: bool = False,
 ) -> list[Value]:
-    """The states after ``count`` steps ``step(j, *states)``, as a Loop, whose size does not depend on ``count``.
+    """The states after ``count`` steps ``step(j, *states)``, by a Loop.
 
     With ``until`` a step returns, before the states, whether to go on. The states keep their dtypes and shapes.
     """
@@ -46,5 +46,5 @@ def repeat(
 
 
 def as_index(g: GraphBuilder, j: Value) -> Value:
-    """A loop's counter with shape [1], to keep the axis that it picks from."""
+    """A loop's counter with shape [1], which keeps the axis that it indexes."""
     return g.as_vector(j)

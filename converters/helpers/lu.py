@@ -34,8 +34,8 @@ class LU(NamedTuple):
 def lu(g: GraphBuilder, a: Value, *, permutation: bool = False, pivots: bool = False, pivoting: bool = True) -> LU:
     """LU by outer products with partial pivoting (Golub & Van Loan, 3.4.1), for any m and n.
 
-    On ``[A | B]`` of m rows, A square, the columns of B become ``inv(L) P B``. The pivot is what LAPACK's getf2 takes: the
-    first of the largest, but a NaN in the diagonal's place stays there. There is no division by a pivot of 0.
+    On ``[A | B]`` of m rows, A square, the columns of B become ``inv(L) P B``. The pivot is that of LAPACK's getf2: the
+    first of the largest elements, unless the diagonal element is NaN. There is no division by a pivot of 0.
     """
     dtype = dtype_of(a)
     rank = rank_of(a)

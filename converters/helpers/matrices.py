@@ -1,8 +1,8 @@
 """Parts and properties of stacks of dense real matrices ``[*batch, m, n]``.
 
 These helpers, and those of the factorizations, work on a whole batch at once, by operators that take any number of leading
-dimensions, so that the batch and the sizes may be dynamic or 0. What must not be read is masked by Where, never by
-multiplying with 0, which would let NaN and infinities through.
+dimensions, so that the batch and the sizes may be dynamic or 0. Elements that must not count are masked by Where: a
+product with 0 would keep NaN and turn infinities into NaN.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def product_along(g: GraphBuilder, x: Value, axis: int, matrix: Value) -> Value:
 
 
 def take(g: GraphBuilder, x: Value, index: Value, axis: int) -> Value:
-    """``x`` at an index along an axis, which goes for a 0-dim index and stays for one of shape [1]."""
+    """``x`` at an index along an axis: a 0-dim index removes the axis, one of shape [1] keeps it."""
     return g.op.Gather(x, index, axis=axis % rank_of(x))
 
 

@@ -28,7 +28,7 @@ _QUANTIZES = frozenset({"QuantizeLinear", "Clip", "Cast", "Identity"})
 
 
 def _behind(x: Value, operators: frozenset[str]) -> Value:
-    """The input of a chain of such nodes."""
+    """The input of the chain of such nodes that ends in a value."""
     made = x.producer()
     while made is not None and made.op_type in operators and not made.domain and made.inputs[0] is not None:
         x = made.inputs[0]
@@ -44,7 +44,8 @@ def is_restored(x: Value) -> bool:
 def _by_restored_weight(g: GraphBuilder, a: Value, b: Value) -> Value | None:
     """The product with a weight that DequantizeLinear restores, where ``a`` isn't quantised; ``None`` for any other.
 
-    By a Gemm of [out, in], or with the weight first: of a MatMul with it, ONNX Runtime makes one that rounds ``a`` to bytes.
+    It is a Gemm of [out, in], or has the weight first: ONNX Runtime fuses a MatMul by it into one that rounds ``a`` to
+    bytes.
     """
     weight = _behind(b, frozenset({"Transpose"}))
     made = weight.producer()

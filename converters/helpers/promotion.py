@@ -59,7 +59,7 @@ def common_dtype(node: FxNode, *positions: int) -> ir.DataType:
 
 
 def _number(value: Any) -> Any:
-    """A number of the same category for a symbolic one: promotion only asks for the category."""
+    """A number of the same category as a symbolic one; promotion depends on the category alone."""
     if isinstance(value, torch.SymInt):
         return 1
     if isinstance(value, torch.SymFloat):

@@ -34,7 +34,7 @@ def householder(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
         column = take(g, a, at, -1)
         head = take(g, column, at, -2)
         tail = g.op.Where(below, column, zero)
-        # By the sum: ONNX Runtime's ReduceMax takes no notice of NaN.
+        # A sum finds NaN, which ONNX Runtime's ReduceMax skips.
         flat = g.op.Equal(reduce(g, "ReduceSum", g.op.Abs(tail), [rank - 2], True), zero)
         top = reduce(g, "ReduceMax", g.op.Abs(tail), [rank - 2], True)
         # Scaled, so that the squares neither overflow nor vanish.
@@ -48,7 +48,7 @@ def householder(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
         vector = g.op.Where(here, one, vector)
         reflected = g.op.Sub(a, g.op.Mul(g.op.Mul(tau, vector), g.op.MatMul(transpose(g, vector), a)))
         done = g.op.Where(below, vector, g.op.Where(here, target, column))
-        # Finished rows are kept as they are: 0 times NaN would get into them.
+        # Finished rows are selected: a product of NaN with 0 would be NaN.
         changed = g.op.And(g.op.GreaterOrEqual(rows, j), g.op.Greater(columns, j))
         a = g.op.Where(changed, reflected, g.op.Where(g.op.Equal(columns, j), done, a))
         flat_tau = g.op.Squeeze(tau, g.const(np.array([rank - 1])))

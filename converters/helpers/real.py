@@ -112,19 +112,19 @@ class Real:
         return self.apply("Not")
 
     def is_nan(self) -> Real:
-        """Where it is NaN."""
+        """Whether it is NaN, elementwise."""
         return self.apply("IsNaN", dtype=BOOL)
 
     def is_inf(self) -> Real:
-        """Where it is infinite, of either sign."""
+        """Whether it is infinite, of either sign, elementwise."""
         return self.apply("IsInf", dtype=BOOL)
 
     def to(self, dtype: ir.DataType) -> Real:
-        """It in another dtype."""
+        """The value in another dtype."""
         return Real(self.g, self.g.cast(self.value, dtype), dtype)
 
     def rounded(self, dtype: ir.DataType) -> Real:
-        """It with the digits of a narrower dtype, where torch rounds each step of a composed operator."""
+        """The value rounded to a narrower dtype, as torch rounds each step of a composed operator."""
         return self.to(dtype).to(self.dtype)
 
     def exp(self) -> Real:
@@ -162,7 +162,7 @@ class Real:
 
 
 def where(condition: Real, yes: Number, no: Number) -> Real:
-    """One value where the condition holds, the other elsewhere; one of them at least is no plain number."""
+    """One value where the condition holds, the other elsewhere; at least one of them is a value of the graph."""
     like = yes if isinstance(yes, Real) else no
     assert isinstance(like, Real)
     value = like.g.op.Where(condition.value, like.lift(yes), like.lift(no))
@@ -185,7 +185,8 @@ def ratio(x: Real, numerator: Sequence[float], denominator: Sequence[float]) -> 
 def chebyshev(x: Real, coefficients: Sequence[float]) -> Real:
     """A Chebyshev series on [-1, 1], highest order first, its constant term to be halved, as Cephes has them.
 
-    Summed as a polynomial: two nodes a term where Clenshaw's recurrence has three. Terms below double's rounding go.
+    Summed as a polynomial, with two nodes for each term where Clenshaw's recurrence has three. Terms below the rounding
+    of doubles are left out.
     """
     series = [c for c in coefficients if abs(c) > 1e-17]
     powers = _chebyshev.cheb2poly([series[-1] / 2, *series[-2::-1]])
@@ -195,7 +196,7 @@ def chebyshev(x: Real, coefficients: Sequence[float]) -> Real:
 def iterate(count: Value, body: Callable[..., Sequence[Real]], *state: Real, name: str = "steps") -> tuple[Real, ...]:
     """A Loop of ``count`` steps; ``body`` takes the step's number (as float64) and the state, and gives the new state.
 
-    The state's shapes must not change: what is broadcast against each other is brought to one shape before.
+    The state's shapes must not change: operands of different shapes are broadcast before the loop.
     """
     g = state[0].g
 
@@ -229,8 +230,8 @@ def _named(convert: Converter, formula: Callable[..., Real]) -> Converter:
 def in_double(formula: Callable[..., Real]) -> Converter:
     """A converter that computes a formula of all the operator's arguments in float64, whatever the dtype of its result.
 
-    The functions that go through here lose many digits in places, and ONNX Runtime has float64 kernels for what they are
-    made of: one form serves every dtype.
+    These functions lose many digits in some ranges, and ONNX Runtime has float64 kernels for the operators used, so
+    that one form serves every dtype.
     """
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:

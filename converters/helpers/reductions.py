@@ -23,10 +23,11 @@ _AXES_ARE_INPUT_DEFAULT = 18
 
 
 def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, keepdims: bool) -> Value:
-    """A reduction over non-negative static axes (``None``: all), by attribute or input as the opset has it.
+    """A reduction over non-negative static axes (``None``: all), given as an attribute or an input, as the opset
+    defines.
 
-    A 0-dim tensor has no axes to reduce: it is reduced over none, which for every reduction here but those that change a
-    single element (ReduceSumSquare, ReduceL1 …) is the identity; ONNX itself does it with an absent axes input.
+    A 0-dim tensor has no axes. Its reduction is the identity, unless the operator changes a single element
+    (ReduceSumSquare, ReduceL1 …), which ONNX expresses by an absent axes input.
     """
     rank = rank_of(x)
     every = axes is None or len(axes) == rank
@@ -50,7 +51,7 @@ def reduced(
     dtype: ir.DataType,
     exact: bool = False,
 ) -> Value:
-    """A reduction of axes as torch names them; halves in float, as torch accumulates them.
+    """A reduction of axes as torch names them; half types are computed in float, in which torch accumulates them.
 
     Args:
         g: The builder.
@@ -72,7 +73,7 @@ def reduced(
         return g.cast(reduce(g, op_type, g.cast(x, DOUBLE), over, keepdim), dtype)
     x = g.cast(x, inner)
     if op_type == "ReduceMean" and rank and any((x.shape or ())[a] == 0 for a in over or []):
-        # The mean of no elements is NaN; ONNX leaves it open.
+        # The mean of no elements is NaN; ONNX does not define it.
         sums = reduce(g, "ReduceSum", x, over, keepdim)
         return g.cast(g.op.Div(sums, g.const(0.0, inner)), dtype)
     if through_double and rank and op_type in ("ReduceSum", "ReduceProd"):
@@ -84,7 +85,7 @@ def reduced(
 
 
 def _by_running_totals(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
-    """A sum or product of 64-bit integers that wraps as torch's: the last one of the cumulative ones."""
+    """A sum or product of 64-bit integers that wraps as torch's: the last element of the cumulative sum or product."""
     if op_type == "ReduceSum" and len(axes) == rank_of(x) > 1 and not keepdim:
         x, axes = g.reshape(x, [-1]), [0]
     for axis in sorted(axes, reverse=True):
@@ -134,7 +135,7 @@ def count_of(g: GraphBuilder, x: Value, axes: Sequence[int], dtype: ir.DataType)
 def variance_of(
     g: GraphBuilder, x: Value, axes: Any, correction: float, keepdim: bool, dtype: ir.DataType
 ) -> tuple[Value, Value]:
-    """Variance and mean. The divisor is max(0, n - correction): none left gives NaN, as in torch."""
+    """Variance and mean. The divisor is max(0, n - correction); a divisor of 0 gives NaN, as in torch."""
     rank = rank_of(x)
     inner = wide(dtype)
     x = g.cast(x, inner)

@@ -1,4 +1,4 @@
-"""What a runtime's kernels lack or compute wrongly: one table, asked where a rule's own ``target`` would not reach.
+"""What a runtime's kernels lack or compute wrongly: one table, for the cases that a rule's ``target`` cannot express.
 
 A whole form for one runtime is a rule with ``target`` and ``reason``. This table has what concerns many rules, or helpers deep
 inside of them: element types without a kernel, and single faults. In portable ONNX none of it holds. docs/numerics.md shows it.
@@ -44,7 +44,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that a runtime does otherwise than ONNX says, where several converters must know of it.
+    """A way in which a runtime differs from ONNX, and which concerns several converters.
 
     Attributes:
         reason: What it does.
@@ -91,7 +91,7 @@ GAPS: tuple[Gap, ...] = (
     Gap("GridSample", frozenset({DOUBLE}), _NEVER, until=19),
 )
 
-#: What the helpers ask of; rules say it with ``target`` and ``reason``.
+#: The faults that helpers ask for; rules state theirs with ``target`` and ``reason``.
 INTEGERS_THROUGH_DOUBLE = Fault(
     "sums and products of 64-bit integers go through double, wrong beyond 2**53",
     "the last of the cumulative sums or products",

@@ -1,4 +1,5 @@
-"""Scattering with a reduction: ScatterElements where the opset has it, a comparison with every place where it has not."""
+"""Scattering with a reduction: ScatterElements since the opset that has one, before that a comparison with every
+place."""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ def neutral(reduction: str, dtype: ir.DataType) -> Any:
 def scatter_rows(
     g: GraphBuilder, rows: Value, places: Value, count: Value | int, reduction: str, dtype: ir.DataType
 ) -> Value:
-    """``count`` rows, each the reduction of the rows that go to its place; one that none goes to has the neutral value.
+    """``count`` rows, each the reduction of the rows scattered to it; a row without any has the neutral value.
 
     Args:
         g: The builder.

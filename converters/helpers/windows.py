@@ -68,7 +68,7 @@ def max_of_windows(
         x: [batch, channels, *sizes].
         sizes: Static sizes.
         windows: For each axis the places of each window, [out, width].
-        exact: Whether NaN wins.
+        exact: Whether NaN is the largest value.
     """
     spatial = len(sizes)
     out = [w.shape[0] for w in windows]
@@ -124,7 +124,7 @@ def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int], exact: b
 def ceil_extra_dynamic(
     g: GraphBuilder, x: Value, spans: Sequence[int], stride: Sequence[int], pads: Sequence[int]
 ) -> list[Value]:
-    """What ceil_mode adds at the end of each axis, worked out at run time.
+    """The padding that ceil_mode adds at the end of each axis, computed at run time.
 
     The number of windows is rounded up; a last one that would start in the padding is dropped.
     """
