@@ -83,11 +83,11 @@ def expand_as(g: GraphBuilder, node: FxNode) -> Any:
 def constant_pad(g: GraphBuilder, node: FxNode) -> Complex:
     """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
     value = complex(node.args[2])
-    parts = []
+    padded = []
     for name, number in (("real", value.real), ("imag", value.imag)):
         part = node.part(name)
-        parts.append(g.convert(part.with_args([*part.args[:2], number, *part.args[3:]])))
-    return Complex(*parts)
+        padded.append(g.convert(part.with_args([*part.args[:2], number, *part.args[3:]])))
+    return Complex(*padded)
 
 
 def make_complex(g: GraphBuilder, node: FxNode) -> Complex:

@@ -21,17 +21,17 @@ from onnxplug.registry.rule import Rule
 
 def _parts(g: GraphBuilder, items: Iterable[Any]) -> list[Value]:
     """Tensors and numbers as values; a complex tensor is two."""
-    found: list[Value] = []
+    result: list[Value] = []
     for item in items:
         if isinstance(item, Complex):
-            found += [item.real, item.imag]
+            result += [item.real, item.imag]
         elif isinstance(item, Quantized):
             raise Unsupported("a quantised tensor as the result of a branch or body; call dequantize() in it")
         elif isinstance(item, float):
-            found.append(g.const(item, DOUBLE))  # a SymFloat is a double too
+            result.append(g.const(item, DOUBLE))  # a SymFloat is a double too
         else:
-            found.append(item if isinstance(item, Value) else g.const(item))
-    return found
+            result.append(item if isinstance(item, Value) else g.const(item))
+    return result
 
 
 def _whole(parts: Iterable[Value], like: Sequence[Any]) -> list[Any]:
@@ -47,9 +47,9 @@ def _formals(g: GraphBuilder, body: torch.fx.GraphModule, given: Sequence[Any], 
     dims: list[Any] = []
     for item, fx in zip(given, placeholders, strict=False):
         val = fx.meta.get("val")
-        found = g.symbolic_shape(val) if isinstance(val, torch.Tensor) else ()
-        dims += [found] * (2 if isinstance(item, Complex) else 1)
-    return [(part.dtype, found) for part, found in zip(parts, dims, strict=True)]
+        dimensions = g.symbolic_shape(val) if isinstance(val, torch.Tensor) else ()
+        dims += [dimensions] * (2 if isinstance(item, Complex) else 1)
+    return [(part.dtype, dimensions) for part, dimensions in zip(parts, dims, strict=True)]
 
 
 def _results(node: FxNode) -> list[Any]:
@@ -82,8 +82,8 @@ def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
     count = len(branches[0].outputs)
     if not count:
         raise Unsupported("cond without results")
-    found = g.op.If(predicate, then_branch=branches[0], else_branch=branches[1], _outputs=count)
-    return _whole(_several(found), _results(node))
+    results = g.op.If(predicate, then_branch=branches[0], else_branch=branches[1], _outputs=count)
+    return _whole(_several(results), _results(node))
 
 
 def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
@@ -93,8 +93,8 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
 
     def holds(values: Sequence[Any]) -> Value:
         with g.local_symbols():
-            (found,) = _parts(g, g.inline(condition, [*values, *outside]))
-        return g.reshape(found, []) if found.shape is None or len(found.shape) else found
+            (answer,) = _parts(g, g.inline(condition, [*values, *outside]))
+        return g.reshape(answer, []) if answer.shape is None or len(answer.shape) else answer
 
     def step(_: Value, __: Value, *parts: Value) -> list[Value]:
         with g.local_symbols():
@@ -132,8 +132,8 @@ def _scanned(
         return _parts(g, g.inline(body, [*_whole(parts, [*initial, *sequences]), *outside]))
 
     graph = g.subgraph(step, _formals(g, body, [*initial, *sequences], [*states, *slices]), name="scan")
-    found = g.op.Scan(*states, *slices, body=graph, num_scan_inputs=len(slices), _outputs=len(graph.outputs))
-    return _whole(_several(found), _results(node))
+    results = g.op.Scan(*states, *slices, body=graph, num_scan_inputs=len(slices), _outputs=len(graph.outputs))
+    return _whole(_several(results), _results(node))
 
 
 RULES: list[Rule] = [

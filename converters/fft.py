@@ -36,8 +36,8 @@ def transform(g: GraphBuilder, x: Value | Complex, axis: int, forward: bool) -> 
     size = g.dim(real, axis)
     if not forward:
         # The inverse transform is the forward one with real and imaginary parts swapped before and after.
-        turned = Complex(x.imag, x.real) if isinstance(x, Complex) else Complex(_zero(g, x), x)
-        result = transform(g, turned, axis, True)
+        exchanged = Complex(x.imag, x.real) if isinstance(x, Complex) else Complex(_zero(g, x), x)
+        result = transform(g, exchanged, axis, True)
         return Complex(result.imag, result.real)
     if isinstance(size, int) and size == 1:
         return x if isinstance(x, Complex) else Complex(x, _zero(g, x))
@@ -330,8 +330,8 @@ def stft(g: GraphBuilder, node: FxNode) -> Any:
     else:
         half = onesided if onesided is not None else True
         result = _real_to_complex(g, frames[0], [last], scale, half)
-    turned = Complex(swap(g, result.real, -1, -2), swap(g, result.imag, -1, -2))
-    return turned if node.dtype in PART_DTYPE else to_pairs(g, turned)
+    transposed = Complex(swap(g, result.real, -1, -2), swap(g, result.imag, -1, -2))
+    return transposed if node.dtype in PART_DTYPE else to_pairs(g, transposed)
 
 
 def _functions(name: str, convert: Converter) -> list[Rule]:

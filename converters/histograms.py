@@ -138,11 +138,11 @@ def _histogramdd(g: GraphBuilder, x: Value, edges: list[Value], weight: Value | 
         column = g.op.Gather(columns, g.const(number), axis=1)
         count = g.op.Sub(g.as_scalar(g.dim(edge, 0)), g.const(1))
         top = g.op.Gather(edge, g.const(-1), axis=0)
-        found = g.op.Sub(count_below(g, edge, column, True, dtype), g.const(1))
-        found = g.op.Where(g.op.Equal(column, top), g.op.Sub(count, g.const(1)), found)
-        missed = g.op.Or(g.op.Less(found, g.const(0)), g.op.GreaterOrEqual(found, count))
+        bins = g.op.Sub(count_below(g, edge, column, True, dtype), g.const(1))
+        bins = g.op.Where(g.op.Equal(column, top), g.op.Sub(count, g.const(1)), bins)
+        missed = g.op.Or(g.op.Less(bins, g.const(0)), g.op.GreaterOrEqual(bins, count))
         outside = missed if outside is None else g.op.Or(outside, missed)
-        place = g.op.Add(g.op.Mul(place, count), found)
+        place = g.op.Add(g.op.Mul(place, count), bins)
         sizes.append(count)
     assert outside is not None
     total = sizes[0]

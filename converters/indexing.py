@@ -69,8 +69,8 @@ def nonzero(g: GraphBuilder, node: FxNode) -> Value:
     """nonzero(Tensor self) -> Tensor"""
     x = node.args[0]
     if not rank_of(x):
-        found = _nonzero(g, unsqueeze(g, x, 0))
-        return slice_columns(g, g.op.Transpose(found, perm=[1, 0]))
+        coordinates = _nonzero(g, unsqueeze(g, x, 0))
+        return slice_columns(g, g.op.Transpose(coordinates, perm=[1, 0]))
     return g.op.Transpose(_nonzero(g, x), perm=[1, 0])
 
 

@@ -113,10 +113,10 @@ def gcd(g: GraphBuilder, node: FxNode) -> Value:
     dims: Any = list(node.shape)
 
     def body(number: Value, going: Value, first: Value, second: Value) -> list[Value]:
-        done = g.op.Equal(second, g.const(0))
-        divisor = g.op.Where(done, g.const(1), second)
-        rest = g.op.Where(done, g.const(0), g.op.Mod(first, divisor))
-        following = g.op.Where(done, first, second)
+        finished = g.op.Equal(second, g.const(0))
+        divisor = g.op.Where(finished, g.const(1), second)
+        rest = g.op.Where(finished, g.const(0), g.op.Mod(first, divisor))
+        following = g.op.Where(finished, first, second)
         left = g.op.Greater(reduce(g, "ReduceMax", rest, None, False), g.const(0))
         return [left, following, rest]
 

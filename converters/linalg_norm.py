@@ -29,11 +29,11 @@ def _extremum(g: GraphBuilder, end: str, x: Value, axis: int) -> Value:
     one of them is NaN.
     """
     dtype = dtype_of(x)
-    found = reduce(g, f"Reduce{end}", x, [axis], True)
+    extremum = reduce(g, f"Reduce{end}", x, [axis], True)
     if end == "Max":
-        found = g.op.Where(g.op.Equal(found, g.const(-math.inf, dtype)), g.const(0.0, dtype), found)
+        extremum = g.op.Where(g.op.Equal(extremum, g.const(-math.inf, dtype)), g.const(0.0, dtype), extremum)
     spoilt = g.op.IsNaN(reduce(g, "ReduceSum", x, [axis], True))
-    return g.op.Where(spoilt, g.const(math.nan, dtype), found)
+    return g.op.Where(spoilt, g.const(math.nan, dtype), extremum)
 
 
 def _norm(g: GraphBuilder, x: Value, order: float | str, axes: Sequence[int], keepdim: bool) -> Value:
@@ -49,17 +49,17 @@ def _norm(g: GraphBuilder, x: Value, order: float | str, axes: Sequence[int], ke
         s = svd(g, g.op.Transpose(x, perm=[*rest, rows, columns]), vectors=False).s
         last = rank - 2
         if order == "nuc":
-            found = reduce(g, "ReduceSum", s, [last], True)
+            norm = reduce(g, "ReduceSum", s, [last], True)
         else:
-            found = _extremum(g, "Max" if order == 2 else "Min", s, last)
-        found = squeeze(g, found, last)
-        return unsqueeze(g, found, *sorted((rows, columns))) if keepdim else found
+            norm = _extremum(g, "Max" if order == 2 else "Min", s, last)
+        norm = squeeze(g, norm, last)
+        return unsqueeze(g, norm, *sorted((rows, columns))) if keepdim else norm
     if order not in (1, -1, math.inf, -math.inf):
         raise Unsupported(f"the matrix norm of order {order!r}")
     along, over = (rows, columns) if abs(float(order)) == 1 else (columns, rows)
     sums = reduce(g, "ReduceSum", g.op.Abs(x), [along], True)
-    found = _extremum(g, "Max" if float(order) > 0 else "Min", sums, over)
-    return _dropped(g, found, rows, columns, keepdim)
+    norm = _extremum(g, "Max" if float(order) > 0 else "Min", sums, over)
+    return _dropped(g, norm, rows, columns, keepdim)
 
 
 def _dropped(g: GraphBuilder, x: Value, rows: int, columns: int, keepdim: bool) -> Value:
@@ -99,16 +99,16 @@ def linalg_cond(g: GraphBuilder, node: FxNode) -> Value:
         s = svd(g, a, vectors=False).s
         last = rank_of(s) - 1
         ends = [squeeze(g, _extremum(g, end, s, last), last) for end in ("Max", "Min")]
-        found = g.op.Div(*(reversed(ends) if order == -2 else ends))
+        quotient = g.op.Div(*(reversed(ends) if order == -2 else ends))
         n = g.dim(s, -1)
     else:
         inverted, info = inverse(g, a)
-        found = g.op.Mul(_norm(g, a, order, (-2, -1), False), _norm(g, inverted, order, (-2, -1), False))
-        bad = g.op.Or(g.op.IsNaN(found), g.op.Greater(info, g.const(0, INT32)))
-        found = g.op.Where(bad, g.const(math.inf, dtype), found)
+        quotient = g.op.Mul(_norm(g, a, order, (-2, -1), False), _norm(g, inverted, order, (-2, -1), False))
+        bad = g.op.Or(g.op.IsNaN(quotient), g.op.Greater(info, g.const(0, INT32)))
+        quotient = g.op.Where(bad, g.const(math.inf, dtype), quotient)
     if isinstance(n, int) and n > 0:
-        return found
-    return g.op.Where(g.op.Equal(g.as_scalar(n), g.const(0)), g.const(0.0, dtype), found)
+        return quotient
+    return g.op.Where(g.op.Equal(g.as_scalar(n), g.const(0)), g.const(0.0, dtype), quotient)
 
 
 RULES: list[Rule] = [

@@ -94,9 +94,9 @@ def linalg_pinv(g: GraphBuilder, node: FxNode) -> Value:
         s, left = eigh(g, _symmetric(g, a, False))
         u, vh, size = left, transpose(g, left), g.op.Abs(s)
     else:
-        found = svd(g, a)
-        assert found.u is not None and found.vh is not None
-        u, s, vh = found.u, found.s, found.vh
+        factors = svd(g, a)
+        assert factors.u is not None and factors.vh is not None
+        u, s, vh = factors.u, factors.s, factors.vh
         size = s
     top = reduce(g, "ReduceMax", size, [rank_of(s) - 1], True)
     inverse = _inverse_values(g, s, size, top, _tolerance(g, a, atol, rtol, top, dtype))

@@ -247,23 +247,23 @@ def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
     width = g.dim(b, 2)
     bounds = g.op.Concat(g.const([0]), g.cast(ends, INT64), axis=0)
 
-    def step(index: Value, condition: Value, done: Value) -> list[Value]:
+    def step(index: Value, condition: Value, result: Value) -> list[Value]:
         start, end = (g.op.Gather(bounds, g.as_vector(i)) for i in (index, g.op.Add(index, g.const(1))))
 
         def further() -> Value:
-            parts = g.op.Slice(a, start, end, [0]), g.op.Gather(b, index, axis=0)
-            return g.op.Concat(done, product(g, *(g.cast(v, dtype) for v in parts)), axis=0)
+            operands = g.op.Slice(a, start, end, [0]), g.op.Gather(b, index, axis=0)
+            return g.op.Concat(result, product(g, *(g.cast(v, dtype) for v in operands)), axis=0)
 
-        branches = [g.subgraph(build, name="group") for build in (further, lambda: done)]
+        branches = [g.subgraph(build, name="group") for build in (further, lambda: result)]
         some = g.op.Squeeze(g.op.Greater(end, start), [0])
         return [condition, g.op.If(some, then_branch=branches[0], else_branch=branches[1])]
 
     rows_by_width = [ir.SymbolicDim(None), width if isinstance(width, int) else ir.SymbolicDim(None)]
     body = g.subgraph(step, [(INT64, ()), (BOOL, ()), (dtype, rows_by_width)])
-    done = g.op.Loop(g.as_scalar(g.dim(b, 0)), g.const(True), _zeros(g, [0, width], dtype), body=body)
-    done.type, done.shape = ir.TensorType(dtype), ir.Shape(rows_by_width)
-    left = g.op.Sub(g.as_scalar(g.dim(a, 0)), g.as_scalar(g.dim(done, 0)))
-    return g.cast(g.op.Concat(done, _zeros(g, [left, width], dtype), axis=0), a.dtype)
+    result = g.op.Loop(g.as_scalar(g.dim(b, 0)), g.const(True), _zeros(g, [0, width], dtype), body=body)
+    result.type, result.shape = ir.TensorType(dtype), ir.Shape(rows_by_width)
+    left = g.op.Sub(g.as_scalar(g.dim(a, 0)), g.as_scalar(g.dim(result, 0)))
+    return g.cast(g.op.Concat(result, _zeros(g, [left, width], dtype), axis=0), a.dtype)
 
 
 def _zeros(g: GraphBuilder, sizes: list[Any], dtype: ir.DataType) -> Value:
@@ -285,8 +285,8 @@ def grouped_mm(g: GraphBuilder, node: FxNode) -> Value:
         raise Unsupported("_grouped_mm of groups along the summed axis, as a gradient needs it")
     if ranks == (2, 3):
         return g.cast(grouped_product(g, a, b, ends), node.dtype)
-    turned = grouped_product(g, g.op.Transpose(b, perm=[1, 0]), g.op.Transpose(a, perm=[0, 2, 1]), ends)
-    return g.cast(g.op.Transpose(turned, perm=[1, 0]), node.dtype)
+    transposed = grouped_product(g, g.op.Transpose(b, perm=[1, 0]), g.op.Transpose(a, perm=[0, 2, 1]), ends)
+    return g.cast(g.op.Transpose(transposed, perm=[1, 0]), node.dtype)
 
 
 RULES: list[Rule] = [

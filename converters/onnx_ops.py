@@ -61,13 +61,13 @@ def _check_version(g: GraphBuilder, op_type: str, version: int | None) -> None:
 def _attributes(node: FxNode) -> dict[str, Any]:
     """The attributes, which torch packs into lists by type; a number in a list of floats stays a float."""
     kinds = {"i": "attr_ints", "f": "attr_floats", "s": "attr_strs"}
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     keys, types, places = node.arg("attr_keys"), node.arg("attr_types"), node.arg("attr_pos")
     for key, kind, (start, end) in zip(keys, types, places, strict=True):
         packed = node.arg(kinds[kind[0]])
         convert = {"i": int, "f": float, "s": str}[kind[0]]
-        found[key] = [convert(v) for v in packed[start:end]] if len(kind) > 1 else convert(packed[start])
-    return found
+        attributes[key] = [convert(v) for v in packed[start:end]] if len(kind) > 1 else convert(packed[start])
+    return attributes
 
 
 def rotary_embedding(g: GraphBuilder, node: FxNode) -> Value:
@@ -88,8 +88,8 @@ def attention(g: GraphBuilder, node: FxNode) -> list[Value]:
         del given["kv_num_heads"], given["q_num_heads"]
     # The key and value caches come in pairs; the product is a fourth result that costs its own copy.
     count = {0: 1, 1: 3, 2: 3}.get(_last_used(node), 4)
-    made = g.op.Attention(*inputs, _outputs=count, **given)
-    return list(made) if count > 1 else [made]
+    results = g.op.Attention(*inputs, _outputs=count, **given)
+    return list(results) if count > 1 else [results]
 
 
 def _last_used(node: FxNode) -> int:
@@ -114,8 +114,8 @@ def operator_of_onnx(g: GraphBuilder, node: FxNode) -> Any:
             inputs.extend(value)
         else:
             inputs.append(value)
-    made = getattr(g.op, op_type)(*inputs, _outputs=len(node.outputs), **attributes)
-    return list(made) if isinstance(made, tuple) else made
+    results = getattr(g.op, op_type)(*inputs, _outputs=len(node.outputs), **attributes)
+    return list(results) if isinstance(results, tuple) else results
 
 
 RULES: list[Rule] = [

@@ -75,13 +75,13 @@ def _circular(g: GraphBuilder, x: Value, pads: Sequence[Any]) -> Value:
         # torch crops first and wraps the cropped tensor.
         if low < 0 or high < 0:
             x = slice_axis(g, x, axis, max(-low, 0), high if high < 0 else None)
-        parts = []
+        pieces = []
         if low > 0:
-            parts.append(slice_axis(g, x, axis, -low, None))
-        parts.append(x)
+            pieces.append(slice_axis(g, x, axis, -low, None))
+        pieces.append(x)
         if high > 0:
-            parts.append(slice_axis(g, x, axis, 0, high))
-        x = g.op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
+            pieces.append(slice_axis(g, x, axis, 0, high))
+        x = g.op.Concat(*pieces, axis=axis) if len(pieces) > 1 else pieces[0]
     return x
 
 

@@ -127,10 +127,10 @@ def _steps(end: ir.Value) -> list[ir.Value] | None:
     """The values from one back to the product that it is made of."""
     steps = [end]
     for op_type in ("Transpose", "Reshape", "Add"):
-        made = made_by(steps[-1], op_type)
-        if made is None:
+        producer = made_by(steps[-1], op_type)
+        if producer is None:
             continue
-        sources = [v for v in made.inputs if v is not None]
+        sources = [v for v in producer.inputs if v is not None]
         if op_type == "Add":
             sources = [v for v in sources if made_by(v, "MatMul") is not None]
         if not sources:

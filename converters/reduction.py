@@ -68,12 +68,12 @@ def _of_convolved_planes(node: FxNode) -> bool:
         return False
     if sorted(a % 4 for a in axes if isinstance(a, int)) != [2, 3]:
         return False
-    made = x.producer()
+    producer = x.producer()
     for _ in range(4):
-        if made is None or made.op_type not in _ELEMENTWISE:
+        if producer is None or producer.op_type not in _ELEMENTWISE:
             break
-        made = made.inputs[0].producer() if made.inputs[0] is not None else None
-    return made is not None and made.op_type in ("Conv", "BatchNormalization") and not made.domain
+        producer = producer.inputs[0].producer() if producer.inputs[0] is not None else None
+    return producer is not None and producer.op_type in ("Conv", "BatchNormalization") and not producer.domain
 
 
 def any_(g: GraphBuilder, node: FxNode) -> Value:

@@ -112,8 +112,8 @@ def put(g: GraphBuilder, node: FxNode) -> Value:
     dtype = node.dtype
     inner = scattered_in(g, dtype) if accumulate else dtype
     flat = [g.reshape(v, [-1]) for v in (g.cast(x, inner), index, g.cast(source, inner))]
-    done = scatter_elements(g, flat[0], 0, flat[1], flat[2], "add" if accumulate else "none")
-    return g.cast(g.op.Reshape(done, g.shape(x)), dtype)
+    result = scatter_elements(g, flat[0], 0, flat[1], flat[2], "add" if accumulate else "none")
+    return g.cast(g.op.Reshape(result, g.shape(x)), dtype)
 
 
 def masked_scatter(g: GraphBuilder, node: FxNode) -> Value:
@@ -185,10 +185,10 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
         values = g.op.Expand(values, target)
     if accumulate:
         inner = scattered_in(g, node.dtype)
-        done = g.cast(scatter_slices(g, g.cast(moved, inner), joined, g.cast(values, inner)), node.dtype)
+        result = g.cast(scatter_slices(g, g.cast(moved, inner), joined, g.cast(values, inner)), node.dtype)
     else:
-        done = g.op.ScatterND(moved, joined, values)
-    return g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
+        result = g.op.ScatterND(moved, joined, values)
+    return g.op.Transpose(result, perm=[order.index(a) for a in range(rank)])
 
 
 def _is_single(x: Value) -> bool:
@@ -236,8 +236,8 @@ def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, 
     index = index if rank_of(index) else unsqueeze(g, index, 0)
     moved, rows_of_source = (g.op.Transpose(v, perm=order) for v in (x, source))
     places = unsqueeze(g, g.cast(index, INT64), 1)
-    done = scatter_slices(g, moved, places, rows_of_source) if add else g.op.ScatterND(moved, places, rows_of_source)
-    return g.op.Transpose(done, perm=[order.index(a) for a in range(rank)])
+    result = scatter_slices(g, moved, places, rows_of_source) if add else g.op.ScatterND(moved, places, rows_of_source)
+    return g.op.Transpose(result, perm=[order.index(a) for a in range(rank)])
 
 
 RULES: list[Rule] = [

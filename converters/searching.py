@@ -21,8 +21,8 @@ def bucketize(g: GraphBuilder, node: FxNode) -> Value:
     """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
     x, edges = node.args[:2]
     dtype = computed_in(g, "Greater GreaterOrEqual", common_dtype(node, 0, 1))
-    found = count_below(g, edges, operand(g, x, dtype), node.args[3], dtype)
-    return g.cast(found, node.dtype)
+    places = count_below(g, edges, operand(g, x, dtype), node.args[3], dtype)
+    return g.cast(places, node.dtype)
 
 
 def searchsorted(g: GraphBuilder, node: FxNode) -> Value:
@@ -50,8 +50,8 @@ def isin(g: GraphBuilder, node: FxNode) -> Value:
     b = g.reshape(b, [-1])
     size = g.dim(b, 0)
     few = isinstance(size, int) and size <= _FEW
-    found = _among_few(g, a, b) if few else _among_many(g, a, b)
-    return g.op.Not(found) if invert else found
+    contained = _among_few(g, a, b) if few else _among_many(g, a, b)
+    return g.op.Not(contained) if invert else contained
 
 
 def _among_few(g: GraphBuilder, a: Value, b: Value) -> Value:
@@ -80,10 +80,10 @@ def _among_many(g: GraphBuilder, a: Value, b: Value) -> Value:
         mark = g.cast(g.op.Slice(ordinary, cut, end, axis), INT64)
     size = g.op.Squeeze(g.op.Shape(counts), g.const([0]))
     marked = scatter_rows(g, mark, g.op.Slice(number, cut, end, axis), size, "sum", INT64)
-    found = g.op.Greater(g.op.Gather(marked, g.op.Slice(number, g.const([0]), cut, axis)), g.const(0))
+    contained = g.op.Greater(g.op.Gather(marked, g.op.Slice(number, g.const([0]), cut, axis)), g.const(0))
     if ordinary is not None:
-        found = g.op.And(found, g.op.Slice(ordinary, g.const([0]), cut, axis))
-    return g.op.Reshape(found, g.shape(a)) if rank_of(a) else squeeze(g, found, 0)
+        contained = g.op.And(contained, g.op.Slice(ordinary, g.const([0]), cut, axis))
+    return g.op.Reshape(contained, g.shape(a)) if rank_of(a) else squeeze(g, contained, 0)
 
 
 RULES: list[Rule] = [

@@ -118,9 +118,9 @@ def mode(g: GraphBuilder, node: FxNode) -> list[Value]:
     longest = g.op.ArgMax(lengths, axis=axis, keepdims=1)
     inside = g.cast(g.op.Equal(run, longest), INT32)
     last = g.op.ArgMax(inside, axis=axis, keepdims=1, select_last_index=1)
-    found = [g.cast(g.op.GatherElements(ascending, last, axis=axis), node.dtype)]
-    found.append(g.op.GatherElements(places, last, axis=axis))
-    return found if keepdim else [squeeze(g, v, axis) for v in found]
+    results = [g.cast(g.op.GatherElements(ascending, last, axis=axis), node.dtype)]
+    results.append(g.op.GatherElements(places, last, axis=axis))
+    return results if keepdim else [squeeze(g, v, axis) for v in results]
 
 
 def _run_numbers(g: GraphBuilder, x: Value, axis: int) -> Value:

@@ -86,9 +86,9 @@ def as_strided_scatter(g: GraphBuilder, node: FxNode) -> Value:
     x, source, sizes, strides, offset = node.args
     flat, start, order = _storage(g, node, x)
     places = _places(g, sizes, strides, _from(start, offset))
-    done = g.op.ScatterElements(flat, g.reshape(places, [-1]), g.reshape(source, [-1]), axis=0)
+    result = g.op.ScatterElements(flat, g.reshape(places, [-1]), g.reshape(source, [-1]), axis=0)
     sizes_of_x = g.dims(x)
-    shaped = g.reshape(done, [sizes_of_x[a] for a in order])
+    shaped = g.reshape(result, [sizes_of_x[a] for a in order])
     if order == list(range(len(order))):
         return shaped
     return g.op.Transpose(shaped, perm=[order.index(a) for a in range(len(order))])
@@ -114,8 +114,8 @@ def diagonal_scatter(g: GraphBuilder, node: FxNode) -> Value:
     plane = rows * columns if isinstance(rows, int) and isinstance(columns, int) else g.op.Mul(rows, columns)
     flat = g.op.Reshape(moved, g.vector([*batch, plane]))
     index = g.op.Expand(places, g.shape(source))
-    done = g.op.ScatterElements(flat, index, source, axis=-1)
-    back = g.op.Reshape(done, g.shape(moved))
+    result = g.op.ScatterElements(flat, index, source, axis=-1)
+    back = g.op.Reshape(result, g.shape(moved))
     return g.op.Transpose(back, perm=[order.index(a) for a in range(rank)])
 
 

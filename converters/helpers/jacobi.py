@@ -75,12 +75,12 @@ def rotated(g: GraphBuilder, a: Value, *, symmetric: bool) -> tuple[Value, Value
         sine = g.op.Div(tangent, root)
         # With the tangent of half the angle, the term added is as small as the angle, and so is its rounding error.
         quarter = g.op.Div(tangent, g.op.Add(root, g.const(1.0, dtype)))
-        turned = g.op.Concat(
+        rotation = g.op.Concat(
             g.op.Sub(first, g.op.Mul(sine, g.op.Add(second, g.op.Mul(quarter, first)))),
             g.op.Add(second, g.op.Mul(sine, g.op.Sub(first, g.op.Mul(quarter, second)))),
             axis=rank - 1,
         )
-        return [take(g, turned, order, -1), g.op.Or(busy, skewed)]
+        return [take(g, rotation, order, -1), g.op.Or(busy, skewed)]
 
     def sweep(j: Value, w: Value, v: Value) -> list[Value]:
         both = g.op.Concat(g.op.Concat(w, v, axis=rank - 2), blank, axis=rank - 1)
@@ -115,8 +115,8 @@ def _skewed(g: GraphBuilder, a: Value, b: Value, d: Value, symmetric: bool) -> V
     top = reduce(g, "ReduceMax", longer, [rank_of(a) - 1], True)
     size = top if symmetric else g.op.Sqrt(g.op.Mul(longer, top))
     bound = g.op.Mul(g.const(_ORTHOGONAL * epsilon(dtype), dtype), size)
-    found = g.cast(g.op.Greater(g.op.Abs(d), bound), FLOAT)
-    return g.op.Greater(reduce(g, "ReduceSum", found, None, False), g.const(0.0))
+    exceeds = g.cast(g.op.Greater(g.op.Abs(d), bound), FLOAT)
+    return g.op.Greater(reduce(g, "ReduceSum", exceeds, None, False), g.const(0.0))
 
 
 def _halves(g: GraphBuilder, n: Size) -> tuple[Size, Size]:

@@ -100,10 +100,10 @@ def permutation_of(g: GraphBuilder, pivots: Value, m: Size) -> Value:
 
 def first_zero(g: GraphBuilder, packed: Value) -> Value:
     """LAPACK's ``info`` of an LU factorization: the number of the first zero on U's diagonal, 0 when there is none."""
-    found = g.op.Equal(diagonal(g, packed), g.const(0.0, dtype_of(packed)))
+    is_zero = g.op.Equal(diagonal(g, packed), g.const(0.0, dtype_of(packed)))
     # Counted from the end, so that the first one is the largest and none at all is 0.
     count = g.as_scalar(smaller(g, g.dim(packed, -2), g.dim(packed, -1)))
-    score = g.op.Where(found, g.op.Sub(count, iota(g, smaller(g, g.dim(packed, -2), g.dim(packed, -1)))), g.const(0))
+    score = g.op.Where(is_zero, g.op.Sub(count, iota(g, smaller(g, g.dim(packed, -2), g.dim(packed, -1)))), g.const(0))
     none = full(g, 0, INT64, [*batch_of(g, packed), 1])
     best = reduce(g, "ReduceMax", g.op.Concat(score, none, axis=rank_of(packed) - 2), [rank_of(packed) - 2], False)
     first = g.op.Sub(g.op.Add(count, g.const(1)), best)

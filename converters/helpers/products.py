@@ -18,8 +18,8 @@ def product(g: GraphBuilder, a: Value, b: Value) -> Value:
     assert dtype is not None
     inner = computed_in(g, "MatMul", dtype)
     if inner == dtype:
-        found = _by_restored_weight(g, a, b) if ACTIVATIONS_ARE_ROUNDED.concerns(g) else None
-        return g.op.MatMul(a, b) if found is None else found
+        restored = _by_restored_weight(g, a, b) if ACTIVATIONS_ARE_ROUNDED.concerns(g) else None
+        return g.op.MatMul(a, b) if restored is None else restored
     return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
 
 
@@ -29,16 +29,21 @@ _QUANTIZES = frozenset({"QuantizeLinear", "Clip", "Cast", "Identity"})
 
 def _behind(x: Value, operators: frozenset[str]) -> Value:
     """The input of the chain of such nodes that ends in a value."""
-    made = x.producer()
-    while made is not None and made.op_type in operators and not made.domain and made.inputs[0] is not None:
-        x = made.inputs[0]
-        made = x.producer()
+    producer = x.producer()
+    while (
+        producer is not None
+        and producer.op_type in operators
+        and not producer.domain
+        and producer.inputs[0] is not None
+    ):
+        x = producer.inputs[0]
+        producer = x.producer()
     return x
 
 
 def is_restored(x: Value) -> bool:
-    made = x.producer()
-    return made is not None and made.op_type == "DequantizeLinear" and not made.domain
+    producer = x.producer()
+    return producer is not None and producer.op_type == "DequantizeLinear" and not producer.domain
 
 
 def _by_restored_weight(g: GraphBuilder, a: Value, b: Value) -> Value | None:
@@ -48,19 +53,19 @@ def _by_restored_weight(g: GraphBuilder, a: Value, b: Value) -> Value | None:
     bytes.
     """
     weight = _behind(b, frozenset({"Transpose"}))
-    made = weight.producer()
+    producer = weight.producer()
     known = rank_of(a) > 0 and rank_of(b) == 2 and b.shape is not None and a.dtype in GEMM_DTYPES
-    if made is None or not is_restored(weight) or not known or is_restored(_behind(a, _MOVES)):
+    if producer is None or not is_restored(weight) or not known or is_restored(_behind(a, _MOVES)):
         return None
-    source = made.inputs[0]
+    source = producer.inputs[0]
     if source is None or g.stored(_behind(source, _QUANTIZES)) is None:
         return None
     width, columns = g.dim(b, 0), g.dim(b, 1)
     if not isinstance(width, int) or not isinstance(columns, int) or not width:
         return None
     rows = a if rank_of(a) == 2 else g.reshape(a, [-1, width])
-    turned = b is not weight and b.producer().inputs[0] is weight  # type: ignore[union-attr]
-    if turned:
+    transposed = b is not weight and b.producer().inputs[0] is weight  # type: ignore[union-attr]
+    if transposed:
         result = g.op.Gemm(rows, weight, transB=1)
     else:
         sides = (g.op.Transpose(v, perm=[1, 0]) for v in (b, rows))

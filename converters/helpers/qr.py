@@ -47,10 +47,10 @@ def householder(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
         vector = g.op.Where(flat, zero, g.op.Div(tail, g.op.Sub(head, target)))
         vector = g.op.Where(here, one, vector)
         reflected = g.op.Sub(a, g.op.Mul(g.op.Mul(tau, vector), g.op.MatMul(transpose(g, vector), a)))
-        done = g.op.Where(below, vector, g.op.Where(here, target, column))
+        finished = g.op.Where(below, vector, g.op.Where(here, target, column))
         # Finished rows are selected: a product of NaN with 0 would be NaN.
         changed = g.op.And(g.op.GreaterOrEqual(rows, j), g.op.Greater(columns, j))
-        a = g.op.Where(changed, reflected, g.op.Where(g.op.Equal(columns, j), done, a))
+        a = g.op.Where(changed, reflected, g.op.Where(g.op.Equal(columns, j), finished, a))
         flat_tau = g.op.Squeeze(tau, g.const(np.array([rank - 1])))
         return [a, g.op.Where(g.op.Equal(places, j), flat_tau, taus)]
 

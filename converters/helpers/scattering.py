@@ -50,8 +50,8 @@ def _by_hits(g: GraphBuilder, x: Value, places: Value, source: Value, reduction:
     places, source = (g.op.Unsqueeze(g.reshape(v, [-1]), g.const([0])) for v in (places, source))
     count = g.op.Squeeze(g.op.Shape(flat), g.const([0]))
     every = g.op.Unsqueeze(g.op.Range(g.const(0), count, g.const(1)), g.const([1]))
-    shown = g.op.Where(g.op.Equal(every, places), source, g.const(neutral(name, dtype), dtype))
-    total = reduced(g, op_type, shown, 1, False, dtype, exact=True)
+    hits = g.op.Where(g.op.Equal(every, places), source, g.const(neutral(name, dtype), dtype))
+    total = reduced(g, op_type, hits, 1, False, dtype, exact=True)
     return g.op.Reshape(getattr(g.op, combine)(flat, total), g.shape(x))
 
 

@@ -114,9 +114,9 @@ def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int], exact: b
         back = [order.index(a) for a in range(rank)]
         size = g.as_scalar(g.dim(x, axis))
         moved, moved_index = (unsqueeze(g, g.op.Transpose(v, perm=order), rank - 1) for v in (x, index))
-        shown = g.op.Where(adaptive_mask(g, size, out[axis - 2]), moved, g.const(float("-inf"), x.dtype))
-        values, chosen = largest_along(g, shown, rank, exact)
-        picked = g.op.GatherElements(g.op.Expand(moved_index, g.op.Shape(shown)), chosen, axis=rank)
+        masked = g.op.Where(adaptive_mask(g, size, out[axis - 2]), moved, g.const(float("-inf"), x.dtype))
+        values, chosen = largest_along(g, masked, rank, exact)
+        picked = g.op.GatherElements(g.op.Expand(moved_index, g.op.Shape(masked)), chosen, axis=rank)
         x, index = (g.op.Transpose(squeeze(g, v, rank), perm=back) for v in (values, picked))
     return [x, index]
 

@@ -93,7 +93,7 @@ def test_complex_parameters_and_buffers() -> None:
 
 
 def test_rotary_embedding_by_complex_numbers() -> None:
-    """As Llama's original code has it."""
+    """Rotary embedding with complex numbers, as in Llama's original code."""
     frequencies = 1.0 / (10000 ** (torch.arange(0, 8, 2) / 8))
 
     def rotate(x: torch.Tensor) -> torch.Tensor:

@@ -22,12 +22,12 @@ def powers(x: torch.Tensor, count: torch.Tensor) -> Any:
 
 
 def rows(x: torch.Tensor) -> Any:
-    """As many passes as rows, counted by a number."""
+    """A loop with as many iterations as rows, counted by an int."""
     return while_loop(lambda i, x: i < x.shape[0], lambda i, x: (i + 1, x * 2 + i), (0, x))
 
 
 def sizes_in_both(x: torch.Tensor) -> Any:
-    """Condition and body compute the same size of what they carry, which is another each time."""
+    """A condition and a body that compute the same size of the carried tensor, which differs in each iteration."""
 
     def condition(i: Any, x: torch.Tensor) -> Any:
         return i * 2 < 9
@@ -43,7 +43,7 @@ def none_at_all(x: torch.Tensor) -> Any:
 
 
 def newton(x: torch.Tensor) -> Any:
-    """The square root of each number, to a tolerance that the data decide on."""
+    """The square root of each number by Newton's method, whose number of iterations depends on the data."""
     root = while_loop(
         lambda y, x: (y * y - x).abs().max() > 1e-5, lambda y, x: ((y + x / y) / 2, x.clone()), (x.clone(), x)
     )
@@ -51,7 +51,7 @@ def newton(x: torch.Tensor) -> Any:
 
 
 def turning(x: torch.Tensor) -> Any:
-    """Complex numbers carried round."""
+    """A loop that carries complex numbers."""
     turned = while_loop(
         lambda i, z: i < 3, lambda i, z: (i + 1, z * 1j + 1), (torch.tensor(0), torch.complex(x, x * 2))
     )

@@ -1,4 +1,4 @@
-"""Core ATen: every overload that torch tags so has a rule, or a decomposition that serves."""
+"""Core ATen: every overload with torch's tag has a rule, or a decomposition that can be converted."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WITHOUT = {
     "aten::convolution_backward.default",
 }
 
-#: What writes its arguments is made functional first.
+#: Operators that write their arguments, which functionalization replaces.
 WRITING = {"aten::resize_.default", "aten::atan2.out", "aten::_native_batch_norm_legit.default"}
 
 
 def core() -> dict[str, torch._ops.OpOverload]:
-    """Of all that torch's dispatcher knows: what `dir` shows of torch.ops.aten depends on what was used before."""
+    """All overloads that torch's dispatcher knows; `dir(torch.ops.aten)` lists only those used before."""
     found = {}
     for full in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = full.partition("::")

@@ -23,7 +23,7 @@ RANGES = {
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", RANGES)
 def test_arange_of_floats(name: str, dtype: torch.dtype) -> None:
-    """Eager cuts each argument to an integer first, when the result is of integers."""
+    """For an integer dtype, eager truncates each argument to an integer first."""
     bounds = RANGES[name]
 
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ def test_random_in_training(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", DROPPED)
 def test_portable_onnx_has_a_dropout(name: str) -> None:
-    """The node itself, whose mask onnx.reference draws."""
+    """The Dropout node itself, run by onnx.reference."""
     program = onnxplug.to_onnx(Call(DROPPED[name]), (X,), target=None)
     assert [n.op_type for n in program.model.graph].count("Dropout") == 1
     result = Runner(program.model, reference=True)({program.model.graph.inputs[0].name: X})[0]

@@ -173,7 +173,7 @@ BINARY: dict[str, tuple[Callable[..., Any], tuple[Any, Any], tuple[Any, Any]]] =
 }  # fmt: skip
 
 
-#: Whose result of NaN is asked for by ``exact=True``.
+#: Operators that propagate NaN only with ``exact=True``.
 OF_NAN = {"sign"}
 
 

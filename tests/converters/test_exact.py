@@ -1,6 +1,6 @@
 """Where others are silently wrong: 64-bit integers, NaN, infinities, ties, empty and 0-dim tensors, each in a table.
 
-Special values are asked for with ``exact=True``; ordinary ones are right without it.
+Special values are tested with ``exact=True``; the results of ordinary ones are right without it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def test_integers_are_exact(name: str) -> None:
     check(INTEGERS[name], LARGE, others=[(OTHER,)], exact=True)
 
 
-#: Powers are no longer ordinary where they reach 2**53.
+#: Powers that stay below 2**53.
 SMALLER = {"powers": lambda x: (x**3, x.clamp(-9, 9) ** x.flip(1).clamp(0, 12), x.square(), x.clamp(-9, 9).int() ** 9)}
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", None], ids=str)
 @pytest.mark.parametrize("name", INTEGERS)
 def test_ordinary_integers(name: str, target: str | None) -> None:
-    """Negative ones, zero, ties, and results that 32 bits don't hold."""
+    """Negative numbers, zero, ties, and numbers whose results exceed 32 bits."""
     x = torch.tensor([[3, -4, 0, 7], [-1, 2, 2, 40_000]])
     others = [(-x,), (torch.tensor([[0, 0, 0, 0], [1, -1, 5_000_000, -1]]),)]
     check(SMALLER.get(name, INTEGERS[name]), x, others=others, target=target)
@@ -134,7 +134,7 @@ def test_nan_and_infinity(name: str) -> None:
 @pytest.mark.parametrize("target", ["onnxruntime", None], ids=str)
 @pytest.mark.parametrize("name", FLOATS)
 def test_ordinary_floats(name: str, target: str | None, dtype: torch.dtype) -> None:
-    """Finite ones of any size and sign, ties and zeros among them."""
+    """Finite numbers of any magnitude and sign, with ties and zeros."""
     sizes = torch.tensor(
         [[1e18, 1e17, 1e-30, 2.0], [0.1, 0.1, -0.1, 5.0], [80.0, -80.0, 0.0, 1e8], [-3.5, 2.5, 1.5, 0.5]]
     )
@@ -209,7 +209,7 @@ def test_scattered_at_low_opsets(name: str, opset: int) -> None:
 @pytest.mark.parametrize("opset", [13, 16, 18])
 @pytest.mark.parametrize("mode", ["sum", "prod", "mean", "amax", "amin"])
 def test_nothing_to_scatter(mode: str, opset: int) -> None:
-    """Before ONNX had these reductions: the greatest of nothing was NaN."""
+    """Opsets without these reductions, where the maximum of no elements was NaN."""
     x, index, v = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0, 2, 2]), torch.tensor([4.0, -5.0, 6.0])
     for dtype in (torch.float32, torch.int64):
         check(

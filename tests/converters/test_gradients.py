@@ -122,7 +122,7 @@ GRID_SAMPLE = (lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1) * 0.7, al
     ],
 )
 def test_gradients_by_the_backend(forward: Callable[[torch.Tensor], torch.Tensor], size: Image) -> None:
-    """Through torch.compile's backward graphs, where the operators are those of training."""
+    """torch.compile's backward graphs, which contain the operators of training."""
     torch._dynamo.reset()
     compiled = torch.compile(forward, backend="onnxplug", options={"fallback": False})
     for seed in (0, 1):
@@ -134,7 +134,7 @@ def test_gradients_by_the_backend(forward: Callable[[torch.Tensor], torch.Tensor
 
 
 class Net(nn.Module):
-    """A CNN with everything that one has."""
+    """A CNN: convolutions, batch norm, pooling, resizing and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()

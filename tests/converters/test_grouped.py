@@ -85,7 +85,7 @@ def test_every_size_dynamic() -> None:
 
 
 def test_not_finite() -> None:
-    """NaN and infinities stay in the rows, and in the groups, that hold them."""
+    """NaN and infinities affect only the rows and groups that contain them."""
     a, b, ends = inputs([2, 4, 6], 6, torch.float32)
     a[0, 1], a[2, 0], b[2, 1, 3] = float("nan"), float("inf"), float("inf")
     check(lambda a, b, e: by_group(a, b, e), a, b, ends, rules=[RULE])

@@ -111,7 +111,7 @@ INTERPOLATIONS = interpolations()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", INTERPOLATIONS)
 def test_interpolation(name: str, dtype: torch.dtype) -> None:
-    # Cubic weights of float32 are rounded elsewhere than torch's.
+    # Cubic weights are rounded to float32 at other steps than torch's.
     tolerance = looser("images, filters") if dtype == torch.float32 else {}
     check(INTERPOLATIONS[name], X.to(dtype), others=[(X.flip(0).to(dtype) * 3,)], **tolerance)
 
@@ -192,7 +192,7 @@ def test_attention_at_every_opset(mask: str, opset: int) -> None:
 
     def inputs(batch: int, length: int) -> tuple[torch.Tensor, ...]:
         seen = torch.rand(batch, 1, length, length) > 0.4
-        seen[0, 0, 0] = False  # a row that sees nothing
+        seen[0, 0, 0] = False  # a row that sees no key
         return (*(torch.randn(batch, 4, length, 8) for _ in range(3)), seen)
 
     check(

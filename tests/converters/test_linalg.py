@@ -29,7 +29,7 @@ def definite(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return (x @ x.mT + torch.eye(shape[-2], dtype=torch.float64)).to(dtype)
 
 
-#: Operators of one square matrix whose results have no freedom.
+#: Operators of one square matrix whose results are unique.
 SQUARE: dict[str, Callable[[Tensor], Any]] = {
     "inv": linalg.inv,
     "inv_ex": linalg.inv_ex,
@@ -51,7 +51,7 @@ SQUARE: dict[str, Callable[[Tensor], Any]] = {
     "pinv_hermitian": lambda a: linalg.pinv(a + a.mT, hermitian=True),
     "cond": linalg.cond,
 }
-#: Of one matrix of any shape.
+#: Operators of one matrix of any shape.
 ANY: dict[str, Callable[[Tensor], Any]] = {
     "qr": linalg.qr,
     "qr_complete": lambda a: linalg.qr(a, mode="complete"),
@@ -160,7 +160,7 @@ def test_polar(dtype: torch.dtype) -> None:
     for opset in (13, None):
         others = [(matrices(*shape, dtype=dtype),) for shape in ((3, 7, 2), (2, 3, 3))]
         check(polar, matrices(2, 5, 3, dtype=dtype), others=others, dynamic=[fixed((2, 5, 3))], opset=opset)
-    # U has orthonormal columns and U H is A also where A is singular and leaves U free; H is exactly symmetric.
+    # U has orthonormal columns, and U H is A, even if A is singular and U is not unique; H is exactly symmetric.
     program = onnxplug.to_onnx(Call(polar), (torch.zeros(4, 3, dtype=dtype),))
     for a in (torch.zeros(4, 3), torch.ones(4, 3), torch.arange(12.0).view(4, 3)):
         u, h = program(a.to(dtype))
@@ -242,7 +242,7 @@ def test_norm_of_nan(order: Any) -> None:
 
 
 def test_qr_of_nan() -> None:
-    # A NaN below the diagonal is not the zero that needs no reflection.
+    # A NaN below the diagonal is not taken for the zero that needs no reflection.
     for row, column in ((1, 0), (2, 0), (0, 1), (1, 1), (2, 1)):
         a = torch.tensor([[1.0, 2, 5], [0, 3, 1], [0, 0, 2]])
         a[row, column] = math.nan
@@ -250,7 +250,7 @@ def test_qr_of_nan() -> None:
 
 
 def test_spectral_of_nan_is_nan() -> None:
-    # torch raises; what must not come out is a number.
+    # torch raises an error; the result must not be a number.
     a = matrices(2, 3, 3)
     a[0, 1, 1] = math.nan
     for function in (linalg.svd, linalg.eigh, lambda x: (linalg.pinv(x),)):

@@ -1,4 +1,4 @@
-"""The mean of what a convolution made, by a global pool."""
+"""The mean of a convolution's result, by a global pool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AUTO = torch.export.Dim.AUTO
 
 
 class Mean(nn.Module):
-    """A convolution, what stands behind it, and a mean."""
+    """A convolution, further operators, and a mean."""
 
     def __init__(self, behind: nn.Module, mean: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -59,5 +59,5 @@ def test_mean(name: str, target: str | None) -> None:
     for x in (torch.randn(2, 3, 9, 11), torch.randn(1, 3, 1, 1), 30 * torch.randn(3, 3, 64, 48), special):
         got, expected = program(x)[0], module(x)
         assert got.dtype == expected.dtype
-        # The convolution computes in float: the mean in double is compared as such.
+        # The convolution computes in float, so that the mean in double is compared with float's tolerance.
         torch.testing.assert_close(got.float(), expected.float(), equal_nan=True)

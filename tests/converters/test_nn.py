@@ -81,7 +81,7 @@ def test_reduction_opsets(name: str, opset: int) -> None:
     )
 
 
-#: Normalised over axes of dynamic sizes.
+#: Normalisation over axes of dynamic sizes.
 OVER_DYNAMIC_AXES = {
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "layer_norm, two axes": lambda x: F.layer_norm(x, x.shape[-2:]),
@@ -254,7 +254,7 @@ def test_attention(name: str, opset: int) -> None:
 @pytest.mark.parametrize("kind", ["bool", "float"])
 @pytest.mark.parametrize("shape", [(2, 4, 3, 5), (2, 1, 3, 5), (2, 1, 1, 5), (3, 5), (1, 5), (3, 1)])
 def test_attention_of_masks(shape: tuple[int, ...], kind: str) -> None:
-    """Masks that are inputs: some rows see nothing, two layers share one."""
+    """Masks that are inputs: some rows see no key, and two layers share a mask."""
 
     def inputs(seed: int) -> tuple[torch.Tensor, ...]:
         seen = tensor(*shape, seed=seed) > 0.2
@@ -310,7 +310,7 @@ FLASH: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("heads", [4, 2, 1])
 @pytest.mark.parametrize("name", FLASH)
 def test_flash_attention_for_cpu(name: str, heads: int) -> None:
-    """The operator that a decomposed program has: its result, and the logarithms of the sums of its weights."""
+    """The operator of a decomposed program: its result, and the logarithms of the sums of its weights."""
 
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, **FLASH[name])
@@ -323,7 +323,7 @@ def test_flash_attention_for_cpu(name: str, heads: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_flash_attention_of_other_dtypes(dtype: torch.dtype) -> None:
-    """torch rounds the weights to a half type; ONNX has what torch computes in float, rounded once."""
+    """torch rounds the weights to a half type; the ONNX model computes in float, and rounds once."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     inputs = [tensor(1, 2, size, 8, seed=size).to(dtype) for size in (3, 5, 5)]
     program = onnxplug.to_onnx(Call(lambda q, k, v: flash(q, k, v)), tuple(inputs))

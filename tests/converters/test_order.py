@@ -15,7 +15,7 @@ from tests.support.check import check
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
-#: Each with the values; indices too where torch's order of equal elements is defined (stable, or no equal ones).
+#: Each returns values; indices too where torch defines the order of equal elements (stable, or no equal ones).
 FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: x.sort(stable=True, dim=-1),
     "sort descending": lambda x: x.sort(stable=True, dim=-1, descending=True),

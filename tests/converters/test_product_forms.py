@@ -39,7 +39,7 @@ class Heads(nn.Module):
 
 
 class Parts(nn.Module):
-    """A product whose last axis ``take`` takes apart."""
+    """A product whose last axis is split by ``take``."""
 
     def __init__(self, take: Callable[[torch.Tensor], Any], layer: type[nn.Module] = nn.Linear) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Shared(nn.Module):
 
 
 class Branches(nn.Module):
-    """A product that is taken apart in a branch."""
+    """A product that is split in a branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Product(nn.Module):
 
 
 class Outside(nn.Module):
-    """A product that branches take apart, and nobody else."""
+    """A product that only branches split."""
 
     def __init__(self) -> None:
         super().__init__()

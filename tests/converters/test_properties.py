@@ -1,4 +1,4 @@
-"""Operators with many ways to be called, on arguments drawn at random: hypothesis finds the corner, ``check`` the difference."""
+"""Operators with many combinations of arguments, drawn by hypothesis and compared by ``check``."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_indices(first: list[int], second: list[int] | None, place: int, put: st
             return x[where]
         value = torch.full_like(x[where], 100.0)
         if put == "put":
-            # Equal values: which of several writes to one place lasts is undefined.
+            # Equal values, because the order of several writes to one place is undefined.
             return x.index_put([w if isinstance(w, torch.Tensor) else None for w in where], value)
         return x.index_put([w if isinstance(w, torch.Tensor) else None for w in where], value, accumulate=True)
 
@@ -323,7 +323,7 @@ def test_indices(first: list[int], second: list[int] | None, place: int, put: st
 def test_interpolation(mode: str, out: tuple[int, int], corners: bool, antialias: bool) -> None:
     smooth = mode in ("bilinear", "bicubic")
     options: dict[str, Any] = {"align_corners": corners, "antialias": antialias} if smooth else {}
-    # There torch gives every row the mean of all: its rows are told from columns by strides, which a width of 1 blurs.
+    # At a width of 1 torch gives every row the mean of all rows: it tells rows from columns by their strides.
     assume(not (antialias and smooth and out[1] == 1 and out[0] > 1))
     torch.manual_seed(1)
     x = torch.randn(1, 2, 4, 6)

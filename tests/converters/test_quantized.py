@@ -23,7 +23,7 @@ from tests.support.tolerances import looser
 AUTO = torch.export.Dim.AUTO
 Q = torch.ops.quantized_decomposed
 INF = math.inf
-# Ties, both signs, what is cut off, and the infinities; with scales that are powers of two, all exact.
+# Ties, both signs, numbers beyond the limits, and infinities; all exact with scales that are powers of two.
 HARD = torch.tensor(
     [
         [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5],
@@ -232,7 +232,7 @@ def test_fake(name: str, dtype: torch.dtype) -> None:
     check(lambda x, s, z: torch.fake_quantize_per_tensor_affine(x, s, z, low, high), hard, scale, offset)
     ops = torch.ops.aten
     check(lambda x: ops.fake_quantize_per_tensor_affine_cachemask(x, 0.25, zero, low, high), hard)
-    # What is far out of an int64 wraps in some of torch's kernels; it is cut off here.
+    # Numbers far beyond int64 wrap in some of torch's kernels; the exported model limits them.
     near = torch.where(HARD.abs() < 1e9, HARD, 0.0).to(dtype)
     for enabled in (0, 1):
         check(
@@ -286,7 +286,7 @@ def test_integer_product() -> None:
 
 
 def test_product_of_unsigned_and_signed_bytes() -> None:
-    """As torchao feeds it on processors without VNNI."""
+    """Arguments as torchao passes them on processors without VNNI."""
     x = torch.randint(0, 256, (20, 16), dtype=torch.uint8)
     weight = torch.randint(-128, 128, (16, 8), dtype=torch.int8)
     check(torch._int_mm, x, weight, others=[(x.flip(0), weight)])
@@ -361,7 +361,7 @@ def test_scaled_product(rowwise: bool, out: torch.dtype | None) -> None:
         a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         return torch._scaled_mm(a, b.t(), s, t, out_dtype=out).float()
 
-    # Numbers beside the middle of two 8-bit floats go one way or the other.
+    # Numbers near the middle of two 8-bit floats may be rounded to either.
     tolerance = (
         looser("float8 products") if out is None else looser("float8 products, halves") if out != torch.float32 else {}
     )

@@ -1,4 +1,5 @@
-"""Tensors of torch's quantised dtypes: made, moved about and turned back; whatever else is done with them is an error."""
+"""Tensors of torch's quantised dtypes: quantised, rearranged and dequantised; any other operator on them is an
+error."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.support.check import check
 
 ROWS = {0: torch.export.Dim.DYNAMIC}
 Function = Callable[..., Any]
-# Ties, both signs, what is cut off and the infinities: exact under scales that are powers of two.
+# Ties, both signs, numbers beyond the limits, and infinities; exact with scales that are powers of two.
 HARD = torch.tensor([[0.0, -0.0, 0.5, 1.5, -2.5, -0.125], [1e30, -1e30, float("inf"), -float("inf"), 63.875, -32.25]])
 OTHER = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)) * 20
 #: dtype and zero point.
@@ -25,7 +26,7 @@ KINDS = {
     "qint8": (torch.qint8, -4),
     "qint8_symmetric": (torch.qint8, 0),
     "qint32": (torch.qint32, 0),
-    "qint32_shifted": (torch.qint32, -7),  # the differences of what is cut off wrap around
+    "qint32_shifted": (torch.qint32, -7),  # the differences of numbers beyond the limits wrap around
 }
 
 

@@ -14,7 +14,7 @@ from tests.support.check import check
 from tests.support.tolerances import looser
 
 AUTO = torch.export.Dim.AUTO
-#: torch rounds every operation of a half layer to half, ONNX Runtime the results alone.
+#: torch rounds every operation of a layer in a half type, the exported model only the results.
 HALF = looser("recurrent, float16")
 
 
@@ -98,7 +98,7 @@ def test_values_that_are_not_finite(name: str, dtype: torch.dtype) -> None:
     x = tensor(5, 4, 3).to(dtype)
     x[1, 1, 0], x[3, 2, 2] = float("inf"), float("-inf")
     if dtype == torch.float64 or name in ("rnn", "lstm_projected"):
-        # ONNX Runtime's LSTM and GRU clip what goes into a gate, and make numbers of NaN so.
+        # ONNX Runtime's LSTM and GRU clip the inputs of a gate, which turns NaN into a number.
         x[2, 0, 1] = float("nan")
     check(layer(name, dtype), x)
 
@@ -121,7 +121,7 @@ def test_one_node_a_layer() -> None:
 
 
 def test_dropout_between_layers() -> None:
-    """Random in training; a probability of one leaves nothing to chance."""
+    """Dropout in training is random; with a probability of one the result is determined."""
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="training mode"):
         check(nn.GRU(3, 5, num_layers=2, dropout=1.0), tensor(4, 2, 3))

@@ -1,4 +1,4 @@
-"""Interpolation of dynamic sizes in every mode, and of static ones by factors whose rounding shows."""
+"""Interpolation of dynamic sizes in every mode, and of static sizes by factors whose rounding matters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def options() -> list[dict[str, Any]]:
         found.append({"mode": mode, "scale_factor": factor, "antialias": True, "align_corners": True})
         found.append({"mode": mode, "scale_factor": factor, "recompute_scale_factor": True})
     for mode in MODES:
-        # Sizes up to 3 stay.
+        # Sizes up to 3 do not change.
         found.append({"mode": mode, "scale_factor": 1.25})
         found.append({"mode": mode, "scale_factor": 1.3, "recompute_scale_factor": True})
         found.append({"mode": mode, "size": (6, 8)})
@@ -46,7 +46,7 @@ def options() -> list[dict[str, Any]]:
 
 
 def close(mode: str) -> dict[str, float]:
-    # Weights of float32 are rounded elsewhere than torch's.
+    # Weights are rounded to float32 at other steps than torch's.
     return looser("resize") if mode not in ("nearest", "nearest-exact") else {}
 
 
@@ -54,7 +54,7 @@ def close(mode: str) -> dict[str, float]:
 def test_dynamic_sizes(named: dict[str, Any]) -> None:
     others = OTHERS
     if named.get("scale_factor") in (0.5, 0.6) or "antialias" in named:
-        # Half of 1 is no size; antialiasing, torch 2.13 spreads the first element of an axis of size 1 over the other axis.
+        # Half of 1 is not a size; torch 2.13's antialiasing spreads the first element of an axis of size 1.
         others = [(image(12, 5),), (image(2, 31),), (image(3, 4),)]
     check(lambda x: F.interpolate(x, **named), image(9, 8), others=others, dynamic=SIZES, **close(named["mode"]))
 
@@ -163,7 +163,7 @@ def test_the_size_given_is_the_result_s_and_factors_steer_coordinates(name: str,
 @pytest.mark.parametrize("size", [(2, 3), (3, 2), (2, 2), (4, 9)])
 @pytest.mark.parametrize(("name", "factor"), [("_upsample_bilinear2d_aa", 0.4), ("_upsample_bicubic2d_aa", 0.35)])
 def test_places_beyond_the_tensor_are_zero(name: str, factor: float, size: tuple[int, int], dynamic: Any) -> None:
-    """A factor that does not fit the size asked for steers coordinates beyond the end, where no weight is left.
+    """A factor that does not match the output size gives coordinates beyond the end, where all weights are 0.
 
     For such a place torch reads a number behind the channel and multiplies it by 0, which is NaN where foreign memory
     holds NaN. Channels of zeros follow those compared, so that it reads those.
@@ -194,7 +194,7 @@ _EDGES = [
 def test_antialiasing_weights_have_the_precision_of_the_tensor(
     name: str, size: int, out: int, factor: float, dtype: torch.dtype, dynamic: Any
 ) -> None:
-    """The taps of a filter's edge, which rounding includes or leaves out."""
+    """Elements at the edge of the filter, which rounding includes or excludes."""
     function = getattr(torch.ops.aten, name).default
     x = image(4, size, dtype)[:1]
     x = torch.cat([x, torch.zeros(1, 16, 4, size, dtype=dtype)], 1)

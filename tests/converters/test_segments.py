@@ -37,7 +37,7 @@ def test_embedding_bag(mode: str, padding: int | None, opset: int) -> None:
 @pytest.mark.parametrize("padding", [None, 2])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_items_after_the_last_offset(mode: str, padding: int | None, dtype: torch.dtype) -> None:
-    """Eager leaves them out of its fast sums, and counts them to the last bag elsewhere."""
+    """Eager excludes them from its fast sums; otherwise they belong to the last bag."""
     table = TABLE.to(dtype)
     check(
         lambda i, o: F.embedding_bag(i, table, o, mode=mode, include_last_offset=True, padding_idx=padding),

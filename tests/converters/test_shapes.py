@@ -204,7 +204,7 @@ def test_a_dynamic_view_is_one_node(expect_graph: Any) -> None:
 
 
 def test_sizes_given_beside_long_expressions() -> None:
-    """Of the given 8 torch works out an expression of the length; it counts as given."""
+    """For the size 8, torch computes an expression of the length; the size given is used."""
 
     def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         padded = F.pad(x, (0, 0, 0, (8 - x.shape[1] % 8) % 8))

@@ -14,7 +14,7 @@ from tests.support.tolerances import looser
 
 INF, NAN = float("inf"), float("nan")
 EDGES = [0.0, -0.0, INF, -INF, NAN]
-#: Both sides of every boundary between two forms, whole and half numbers, the tiny and the huge.
+#: Numbers on both sides of every boundary between two formulas; whole, half, tiny and huge numbers.
 LINE = torch.tensor(
     [*EDGES, 1e-300, 1e-30, -1e-30, 1e-8, 0.3, 0.499, 0.5, -0.5, 0.999, 1.0, -1.0, 1.001, -1.3, 1.4, -1.5, 2.0, 2.08, 2.1,
      -2.0, -2.08, -2.1, 2.5, -3.7, 4.99, 5.01, -5.01, 6.0, -6.0, 7.99, 8.0, 8.01, -8.01, 9.9, 10.0, -12.25, 19.5, -20.0,
@@ -124,7 +124,7 @@ def test_trigamma() -> None:
     x = torch.tensor([*EDGES, 0.1, 0.49, 0.5, 0.51, -0.3, -1.5, -10.25, 7.0, 100.0, 1e10])
     check(lambda x: torch.polygamma(1, x), x, others=[(x.flip(0),)])
     check(lambda x: torch.polygamma(1, x), x.double(), others=[(x.flip(0).double(),)])
-    # At a pole torch has what the sine of a rounded angle gives.
+    # At a pole torch's result follows from the sine of a rounded angle.
     check(lambda x: torch.polygamma(1, x), torch.tensor([-1.0, -2.0, -3.0]))
 
 
@@ -212,12 +212,12 @@ def test_polynomials(name: str) -> None:
     function = getattr(special, name)
     points = [-20.0, -3.0, -1.0, -0.99, -0.5, 0.0, -0.0, 0.1, 0.5, 0.75, 1.0, 1.5, 3.0, 1e10, INF, -INF]
     x, n = _pairs(points, [-3.0, -1.0, -0.5, 0.0, 0.7, 1.0, 2.0, 2.9, 3.0, 5.0, 7.0, 10.0, 40.0, INF, -INF, NAN])
-    # Of NaN, and of degrees that only part of an array has; torch leaves NaN of degree 2 to chance.
+    # NaN, and degrees of only some elements; torch's result for NaN at degree 2 is undefined.
     nan = _pairs([NAN, 2.0], [-1.0, 0.0, 1.0, 3.0, 8.0])
     check(function, x, n, others=[nan, (x[:0], n[:0]), (x[100:101], n[100:101])], dynamic=True)
     small = n.abs() <= 7
     check(function, x[small].float(), n[small].float(), **looser("special"))
-    # Beyond float32, where torch makes infinity and then NaN of it.
+    # Degrees at which float32 overflows: torch gives infinity, then NaN.
     check(function, *(v.float() for v in _pairs([-1e10, 50.0, 1e37], [1.0, 2.0, 3.0, 4.0, 5.0, 23.0, 30.0, 100.0])))
     check(
         lambda x: function(x, 6),

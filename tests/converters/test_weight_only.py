@@ -102,7 +102,7 @@ def test_nibbles(name: str, dtype: torch.dtype, opset: int) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_restored_exactly(dtype: torch.dtype) -> None:
-    """Nothing but the weight: not a bit of it differs."""
+    """The weight alone, which must be equal bit for bit."""
 
     class Weight(Affine):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ def test_restored_exactly(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        # What was declared, and what is there: either alone keeps the bytes.
+        # Either the declared range or the numbers themselves exceed four bits: the bytes are kept.
         {"low": -8, "high": 7, "group": 8, "range": (-128, 127)},
         {"low": -9, "high": 7, "group": 8, "range": (-8, 7)},
         {"low": 0, "high": 16, "group": 8, "range": (0, 15)},
@@ -164,7 +164,7 @@ def test_plain_translation() -> None:
 
 
 def test_replaced_weights() -> None:
-    """Whatever is stored anew is made of the new weights."""
+    """Every stored form of a weight is computed from the new weights."""
     model, other, x = Affine(-8, 7, 8), Affine(-8, 7, 8), torch.randn(4, 32)
     program = onnxplug.to_onnx(model, (x,))
     torch.testing.assert_close(program(x)[0], model(x))
@@ -240,7 +240,7 @@ def test_packed_nibbles_from_elsewhere_are_refused() -> None:
 
 
 def test_a_converter_of_ones_own() -> None:
-    """``docs/write-a-plugin.md``: a parameter in another dtype and layout; what isn't one is declined."""
+    """``docs/write-a-plugin.md``: a parameter in another dtype and layout; the rule declines other values."""
     linear, other, x = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False), torch.randn(3, 8)
 
     def convert(g: Any, node: Any) -> Any:
