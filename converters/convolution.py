@@ -62,8 +62,9 @@ def _convolve(
 def _wide_output(
     g: GraphBuilder, x: Value, weight: Value, bias: Value | None, extra: Sequence[int], attributes: dict[str, Any]
 ) -> Value:
-    """ConvTranspose with an output padding of at least the stride, which ONNX Runtime and ONNX's reference reject. It
-    crops less at the end; elements beyond the end have the bias alone.
+    """ConvTranspose with an output padding of at least the stride, which ONNX Runtime and ONNX's reference reject.
+
+    It crops less at the end; elements beyond the end have the bias alone.
     """
     spatial = len(extra)
     ends = attributes["pads"][spatial:]

@@ -94,8 +94,10 @@ def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> V
 
 
 def _arange_of_floats(g: GraphBuilder, dtype: ir.DataType, start: Any, end: Any, step: Any) -> Value:
-    """An arange of integers with float arguments, each of which is truncated to an integer first. For int64 the number
-    of elements follows from the integers, for narrower dtypes from the floats (``arange_out`` in RangeFactories.cpp).
+    """An arange of integers with float arguments, each of which is truncated to an integer first.
+
+    For int64 the number of elements follows from the integers, for narrower dtypes from the floats (``arange_out`` in
+    RangeFactories.cpp).
     """
     first, last, by = (g.cast(operand(g, x, DOUBLE), INT64) for x in (start, end, step))
     if dtype == INT64:

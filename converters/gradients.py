@@ -50,8 +50,10 @@ def convolution_backward(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 def _input_gradient(
     g: GraphBuilder, grad: Value, x: Value, weight: Value, pads: Sequence[int], groups: int, steps: dict[str, Any]
 ) -> Value:
-    """The transposed convolution of the gradient, with the input's size: places at the end that the strided kernel does
-    not reach have the gradient 0."""
+    """The transposed convolution of the gradient, with the input's size.
+
+    Places at the end that the strided kernel does not reach have the gradient 0.
+    """
     spatial = len(pads) // 2
     axes = range(2, spatial + 2)
     kernel = g.concrete_shape(weight, "weight")[2:]
@@ -74,8 +76,11 @@ def _input_gradient(
 def _weight_gradient(
     g: GraphBuilder, image: Value, kernel: Value, weight: Value, pads: Sequence[int], groups: int, steps: dict[str, Any]
 ) -> Value:
-    """The convolution of the image with the output's gradient as the kernel: batch and channels are exchanged, and so
-    are strides and dilations. Windows that the stride leaves out make the result too wide; its end is cropped."""
+    """The convolution of the image with the output's gradient as the kernel.
+
+    Batch and channels are exchanged, and so are strides and dilations. Windows that the stride leaves out make the
+    result too wide; its end is cropped.
+    """
     spatial = len(pads) // 2
     sizes = g.concrete_shape(weight, "weight")[2:]
     channels = swap(g, image, 0, 1)

@@ -24,9 +24,10 @@ from onnxplug.registry.rule import Rule
 
 
 def _extremum(g: GraphBuilder, end: str, x: Value, axis: int) -> Value:
-    """The greatest or the least (Max, Min) of norms; the greatest of none is 0. ONNX Runtime's ReduceMax and ReduceMin
-    skip     NaN, which the sum of what is not negative has exactly when
-    one of them is NaN.
+    """The greatest or the least (Max, Min) of norms; the greatest of none is 0.
+
+    ONNX Runtime's ReduceMax and ReduceMin skip NaN. The sum of the norms, which are not negative, is NaN exactly if one
+    of them is.
     """
     dtype = dtype_of(x)
     extremum = reduce(g, f"Reduce{end}", x, [axis], True)

@@ -161,8 +161,9 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
-    """An einsum equation with letters for the axes of its ellipses. ONNX requires the same number of axes for every
-    ellipsis; torch aligns them at the last axis and broadcasts.
+    """An einsum equation with letters for the axes of its ellipses.
+
+    ONNX requires the same number of axes for every ellipsis; torch aligns them at the last axis and broadcasts.
     """
     left, arrow, right = equation.partition("->")
     terms = left.split(",")

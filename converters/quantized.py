@@ -65,8 +65,10 @@ def _is_integer(x: Any) -> bool:
 
 
 def _holds(dtype: ir.DataType, zero_point: Any) -> bool:
-    """Whether a dtype can hold the zero point; zero points in a tensor are assumed to lie in the range of the
-    integers."""
+    """Whether a dtype can hold the zero point.
+
+    Zero points in a tensor are assumed to lie in the range of the integers.
+    """
     return _is_integer(zero_point) if isinstance(zero_point, Value) else _within(dtype, zero_point)
 
 

@@ -200,6 +200,7 @@ def _stepwise_layer(
     active: Value | None,
 ) -> tuple[Value, list[Value]]:
     """One layer as a Scan over time for each direction, for layers that ONNX's operators or the runtime's kernels lack.
+
     Steps that are not ``active`` keep the states.
     """
     outputs: list[Value] = []
@@ -322,8 +323,10 @@ def _by_layer(g: GraphBuilder, state: Value, layers: int, directions: int) -> Se
 def _in_computed_dtype(
     g: GraphBuilder, mode: Mode, node: FxNode, x: Value, hx: Value | Sequence[Value], params: Sequence[Value]
 ) -> tuple[Value, list[Value], list[Value]]:
-    """The tensors in the dtype of the computation: float for half types, whose rounding errors would accumulate over
-    the steps."""
+    """The tensors in the dtype of the computation.
+
+    It is float for half types, whose rounding errors would accumulate over the steps.
+    """
     if node.dtype.is_integer() or len(params) == 0:
         raise Unsupported("a recurrent layer of integers or without parameters")
     dtype = wide(node.dtype)

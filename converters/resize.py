@@ -31,8 +31,10 @@ def nearest_exact(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _nearest(g: GraphBuilder, node: FxNode, exact: bool, **named: Any) -> Value:
-    """Resize where every formula finds the same neighbours; otherwise a Gather of the neighbours that torch's float32
-    arithmetic finds."""
+    """Resize where every formula finds the same neighbours.
+
+    Otherwise the neighbours that torch's float32 arithmetic finds are gathered.
+    """
     x = node.args[0]
     axes = axes_of(g, node)
     if has_kernel(g, "Resize", x.dtype) and all(is_plain_nearest(axis) for axis in axes):

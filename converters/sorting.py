@@ -68,8 +68,10 @@ def kthvalue(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def median_dim(ignore_nan: bool) -> Converter:
-    """median.dim, nanmedian.dim: the lower of the two middle elements. For median NaN propagates; nanmedian ignores
-    it."""
+    """median.dim, nanmedian.dim: the lower of the two middle elements.
+
+    For median NaN propagates; nanmedian ignores it.
+    """
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         x, axis, keepdim = node.args

@@ -18,8 +18,9 @@ from onnxplug.registry.rule import Rule
 
 
 def known_sizes(node: FxNode, given: Sequence[Any]) -> list[Any]:
-    """The sizes of a result: ints where torch or the program knows them, otherwise the sizes that the program gives:
-    values, or -1. The program may give an int where torch's shape has a long expression that it cannot simplify.
+    """The sizes of a result: ints where torch or the program knows them, otherwise the program's values, or -1.
+
+    The program may give an int where torch's shape has a long expression that it cannot simplify.
     """
     return [d if isinstance(d, int) else s for d, s in zip(node.shape, given, strict=True)]
 

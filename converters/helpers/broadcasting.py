@@ -12,8 +12,10 @@ from onnxplug.converters.helpers.axes import rank_of
 
 
 def expand_to(g: GraphBuilder, x: Value, shape: Sequence[Any], given: Sequence[Any]) -> Value:
-    """``x`` broadcast to a shape. An axis that keeps its size is 1 in ONNX's Expand, which leaves larger sizes as they
-    are."""
+    """``x`` broadcast to a shape.
+
+    An axis that keeps its size is 1 in ONNX's Expand, which leaves larger sizes as they are.
+    """
     source: list[Any] = [1] * (len(shape) - rank_of(x)) + list(x.shape or ())
     target: list[Any] = []
     for have, want, argument in zip(source, shape, given, strict=True):

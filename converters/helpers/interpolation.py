@@ -1,5 +1,6 @@
-"""Interpolation one axis at a time: the coordinates of the result's elements in the input, and the weight of each
-element. For static sizes they are computed here, for dynamic ones in the graph. The formulas are those of
+"""Interpolation one axis at a time: the coordinates of the result's elements in the input, and their weights.
+
+They are computed here for static sizes, in the graph for dynamic ones. The formulas are those of
 ATen/native/UpSample.h: ``area_pixel_compute_scale``, ``area_pixel_compute_source_index``, and for nearest neighbours
 ``nearest_neighbor_compute_source_index``.
 """
@@ -122,8 +123,10 @@ def _nearest(size: int, out: int, factor: float | None, exact: bool) -> np.ndarr
 
 
 def is_plain_nearest(axis: Axis) -> bool:
-    """Whether every formula for the nearest neighbour agrees: the factor is a small whole number, or a half, a quarter
-    …"""
+    """Whether every formula for the nearest neighbour agrees.
+
+    They do if the factor is a small whole number, or a half, a quarter or an eighth.
+    """
     if axis.ratio is not None and 1 <= axis.ratio <= 16 and axis.factor in (None, float(axis.ratio)):
         return True
     return axis.factor in (0.5, 0.25, 0.125) and axis.follows

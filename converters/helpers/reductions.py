@@ -23,8 +23,7 @@ _AXES_ARE_INPUT_DEFAULT = 18
 
 
 def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, keepdims: bool) -> Value:
-    """A reduction over non-negative static axes (``None``: all), given as an attribute or an input, as the opset
-    defines.
+    """A reduction over non-negative static axes (``None``: all), given as an attribute or an input, as the opset defines.
 
     A 0-dim tensor has no axes. Its reduction is the identity, unless the operator changes a single element
     (ReduceSumSquare, ReduceL1 …), which ONNX expresses by an absent axes input.

@@ -1,5 +1,7 @@
-"""Scattering with a reduction: ScatterElements since the opset that has one, before that a comparison with every
-place."""
+"""Scattering with a reduction.
+
+By ScatterElements since the opset that has reductions, before that by a comparison with every place.
+"""
 
 from __future__ import annotations
 

@@ -259,8 +259,10 @@ def test_kernels_that_refuse_at_run_time() -> None:
 
 @pytest.mark.parametrize("gap", runtimes.GAPS, ids=lambda gap: f"{gap.operators.split()[0]}_{len(gap.dtypes)}")
 def test_gaps_are_gaps(gap: runtimes.Gap) -> None:
-    """Element types listed as without a kernel in every version have none in the installed one, and are allowed by
-    ONNX."""
+    """Element types listed as without a kernel in every version.
+
+    The installed version has none, and ONNX allows the element type.
+    """
     kernels = Kernels(KERNELS)
     for op_type in gap.operators.split():
         opset = gap.until or 23

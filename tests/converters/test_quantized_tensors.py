@@ -1,5 +1,7 @@
-"""Tensors of torch's quantised dtypes: quantised, rearranged and dequantised; any other operator on them is an
-error."""
+"""Tensors of torch's quantised dtypes: quantised, rearranged and dequantised.
+
+Any other operator on them is an error.
+"""
 
 from __future__ import annotations
 

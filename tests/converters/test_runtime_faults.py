@@ -1,6 +1,7 @@
-"""Each fault of ONNX Runtime that a rule works around, shown with the plain form; the rule's form is right. If a plain
-form is right, ONNX Runtime was corrected: the fault's row in ``helpers/runtimes.py`` can be removed or limited to a
-version.
+"""Each fault of ONNX Runtime that a rule works around, shown with the plain form; the rule's form is right.
+
+If a plain form is right, ONNX Runtime was corrected: the fault's row in ``helpers/runtimes.py`` can be removed or
+limited to a version.
 """
 
 from __future__ import annotations
