@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -149,46 +150,49 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
         value = g.reshape(values, []) if rank_of(values) else values
         return select(g, mask, value, x, node.dtype)
     axes, tensors = index_tensors(g, x, indices)
-    rank = rank_of(x)
-    others = [a for a in range(rank) if a not in axes]
-    order = [*axes, *others]
-    joined, new_rank = (
-        join_indices(g, tensors)
-        if len(tensors) > 1
-        else (unsqueeze(g, tensors[0], rank_of(tensors[0])), rank_of(tensors[0]))
-    )
-    moved = g.op.Transpose(x, perm=order)
-    sizes = g.op.Slice(g.shape(joined), g.const([0], INT64), g.const([new_rank], INT64))
-    target = sizes
-    if others:
-        target = g.op.Concat(sizes, g.vector([g.dim(x, a) for a in others]), axis=0)
-    beside = axes == list(range(axes[0], axes[-1] + 1))
-    if beside and axes[0] and rank_of(values) > len(others) - axes[0]:
-        # torch puts the indexed axes at the first index's position; here they come first.
-        before = axes[0]
-        full = (
-            g.op.Concat(
-                g.vector([g.dim(x, a) for a in others[:before]]),
-                sizes,
-                g.vector([g.dim(x, a) for a in others[before:]]),
-                axis=0,
-            )
-            if others[before:]
-            else g.op.Concat(g.vector([g.dim(x, a) for a in others[:before]]), sizes, axis=0)
-        )
-        values = g.op.Expand(values, full)
-        values = g.op.Transpose(
-            values,
-            perm=[*range(before, before + new_rank), *range(before), *range(before + new_rank, new_rank + len(others))],
-        )
+    if len(tensors) > 1:
+        joined, index_rank = join_indices(g, tensors)
     else:
-        values = g.op.Expand(values, target)
+        index_rank = rank_of(tensors[0])
+        joined = unsqueeze(g, tensors[0], index_rank)
+    order = [*axes, *(a for a in range(rank_of(x)) if a not in axes)]
+    moved = g.op.Transpose(x, perm=order)
+    values = _indexed_first(g, x, axes, g.op.Slice(g.shape(joined), [0], [index_rank]), index_rank, values)
     if accumulate:
         inner = scattered_in(g, node.dtype)
         result = g.cast(scatter_slices(g, g.cast(moved, inner), joined, g.cast(values, inner)), node.dtype)
     else:
         result = g.op.ScatterND(moved, joined, values)
-    return g.op.Transpose(result, perm=[order.index(a) for a in range(rank)])
+    return g.op.Transpose(result, perm=[order.index(a) for a in range(rank_of(x))])
+
+
+def _indexed_first(
+    g: GraphBuilder, x: Value, axes: Sequence[int], sizes: Value, index_rank: int, values: Value
+) -> Value:
+    """Values to be written, broadcast to the indices' shape followed by the axes of ``x`` that are not indexed.
+
+    Args:
+        g: The builder.
+        x: The tensor written to.
+        axes: Its indexed axes.
+        sizes: The shape of the indices: [index_rank], int64.
+        index_rank: Their rank.
+        values: The values, which broadcast to the shape of ``x[indices]``.
+    """
+    others = [a for a in range(rank_of(x)) if a not in axes]
+    adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
+    # In x[indices], the axes of adjacent indices stand where the first index stood; others come first.
+    before = axes[0] if adjacent and rank_of(values) > len(others) - axes[0] else 0
+    shape = [
+        *([g.vector([g.dim(x, a) for a in others[:before]])] if before else []),
+        sizes,
+        *([g.vector([g.dim(x, a) for a in others[before:]])] if others[before:] else []),
+    ]
+    values = g.op.Expand(values, g.op.Concat(*shape, axis=0) if len(shape) > 1 else sizes)
+    if not before:
+        return values
+    first, last = range(before, before + index_rank), range(before + index_rank, index_rank + len(others))
+    return g.op.Transpose(values, perm=[*first, *range(before), *last])
 
 
 def _is_single(x: Value) -> bool:

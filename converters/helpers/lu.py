@@ -49,10 +49,7 @@ def lu(g: GraphBuilder, a: Value, *, permutation: bool = False, pivots: bool = F
         at = as_index(g, j)
         here, below = g.op.Equal(rows, j), g.op.Greater(rows, j)
         if pivoting:
-            size = g.op.Abs(take(g, a, j, -1))
-            candidate = g.op.And(g.op.GreaterOrEqual(size, zero), g.op.GreaterOrEqual(rows, j))
-            score = g.op.Where(candidate, size, g.op.Where(here, g.const(math.inf, dtype), g.const(-1.0, dtype)))
-            pivot = g.op.ArgMax(score, axis=rank - 2, keepdims=1)
+            pivot = _pivot(g, a, j, rows)
             order = g.op.Where(here, pivot, g.op.Where(g.op.Equal(rows, pivot), j, rows))
             a = rearranged(g, a, order, -2)
         column = take(g, a, at, -1)
@@ -80,6 +77,14 @@ def lu(g: GraphBuilder, a: Value, *, permutation: bool = False, pivots: bool = F
         orders.append(full(g, 0, INT64, [*batch, steps]))
     packed, *rest = repeat(g, steps, step, a, *orders)
     return LU(packed, rest.pop(0) if permutation else None, rest.pop(0) if pivots else None)
+
+
+def _pivot(g: GraphBuilder, a: Value, j: Value, rows: Value) -> Value:
+    """The row of step ``j``'s pivot: the first of the largest elements from the diagonal on, or the diagonal's NaN."""
+    size = g.op.Abs(take(g, a, j, -1))
+    candidate = g.op.And(g.op.GreaterOrEqual(size, g.const(0.0, dtype_of(a))), g.op.GreaterOrEqual(rows, j))
+    diagonal_first = g.op.Where(g.op.Equal(rows, j), g.const(math.inf, dtype_of(a)), g.const(-1.0, dtype_of(a)))
+    return g.op.ArgMax(g.op.Where(candidate, size, diagonal_first), axis=rank_of(a) - 2, keepdims=1)
 
 
 def permutation_of(g: GraphBuilder, pivots: Value, m: Size) -> Value:
