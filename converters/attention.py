@@ -9,6 +9,8 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.inference.dims import dims_of
+from onnxplug.build.matching import made_by, same_sizes
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES
@@ -61,7 +63,11 @@ def _attend(
     weights = g.cast(weights, dtype)
     if dropout:
         weights = randomly_dropped(g, weights, dropout)[0]
-    result = g.op.MatMul(weights, value)
+    sharing = _sharing_heads(g, weights, value)
+    if sharing is None:
+        result = g.op.MatMul(weights, value)
+    else:
+        result = _apart(g, g.op.MatMul(sharing[0], sharing[1]), weights)
     return result if seen_rows is None else g.op.Mul(result, g.cast(seen_rows, dtype))
 
 
@@ -69,7 +75,12 @@ def _scores(g: GraphBuilder, query: Value, key: Value, scale: float | None) -> V
     """The scaled products of queries and keys, [..., L, S], in float where the operands are of a half type."""
     rank = rank_of(key)
     order = [*range(rank - 2), rank - 1, rank - 2]
-    scores = g.op.MatMul(_scaled(g, query, scale), g.op.Transpose(key, perm=order))
+    sharing = _sharing_heads(g, query, key)
+    if sharing is None:
+        scores = g.op.MatMul(_scaled(g, query, scale), g.op.Transpose(key, perm=order))
+    else:
+        rows, heads = sharing
+        scores = _apart(g, g.op.MatMul(_scaled(g, rows, scale), g.op.Transpose(heads, perm=order)), query)
     return g.cast(scores, FLOAT) if query.dtype in HALVES else scores
 
 
@@ -160,6 +171,39 @@ def _causal(g: GraphBuilder, query: Value, key: Value) -> Value:
     rows = g.op.Range(g.const(0), g.as_scalar(g.dim(query, -2)), g.const(1))
     columns = g.op.Range(g.const(0), g.as_scalar(g.dim(key, -2)), g.const(1))
     return g.op.LessOrEqual(columns, unsqueeze(g, rows, 1))
+
+
+def _sharing_heads(g: GraphBuilder, x: Value, repeated: Value) -> tuple[Value, Value] | None:
+    """Queries or weights with the rows of heads that share one in one matrix, and the keys or values before each was repeated.
+
+    x [B, G H, L, E] as [B, H, G L, E], ``repeated`` [B, G H, S, E] as [B, H, S, E]: nothing is copied then, and each matrix of
+    keys or values goes into one product. ``None`` where heads are not shared.
+    """
+    reshape = made_by(repeated, "Reshape")
+    expand = made_by(reshape.inputs[0], "Expand") if reshape is not None else None
+    unsqueeze = made_by(expand.inputs[0], "Unsqueeze") if expand is not None else None
+    heads = unsqueeze.inputs[0] if unsqueeze is not None else None
+    if heads is None or expand is None or not g.optimize or rank_of(x) != 4:
+        return None
+    source, wide, dims, after = (dims_of(v) for v in (heads, expand.outputs[0], x, repeated))
+    if source is None or wide is None or dims is None or after is None or len(source) != 4 or len(wide) != 5:
+        return None
+    batch, shared, *inner = source
+    groups, wanted = wide[2], dims[1]
+    if not isinstance(groups, int) or not isinstance(shared, int) or wanted != groups * shared or groups < 2:
+        return None
+    if not same_sizes(wide, [batch, shared, groups, *inner]) or not same_sizes(after, [batch, wanted, *inner]):
+        return None
+    if not same_sizes(dims[:1], [batch]):
+        return None
+    rows = g.dim(x, 2)
+    rows = rows * groups if isinstance(rows, int) else g.op.Mul(rows, g.const(groups))
+    return g.reshape(x, [g.dim(x, 0), shared, rows, g.dim(x, 3)]), heads
+
+
+def _apart(g: GraphBuilder, product: Value, x: Value) -> Value:
+    """[B, H, G L, N] as [B, G H, L, N], as the heads of ``x`` are."""
+    return g.reshape(product, [*g.dims(x)[:3], g.dim(product, 3)])
 
 
 def _repeat_heads(g: GraphBuilder, query: Value, x: Value) -> Value:
