@@ -139,6 +139,8 @@ def computed_in(g: GraphBuilder, operators: str, dtype: ir.DataType) -> ir.DataT
         operators: Operators of ai.onnx, separated by blanks.
         dtype: Element type of the operands.
     """
+    if dtype is FLOAT:  # the one that every operator and every runtime has
+        return dtype
     return _computed(operators, dtype, g.opset, g.runtime)
 
 

@@ -276,6 +276,13 @@ def test_gaps_are_gaps(gap: runtimes.Gap) -> None:
             assert not [d for d in allowed if kernels.takes(spec, {group: d})], op_type
 
 
+def test_float_is_everywhere() -> None:
+    """``computed_in`` looks nothing up for it."""
+    assert not [gap for gap in runtimes.GAPS if runtimes.FLOAT in gap.dtypes]
+    for gap in runtimes.GAPS:
+        assert runtimes.has_kernel(_Portable(gap.until or 23), gap.operators, runtimes.FLOAT)
+
+
 class _Portable:
     def __init__(self, opset: int) -> None:
         self.opset, self.runtime = opset, None
