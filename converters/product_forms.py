@@ -310,6 +310,9 @@ def _columns(sizes: Sequence[int], axis: int, start: int, end: int) -> Callable[
     """Takes the columns that lie there on the axis, of a tensor whose last axis they are."""
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
+        if not axis:  # they lie side by side
+            width = math.prod(sizes[1:])
+            return tensor.narrow(-1, start * width, (end - start) * width)
         leading = tensor.shape[:-1]
         split = tensor.reshape(*leading, *sizes)
         return split.narrow(len(leading) + axis, start, end - start).reshape(*leading, -1)

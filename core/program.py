@@ -9,10 +9,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.collection import collection_held
-from onnxplug.build.stored import META, Origin
+from onnxplug.build.stored import META, Origin, WeightTensor
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
@@ -169,14 +168,14 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             origin = value.meta.get(META)
             if origin is None and value.name in state_dict:  # a model that was not exported by onnxplug
                 known.add(str(value.name))
-                replacements.append((value, TorchTensor(state_dict[str(value.name)].detach(), name=value.name)))
+                replacements.append((value, WeightTensor(state_dict[str(value.name)].detach(), name=value.name)))
             targets = [t for t in origin.targets if t in state_dict] if origin is not None else []
             if origin is None or not targets:
                 continue
             known.update(origin.targets)
             self._refuse_folded(targets)
             new = origin.make(_new_weight(origin, targets, state_dict))
-            tensor = TorchTensor(new, name=value.name) if isinstance(new, torch.Tensor) else new
+            tensor = WeightTensor(new, name=value.name) if isinstance(new, torch.Tensor) else new
             tensor.name = value.name
             replacements.append((value, tensor))
         self._refuse_folded(state_dict)

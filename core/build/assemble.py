@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -10,6 +11,7 @@ import torch
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import SINCE
+from onnxplug.build.names import Names
 from onnxplug.build.scope import graphs_of, used_by
 from onnxplug.errors import Unsupported
 
@@ -37,10 +39,13 @@ def assemble(
     results = _distinct_outputs(g, inputs, outputs, state)
     nodes = g.live(results)
     tensors: dict[ir.Value, torch.Tensor] = dict(state)
-    derived = g.derived_tensors(v.name for v in (*inputs, *results, *tensors))
-    _name_values(nodes, inputs, results, [*tensors, *derived], g.state_names())
+    # The user's names (inputs, outputs, state) come first and stay.
+    g.names.take(v.name for v in (*inputs, *results, *tensors))
+    g.names.take(g.state_names())
+    derived = g.derived_tensors()
+    _name_values(g.names, nodes, {id(v) for v in results})
     stored = (v for v in (*tensors, *derived) if v.uses())
-    _refuse_newer_dtypes(g.opset, [*inputs, *stored, *(v for node in nodes for v in node.outputs)])
+    _refuse_newer_dtypes(g.opset, chain(inputs, stored, (v for node in nodes for v in node.outputs)))
     return ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph"), tensors
 
 
@@ -81,39 +86,21 @@ def _refuse_newer_dtypes(opset: int, values: Iterable[ir.Value]) -> None:
             )
 
 
-def _name_values(
-    nodes: Sequence[ir.Node],
-    inputs: Sequence[ir.Value],
-    outputs: Sequence[ir.Value],
-    tensors: Sequence[ir.Value],
-    state_names: set[str],
-) -> None:
-    """Names what has none yet; the user's names (inputs, outputs, state) come first and stay."""
-    taken = {v.name for v in inputs} | {v.name for v in outputs} | {v.name for v in tensors} | state_names
-    own = {id(v) for v in (*inputs, *outputs, *tensors)}
-    counters: dict[str, int] = {}
-
-    def unique(stem: str) -> str:
-        name = stem
-        while name in taken:
-            number = counters[stem] = counters.get(stem, 0) + 1
-            name = f"{stem}_{number}"
-        taken.add(name)
-        return name
-
+def _name_values(names: Names, nodes: Iterable[ir.Node], named: Container[int]) -> None:
+    """Gives the nodes, what they make and the constants that they read their names; results have theirs."""
     constants = 0
     for node in nodes:
         for value in node.outputs:
-            if id(value) not in own:
-                value.name = unique(value.name or f"{node.op_type.lower()}_value")
+            if id(value) not in named:
+                value.name = names.unique(value.name or f"{node.op_type.lower()}_value")
         node.name = f"node_{node.outputs[0].name}"
         graphs = graphs_of(node)
         if graphs:
-            _name_within(graphs, unique)
+            _name_within(graphs, names.unique)
         for read in used_by(node) if graphs else node.inputs:
             if read is not None and read.const_value is not None and read.name is None:
                 constants += 1
-                read.name = unique(f"constant_{constants}")
+                read.name = names.unique(f"constant_{constants}")
 
 
 def _name_within(graphs: Iterable[ir.Graph], unique: Callable[[str], str]) -> None:

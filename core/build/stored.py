@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.names import Names
 from onnxplug.errors import UsageError
 from onnxplug.torch_private import FakeTensor
 
@@ -49,13 +52,25 @@ def _composed(first: Make, then: Make) -> Make:
     return both
 
 
-def unused_name(stem: str, taken: Container[str | None]) -> str:
-    """The stem, with a number after it where that is taken."""
-    name, number = stem, 1
-    while name in taken:
-        number += 1
-        name = f"{stem}_{number}"
-    return name
+class WeightTensor(TorchTensor):
+    """The content of an initializer: a torch tensor, whose bytes are copied once when they lie in memory."""
+
+    def tobytes(self) -> bytes:
+        """The elements in little endian order.
+
+        Raises:
+            TypeError: The tensor is fake.
+        """
+        plain = type(self.raw) is torch.Tensor and self.raw.is_cpu and self.dtype.bitwidth >= 8
+        return self.numpy().tobytes() if plain and sys.byteorder == "little" else super().tobytes()
+
+
+class _Derived(NamedTuple):
+    """What is known of a derived initializer: the tensor of the model that it is made of, its content, its form in a word."""
+
+    root: ir.Value
+    tensor: Tensor
+    form: str
 
 
 class StoredMixin:
@@ -64,9 +79,11 @@ class StoredMixin:
     def __init__(self) -> None:
         #: The parameters, buffers and constants of the model.
         self.state: Mapping[ir.Value, torch.Tensor] = {}
+        #: The names in the assembled graph.
+        self.names = Names()
         #: How many calls of the FX graph read each of them.
         self._readers: Counter[ir.Value] = Counter()
-        self._derived: dict[ir.Value, tuple[ir.Value, Tensor, Make, str]] = {}
+        self._derived: dict[ir.Value, _Derived] = {}
         self._derived_by_key: dict[Any, ir.Value] = {}
         super().__init__()
 
@@ -92,12 +109,11 @@ class StoredMixin:
 
         :meth:`derive` takes such a value, also in a model with fake weights, for which :meth:`stored` is ``None``.
         """
-        return x is not None and self._weight(x) is not None
+        return x is not None and isinstance(self._content(x), torch.Tensor)
 
-    def _weight(self, x: ir.Value) -> torch.Tensor | None:
+    def _content(self, x: ir.Value) -> Tensor | None:
         found = self._derived.get(x)
-        tensor = self.state.get(x) if found is None else found[1]
-        return tensor.detach() if isinstance(tensor, torch.Tensor) else None
+        return self.state.get(x) if found is None else found.tensor
 
     def add_readers(self, x: Any, count: int) -> None:
         """Counts calls that read a tensor of the model's state; of anything else nothing is counted."""
@@ -107,7 +123,7 @@ class StoredMixin:
     def is_read_once(self, x: ir.Value) -> bool:
         """Whether a value is a weight that one call alone reads, or made of one: it may be stored as that call wants it."""
         found = self._derived.get(x)
-        return self._readers[x if found is None else found[0]] == 1 and self.is_weight(x)
+        return self._readers[x if found is None else found.root] == 1 and self.is_weight(x)
 
     def permuted(self, source: ir.Value, perm: Sequence[int]) -> ir.Value:
         """A weight stored with its axes in another order, as ``NAME.transposed``."""
@@ -134,8 +150,8 @@ class StoredMixin:
         found = self._derived_by_key.get((source, key))
         if found is not None:
             return found
-        tensor = self._weight(source)
-        tensor = self.stored(source) if tensor is None else tensor
+        content = self._content(source)
+        tensor = content.detach() if isinstance(content, torch.Tensor) else self.stored(source)
         if tensor is None:
             raise UsageError(
                 f"g.derive takes a parameter, a buffer or a constant; {source.name or 'the value'!r} is known at run time only",
@@ -145,31 +161,26 @@ class StoredMixin:
         dtype = to_onnx_dtype(made.dtype)
         shape = ir.Shape(tuple(made.shape) if isinstance(made, torch.Tensor) else made.shape.numpy())
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
-        root, whole = source, make
-        if source in self._derived:
-            root, whole = self._derived[source][0], _composed(self._derived[source][2], make)
-        self._derived[value] = (root, made, whole, form)
+        known = self._derived.get(source)
+        self._derived[value] = _Derived(source if known is None else known.root, made, form)
+        origin = source.meta.get(META)
+        if origin is not None:
+            value.meta[META] = origin.then(make)
         self._derived_by_key[source, key] = value
         return value
 
-    def derived_tensors(self, taken: Iterable[str | None]) -> dict[ir.Value, Tensor]:
-        """The derived initializers that nodes read, each with a name that isn't taken."""
-        if not self._derived:
-            return {}
-        names = {*taken, *self.state_names()}
-        names.update(value.name for value in self._derived)
+    def derived_tensors(self) -> dict[ir.Value, Tensor]:
+        """The derived initializers that nodes read, each with a name of its own."""
         found: dict[ir.Value, Tensor] = {}
-        for value, (source, tensor, make, form) in self._derived.items():
+        for value, derived in self._derived.items():
             if not value.uses():
                 continue
             if value.name is None:
-                value.name = unused_name(f"{source.name or 'constant'}.{form}", names)
-                names.add(value.name)
-            found[value] = tensor
-            if META in source.meta:
-                value.meta[META] = source.meta[META].then(make)
+                value.name = self.names.unique(f"{derived.root.name or 'constant'}.{derived.form}")
+            found[value] = derived.tensor
         return found
 
     def state_names(self) -> set[str]:
         """The names that the model's tensors have in PyTorch: an initializer of such a name holds that tensor."""
-        return {target for value in self.state if META in value.meta for target in value.meta[META].targets}
+        origins = (value.meta.get(META) for value in self.state)
+        return {target for origin in origins if origin is not None for target in origin.targets}

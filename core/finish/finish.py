@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx.helper
 import onnx_ir as ir
 import torch
-from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.names import Names
 from onnxplug.build.scope import graphs_of, nodes_of, used_by
+from onnxplug.build.stored import WeightTensor
 
 PRODUCER = "onnxplug"
 
@@ -31,8 +32,7 @@ def finish(
         tensors: The tensors of the values that the model's weights are stored in.
         metadata: Metadata of the model.
     """
-    derived = g.derived_tensors(_names(graph, tensors))
-    _register_initializers(graph, {**tensors, **derived})
+    _register_initializers(graph, {**tensors, **g.derived_tensors()}, g.names)
     used = {(node.domain, node.op_type) for node in nodes_of(graph)}
     functions = _called(g.functions.values(), used)
     _prune_imports(graph, used, functions)
@@ -58,18 +58,7 @@ def _version() -> str:
     return onnxplug.__version__
 
 
-def _names(graph: ir.Graph, tensors: Iterable[ir.Value]) -> Iterator[str | None]:
-    yield from (value.name for value in (*graph.inputs, *tensors))
-    for node in nodes_of(graph):
-        for value in node.inputs:
-            # What a node makes is named there.
-            if value is not None and value.producer() is None:
-                yield value.name
-        for value in node.outputs:
-            yield value.name
-
-
-def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any]) -> None:
+def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], names: Names) -> None:
     """Stores the state and the constants that nodes read."""
     seen: set[int] = set()
     for node in graph:
@@ -79,13 +68,13 @@ def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any]) -> 
             seen.add(id(value))
             tensor = tensors.get(value)
             if isinstance(tensor, torch.Tensor):
-                value.const_value = TorchTensor(tensor.detach(), name=value.name)
+                value.const_value = WeightTensor(tensor.detach(), name=value.name)
             elif tensor is not None:
                 tensor.name = value.name
                 value.const_value = tensor
             if value.const_value is not None and not value.is_graph_input():
                 if value.name is None:
-                    value.name = f"constant_{len(seen)}r"
+                    value.name = names.unique("constant")
                 graph.register_initializer(value)
 
 

@@ -213,7 +213,7 @@ class DynamoInterpreter:
         if type(results) is ir.Value:
             if symbol is not None:
                 self._builder.set_symbol(symbol, results)
-            if results.name is None and results.const_value is None:
+            if results.name is None and results.producer() is not None:
                 results.name = fx.name
         return results
 

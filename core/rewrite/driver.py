@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -90,7 +90,6 @@ class _Run:
         self.fired: Counter[str] = Counter()
         self._shared: dict[int, _Shared] = {}
         self._removed: list[ir.Node] = []
-        self._taken: set[str | None] | None = None
 
     def run(self) -> Counter[str]:
         """Works the list off."""
@@ -220,18 +219,8 @@ class _Run:
         for node in nodes:
             for value in node.outputs:
                 if value.name is None:
-                    value.name = self._unique(f"{node.op_type.lower()}_value")
+                    value.name = self.g.names.unique(f"{node.op_type.lower()}_value")
             node.name = f"node_{node.outputs[0].name}"
-
-    def _unique(self, stem: str) -> str:
-        if self._taken is None:
-            self._taken = set(_names(self.graph)) | {value.name for value in self.g.state}
-        name, number = stem, 0
-        while name in self._taken:
-            number += 1
-            name = f"{stem}_r{len(self._taken) + number}"
-        self._taken.add(name)
-        return name
 
 
 def _key(node: ir.Node) -> str:
@@ -255,19 +244,6 @@ def _in_order(graph: ir.Graph, before: set[ir.Node]) -> bool:
                 return False
         before.add(node)
     return True
-
-
-def _names(graph: ir.Graph) -> Iterator[str | None]:
-    yield from (value.name for value in graph.inputs)
-    for node in graph:
-        for value in node.inputs:
-            # What a node makes is named there.
-            if value is not None and value.producer() is None:
-                yield value.name
-        for value in node.outputs:
-            yield value.name
-        for inner in graphs_of(node):
-            yield from _names(inner)
 
 
 def _checked(node: ir.Node, result: Any, rewrite: Rewrite) -> Replaced:

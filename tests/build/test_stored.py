@@ -1,0 +1,63 @@
+"""Weights as they are stored, and the names of a model's values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+
+import onnxplug
+from onnxplug.build.dtypes import TORCH_TO_ONNX
+from onnxplug.build.names import Names
+from onnxplug.build.stored import WeightTensor
+
+_SHAPES = {"whole": (3, 4, 5), "one": (), "empty": (0, 2)}
+
+
+@pytest.mark.parametrize("dtype", TORCH_TO_ONNX, ids=str)
+def test_bytes_are_those_of_onnx_ir(dtype: torch.dtype) -> None:
+    for shape in _SHAPES.values():
+        bits = torch.randint(-128, 128, (*shape, dtype.itemsize), dtype=torch.int8)
+        tensor = (bits % 2 == 1).any(-1) if dtype == torch.bool else bits.view(dtype).reshape(shape)
+        views = [tensor, tensor.permute(tuple(range(len(shape)))[::-1]), tensor[1:] if shape else tensor]
+        for view in views:
+            assert WeightTensor(view).tobytes() == TorchTensor(view).tobytes()
+            assert len(WeightTensor(view).tobytes()) == view.numel() * dtype.itemsize
+
+
+def test_a_fake_tensor_has_no_bytes() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        tensor = torch.zeros(3)
+    with pytest.raises(TypeError, match="FakeTensor"):
+        WeightTensor(tensor).tobytes()
+
+
+def test_names_are_given_once() -> None:
+    names = Names()
+    names.take(["x", None, "y_1"])
+    assert [names.unique(stem) for stem in ("x", "x", "y", "y", "x_1", "z")] == ["x_1", "x_2", "y", "y_2", "x_1_1", "z"]
+
+
+def test_a_weight_that_the_model_returns_in_another_form_keeps_its_name() -> None:
+    """What a converter makes of a weight at export is no result of a node: it is called after the weight."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight.t()
+
+    def t(g: onnxplug.GraphBuilder, node: onnxplug.FxNode) -> object:
+        return g.permuted(node.args[0], (1, 0))
+
+    model = Model()
+    program = onnxplug.to_onnx(model, (torch.randn(4, 3),), rules=[onnxplug.Rule("aten::t.default", t)])
+    assert list(program.model.graph.initializers) == ["weight.transposed"]
+    program.verify()
+    other = {"weight": torch.randn(3, 4)}
+    program.apply_weights(other)
+    torch.testing.assert_close(program(torch.ones(4, 3))[0], other["weight"].T)
