@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT
 from onnxplug.converters.helpers.promotion import operands, wide
 from onnxplug.converters.helpers.tables import overloads_of
+from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
+from onnxplug.registry.target import is_onnxruntime_cpu
+
+_LAYER_NORM = torch.ops.aten.layer_norm.default
 
 
 def _scaled(g: GraphBuilder, x: Any, alpha: Any, dtype: ir.DataType) -> Any:
@@ -30,6 +35,26 @@ def add(g: GraphBuilder, node: FxNode) -> Value:
     if dtype == BOOL:
         return g.op.Or(*operands(g, x, y, dtype=BOOL))
     return compute(g, "Add", dtype, x, _scaled(g, y, alpha, dtype))
+
+
+def _before_norm(node: FxNode) -> bool:
+    """Whether a layer norm is taken of the sum of two tensors of one element type that ONNX Runtime fuses both for."""
+    x, y, alpha = node.args
+    if node.dtype not in (FLOAT, DOUBLE) or not (isinstance(x, Value) and isinstance(y, Value)):
+        return False
+    if x.dtype != node.dtype or y.dtype != node.dtype or isinstance(alpha, Value) or alpha != 1:
+        return False
+    return any(user.target is _LAYER_NORM and user.args[0] is node.fx for user in node.fx.users)
+
+
+def sum_before_norm(g: GraphBuilder, node: FxNode) -> Value:
+    """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+
+    ``Sum`` instead of ``Add``, as the rewrite of that name does it for sums of other converters.
+    """
+    if not g.optimize or not is_onnxruntime_cpu(g.runtime):
+        raise Decline("the plain form is asked for")
+    return g.op.Sum(*node.args[:2])
 
 
 def sub(g: GraphBuilder, node: FxNode) -> Value:
@@ -82,6 +107,14 @@ def lerp(g: GraphBuilder, node: FxNode) -> Value:
 
 RULES: list[Rule] = [
     *overloads_of("add", "Tensor Scalar", add),
+    Rule(
+        "aten::add.Tensor",
+        sum_before_norm,
+        opset=(17, None),
+        target="onnxruntime",
+        when=_before_norm,
+        reason="ONNX Runtime fuses Add and LayerNormalization into an operator that is slower than both on the CPU",
+    ),
     *overloads_of("sub subtract", "Tensor Scalar", sub),
     *overloads_of("rsub", "Tensor Scalar", rsub),
     *overloads_of("mul multiply", "Tensor Scalar", mul),

@@ -28,8 +28,8 @@ from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode, schema_parameters
 from onnxplug.registry.names import packet_of, qualified_name
 from onnxplug.registry.rule import Rule
+from onnxplug.registry.target import is_onnxruntime_cpu
 
-_CPU = (None, "onnxruntime", "onnxruntime:cpu")
 #: More products than this cost more time than they save, and so do narrower ones.
 _MOST_PARTS, _NARROWEST = 4, 32
 
@@ -324,7 +324,7 @@ def _columns(sizes: Sequence[int], axis: int, start: int, end: int) -> Callable[
 
 
 def _optimized(g: GraphBuilder, node: FxNode) -> bool:
-    return g.optimize and not node.derived and g.runtime in _CPU
+    return g.optimize and not node.derived and is_onnxruntime_cpu(g.runtime)
 
 
 def _static_product(sizes: Iterable[Any]) -> int | None:

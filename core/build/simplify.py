@@ -189,7 +189,7 @@ def _neutral(g: Emitter, x: ir.Value | None, other: ir.Value | None, number: int
     if x is None or other is None or x.dtype != other.dtype:
         return False
     array = g.constant(other)
-    if array is None or not array.size or not np.all(array == number):
+    if array is None or not array.size or not (array == number).all():
         return False
     dims = dims_of(x)
     return dims is not None and _same_dims(broadcast([dims, array.shape]), dims)

@@ -60,6 +60,11 @@ def closeness(names: Sequence[str], runtime: str | None) -> int | None:
     return max((name.count(":") + 1 for name in fitting), default=None)
 
 
+def is_onnxruntime_cpu(runtime: str | None) -> bool:
+    """Whether a model is made for ONNX Runtime's CPU, which the name of ONNX Runtime alone means too."""
+    return runtime in (DEFAULT_RUNTIME, f"{DEFAULT_RUNTIME}:cpu")
+
+
 def intersect(one: Sequence[str], other: Sequence[str]) -> bool:
     """Whether some runtime fits both conditions' target names."""
     if not one or not other:

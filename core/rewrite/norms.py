@@ -8,12 +8,11 @@ import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
 from onnxplug.build.matching import int_attribute, is_op, made_by, read_by, reads, used_once
+from onnxplug.registry.target import is_onnxruntime_cpu
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
-
-_CPU = (None, "onnxruntime", "onnxruntime:cpu")
 
 
 def sum_before_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
@@ -23,7 +22,7 @@ def sum_before_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     Sum and LayerNormalization take 35 us together (1.31, measured, one thread).
     """
     total = node.outputs[0]
-    if g.runtime not in _CPU or total.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+    if not is_onnxruntime_cpu(g.runtime) or total.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         return None
     if not any(is_op(n, "LayerNormalization") and n.inputs[0] is total for n in total.consumers()):
         return None

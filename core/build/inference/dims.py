@@ -19,17 +19,17 @@ Attributes = Mapping[str, Any]
 
 def dims_of(value: ir.Value | None) -> Dims:
     """The dimensions of a value, ``None`` when its rank is unknown."""
-    if value is None or value.shape is None:
-        return None
-    return value.shape.dims
+    shape = value.shape if value is not None else None
+    return None if shape is None else shape.dims
 
 
 def known(value: ir.Value | None) -> list[int] | None:
     """The integers of a constant value, ``None`` when it isn't one."""
-    if value is None or value.const_value is None or value.const_value.size > 64:
+    content = value.const_value if value is not None else None
+    if content is None:
         return None
-    array = value.const_value.numpy()
-    return [int(v) for v in array.reshape(-1)] if array.dtype.kind in "iub" else None
+    array = content.numpy()
+    return [int(v) for v in array.reshape(-1)] if array.size <= 64 and array.dtype.kind in "iub" else None
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:
@@ -37,10 +37,10 @@ def broadcast(shapes: Sequence[Dims]) -> Dims:
     if any(s is None for s in shapes):
         return None
     present = [s for s in shapes if s is not None]
-    first = present[0]
-    if all(s == first for s in present[1:]):
-        return first
-    rank = max(len(s) for s in present)
+    longest = max(present, key=len)
+    rank = len(longest)
+    if all(s is longest or s == longest[rank - len(s) :] for s in present):
+        return longest
     result: list[Dim] = []
     for axis in range(-rank, 0):
         dim: Dim = 1
