@@ -231,6 +231,12 @@ FORMS: dict[str, Form] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    """Dynamo, which traces branches, takes a size that differed in an earlier test for a dynamic one."""
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize(("alone", "opset"), [(True, 13), (True, 21), (False, 18), (False, 23)])
 @pytest.mark.parametrize("name", FORMS)
 def test_form(name: str, alone: bool, opset: int, monkeypatch: pytest.MonkeyPatch) -> None:
