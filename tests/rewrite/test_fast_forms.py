@@ -41,12 +41,13 @@ class Transposed(nn.Module):
 class Norm(nn.Module):
     """A sum and its layer norm, the sum read again."""
 
-    def __init__(self, again: bool) -> None:
+    def __init__(self, again: bool, dropout: float = 0.0, alpha: float = 1.0) -> None:
         super().__init__()
         self.again, self.norm, self.layer = again, nn.LayerNorm(16, eps=1e-3), nn.Linear(16, 16)
+        self.dropout, self.alpha = nn.Dropout(dropout) if dropout else nn.Identity(), alpha
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        total = x + self.layer(x)
+        total = self.dropout(torch.add(x, self.layer(x), alpha=self.alpha))
         return self.norm(total) + total if self.again else self.norm(total)
 
 
@@ -66,7 +67,11 @@ FORMS: dict[str, Form] = {
     "weight read transposed": Form("transposed_weight", Transposed, {"Transpose": 0}),
     "weight read both ways": Form("transposed_weight", Tied, {"Transpose": 1}),
     "norm of a sum": Form("sum_before_norm", lambda: Norm(False), {"Sum": 1}, since=17),
-    "norm of a residual sum": Form("sum_before_norm", lambda: Norm(True), {"Sum": 1, "Add": 2}, since=17),
+    "norm of a residual sum": Form("sum_before_norm", lambda: Norm(True), {"Sum": 1, "Add": 1}, since=17),
+    "norm of a sum that dropout leaves": Form(
+        "sum_before_norm", lambda: Norm(False, 0.1), {"Sum": 1, "Add": 0}, since=17
+    ),
+    "norm of a scaled sum": Form("sum_before_norm", lambda: Norm(False, alpha=2.0), {"Sum": 1, "Add": 0}, since=17),
     "root mean square": Form(
         "root_mean_square_norm",
         RootMeanSquare,
