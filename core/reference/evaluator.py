@@ -27,7 +27,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
     """Runs a model node by node in NumPy: slow, and as close to ONNX's specification as we know how.
 
     It is an ``onnx.reference.ReferenceEvaluator`` and takes that one's kernels where it has none of its own. Beyond that: all
-    operators of ai.onnx at every version since 7, those of ``com.microsoft`` that rewrites emit, element types narrower than
+    operators of ai.onnx, those of ``com.microsoft`` that rewrites emit, element types narrower than
     float32 computed in float32 and rounded once, functions in any order, hooks, steps, and memory freed after the last use.
 
     Args:
@@ -111,8 +111,9 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
 
     def _ready(self, attributes: Iterable[onnx.AttributeProto]) -> ReadyGraph:
         proto = self.proto_
-        if isinstance(proto, onnx.ModelProto | onnx.GraphProto):
-            return self._preparer.graph(getattr(proto, "graph", proto), self.opsets_)
+        graph = _graph_of(proto)
+        if graph is not None:
+            return self._preparer.graph(graph, self.opsets_)
         if isinstance(proto, onnx.FunctionProto):
             return self._preparer.function(proto, attributes)
         return self._preparer.node(proto, self.opsets_)
@@ -120,12 +121,12 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
     def _describe(self) -> None:
         """What :class:`ReferenceEvaluator` has as attributes."""
         proto = self.proto_
-        graph = getattr(proto, "graph", proto)
-        self.onnx_graph_ = graph if isinstance(graph, onnx.GraphProto) else None
+        types = self._graph.types
+        self.onnx_graph_: Any = _graph_of(proto)
         self.input_names_, self.output_names_ = list(self._graph.inputs), list(self._graph.outputs)
-        self.input_types_ = [self._graph.types.get(name) for name in self.input_names_] if self.onnx_graph_ else None
-        self.output_types_ = [self._graph.types.get(name) for name in self.output_names_] if self.onnx_graph_ else None
-        self.all_types_ = dict(self._graph.types)
+        self.input_types_ = [types.get(name) for name in self.input_names_] if types else None
+        self.output_types_ = [types.get(name) for name in self.output_names_] if types else None
+        self.all_types_ = dict(types)
         self.attributes_ = list(getattr(proto, "attribute", ())) if isinstance(proto, onnx.FunctionProto) else []
 
     def _nested(self) -> Callable[..., Any]:
@@ -271,6 +272,12 @@ class _Subgraph(ReferenceEvaluator):
         results = drain(self._engine.run(frame))
         wanted = results if output_names is None else [frame[name] for name in output_names]
         return [self._as_arrays(value) for value in wanted]
+
+
+def _graph_of(proto: Any) -> onnx.GraphProto | None:
+    """The graph of a model, or a graph itself; ``None`` of a function or node."""
+    found = proto.graph if isinstance(proto, onnx.ModelProto) else proto
+    return found if isinstance(found, onnx.GraphProto) else None
 
 
 def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:

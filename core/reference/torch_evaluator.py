@@ -69,7 +69,7 @@ class TorchReferenceEvaluator(ExtendedReferenceEvaluator):
     def _given_back(self, feeds: Mapping[str, Any]) -> Callable[[Any], Any]:
         return lambda value: value
 
-    def run(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def run(self, *args: Any, **options: Any) -> Any:
         """Runs the model, as :meth:`ExtendedReferenceEvaluator.run` does; results are tensors on the device."""
         with torch.no_grad():
             return super().run(*args, **options)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -95,6 +97,43 @@ def test_exported_models(name: str, opset: int, evaluator: Any) -> None:
         assert len(got) == len(leaves)
         for mine, theirs in zip(got, leaves, strict=True):
             torch.testing.assert_close(mine, theirs, **looser("reference, products"))
+
+
+class Fusible(nn.Module):
+    """What ONNX Runtime fuses into operators of com.microsoft."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu")
+        self.gate = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.gate(self.layer(x))
+        return y * torch.sigmoid(1.702 * y)
+
+
+@pytest.mark.usefixtures("seeded")
+def test_what_onnxruntime_made_of_a_model(tmp_path: Path) -> None:
+    """The model that ONNX Runtime's own optimiser writes, with its fused operators."""
+    model = Fusible().eval()
+    x = torch.randn(2, 5, 16)
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: "batch"},), plugins=[])
+    program.save(tmp_path / "model.onnx")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(tmp_path / "model.onnx", options, providers=["CPUExecutionProvider"])
+    fused = onnx.load(tmp_path / "optimised.onnx")
+    assert {node.op_type for node in fused.graph.node if node.domain} >= {"QuickGelu", "FusedMatMul"}
+    for evaluator in (ExtendedReferenceEvaluator, TorchReferenceEvaluator):
+        session = evaluator(tmp_path / "optimised.onnx")
+        for batch in (2, 1):
+            y = torch.randn(batch, 5, 16)
+            with torch.no_grad():
+                torch.testing.assert_close(
+                    session.run(None, {session.input_names[0]: y})[0], model(y), rtol=1e-4, atol=1e-5
+                )
 
 
 def test_results_are_tensors_of_the_device() -> None:

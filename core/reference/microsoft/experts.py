@@ -14,6 +14,7 @@ from onnxplug.reference.standard.activations import gelu
 from onnxplug.reference.standard.softmax import softmax
 
 Activation = Callable[[np.ndarray], np.ndarray]
+Gated = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 _ACTIVATIONS: dict[str, Activation] = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": partial(gelu, approximate="tanh"),
@@ -58,29 +59,38 @@ def moe(
     chosen = np.take_along_axis(weights, best, -1)
     if normalize_routing_weights:
         chosen = chosen / chosen.sum(-1, keepdims=True)
-    gated = partial(_swiglu, alpha=activation_alpha, beta=activation_beta, limit=swiglu_limit)
+    first = fc1_experts_weights, fc1_experts_bias
+    other = None if fc3_experts_weights is None else (fc3_experts_weights, fc3_experts_bias)
+    activation = _activation(activation_type, activation_alpha, activation_beta, swiglu_limit, swiglu_fusion)
     result = np.zeros(tokens.shape, np.float64)
     for expert in np.unique(best):
         rows, places = np.nonzero(best == expert)
-        inner = _linear(tokens[rows], fc1_experts_weights, fc1_experts_bias, expert)
-        if activation_type == "swiglu":
-            if swiglu_fusion == 1:
-                hidden = gated(inner[:, 0::2], inner[:, 1::2])
-            elif swiglu_fusion == 2:
-                hidden = gated(*np.split(inner, 2, -1))
-            elif fc3_experts_weights is not None:
-                hidden = gated(inner, _linear(tokens[rows], fc3_experts_weights, fc3_experts_bias, expert))
-            else:
-                raise EvaluationError("swiglu is not fused (swiglu_fusion=0), and there is no fc3")
-        elif activation_type in _ACTIVATIONS:
-            hidden = _ACTIVATIONS[activation_type](inner)
-            if fc3_experts_weights is not None:
-                hidden = hidden * _linear(tokens[rows], fc3_experts_weights, fc3_experts_bias, expert)
-        else:
-            raise EvaluationError(f"unknown activation {activation_type!r}")
+        inner = _linear(tokens[rows], *first, expert)
+        hidden = activation(inner, None if other is None else _linear(tokens[rows], *other, expert))
         outputs = _linear(hidden, fc2_experts_weights, fc2_experts_bias, expert)
         np.add.at(result, rows, outputs * chosen[rows, places, None])
     return typed(result, x).reshape(x.shape)
+
+
+def _activation(name: str, alpha: float, beta: float, limit: float | None, fusion: int) -> Gated:
+    """What makes the inner values of an expert of the first layer's results, and of the third's where there is one."""
+    gate = partial(_swiglu, alpha=alpha, beta=beta, limit=limit)
+
+    def swiglu(inner: np.ndarray, other: np.ndarray | None) -> np.ndarray:
+        if fusion == 1:
+            return gate(inner[:, 0::2], inner[:, 1::2])
+        if fusion == 2:
+            return gate(*np.split(inner, 2, -1))
+        if other is None:
+            raise EvaluationError("swiglu is not fused (swiglu_fusion=0), and there is no fc3")
+        return gate(inner, other)
+
+    if name == "swiglu":
+        return swiglu
+    if name not in _ACTIVATIONS:
+        raise EvaluationError(f"unknown activation {name!r}; there are swiglu, {', '.join(_ACTIVATIONS)}")
+    function = _ACTIVATIONS[name]
+    return lambda inner, other: function(inner) if other is None else function(inner) * other
 
 
 def _linear(x: np.ndarray, weights: np.ndarray, bias: np.ndarray | None, expert: int) -> np.ndarray:

@@ -102,17 +102,32 @@ def group_query_attention(
     elif smooth_softmax == 1:
         sink = np.zeros((num_heads, 1, 1))
     options = _Options(scale or 1 / np.sqrt(size), softcap, bool(causal), local_window_size, sink)
-    outputs, weights = [], []
-    for row in range(batch):
-        bias = None if attention_bias is None else attention_bias[row if attention_bias.shape[0] > 1 else 0]
-        group = num_heads // kv_num_heads
-        seen = slice(0, max(int(totals[row]), int(before[row]) + rows))
+    results, weights = _all_rows(q, keys, values, attention_bias, totals, before, options, qk_output)
+    scores = typed(weights, query) if qk_output else None
+    return typed(rows_of(results), query), typed(keys, query), typed(values, query), scores
+
+
+def _all_rows(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    bias: np.ndarray | None,
+    totals: np.ndarray,
+    before: np.ndarray,
+    options: _Options,
+    qk_output: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each row of the batch over its own keys: [batch, heads, sequence, size], and scores or probabilities over all keys."""
+    results, weights = [], []
+    group = q.shape[1] // keys.shape[1]
+    for row in range(q.shape[0]):
+        added = None if bias is None else bias[row if bias.shape[0] > 1 else 0]
+        seen = slice(0, max(int(totals[row]), int(before[row]) + q.shape[2]))
         row_keys, row_values = (np.repeat(c[row, :, seen], group, 0) for c in (keys, values))
-        result, probability = _attended(q[row], row_keys, row_values, bias, int(before[row]), options, qk_output)
-        outputs.append(result)
-        weights.append(np.pad(probability, ((0, 0), (0, 0), (0, width - probability.shape[-1]))))
-    present = typed(keys, query), typed(values, query)
-    return typed(rows_of(np.stack(outputs)), query), *present, typed(np.stack(weights), query) if qk_output else None
+        result, found = _attended(q[row], row_keys, row_values, added, int(before[row]), options, qk_output)
+        results.append(result)
+        weights.append(np.pad(found, ((0, 0), (0, 0), (0, keys.shape[2] - found.shape[-1]))))
+    return np.stack(results), np.stack(weights)
 
 
 def _split(

@@ -15,7 +15,8 @@ from onnxplug.reference.kernels import Kernel
 from onnxplug.reference.numeric import typed
 
 #: [N, g, C/g, ...] by [g, C/g, M/g] to [N, g, M/g, ...]
-_SPREAD: Any = "ngc...,gcm->ngm..."
+_SPREAD = "ngc...,gcm->ngm..."
+_einsum: Any = np.einsum
 #: onnx declares that its kernels take lists.
 _grid_sample: Any = GridSample.eval
 _resize: Any = Resize.eval
@@ -62,8 +63,9 @@ def conv_transpose(
     for i, (k, n) in enumerate(zip(kernel, x.shape[2:], strict=True)):
         room.append(max(starts[i] + sizes[i], (k - 1) * spread[i] + 1 + step[i] * (n - 1)))
     whole = np.zeros((x.shape[0], group, w.shape[1], *room))
-    for place in itertools.product(*map(range, kernel)):
-        part = np.einsum(_SPREAD, groups, weights[:, :, :, *place])
+    taps = weights.reshape(*weights.shape[:3], -1)
+    for number, place in enumerate(itertools.product(*map(range, kernel))):
+        part = _einsum(_SPREAD, groups, taps[..., number])
         where = tuple(
             slice(k * d, k * d + p * (m - 1) + 1, p)
             for k, d, p, m in zip(place, spread, step, x.shape[2:], strict=True)
