@@ -235,8 +235,10 @@ def _mean_by_matrices(g: GraphBuilder, x: Value, out: Sequence[Any]) -> Value:
     sizes = g.dims(x)[2:]
     for axis in reversed(range(2, rank_of(x))):
         s, o = sizes[axis - 2], out[axis - 2]
-        static = isinstance(s, int) and isinstance(o, int)
-        weights = g.const(_windows(s, o), x.dtype) if static else _mean_windows(g, s, o, x.dtype)
+        if isinstance(s, int) and isinstance(o, int):
+            weights = g.const(_windows(s, o), x.dtype)
+        else:
+            weights = _mean_windows(g, s, o, x.dtype)
         x = product_along(g, x, axis, weights)
     return x
 

@@ -56,9 +56,9 @@ class Constants:
             ``None`` for a guard that is only about which sizes an operator accepts.
         """
         frame = getattr(guard.sloc, "framework_loc", None)
-        file = getattr(frame, "filename", "").removeprefix(_TORCH)
+        file, function = getattr(frame, "filename", "").removeprefix(_TORCH), getattr(frame, "name", None)
         number = _number(guard.expr)
-        if number is None or file not in _CALLS or _CALLS[file] not in (None, frame.name):
+        if number is None or file not in _CALLS or _CALLS[file] not in (None, function):
             return None
         if _CALLS[file] == "split" or number in self._list_lengths:
             return self._list_lengths.get(number)

@@ -98,9 +98,9 @@ def test_rotary_embedding_by_complex_numbers() -> None:
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
         angles = torch.outer(torch.arange(x.shape[1]), frequencies)
-        turn = torch.polar(torch.ones_like(angles), angles)
+        rotations = torch.polar(torch.ones_like(angles), angles)
         z = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(z * turn[None, :, None]).flatten(3).type_as(x)
+        return torch.view_as_real(z * rotations[None, :, None]).flatten(3).type_as(x)
 
     check(
         rotate,

@@ -52,10 +52,10 @@ def newton(x: torch.Tensor) -> Any:
 
 def turning(x: torch.Tensor) -> Any:
     """A loop that carries complex numbers."""
-    turned = while_loop(
+    results = while_loop(
         lambda i, z: i < 3, lambda i, z: (i + 1, z * 1j + 1), (torch.tensor(0), torch.complex(x, x * 2))
     )
-    return torch.view_as_real(turned[1])
+    return torch.view_as_real(results[1])
 
 
 LOOPS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], list[tuple[torch.Tensor, ...]]]] = {

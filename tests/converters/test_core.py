@@ -18,7 +18,6 @@ from tests.support.tolerances import looser
 WITHOUT = {
     "aten::_adaptive_avg_pool2d_backward.default",
     "aten::avg_pool2d_backward.default",
-    "aten::convolution_backward.default",
 }
 
 #: Operators that write their arguments, which functionalization replaces.
@@ -27,15 +26,15 @@ WRITING = {"aten::resize_.default", "aten::atan2.out", "aten::_native_batch_norm
 
 def core() -> dict[str, torch._ops.OpOverload]:
     """All overloads that torch's dispatcher knows; `dir(torch.ops.aten)` lists only those used before."""
-    found = {}
+    overloads = {}
     for full in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = full.partition("::")
         name, _, overload = rest.partition(".")
         if namespace == "aten":
             operator = getattr(getattr(torch.ops.aten, name), overload or "default")
             if torch.Tag.core in operator.tags:
-                found[f"aten::{name}.{overload or 'default'}"] = operator
-    return found
+                overloads[f"aten::{name}.{overload or 'default'}"] = operator
+    return overloads
 
 
 def test_every_core_overload_is_covered() -> None:

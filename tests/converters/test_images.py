@@ -82,7 +82,7 @@ def test_adaptive_pools_to_size_0(spatial: int, mode: str, dynamic: bool) -> Non
 
 def interpolations() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Every mode, by size and by factor, corners aligned or not, antialiased or not."""
-    found: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
     for mode in ("nearest", "nearest-exact", "bilinear", "bicubic", "area"):
         for how, named in (
             ("up", {"scale_factor": 2.0}),
@@ -90,19 +90,19 @@ def interpolations() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
             ("size", {"size": (5, 17)}),
             ("one", {"size": 1}),
         ):
-            found[f"{mode}_{how}"] = lambda x, mode=mode, named=named: F.interpolate(x, mode=mode, **named)
+            functions[f"{mode}_{how}"] = lambda x, mode=mode, named=named: F.interpolate(x, mode=mode, **named)
     for mode in ("bilinear", "bicubic"):
         for named in ({"size": (5, 17)}, {"size": 1}, {"scale_factor": 1.7}):
-            found[f"{mode}_corners_{named}"] = lambda x, mode=mode, named=named: F.interpolate(
+            functions[f"{mode}_corners_{named}"] = lambda x, mode=mode, named=named: F.interpolate(
                 x, mode=mode, align_corners=True, **named
             )
-            found[f"{mode}_antialias_{named}"] = lambda x, mode=mode, named=named: F.interpolate(
+            functions[f"{mode}_antialias_{named}"] = lambda x, mode=mode, named=named: F.interpolate(
                 x, mode=mode, antialias=True, **named
             )
-        found[f"{mode}_recomputed"] = lambda x, mode=mode: F.interpolate(
+        functions[f"{mode}_recomputed"] = lambda x, mode=mode: F.interpolate(
             x, mode=mode, scale_factor=1.3, recompute_scale_factor=True
         )
-    return found
+    return functions
 
 
 INTERPOLATIONS = interpolations()

@@ -276,7 +276,7 @@ def hard(dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     low = torch.randn(6, 2, generator=generator, dtype=torch.float64) @ torch.randn(2, 6, generator=generator).double()
     huge = 1e30 if dtype == torch.float32 else 1e250
-    found = [
+    matrices = [
         torch.eye(6),
         torch.zeros(6, 6),
         torch.ones(6, 6),
@@ -286,7 +286,7 @@ def hard(dtype: torch.dtype) -> list[Tensor]:
         torch.diag(torch.tensor([1e8, 1, 1e-8, 5, 2, 2])),
         torch.tril(torch.ones(6, 6)),
     ]
-    return [x.to(dtype) for x in found] + [low.to(dtype) * huge, low.to(dtype) / huge]
+    return [x.to(dtype) for x in matrices] + [low.to(dtype) * huge, low.to(dtype) / huge]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float", "double"])

@@ -106,9 +106,9 @@ def test_attention(opset: int, wide: bool) -> None:
     program = check(
         model, *draw(2), others=[draw(5), draw(1)], dynamic=[{0: "n"}] * 3, opset=opset, **looser("onnx operators")
     )
-    found = [n for n in program.model.graph if n.op_type == "Attention"]
-    assert bool(found) is (opset >= 23)
-    assert all(len(n.outputs) == 1 for n in found)
+    nodes = [n for n in program.model.graph if n.op_type == "Attention"]
+    assert bool(nodes) is (opset >= 23)
+    assert all(len(n.outputs) == 1 for n in nodes)
 
 
 def test_attention_with_caches() -> None:

@@ -225,8 +225,8 @@ def test_portable_onnx_is_plain(name: str) -> None:
     if name in NOT_RUN:
         return
     expected, _ = _pytree.tree_flatten(case.call(*case.args))
-    found = program.call_reference(*case.args)
-    torch.testing.assert_close(list(found), expected)
+    results = program.call_reference(*case.args)
+    torch.testing.assert_close(list(results), expected)
 
 
 @pytest.mark.parametrize("name", CASES)

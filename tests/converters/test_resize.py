@@ -28,21 +28,21 @@ OTHERS = [(image(12, 5),), (image(2, 31),), (image(7, 1),), (image(3, 4),)]
 
 
 def options() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    combinations: list[dict[str, Any]] = []
     for mode, factor in itertools.product(MODES, (2, 4.0, 0.5, 1.7, (1.5, 3.0))):
-        found.append({"mode": mode, "scale_factor": factor})
+        combinations.append({"mode": mode, "scale_factor": factor})
     for mode, factor in itertools.product(SMOOTH, (2, 0.6, 1.3)):
-        found.append({"mode": mode, "scale_factor": factor, "align_corners": True})
-        found.append({"mode": mode, "scale_factor": factor, "antialias": True})
-        found.append({"mode": mode, "scale_factor": factor, "antialias": True, "align_corners": True})
-        found.append({"mode": mode, "scale_factor": factor, "recompute_scale_factor": True})
+        combinations.append({"mode": mode, "scale_factor": factor, "align_corners": True})
+        combinations.append({"mode": mode, "scale_factor": factor, "antialias": True})
+        combinations.append({"mode": mode, "scale_factor": factor, "antialias": True, "align_corners": True})
+        combinations.append({"mode": mode, "scale_factor": factor, "recompute_scale_factor": True})
     for mode in MODES:
         # Sizes up to 3 do not change.
-        found.append({"mode": mode, "scale_factor": 1.25})
-        found.append({"mode": mode, "scale_factor": 1.3, "recompute_scale_factor": True})
-        found.append({"mode": mode, "size": (6, 8)})
-        found.append({"mode": mode, "size": 1})
-    return found
+        combinations.append({"mode": mode, "scale_factor": 1.25})
+        combinations.append({"mode": mode, "scale_factor": 1.3, "recompute_scale_factor": True})
+        combinations.append({"mode": mode, "size": (6, 8)})
+        combinations.append({"mode": mode, "size": 1})
+    return combinations
 
 
 def close(mode: str) -> dict[str, float]:

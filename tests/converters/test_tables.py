@@ -58,11 +58,11 @@ def schemas_of(op: str) -> list[str]:
     name = without_prefix(op)
     namespace, _, rest = name.partition("::")
     if "." in rest:
-        found = [overload(name)]
+        overloads = [overload(name)]
     else:
         packet = getattr(getattr(torch.ops, namespace), rest)
-        found = [getattr(packet, which) for which in packet.overloads()]
-    return [str(one._schema).partition("::")[2] for one in found if one is not None]
+        overloads = [getattr(packet, which) for which in packet.overloads()]
+    return [str(one._schema).partition("::")[2] for one in overloads if one is not None]
 
 
 @pytest.mark.parametrize("name", sorted({rule.name for _, rule in RULES}))

@@ -37,10 +37,10 @@ def _seeded(seeded: None) -> None:
 
 
 def ints(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
-    made = torch.randint(low, high + 1, shape, dtype=dtype)
+    numbers = torch.randint(low, high + 1, shape, dtype=dtype)
     # Both ends are there.
-    made.view(-1)[0], made.view(-1)[-1] = low, high
-    return made
+    numbers.view(-1)[0], numbers.view(-1)[-1] = low, high
+    return numbers
 
 
 class Affine(nn.Module):
@@ -152,10 +152,10 @@ def test_shared_weights_are_stored_once() -> None:
         "zeros.packed": ir.DataType.INT4,
         **{n: d for n, d in dtypes(program).items() if n.startswith("constant")},
     }
-    found = dtypes(check(Raw(-8, 7, 8), x, others=others, dynamic=DYNAMIC))
+    stored = dtypes(check(Raw(-8, 7, 8), x, others=others, dynamic=DYNAMIC))
     # The bytes are read themselves: they keep their name.
-    assert (found["levels"], found["levels.packed"]) == (ir.DataType.INT8, ir.DataType.INT4)
-    assert (found["zeros"], found["zeros.packed"]) == (ir.DataType.INT8, ir.DataType.INT4)
+    assert (stored["levels"], stored["levels.packed"]) == (ir.DataType.INT8, ir.DataType.INT4)
+    assert (stored["zeros"], stored["zeros.packed"]) == (ir.DataType.INT8, ir.DataType.INT4)
 
 
 def test_plain_translation() -> None:
