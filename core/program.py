@@ -120,9 +120,15 @@ class OnnxProgram(torch.onnx.ONNXProgram):
     def call_reference(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
         """Runs the model by ``onnxplug.reference``, custom operators by the plugins' reference kernels.
 
+        Args:
+            args, kwargs: The inputs of the PyTorch model.
+
+        Returns:
+            The graph's outputs in order, as :meth:`__call__` returns them.
+
         Raises:
             UsageError: The inputs are not those of the model.
-            VerificationError: It has no kernel for an operator.
+            VerificationError: An operator has no kernel.
         """
         return tuple(Runner(self.model, self.host, reference=True)(self.feed(args, kwargs)))
 
@@ -196,10 +202,17 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         return (*program.state_dict, *program.constants) if program is not None else ()
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The graph's inputs for a call of the PyTorch model: input name to tensor or number.
+        """The graph's inputs for a call of the PyTorch model.
+
+        Args:
+            args, kwargs: The inputs of the PyTorch model.
+
+        Returns:
+            Input name to tensor or number; complex tensors as real ones with a last axis of size 2.
 
         Raises:
-            UsageError: Another structure, rank, dtype or static size than the model's; another value than one baked in.
+            UsageError: The structure, a rank, a dtype or a static size is not the model's, or a value differs from one that the
+                export has fixed.
         """
         leaves = self.flatten(args, kwargs)
         feed: dict[str, Any] = {}
@@ -242,10 +255,13 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 )
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The inputs of a call of the PyTorch model in a row, as the exported program takes them.
+        """The inputs of a call of the PyTorch model as a flat list, in the order of the exported program.
+
+        Args:
+            args, kwargs: The inputs of the PyTorch model.
 
         Raises:
-            UsageError: They have another structure than the exported model's.
+            UsageError: Their structure is not that of the exported model.
         """
         program = self.exported_program
         spec = program.call_spec.in_spec if program is not None else None

@@ -16,7 +16,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError
 from onnxplug.opsets import MIN_OPSET, max_opset
-from onnxplug.plugins.manager import PluginManager, PluginRecord, Selection
+from onnxplug.plugins.manager import PluginManager
+from onnxplug.plugins.records import PluginRecord, Selection
 from onnxplug.registry.names import is_known_operator, packet_of, without_prefix
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule

@@ -230,7 +230,7 @@ class PluginManager:
         return [item for _, value in self._results.get(hook, ()) for item in value]
 
     def rules(self) -> tuple[list[Rule], list[Rule]]:
-        """The builtin rules and the plugins'."""
+        """The builtin rules and the rules of the plugins, as two lists."""
         self._collect_builtin_rules()
         builtin: list[Rule] = []
         plugin: list[Rule] = []
@@ -421,6 +421,15 @@ def registry_for(
     selection: Selection | None = None,
 ) -> tuple[OnnxRegistry, PluginManager]:
     """The rules of one export and the plugins that they come from.
+
+    Args:
+        plugins: Names of the plugins to use; ``None`` is all that are installed, ``[]`` the builtin rules alone.
+        call_rules: Rules of the call, which go before all others.
+        prefer: Qualified operator name to the distribution whose rule wins.
+        selection: Which plugins to use, instead of ``plugins``.
+
+    Returns:
+        The registry, and the plugin manager that it comes from.
 
     Raises:
         PluginError: A plugin asked for is not there.

@@ -84,6 +84,13 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
     def domain(self, name: str, version: int | None = None) -> Opset:
         """The operators of a domain, e.g. ``g.domain("com.acme", 2).NMS(boxes, scores, _outputs=2)``.
 
+        Args:
+            name: The domain; ``""`` is ai.onnx.
+            version: Its version; ``None`` is the one that the user asked for, else the one that a plugin declares, else 1.
+
+        Returns:
+            An object whose attributes are the domain's operators, as ``g.op`` is for ai.onnx.
+
         Raises:
             OpsetError: The graph already uses another version of that domain.
         """
@@ -107,14 +114,32 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         return opset
 
     def declared_version(self, name: str, default: int = 1) -> int:
-        """The version that a plugin gives a domain."""
+        """The version that a plugin declares for a domain.
+
+        Args:
+            name: The domain.
+            default: The version of a domain that no plugin declares.
+        """
         return self._declared.get(name, default)
 
     def _who(self) -> str:
         return str(self.current) if self.current is not None else "the graph"
 
     def emit(self, spec: OpSpec, inputs: Sequence[Input], attributes: Mapping[str, Any], outputs: int) -> Any:
-        """Emits one node, or finds a value that already holds its result. Converters use ``g.op``."""
+        """Emits one node, or finds a value that already holds its result. Converters use ``g.op``.
+
+        Args:
+            spec: The operator.
+            inputs: Values, ``None`` for an absent optional one, or Python objects, which become constants.
+            attributes: Attributes by name; those that are ``None`` are left out.
+            outputs: Number of outputs.
+
+        Returns:
+            The output, or a tuple of several.
+
+        Raises:
+            ConversionError: The inputs, attributes or outputs do not fit the operator's schema.
+        """
         values = [
             v if v is None or type(v) is Value else self._as_input(v, spec, i, inputs) for i, v in enumerate(inputs)
         ]
@@ -272,7 +297,9 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
     def const(self, value: Any, dtype: torch.dtype | ir.DataType | None = None) -> Value:
         """A shared constant of a Python scalar, nested list, numpy array or torch tensor.
 
-        Without ``dtype``, ints become int64, floats float32, bools bool; arrays and tensors keep theirs.
+        Args:
+            value: The content; the constant has its shape.
+            dtype: The element type. ``None``: int64 for ints, float32 for floats, bool for bools; arrays and tensors keep theirs.
         """
         wanted = to_onnx_dtype(dtype) if dtype is not None else None
         quick = None
@@ -306,7 +333,15 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         return value.const_value.numpy()
 
     def cast(self, x: Value, dtype: torch.dtype | ir.DataType) -> Value:
-        """``x`` converted to ``dtype``; ``x`` itself when it has that dtype."""
+        """``x`` converted to ``dtype``; ``x`` itself when it has that dtype.
+
+        Args:
+            x: The value.
+            dtype: The element type, of torch or of ONNX.
+
+        Returns:
+            A value of the shape of ``x``.
+        """
         wanted = to_onnx_dtype(dtype)
         if x.dtype == wanted:
             return x
@@ -317,7 +352,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
     # -- undoing -------------------------------------------------------------------------------------------------------
 
     def mark(self) -> tuple[Mark, int]:
-        """Where emission stands, for :meth:`rollback`."""
+        """The present end of emission, to be given to :meth:`rollback`."""
         return self._scope.mark(), len(self._domain_users)
 
     def rollback(self, mark: tuple[Mark, int]) -> None:

@@ -66,7 +66,12 @@ class CallMixin:
         super().__init__()
 
     def converting(self, call: Any, metadata: Mapping[str, str] | None) -> Converting:
-        """A context in which ``call`` is the current one; what was current before is so again afterwards."""
+        """A context in which a call is the current one; afterwards the one before it is again.
+
+        Args:
+            call: The call under conversion.
+            metadata: The metadata of every node that is emitted meanwhile.
+        """
         return Converting(self, call, metadata)
 
     @contextmanager
@@ -87,7 +92,13 @@ class CallMixin:
     # -- what converters use -------------------------------------------------------------------------------------------
 
     def convert(self, call: Any) -> Any:
-        """What the rules give for a call that was made of the current one: ``g.convert(node.part("real"))``.
+        """Converts a call that was made of the current one: ``g.convert(node.part("real"))``.
+
+        Args:
+            call: The call (:class:`onnxplug.FxNode`).
+
+        Returns:
+            What the first rule returns that does not decline.
 
         Raises:
             Decline: No rule translates it; the converter that asks for it declines too unless it handles that.
@@ -95,7 +106,14 @@ class CallMixin:
         return self._interpreter().convert(call)
 
     def call_next(self, node: Any) -> Any:
-        """What the next rule for this node returns, or its decomposition."""
+        """Converts the current call by the next rule, or by its decomposition when no rule is left.
+
+        Args:
+            node: The converter's own ``node``.
+
+        Returns:
+            What that rule or decomposition returns.
+        """
         return self._interpreter().convert(node)
 
     def has_rule(self, call: Any) -> bool:
@@ -103,10 +121,14 @@ class CallMixin:
         return self._interpreter().has_rule(call)
 
     def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-        """Converts another graph (a branch, a loop's body) in place, its placeholders bound to ``inputs``.
+        """Converts another graph (a branch, a loop's body) in place.
+
+        Args:
+            module: The graph.
+            inputs: What its placeholders are bound to, in order.
 
         Returns:
-            What it returns, one item a result.
+            What it returns, one item for each result.
 
         Raises:
             ConversionError: It writes its inputs in place, or has no functional form.

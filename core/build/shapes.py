@@ -63,20 +63,31 @@ class ShapeMixin:
     # -- symbols -------------------------------------------------------------------------------------------------------
 
     def add_symbol_source(self, dim: ir.SymbolicDim, value: ir.Value, axis: int) -> None:
-        """Says that an axis of a value has the size ``dim``: it is read from there when it is first needed."""
+        """Records that an axis of a value has the size ``dim``, which is read from there when it is first needed.
+
+        Args:
+            dim: The dynamic dimension.
+            value: The value.
+            axis: The axis, not negative.
+        """
         if dim.value is not None and dim.value not in self._sources:
             self._sources[dim.value] = value, axis
             self._read_from.setdefault(value, []).append(dim.value)
 
     def add_symbol_sources(self, values: Any) -> None:
-        """Says that sizes which follow from the data are read from the results of an operator."""
+        """Records that sizes which depend on the data are read from the results of an operator."""
         for value in values if isinstance(values, list | tuple) else (values,):
             for axis, dim in enumerate(value.shape or ()) if isinstance(value, ir.Value) else ():
                 if isinstance(dim, ir.SymbolicDim):
                     self.add_symbol_source(dim, value, axis)
 
     def set_symbol(self, name: str, value: ir.Value) -> None:
-        """Says that a 0-dim int64 value holds the symbolic size ``name``."""
+        """Records that a value holds a dynamic size.
+
+        Args:
+            name: The name of the size.
+            value: A 0-dim int64 value.
+        """
         self._symbols.setdefault(name, value)
         if self._symbol_of.setdefault(value, name) != name:
             self._further_names.setdefault(value, []).append(name)
@@ -212,11 +223,19 @@ class ShapeMixin:
     # -- what converters use -------------------------------------------------------------------------------------------
 
     def shape(self, x: ir.Value) -> ir.Value:
-        """The shape of ``x`` as a 1-dim int64 Value; a constant when it is static."""
+        """The shape of ``x`` as a 1-dim int64 Value with an element for each axis; a constant when the shape is static."""
         return self.op.Shape(x)
 
     def dim(self, x: ir.Value, axis: int) -> Size:
-        """The size of one axis: an int when static, else a 0-dim int64 Value. Negative axes count from the end."""
+        """The size of one axis.
+
+        Args:
+            x: The value.
+            axis: The axis; a negative one counts from the end.
+
+        Returns:
+            An int when the size is static, else a 0-dim int64 Value.
+        """
         if x.shape is None:
             return self._read_dim(x, axis, None)
         axis %= len(x.shape)
@@ -227,10 +246,13 @@ class ShapeMixin:
         return found if found is not None else self._read_dim(x, axis, size.value)
 
     def size(self, dim: int | ir.SymbolicDim) -> Size:
-        """A dimension as a size: an int, or the 0-dim int64 Value that holds it.
+        """A dimension as a size.
+
+        Returns:
+            An int when the dimension is static, else the 0-dim int64 Value that holds its size.
 
         Raises:
-            Unsupported: No value in the graph holds it and it can't be computed from others.
+            Unsupported: No value in the graph holds the size, and it can't be computed from others.
         """
         return self._need(dim) if isinstance(dim, ir.SymbolicDim) else dim
 
@@ -247,10 +269,14 @@ class ShapeMixin:
         return expr is not None and bool(expr.is_nonnegative)
 
     def concrete_shape(self, x: ir.Value | Sequence[Size | ir.SymbolicDim], what: str = "shape") -> list[int]:
-        """The sizes as ints.
+        """Static sizes as ints, for attributes and for converters that need them.
+
+        Args:
+            x: A value, whose shape is meant, or sizes.
+            what: What the sizes are, for the message of the error.
 
         Raises:
-            Unsupported: One of them is dynamic; the message names it.
+            Unsupported: A size is dynamic, and the message names it; or the rank is unknown.
         """
         sizes: Sequence[Any] = list(x.shape or ()) if isinstance(x, ir.Value) else x
         if isinstance(x, ir.Value) and x.shape is None:
@@ -314,8 +340,15 @@ class ShapeMixin:
     def reshape(self, x: ir.Value, sizes: Sequence[Size | ir.SymbolicDim]) -> ir.Value:
         """``x`` with another shape, by as few nodes as the sizes allow.
 
-        A size equal to the input's at the same axis is copied (0 in ONNX's Reshape), one other dynamic size is left for
-        the runtime to work out (-1), and only further ones are computed. A size of -1 stays one.
+        A size equal to the input's at the same axis is copied (0 in ONNX's Reshape), one other dynamic size is inferred at run time
+        (-1), and only further ones are computed. A size of -1 stays -1.
+
+        Args:
+            x: The value.
+            sizes: The new shape: ints, sizes or dimensions; their product is the number of elements of ``x``.
+
+        Raises:
+            Unsupported: A size of 0 is asked for below opset 14, or no value in the graph holds a dynamic size.
         """
         source: Sequence[Any] = x.shape.dims if x.shape is not None else ()
         target: list[int | None] = []

@@ -116,7 +116,12 @@ class StoredMixin:
         return self.state.get(x) if found is None else found.tensor
 
     def add_readers(self, x: Any, count: int) -> None:
-        """Counts calls that read a tensor of the model's state; of anything else nothing is counted."""
+        """Counts calls that read a tensor of the model's state; other values are not counted.
+
+        Args:
+            x: The value.
+            count: The number of further calls that read it.
+        """
         if x in self._readers or x in self.state:
             self._readers[x] += count
 
@@ -126,7 +131,15 @@ class StoredMixin:
         return self._readers[x if found is None else found.root] == 1 and self.is_weight(x)
 
     def permuted(self, source: ir.Value, perm: Sequence[int]) -> ir.Value:
-        """A weight stored with its axes in another order, as ``NAME.transposed``."""
+        """A weight stored with its axes in another order, as ``NAME.transposed``.
+
+        Args:
+            source: A parameter, a buffer or a constant, as :meth:`derive` takes it.
+            perm: For each axis of the result, the axis of the source.
+
+        Raises:
+            UsageError: ``source`` is known at run time only.
+        """
         perm = tuple(perm)
         return self.derive(source, lambda tensor: tensor.permute(*perm), ("permuted", perm), form="transposed")
 

@@ -162,7 +162,7 @@ def _checked_settings(table: Any, path: Path) -> dict[str, Any]:
 
 def selection() -> Any:
     """The plugins that the flags, ``ONNXPLUG_PLUGINS`` and ``pyproject.toml`` select, in this order of weight."""
-    selection_class = load_object(f"{HOST}:Selection", "the plugin manager")
+    selection_class = load_object("onnxplug.plugins.records:Selection", "the plugin manager")
     settings = read_settings(Path.cwd())
     chosen = selection_class.from_environment(choice.only or None)
     only = chosen.only

@@ -134,7 +134,7 @@ def child(request: dict[str, Any]) -> None:
     report = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the output of plugins is kept out of the report
     warnings.simplefilter("ignore")
-    selection_class = load_object(f"{HOST}:Selection", "the plugin manager")
+    selection_class = load_object("onnxplug.plugins.records:Selection", "the plugin manager")
     only = request["only"]
     chosen = selection_class(None if only is None else tuple(only), tuple(request["without"]))
     manager = load_object(f"{HOST}:PluginManager", "the plugin manager")(chosen)

@@ -92,7 +92,11 @@ class DynamoInterpreter:
     # -- graphs --------------------------------------------------------------------------------------------------------
 
     def run(self, graph: torch.fx.Graph, values: Mapping[torch.fx.Node, Any]) -> dict[torch.fx.Node, Any]:
-        """Converts a graph whose placeholders are bound to ``values``.
+        """Converts a graph.
+
+        Args:
+            graph: The functional FX graph.
+            values: What its placeholders are bound to.
 
         Returns:
             What every FX node became.
@@ -108,7 +112,18 @@ class DynamoInterpreter:
         return frame.values
 
     def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-        """Converts a subgraph in place, its placeholders bound to ``inputs``; returns what its output node returns."""
+        """Converts a subgraph in place.
+
+        Args:
+            module: The subgraph.
+            inputs: What its placeholders are bound to, in order.
+
+        Returns:
+            What its output node returns, one item for each result.
+
+        Raises:
+            ConversionError: It writes its inputs in place, or has no functional form.
+        """
         graph = functional_subgraph(module.graph, str(self._builder.current))
         return self._inline(graph, inputs, self._frame._replace(owner=module))
 

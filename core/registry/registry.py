@@ -150,11 +150,18 @@ class OnnxRegistry:
     # -- looking up ----------------------------------------------------------------------------------------------------
 
     def bind(self, target: Target) -> BoundRegistry:
-        """The registry for one target: conditions on opsets, domains, runtime and exactness are settled once."""
+        """The registry for one target: conditions on opsets, domains, runtime and exactness are evaluated once."""
         return BoundRegistry(self, target)
 
     def find(self, node: Any, target: Target) -> Rule | None:
-        """The rule that translates a node, ``None`` when no rule applies.
+        """The rule that translates a node.
+
+        Args:
+            node: The node (:class:`onnxplug.FxNode`).
+            target: What the export is made for.
+
+        Returns:
+            The first rule that applies; ``None`` when there is none.
 
         Raises:
             RuleConflictError: Two distributions claim the operator equally.
@@ -163,17 +170,33 @@ class OnnxRegistry:
         return rules[0] if rules else None
 
     def candidates(self, node: Any, target: Target) -> Sequence[Rule]:
-        """The rules that apply to a node, in order of precedence."""
+        """The rules that apply to a node.
+
+        Args:
+            node: The node (:class:`onnxplug.FxNode`).
+            target: What the export is made for.
+
+        Returns:
+            The rules in order of precedence.
+
+        Raises:
+            RuleConflictError: Two distributions claim the operator equally.
+        """
         return self.bind(target).candidates(node)
 
     def ranked(self, op: str, target: Target) -> list[tuple[Layer, Rule]]:
-        """The rules for an overload whose conditions on the target hold, in order.
+        """The rules for an operator whose conditions on the target hold; conditions on the node are not evaluated.
 
-        Within a layer and a priority, a rule for the very runtime goes before one for all, then one that states ``exact``, then
-        the one of the newer opset.
+        Args:
+            op: The qualified name of an overload.
+            target: What the export is made for.
+
+        Returns:
+            The rules with their layers, in order of precedence. Within a layer and a priority, a rule for the closest target goes
+            first, then one that states ``exact``, then the one for the newest opset.
 
         Raises:
-            RuleConflictError: Two distributions tie for a place.
+            RuleConflictError: Two distributions have equal precedence.
         """
         rows = [
             (layer, name == op, rule)
@@ -206,7 +229,16 @@ class OnnxRegistry:
         return [(layer, rule) for layer, _, rule in rows]
 
     def explain(self, op: str, target: Target, node: Any = None) -> list[Explanation]:
-        """Every candidate for an operator, the one taken first, each with the reason."""
+        """Explains which rule translates an operator, and why the others don't.
+
+        Args:
+            op: The qualified name of an overload, or of an operator, for all its overloads.
+            target: What the export is made for.
+            node: A node, to evaluate conditions on it; without one they are named as conditions.
+
+        Returns:
+            Every candidate with the reason, the one that is taken first.
+        """
         explanations: list[Explanation] = []
         overloads = [name for name in self._names(op) if name != packet_of(name)] if packet_of(op) == op else [op]
         for name in overloads or [op]:

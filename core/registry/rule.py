@@ -132,6 +132,14 @@ class Rule:
 def load_object(reference: str, purpose: str, source: str = "") -> Any:
     """Imports ``"package.module:attribute"``.
 
+    Args:
+        reference: What to import.
+        purpose: What it is for, for the message of the error.
+        source: The distribution that names it, for the message; empty for onnxplug itself.
+
+    Returns:
+        The object.
+
     Raises:
         PluginError: The module raises or has no such attribute.
     """

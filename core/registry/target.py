@@ -49,10 +49,16 @@ def checked_names(owner: str, target: str | Sequence[str] | None) -> tuple[str, 
 
 
 def closeness(names: Sequence[str], runtime: str | None) -> int | None:
-    """How closely a condition's target names fit a runtime; ``None`` when they don't.
+    """How closely a condition's target names fit a runtime.
 
-    Targets nest: ``"onnxruntime"`` holds for ``"onnxruntime:cpu"`` too, and the longer name is closer. No names at all hold
-    for every runtime and for portable ONNX, with closeness 0.
+    Targets nest: a condition on ``"onnxruntime"`` holds for ``"onnxruntime:cpu"`` too, and the longer name is closer.
+
+    Args:
+        names: The names of the condition; none hold for every runtime and for portable ONNX.
+        runtime: The runtime; ``None`` is portable ONNX.
+
+    Returns:
+        The number of parts of the closest name that fits, 0 for a condition without names, ``None`` when no name fits.
     """
     if not names:
         return 0

@@ -57,7 +57,13 @@ class Rewrite:
         return checked_names(f"Rewrite {self.name!r}", self.target)
 
     def applies_to(self, opsets: Mapping[str, int], runtime: str | None = DEFAULT_RUNTIME, exact: bool = False) -> bool:
-        """Whether an export for these opsets, this runtime and this exactness meets the rewrite's conditions."""
+        """Whether an export meets the rewrite's conditions.
+
+        Args:
+            opsets: The version of each domain; ``""`` is ai.onnx.
+            runtime: The runtime that the export is made for; ``None`` is portable ONNX.
+            exact: Whether special values must be exact.
+        """
         since, until = self.opset
         opset = opsets[""]
         if (since is not None and opset < since) or (until is not None and opset > until):

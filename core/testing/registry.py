@@ -55,7 +55,11 @@ class IsolatedRegistry:
         self._rules: _Rules | None = None
 
     def add(self, *rules: Rule) -> None:
-        """Adds rules, as a plugin of the distribution ``"test"`` would."""
+        """Adds rules, as a plugin of the distribution ``"test"`` would.
+
+        Raises:
+            UsageError: An argument is not a :class:`onnxplug.Rule`.
+        """
         for rule in rules:
             if not isinstance(rule, Rule):
                 raise UsageError(f"isolated_registry.add takes Rule objects, got {rule!r}")
@@ -80,7 +84,15 @@ class IsolatedRegistry:
         self._forget()
 
     def explain(self, op: str, opset: int = 21) -> list[Any]:
-        """Every candidate for an operator, with the reason it was taken or passed over."""
+        """Explains which rule translates an operator, and why the others don't.
+
+        Args:
+            op: The qualified name of an operator, or of one overload.
+            opset: The version of ai.onnx.
+
+        Returns:
+            Every candidate with the reason (``onnxplug.registry.registry.Explanation``), the one that is taken first.
+        """
         from onnxplug.registry.target import Target
 
         registry, _ = load_object(f"{_HOST}:registry_for", "the plugin manager")()

@@ -12,7 +12,8 @@ from tests.support.distributions import Dist, pip_install, run_python
 PRELUDE = """
 import sys, warnings
 import torch, onnxplug
-from onnxplug.plugins.manager import PluginManager, Selection, registry_for
+from onnxplug.plugins.manager import PluginManager, registry_for
+from onnxplug.plugins.records import Selection
 
 @torch.library.custom_op("shop::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxplug.plugin_api import ENTRY_POINT_GROUP
-from onnxplug.plugins.manager import BUILTIN, PluginManager, Selection
+from onnxplug.plugins.manager import PluginManager
+from onnxplug.plugins.records import BUILTIN, Selection
 from onnxplug.registry.registry import OnnxRegistry
 
 CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
