@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -103,8 +103,8 @@ def transpose_of_ones(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     else:
         ones = [axis for axis in perm if dims[axis] == 1]
         bare = g.op.Squeeze(x, g.const(sorted(ones)))
-        return cast("ir.Value", g.op.Unsqueeze(bare, g.const([at for at, axis in enumerate(perm) if axis in ones])))
-    return cast("ir.Value", g.op.Reshape(x, g.const(shape)))
+        return g.op.Unsqueeze(bare, g.const([at for at, axis in enumerate(perm) if axis in ones]))
+    return g.op.Reshape(x, g.const(shape))
 
 
 def _has_ones(node: ir.Node) -> bool:
