@@ -26,6 +26,8 @@ from onnxplug.registry.rule import Rule
 def linear(g: GraphBuilder, node: FxNode) -> Value:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
     x, weight, bias = node.args
+    # torch adds a bias of another dtype to a product that it did not make by addmm.
+    bias = bias if bias is None else g.cast(bias, node.dtype)
     if rank_of(x) == 2 and rank_of(weight) == 2 and _has_gemm(g, node.dtype):
         return g.op.Gemm(x, weight, bias, transB=1)
     if rank_of(weight) == 1:
@@ -57,7 +59,7 @@ def linear_of_rows(g: GraphBuilder, node: FxNode) -> Value:
         raise Decline("the plain form is asked for, or one for a device that it was not measured on")
     if not g.is_weight(weight):
         raise Decline("the weight is no parameter, which ONNX Runtime lays out for its products when it loads them")
-    return rows_with_bias(g, x, weight, bias, transposed=True)
+    return rows_with_bias(g, x, weight, g.cast(bias, node.dtype), transposed=True)
 
 
 def _of_rows_with_bias(node: FxNode) -> bool:

@@ -129,14 +129,17 @@ def restored_weight(g: GraphBuilder, node: ir.Node) -> Mapping[ir.Value, ir.Valu
 
 
 def _leads_to_quantisation(node: ir.Node) -> bool:
-    """Whether one node alone reads the result: a QuantizeLinear, or a Relu or Clip before one; a MatMul's bias before that."""
+    """Whether the one node that reads the result is a QuantizeLinear, a Relu, a Clip and what moves it about aside.
+
+    A MatMul's bias comes first.
+    """
     value = node.outputs[0]
     if node.op_type == "MatMul":
         add = only_reader(value, "Add")
         if add is None or not all(v is value or (v is not None and _is_constant(v)) for v in add.inputs):
             return False
         value = add.outputs[0]
-    while (reader := only_reader(value, "QuantizeLinear", "Relu", "Clip", "Cast")) is not None:
+    while (reader := only_reader(value, "QuantizeLinear", "Relu", "Clip", *_MOVES)) is not None:
         if reader.op_type == "QuantizeLinear":
             return True
         value = reader.outputs[0]

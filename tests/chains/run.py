@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0, help="the number of the first chain")
     parser.add_argument("--count", type=int, default=1000, help="how many chains to run, of consecutive numbers")
     parser.add_argument("--show", default="wrong,refused,does not load", help="print the chains that end so")
+    parser.add_argument("--opset", type=int, help="the opset to export for; the default one otherwise")
     parser.add_argument("--every", type=int, default=500, help="print the counts so far after as many chains")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -189,7 +190,7 @@ def main() -> None:
     started = time.perf_counter()
     for number in range(options.start, options.start + options.count):
         chain = make(number)
-        outcome = run_chain(chain)
+        outcome = run_chain(chain, opset_version=options.opset)
         counts[outcome.status] += 1
         if outcome.status in options.show.split(","):
             print(f"--- {outcome.status}: {outcome.detail}\n{chain}\n", flush=True)

@@ -1,4 +1,4 @@
-"""Products of matrices: einsum's ellipses."""
+"""Products of matrices: einsum's ellipses, biases of other dtypes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.support.check import check
 
@@ -56,3 +57,20 @@ N, M = torch.export.Dim("n"), torch.export.Dim("m")
 def test_einsum_with_ellipses_of_dynamic_sizes(equation: str, shapes: Any, others: Any, dynamic: Any) -> None:
     first, second = ([_operand(shape, 10 * n + i) for i, shape in enumerate(s)] for n, s in enumerate((shapes, others)))
     check(lambda *x: torch.einsum(equation, *x), *first, others=[second], dynamic=(*dynamic,))
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float16)])
+def test_linear_with_a_bias_of_another_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """torch takes one where the operand is not contiguous, and the result has the product's dtype."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", _operand((5, 4), 1).to(dtypes[0]))
+            self.register_buffer("bias", _operand((5,), 2).to(dtypes[1]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x.movedim(0, -1), self.weight, self.bias)
+
+    first, second = (_operand((4, n, 3), n).to(dtypes[0]) for n in (2, 6))
+    check(Model(), first, others=[(second,)], dynamic=[{1: N}])

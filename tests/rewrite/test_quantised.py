@@ -116,6 +116,27 @@ def test_the_plain_form_is_still_wrong(name: str) -> None:
         assert not all(np.allclose(a, b, atol=1e-5) for a, b in zip(plain, optimised, strict=True))
 
 
+class Between(torch.nn.Module):
+    """A layer with parameters in floating point between quantised activations."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return fine(self.layer(fine(x)))
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_between_quantised_activations(bias: bool, opset: int) -> None:
+    linear, dynamic = torch.nn.Linear(8, 5, bias), [{0: torch.export.Dim.DYNAMIC}]
+    for x in (ROWS[:, 0], ROWS, IMAGE):
+        check(Between(linear), x, others=[(x[:2] * 1.5,)], dynamic=dynamic, opset=opset)
+    for layer in (torch.nn.Conv2d(4, 3, 3, bias=bias), torch.nn.ConvTranspose2d(4, 3, 3, bias=bias)):
+        check(Between(layer), IMAGE, others=[(IMAGE[:2] * 1.5,)], dynamic=dynamic, opset=opset)
+
+
 class Activation(torch.nn.Module):
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
