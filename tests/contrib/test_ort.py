@@ -113,3 +113,16 @@ def test_each_rewrite_alone(name: str) -> None:
         assert made != set()
     for mine, theirs in zip(program(x, h), model(x, h), strict=True):
         torch.testing.assert_close(mine, theirs, **looser("fused"))
+
+
+def test_a_gathered_product_computes_the_columns_that_are_gathered() -> None:
+    """The columns are cut before the product is fused with its transposition, which would hide it."""
+
+    def model(x: torch.Tensor, places: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return (x @ places.mT).gather(-1, index)
+
+    args = draw(2, 5, 8), draw(2, 96, 8), torch.randint(40, 60, (2, 5, 5))
+    opsets = {"": 21, "com.microsoft": 1}
+    program = onnxplug.to_onnx(Call(model), args, opset_version=opsets, registry=REGISTRY)
+    assert "ReduceMin" in {node.op_type for node in program.model.graph}
+    torch.testing.assert_close(program(*args)[0], model(*args), **looser("fused"))

@@ -51,6 +51,9 @@ def _swaps_last(node: Any) -> bool:
 def fused_matmul(g: Any, node: Any) -> Any:
     """``MatMul(a, Transpose(b))``, either side: ``FusedMatMul(a, b, transB=1)``."""
     inputs, flags = list(node.inputs), [0, 0]
+    # Of such a product onnxplug computes only the columns that are gathered.
+    if any(reader.op_type == "GatherElements" for reader in node.outputs[0].consumers()):
+        return None
     if not _float(*inputs) or any((_rank(v) or 0) < 2 for v in inputs):
         return None
     for side, value in enumerate(inputs):
