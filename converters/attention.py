@@ -45,7 +45,7 @@ def _attend(
     scale: float | None,
 ) -> Value:
     """The attention's result, [..., L, Ev]. A mask and ``causal`` exclude each other."""
-    dtype = query.dtype
+    dtype = dtype_of(query)
     scores = _scores(g, query, key, scale)
     inner = dtype_of(scores)
     seen_rows = None

@@ -163,7 +163,9 @@ def im2col(g: GraphBuilder, node: FxNode) -> Value:
         images = g.cast(g.op.Pad(g.cast(images, inner), pads, g.const(0, inner)), node.dtype)
     windows = g.op.Gather(g.op.Gather(images, rows, axis=2), columns, axis=4)
     windows = g.op.Transpose(windows, perm=[0, 1, 2, 4, 3, 5])
-    return g.op.Reshape(windows, g.vector(node.outputs[0].shape))
+    (result,) = node.outputs
+    assert result is not None
+    return g.op.Reshape(windows, g.vector(result.shape))
 
 
 def _window_places(g: GraphBuilder, size: Size, kernel: int, dilation: int, padding: int, stride: int) -> Value:

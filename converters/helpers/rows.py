@@ -7,7 +7,6 @@ from typing import Any
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.inference.dims import dims_of
 
 #: What may stand between queries, keys and values in one and what takes them apart.
 _LAYS_OUT = frozenset(
@@ -31,9 +30,7 @@ def rows_with_bias(g: GraphBuilder, x: Value, weight: Value, bias: Value, *, tra
         bias: [N].
         transposed: Whether the weight is.
     """
-    sizes = dims_of(weight)
-    assert sizes is not None
-    width, columns = sizes[::-1] if transposed else sizes
+    columns, width = (g.dim(weight, axis) for axis in ((0, 1) if transposed else (1, 0)))
     flat = g.reshape(x, [-1, width])
     product = g.op.Gemm(flat, weight, bias, transB=1) if transposed else g.op.Gemm(flat, weight, bias)
     return g.reshape(product, [*g.dims(x)[:-1], columns])
