@@ -32,6 +32,9 @@ from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import checked_names, closeness
 from onnxplug.text import type_with_article
 
+#: Hooks of the builtin plugin that import the converters.
+_TABLES = ("onnxplug_rules", "onnxplug_decompositions")
+
 
 class PluginWarning(UserWarning):
     """A plugin was refused; everything else goes on."""
@@ -146,7 +149,7 @@ class PluginManager:
         plugin: Any = None
         try:
             if timed is None:
-                loaded = load_plugin(point, seen, later=("onnxplug_rules",) if record.is_builtin else ())
+                loaded = load_plugin(point, seen, later=_TABLES if record.is_builtin else ())
             else:
                 loaded = timed.call(functools.partial(load_plugin, point, dict(seen)), f"the plugin {record.label}")
             plugin = loaded.plugin
@@ -204,8 +207,8 @@ class PluginManager:
                 check_runtime(value)
             self._results.setdefault(hook, []).append((record, value))
 
-    def _collect_builtin_rules(self) -> None:
-        """Imports the builtin tables, once: discovery does without them."""
+    def _collect_builtin_tables(self) -> None:
+        """Imports the builtin tables of rules and decompositions, once: discovery does without them."""
         with self._lock:
             self.load()
             while self._builtin:
@@ -213,6 +216,10 @@ class PluginManager:
                 rules = list(plugin.onnxplug_rules())
                 check_rules(rules, record)
                 self._results.setdefault("onnxplug_rules", []).append((record, rules))
+                if "onnxplug_decompositions" in record.hooks:
+                    found = plugin.onnxplug_decompositions()
+                    # First: a plugin's decompositions go before the builtin ones.
+                    self._results.setdefault("onnxplug_decompositions", []).insert(0, (record, found))
 
     # -- what plugins supply -------------------------------------------------------------------------------------------
 
@@ -222,7 +229,7 @@ class PluginManager:
 
     def supplied(self, record: PluginRecord) -> dict[str, Any]:
         """What each hook of one plugin returned, by the hook's name."""
-        self._collect_builtin_rules()
+        self._collect_builtin_tables()
         return {hook: value for hook, found in self._results.items() for r, value in found if r is record}
 
     def _all(self, hook: str) -> list[Any]:
@@ -231,7 +238,7 @@ class PluginManager:
 
     def rules(self) -> tuple[list[Rule], list[Rule]]:
         """The builtin rules and the rules of the plugins, as two lists."""
-        self._collect_builtin_rules()
+        self._collect_builtin_tables()
         builtin: list[Rule] = []
         plugin: list[Rule] = []
         for record, rules in self._results.get("onnxplug_rules", ()):
@@ -319,8 +326,8 @@ class PluginManager:
         return self._all("onnxplug_samples")
 
     def decompositions(self) -> dict[str, Callable[..., Any] | None]:
-        """Plugins' decompositions by qualified name."""
-        self.load()
+        """Plugins' decompositions by qualified name, and the builtin ones that no plugin replaces."""
+        self._collect_builtin_tables()
         merged: dict[str, Callable[..., Any] | None] = {}
         for _, value in self._results.get("onnxplug_decompositions", ()):
             merged.update(value)
@@ -328,7 +335,7 @@ class PluginManager:
 
     def decomposers(self, op: str) -> dict[str, str]:
         """Each overload of an operator that a plugin decomposes, to that plugin's distribution."""
-        self.load()
+        self._collect_builtin_tables()
         found: dict[str, str] = {}
         for record, value in self._results.get("onnxplug_decompositions", ()):
             own = [name for name, function in value.items() if function is not None]

@@ -112,7 +112,7 @@ def test_layers(module: nn.Module, x: torch.Tensor, optimize: bool) -> None:
 
 
 def test_a_transposed_weight_has_a_name_that_says_so() -> None:
-    program = onnxplug.to_onnx(nn.Sequential(nn.Linear(4, 4)), (torch.randn(2, 3, 4),))
+    program = onnxplug.to_onnx(nn.Sequential(nn.Linear(4, 4, bias=False)), (torch.randn(2, 3, 4),))
     assert "0.weight.transposed" in stored(program)
     assert "0.weight" not in stored(program)
     assert "frequencies.view_as_real" in stored(onnxplug.to_onnx(Complex(), (torch.randn(2, 4),)))

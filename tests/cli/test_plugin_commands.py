@@ -161,7 +161,7 @@ def test_why_for_a_dtype(shop: Path) -> None:
     assert "double_half" not in taken("--dtype", "float32")
     assert "shop_good:double " in taken("--dtype", "float32")
     text = onnxplug(shop, "why", "shop::double", "--opset", "18")
-    assert "depends on the node" in text
+    assert "applies to a node for which its condition holds" in text
     text = onnxplug(shop, "why", "shop::double", "--opset", "18", "--dtype", "float32")
     assert "its condition does not hold" in text
     assert "needs opset 20 or later" in text
@@ -203,7 +203,7 @@ def test_ops(shop: Path, tmp_path: Path) -> None:
     assert "model.py:5" in printed
     printed = onnxplug(shop, "ops", "--missing", target, "--only-plugin", "ghost", status=1)
     assert "no plugin 'ghost'" in printed
-    assert "lacks nothing" in onnxplug(shop, "ops", "--missing", target, "--opset", "18")
+    assert "no operator without a translation" in onnxplug(shop, "ops", "--missing", target, "--opset", "18")
 
 
 def test_a_plugins_own_command(shop: Path) -> None:
@@ -258,11 +258,11 @@ def test_pyproject_settings(shop: Path, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("not a name", {}, "no name for a distribution"),
-        ("onnxplug-acme", {"op": "soft_clip"}, "no operator's name"),
+        ("not a name", {}, "not a valid name of a distribution"),
+        ("onnxplug-acme", {"op": "soft_clip"}, "not the name of an operator"),
         ("onnxplug-acme", {"op": "aten::soft_clip"}, "torch's own"),
-        ("onnxplug-acme", {"op": "acme::class"}, "no operator's name"),
-        ("onnxplug", {}, "no name for a module"),
+        ("onnxplug-acme", {"op": "acme::class"}, "not the name of an operator"),
+        ("onnxplug", {}, "not a valid name of a module"),
     ],
 )
 def test_new_refuses(tmp_path: Path, name: str, options: dict[str, str], message: str) -> None:

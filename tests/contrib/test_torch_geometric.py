@@ -291,9 +291,9 @@ def test_one_graph_as_input() -> None:
     for given in (example, graph(1, 1), graph(6, 0)):
         torch.testing.assert_close(program(given)[0], model(given))
     example.words = ["a", "b"]
-    with pytest.raises(TypeError, match="'words' of the Data is a list"):
+    with pytest.raises(TypeError, match="'words' of the Data has the type list"):
         data_shapes(example)
-    with pytest.raises(TypeError, match="not a Tensor"):
+    with pytest.raises(TypeError, match="a Data or a Batch of them, got Tensor"):
         data_shapes(torch.ones(2))
 
 

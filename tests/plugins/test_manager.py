@@ -184,7 +184,7 @@ for text in ("onnxplug-shop>=1.0", "shop>=1.2", "ghost", "not a requirement!"):
         "plugin shop is version 1.1, but shop>=1.2 is required",
         "the required plugin ghost is not installed",
     ]
-    assert "--require-plugin 'not a requirement!' is no requirement" in printed[3]
+    assert "--require-plugin 'not a requirement!' is not a valid requirement" in printed[3]
 
 
 def test_the_missing_hook_and_decompositions(tmp_path: Path) -> None:
