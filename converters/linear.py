@@ -158,8 +158,30 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     letters = set(plain) - set("->,")
     if any(letter not in string.ascii_letters for letter in letters):
         raise Unsupported(f"the einsum equation {equation!r}")
+    plain, tensors = _without_broadcasting(g, plain, tensors)
     inner = INT32 if node.dtype == BOOL else computed_in(g, "Einsum", node.dtype)
     return g.cast(g.op.Einsum(*(g.cast(x, inner) for x in tensors), equation=plain), node.dtype)
+
+
+def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Value]) -> tuple[str, list[Value]]:
+    """The equation and operands without axes of size 1 beside a larger size of the same letter.
+
+    ONNX's shape inference takes the size of the first operand that has the letter.
+    """
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    sizes: dict[str, list[Any]] = {}
+    for term, x in zip(terms, tensors, strict=True):
+        for axis, letter in enumerate(term):
+            sizes.setdefault(letter, []).append(g.dim(x, axis))
+    broadcast = {letter for letter, found in sizes.items() if 1 in found and any(size != 1 for size in found)}
+    kept: list[str] = []
+    results: list[Value] = []
+    for term, x in zip(terms, tensors, strict=True):
+        ones = [axis for axis, letter in enumerate(term) if letter in broadcast and g.dim(x, axis) == 1]
+        kept.append("".join(letter for axis, letter in enumerate(term) if axis not in ones))
+        results.append(squeeze(g, x, *ones) if ones else x)
+    return ",".join(kept) + arrow + right, results
 
 
 def without_ellipses(equation: str, ranks: Sequence[int]) -> str:

@@ -225,12 +225,24 @@ class DynamoInterpreter:
             results = self.convert_alone(self.new_call(fx, name, args, ()), (only,))
         if "unbacked_bindings" in fx.meta:
             self._builder.add_symbol_sources(results)
+            self._add_static_sources(val, results)
         if type(results) is ir.Value:
             if symbol is not None:
                 self._builder.set_symbol(symbol, results)
             if results.name is None and results.producer() is not None:
                 results.name = fx.name
         return results
+
+    def _add_static_sources(self, val: Any, results: Any) -> None:
+        """Records the sizes that torch leaves to the data and that are constants here, where the data are."""
+        pairs = zip(val, results, strict=True) if isinstance(val, list | tuple) else [(val, results)]
+        for tensor, value in pairs:
+            if not isinstance(tensor, torch.Tensor) or not isinstance(value, ir.Value):
+                continue
+            for axis, (size, dim) in enumerate(zip(tensor.shape, value.shape or (), strict=False)):
+                name = self._symbols.number(size) if isinstance(dim, int) else None
+                if isinstance(name, str):
+                    self._builder.add_symbol_source(ir.SymbolicDim(name), value, axis)
 
     def _bind(self, fx: torch.fx.Node, target: Any) -> tuple[Any, ...]:
         """A node's arguments in schema order, defaults filled in."""

@@ -287,3 +287,11 @@ def test_fractional_max_pool(out: tuple[int, int]) -> None:
     first, *others = ((torch.randn(b, 3, h, w), torch.rand(b, 3, 2)) for b, h, w in ((2, 9, 10), (1, 4, 5), (3, 16, 7)))
     named = [{0: "b", 2: "h", 3: "w"}, {0: "b"}]
     check(model, *first, others=others, dynamic=named)
+
+
+def test_a_size_that_is_data_to_torch_and_constant_in_the_graph() -> None:
+    def model(x: torch.Tensor) -> Any:
+        y = x.repeat_interleave(torch.tensor([2, 1]), 0)
+        return y.unsqueeze(-1).expand(*y.shape, 2).flatten(-2), y * y.shape[0]
+
+    check(model, torch.randn(2, 2, 3), others=[(torch.randn(2, 5, 3),)], dynamic=[{1: "n"}])

@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxplug.build.inference.dims import Attributes, Dims, Inputs, Result, axes_of, broadcast, dims_of, known
+from onnxplug.build.inference.dims import Attributes, Dim, Dims, Inputs, Result, axes_of, broadcast, dims_of, known
 
 
 def same(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
@@ -21,6 +21,21 @@ def rank_kept(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
 def det(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
     dims = dims_of(inputs[0])
     return [(None, None if dims is None else dims[:-2])]
+
+
+def einsum(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
+    """A letter's size; one operand may have 1 there, which onnx's own inference takes for the size."""
+    left, arrow, right = attributes["equation"].replace(" ", "").partition("->")
+    if not arrow or "." in left:
+        return [(None, None)]
+    sizes: dict[str, Dim] = {}
+    for term, value in zip(left.split(","), inputs, strict=True):
+        dims = dims_of(value)
+        if dims is None or len(dims) != len(term):
+            return [(None, (None,) * len(right))]
+        for letter, dim in zip(term, dims, strict=True):
+            (sizes[letter],) = broadcast([(sizes.get(letter, 1),), (dim,)]) or (None,)
+    return [(None, tuple(sizes[letter] for letter in right))]
 
 
 def elementwise(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:

@@ -48,6 +48,7 @@ INFER: dict[str, Callable[[Inputs, Attributes, Any], Result]] = {
     "DequantizeLinear": elements.dequantize,
     "Det": elements.det,
     "Dropout": elements.dropout,
+    "Einsum": elements.einsum,
     "Expand": layout.expand,
     "Flatten": layout.flatten,
     "Gather": layout.gather,
