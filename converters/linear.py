@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.inference.dims import dims_of
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
@@ -170,15 +171,16 @@ def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Valu
     """
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
+    shapes = [dims_of(x) for x in tensors]
     sizes: dict[str, list[Any]] = {}
-    for term, x in zip(terms, tensors, strict=True):
-        for axis, letter in enumerate(term):
-            sizes.setdefault(letter, []).append(g.dim(x, axis))
+    for term, shape in zip(terms, shapes, strict=True):
+        for letter, size in zip(term, shape or (), strict=False):
+            sizes.setdefault(letter, []).append(size)
     broadcast = {letter for letter, found in sizes.items() if 1 in found and any(size != 1 for size in found)}
     kept: list[str] = []
     results: list[Value] = []
-    for term, x in zip(terms, tensors, strict=True):
-        ones = [axis for axis, letter in enumerate(term) if letter in broadcast and g.dim(x, axis) == 1]
+    for term, x, shape in zip(terms, tensors, shapes, strict=True):
+        ones = [axis for axis, letter in enumerate(term) if letter in broadcast and shape and shape[axis] == 1]
         kept.append("".join(letter for axis, letter in enumerate(term) if axis not in ones))
         results.append(squeeze(g, x, *ones) if ones else x)
     return ",".join(kept) + arrow + right, results
