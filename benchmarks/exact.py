@@ -81,6 +81,7 @@ CASES = [
     Case("prod.default prod.dim_int prims::prod.default", _WIDE, lambda x: x.prod(1), lambda: (torch.randint(-2, 3, (256, 64)),)),
     Case("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar", f"{_WIDE}, to a power that is a tensor", lambda x, y: x**y, _powers),
     Case("quantize_per_tensor.default quantize_per_tensor.tensor_qparams", "numbers halfway between two integers, with an odd zero point", lambda x: torch.quantize_per_tensor(x, 0.05, 3, torch.quint8).dequantize(), _floats),
+    Case("fake_quantize_per_tensor_affine.default fake_quantize_per_tensor_affine.tensor_qparams fake_quantize_per_channel_affine.default fake_quantize_per_tensor_affine_cachemask.default fake_quantize_per_channel_affine_cachemask.default _fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default quantized_decomposed::quantize_per_tensor.default quantized_decomposed::quantize_per_tensor.tensor quantized_decomposed::quantize_per_tensor.tensor2 quantized_decomposed::quantize_per_channel.default", "numbers halfway between two integers", lambda x: torch.fake_quantize_per_tensor_affine(x, 0.03, 3, -128, 127), _floats),
 ]  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
 torch multiplies by the reciprocal of the scale where QuantizeLinear divides by it. Both quotients are correct to the
 last place, so the results differ only for numbers that close to the middle between two integers, where torch's own
-result is as arbitrary; and runtimes fuse only QuantizeLinear and DequantizeLinear into integer arithmetic. Where they
-differ in another way, the formula is written out.
+result is as arbitrary; and runtimes fuse only QuantizeLinear and DequantizeLinear into integer arithmetic. With
+``exact=True``, and where they differ in another way, the formula is written out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,15 +23,15 @@ from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.converters.helpers.casts import convert_dtype
 from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, FLOAT16, HALVES, INT32, INT64, WIDE_INTEGERS
+from onnxplug.converters.helpers.exactness import HALFWAY
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
-from onnxplug.registry.rule import Rule
+from onnxplug.registry.rule import Converter, Rule
 
 #: The result types of QuantizeLinear at every opset.
 _BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
-#: Zero points of these dtypes are subtracted from bytes without wrapping.
 
 
 class Scheme(NamedTuple):
@@ -111,7 +113,7 @@ def _levels(g: GraphBuilder, x: Value, scheme: Scheme, inner: ir.DataType) -> Va
         single = g.op.Div(g.const(1.0, scale.dtype), _parameter(g, scale, scale.dtype or inner, axis))
         inverse = _along(g, g.cast(single, inner), rank, axis)
     else:
-        inverse = g.const(np.float32(1.0 / scale), inner)
+        inverse = g.const(np.float32(1.0 / scale), inner)  # divided in the scale's own precision
     scaled = g.op.Mul(g.cast(x, inner), inverse)
     if not isinstance(zero_point, Value) and zero_point == 0:
         return g.op.Round(scaled)
@@ -123,29 +125,30 @@ def _levels(g: GraphBuilder, x: Value, scheme: Scheme, inner: ir.DataType) -> Va
 # -- to integers -------------------------------------------------------------------------------------------------------
 
 
-def _quantized(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType) -> Value:
+def _quantized(g: GraphBuilder, x: Value, scheme: Scheme, dtype: ir.DataType, exact: bool) -> Value:
     x = g.cast(x, FLOAT) if x.dtype in HALVES else x
     plain = dtype in _BYTES and _within(dtype, scheme.low, scheme.high) and _holds(dtype, scheme.zero_point)
-    if plain and x.dtype == FLOAT:
+    if plain and x.dtype == FLOAT and not exact:
         return _linear(g, x, scheme, dtype)
     # A scale for each place takes part in the promotion, a single one does not.
     inner = FLOAT if scheme.axis is None else _promoted(x, scheme.scale)
     return convert_dtype(g, _clamped(g, _levels(g, x, scheme, inner), scheme.low, scheme.high), dtype)
 
 
-def quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Value:
+def quantize_per_tensor(g: GraphBuilder, node: FxNode, exact: bool = False) -> Value:
     """quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> Tensor
 
     Also the overload whose numbers are tensors.
     """
     x, scale, zero_point, low, high = node.args[:5]
-    return _quantized(g, x, Scheme(scale, zero_point, low, high), node.dtype)
+    return _quantized(g, x, Scheme(scale, zero_point, low, high), node.dtype, exact)
 
 
-def quantize_per_channel(g: GraphBuilder, node: FxNode) -> Value:
+def quantize_per_channel(g: GraphBuilder, node: FxNode, exact: bool = False) -> Value:
     """quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max, ScalarType dtype) -> Tensor"""  # noqa: E501
     x, scales, zero_points, axis, low, high = node.args[:6]
-    return _quantized(g, x, Scheme(scales, zero_points, low, high, normalize_axis(axis, rank_of(x))), node.dtype)
+    scheme = Scheme(scales, zero_points, low, high, normalize_axis(axis, rank_of(x)))
+    return _quantized(g, x, scheme, node.dtype, exact)
 
 
 def quantize_per_token(g: GraphBuilder, node: FxNode) -> Value:
@@ -317,15 +320,17 @@ def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[V
 # -- fake quantisation ----------------------------------------------------------------------------------------------------
 
 
-def _fake(g: GraphBuilder, x: Value, scheme: Scheme) -> tuple[Value, Value]:
+def _fake(g: GraphBuilder, x: Value, scheme: Scheme, exact: bool) -> tuple[Value, Value]:
     """Quantised and restored, and which elements lie inside the range."""
     dtype, axis = x.dtype or FLOAT, scheme.axis
     inner = DOUBLE if dtype == DOUBLE else FLOAT
     low, high = g.const(scheme.low, inner), g.const(scheme.high, inner)
-    levels = _levels(g, x, scheme, inner)
+    # torch holds the scale in float here, and takes the reciprocal of that.
+    single = scheme.scale if isinstance(scheme.scale, Value) else np.float32(scheme.scale)
+    levels = _levels(g, x, scheme._replace(scale=single), inner)
     inside = g.op.And(g.op.GreaterOrEqual(levels, low), g.op.LessOrEqual(levels, high))
     storage = next((d for d in (ir.DataType.UINT8, ir.DataType.INT8) if _within(d, scheme.low, scheme.high)), None)
-    if storage is not None and inner == FLOAT and _is_integer(scheme.zero_point):
+    if storage is not None and inner == FLOAT and _is_integer(scheme.zero_point) and not exact:
         scale, zero = _parameter(g, scheme.scale, FLOAT, axis), _parameter(g, scheme.zero_point, storage, axis)
         stored = _linear(g, g.cast(x, FLOAT), scheme, storage)
         return g.cast(g.op.DequantizeLinear(stored, scale, zero, axis=axis), dtype), inside
@@ -341,17 +346,17 @@ def _fake(g: GraphBuilder, x: Value, scheme: Scheme) -> tuple[Value, Value]:
     return g.cast(g.op.Mul(shifted, scale), dtype), inside
 
 
-def fake_quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Value:
+def fake_quantize_per_tensor(g: GraphBuilder, node: FxNode, exact: bool = False) -> Value:
     """fake_quantize_per_tensor_affine(Tensor self, float scale, int zero_point, int quant_min, int quant_max) -> Tensor
 
     Also with tensors for scale and zero point.
     """
-    return _fake(g, node.args[0], Scheme(*node.args[1:5]))[0]
+    return _fake(g, node.args[0], Scheme(*node.args[1:5]), exact)[0]
 
 
-def fake_quantize_per_channel(g: GraphBuilder, node: FxNode) -> Value:
+def fake_quantize_per_channel(g: GraphBuilder, node: FxNode, exact: bool = False) -> Value:
     """fake_quantize_per_channel_affine(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min, int quant_max) -> Tensor"""  # noqa: E501
-    return _fake(g, node.args[0], _by_channel(node))[0]
+    return _fake(g, node.args[0], _by_channel(node), exact)[0]
 
 
 def _by_channel(node: FxNode) -> Scheme:
@@ -359,20 +364,20 @@ def _by_channel(node: FxNode) -> Scheme:
     return Scheme(scale, zero_point, low, high, normalize_axis(axis, rank_of(x)))
 
 
-def fake_quantize_per_tensor_cachemask(g: GraphBuilder, node: FxNode) -> list[Value]:
+def fake_quantize_per_tensor_cachemask(g: GraphBuilder, node: FxNode, exact: bool = False) -> list[Value]:
     """fake_quantize_per_tensor_affine_cachemask(Tensor self, float scale, int zero_point, int quant_min, int quant_max) -> (Tensor output, Tensor mask)"""  # noqa: E501
-    return list(_fake(g, node.args[0], Scheme(*node.args[1:5])))
+    return list(_fake(g, node.args[0], Scheme(*node.args[1:5]), exact))
 
 
-def fake_quantize_per_channel_cachemask(g: GraphBuilder, node: FxNode) -> list[Value]:
+def fake_quantize_per_channel_cachemask(g: GraphBuilder, node: FxNode, exact: bool = False) -> list[Value]:
     """fake_quantize_per_channel_affine_cachemask(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min, int quant_max) -> (Tensor output, Tensor mask)"""  # noqa: E501
-    return list(_fake(g, node.args[0], _by_channel(node)))
+    return list(_fake(g, node.args[0], _by_channel(node), exact))
 
 
-def fake_quantize_if_enabled(g: GraphBuilder, node: FxNode) -> list[Value]:
+def fake_quantize_if_enabled(g: GraphBuilder, node: FxNode, exact: bool = False) -> list[Value]:
     """_fake_quantize_per_tensor_affine_cachemask_tensor_qparams(Tensor self, Tensor scale, Tensor zero_point, Tensor fake_quant_enabled, int quant_min, int quant_max) -> (Tensor output, Tensor mask)"""  # noqa: E501
     x, scale, zero_point, enabled, low, high = node.args
-    result, inside = _fake(g, x, Scheme(scale, zero_point, low, high))
+    result, inside = _fake(g, x, Scheme(scale, zero_point, low, high), exact)
     on = g.cast(_parameter(g, enabled, enabled.dtype), BOOL)
     return [g.op.Where(on, result, x), g.op.Or(g.op.Not(on), inside)]
 
@@ -414,19 +419,38 @@ def scaled_product(g: GraphBuilder, node: FxNode) -> Value:
     return convert_dtype(g, result if bias is None else g.op.Add(result, g.cast(bias, FLOAT)), node.dtype)
 
 
+def _exactly(convert: Callable[..., Any]) -> Converter:
+    """The form of a converter that multiplies by the reciprocal of the scale, as torch does."""
+
+    @wraps(convert)
+    def converter(g: GraphBuilder, node: FxNode) -> Any:
+        return convert(g, node, exact=True)
+
+    return converter
+
+
+#: Operators that round to integers by QuantizeLinear, or exactly as torch does.
+_ROUNDING = {
+    **{f"quantized_decomposed::quantize_per_tensor.{o}": quantize_per_tensor for o in ("default", "tensor", "tensor2")},
+    "quantized_decomposed::quantize_per_channel.default": quantize_per_channel,
+    "aten::fake_quantize_per_tensor_affine.default": fake_quantize_per_tensor,
+    "aten::fake_quantize_per_tensor_affine.tensor_qparams": fake_quantize_per_tensor,
+    "aten::fake_quantize_per_channel_affine.default": fake_quantize_per_channel,
+    "aten::fake_quantize_per_tensor_affine_cachemask.default": fake_quantize_per_tensor_cachemask,
+    "aten::fake_quantize_per_channel_affine_cachemask.default": fake_quantize_per_channel_cachemask,
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": fake_quantize_if_enabled,
+}
+
 RULES: list[Rule] = [
+    *[Rule(operator, convert) for operator, convert in _ROUNDING.items()],
+    *[Rule(operator, _exactly(convert), **HALFWAY) for operator, convert in _ROUNDING.items()],
     *[
-        Rule(f"quantized_decomposed::{name}.{overload}", convert)
-        for name, convert in (
-            ("quantize_per_tensor", quantize_per_tensor),
-            ("dequantize_per_tensor", dequantize_per_tensor),
-        )
+        Rule(f"quantized_decomposed::dequantize_per_tensor.{overload}", dequantize_per_tensor)
         for overload in ("default", "tensor", "tensor2")
     ],
     *[
         Rule(f"quantized_decomposed::{convert.__name__}.default", convert)
         for convert in (
-            quantize_per_channel,
             dequantize_per_channel,
             quantize_per_token,
             dequantize_per_token,
@@ -438,12 +462,6 @@ RULES: list[Rule] = [
     ],
     Rule("quantized_decomposed::choose_qparams.tensor", choose_qparams),
     Rule("quantized_decomposed::choose_qparams_symmetric.tensor", choose_qparams_symmetric),
-    Rule("aten::fake_quantize_per_tensor_affine.default", fake_quantize_per_tensor),
-    Rule("aten::fake_quantize_per_tensor_affine.tensor_qparams", fake_quantize_per_tensor),
-    Rule("aten::fake_quantize_per_channel_affine.default", fake_quantize_per_channel),
-    Rule("aten::fake_quantize_per_tensor_affine_cachemask.default", fake_quantize_per_tensor_cachemask),
-    Rule("aten::fake_quantize_per_channel_affine_cachemask.default", fake_quantize_per_channel_cachemask),
-    Rule("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default", fake_quantize_if_enabled),
     Rule("aten::_int_mm.default", int_product),
     Rule(
         "aten::_int_mm.default",

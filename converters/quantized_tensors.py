@@ -16,6 +16,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.quantized import QUANTIZED_PREFIX, Quantized
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT32
+from onnxplug.converters.helpers.exactness import HALFWAY
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
@@ -138,12 +139,9 @@ detach alias index_select unfold as_strided view_as reshape_as expand_as diagona
 
 RULES: list[Rule] = [
     *[
-        Rule(f"aten::quantize_per_tensor.{overload}", convert, exact=exact, reason=reason)
+        Rule(f"aten::quantize_per_tensor.{overload}", convert, **condition)
         for overload in ("default", "tensor_qparams")
-        for convert, exact, reason in (
-            (quantize_per_tensor, None, ""),
-            (quantize_exactly, True, "numbers halfway between two integers; QuantizeLinear is what runtimes fuse"),
-        )
+        for convert, condition in ((quantize_per_tensor, {}), (quantize_exactly, HALFWAY))
     ],
     Rule("aten::dequantize.self", dequantize_ordinary),
     Rule(f"{QUANTIZED_PREFIX}aten::dequantize.self", dequantize),

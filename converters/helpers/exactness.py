@@ -40,6 +40,12 @@ KERNEL_FORGETS_NAN: dict[str, Any] = {
 #: For operators that treat NaN separately.
 NOT_A_NUMBER: dict[str, Any] = {"exact": True, "reason": "NaN is told from numbers"}
 
+#: For quantisation by QuantizeLinear, which divides by the scale.
+HALFWAY: dict[str, Any] = {
+    "exact": True,
+    "reason": "numbers halfway between two integers; QuantizeLinear is what runtimes fuse",
+}
+
 
 def of_floats(node: FxNode) -> bool:
     """Whether the first argument is a tensor of floats: others hold no NaN."""

@@ -254,6 +254,26 @@ def test_fake(name: str, dtype: torch.dtype) -> None:
     by_channel(1)
 
 
+#: Numbers whose quotients by 0.03, 0.05 and 0.07 lie within a unit in the last place of halfway between two integers.
+HALFWAY = torch.cat([scale * (torch.arange(-60.0, 60.0) + 0.5) for scale in (0.03, 0.05, 0.07)]).reshape(3, -1)
+ROUNDING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "fake": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.03, 20, -128, 127),
+    "fake by channel": lambda x: torch.fake_quantize_per_channel_affine(
+        x, torch.tensor([0.03, 0.05, 0.07]), torch.tensor([0, 3, 20], dtype=torch.int32), 0, -128, 127
+    ),
+    "quantised": lambda x: Q.quantize_per_tensor(x, 0.07, 3, -128, 127, torch.int8),
+    "quantised by channel": lambda x: Q.quantize_per_channel(
+        x, torch.tensor([0.03, 0.05, 0.07]), torch.tensor([0, 3, 20]), 0, -128, 127, torch.int8
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDING)
+def test_exact_form_rounds_as_torch_halfway_between_integers(name: str) -> None:
+    nearly = HALFWAY * (1 + torch.linspace(-3e-7, 3e-7, HALFWAY.shape[1]))
+    check(ROUNDING[name], HALFWAY, others=[(nearly,), (-HALFWAY,)], exact=True, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("opset", [13, 19, 21, 26])
 def test_opsets(opset: int) -> None:
     check(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.25, 3, 0, 127), HARD, opset=opset)
