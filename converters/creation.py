@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import onnx_ir as ir
@@ -96,16 +97,24 @@ def _arange(g: GraphBuilder, node: FxNode, start: Any, end: Any, step: Any) -> V
 def _arange_of_floats(g: GraphBuilder, dtype: ir.DataType, start: Any, end: Any, step: Any) -> Value:
     """An arange of integers with float arguments, each of which is truncated to an integer first.
 
-    For int64 the number of elements follows from the integers, for narrower dtypes from the floats (``arange_out`` in
-    RangeFactories.cpp).
+    The number of elements follows from the floats (``arange_out`` in RangeFactories.cpp), but for int64 from the integers
+    in releases of PyTorch such as 2.13.
     """
     first, last, by = (g.cast(operand(g, x, DOUBLE), INT64) for x in (start, end, step))
-    if dtype == INT64:
+    if dtype == INT64 and _counts_integers():
         return g.op.Range(first, last, by)
     low, high, width = (operand(g, x, DOUBLE) for x in (start, end, step))
     count = g.cast(g.op.Ceil(g.op.Div(g.op.Sub(high, low), width)), INT64)
     places = g.op.Range(g.const(0), count, g.const(1))
     return g.cast(g.op.Add(first, g.op.Mul(places, by)), dtype)
+
+
+@cache
+def _counts_integers() -> bool:
+    """Whether the installed PyTorch counts the elements of an int64 range between the truncated bounds."""
+    import torch
+
+    return len(torch.arange(0, 4.5, 1.5, dtype=torch.int64)) == 4  # 0, 1, 2, 3; by the floats 0, 1, 2
 
 
 def _torch(dtype: ir.DataType) -> Any:

@@ -31,7 +31,7 @@ def w8(x: torch.Tensor) -> torch.Tensor:
 
 def c8(x: torch.Tensor, axis: int = 0) -> torch.Tensor:
     """Signed bytes, with a scale for each place on an axis."""
-    axis %= x.dim()
+    axis = range(x.dim())[axis]  # an IndexError for a tensor without axes
     count = x.shape[axis]
     zeros = torch.zeros(count, dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(x, torch.arange(1.0, count + 1) / 100, zeros, axis, -128, 127)

@@ -280,4 +280,8 @@ def test_numbers_that_the_dtype_rounds(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", WRAPPED)
 def test_numbers_that_uint8_wraps(name: str, opset: int) -> None:
     x = torch.tensor([0, 1, 5, 254, 255], dtype=torch.uint8)
+    if name == "limits" and not torch.__version__.startswith("2.13."):
+        with pytest.raises(RuntimeError, match="outside the representable range"):
+            WRAPPED[name](x)
+        return
     check(WRAPPED[name], x, others=[(torch.tensor([7, 128, 127, 3, 250], dtype=torch.uint8),)], opset=opset)
