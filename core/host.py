@@ -25,6 +25,9 @@ class RuntimeHost(Protocol):
 class PluginHost(RuntimeHost, Protocol):
     """The plugin host as far as an export needs it."""
 
+    def stamps(self) -> tuple[str, ...] | None:
+        """What tells this state of the plugins' code from every other; ``None`` when that of one is not known."""
+
     def targets(self) -> set[str]:
         """Names of the runtimes that plugins know."""
 

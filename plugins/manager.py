@@ -26,6 +26,7 @@ from onnxplug.plugin_api import (
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.loading import LATE_HOOKS, LoadedPlugin, check_rules, check_runtime, load_plugin
 from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
+from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
@@ -63,6 +64,7 @@ class PluginManager:
         self._results: dict[str, list[tuple[PluginRecord, Any]]] = {}
         self._builtin: list[tuple[PluginRecord, Any]] = []
         self._rule_patches: list[Any] | None = None
+        self._stamps: tuple[str, ...] | None = None
         self._lock = threading.RLock()
         self._loaded = False
         self._check_names()
@@ -145,7 +147,7 @@ class PluginManager:
     def _load_one(
         self, point: EntryPoint, record: PluginRecord, seen: dict[int, str], timed: TimedThread | None
     ) -> None:
-        started = time.perf_counter()
+        started, record.loaded = time.perf_counter(), time.time()
         plugin: Any = None
         try:
             if timed is None:
@@ -226,6 +228,21 @@ class PluginManager:
     def records(self) -> list[PluginRecord]:
         """Every entry point of the group, loaded or not."""
         return list(self._records)
+
+    def stamps(self) -> tuple[str, ...] | None:
+        """What tells this state of the plugins' code from every other; ``None`` when that of one is not known."""
+        self._collect_builtin_tables()
+        with self._lock:
+            if self._stamps is None:
+                found = []
+                for point, record in zip(self._points, self._records, strict=True):
+                    if record.status == "loaded":
+                        stamp = stamp_of(point, record.loaded)
+                        if stamp is None:
+                            return None
+                        found.append(f"{record.label} {record.value} {stamp}")
+                self._stamps = tuple(found)
+            return self._stamps
 
     def supplied(self, record: PluginRecord) -> dict[str, Any]:
         """What each hook of one plugin returned, by the hook's name."""

@@ -27,6 +27,7 @@ class PluginRecord:
         status: ``"loaded"``, ``"failed"``, ``"blocked"`` or ``"not loaded"``.
         error: Why it failed, with the traceback.
         seconds: Time that importing it took.
+        loaded: When it was loaded, in seconds since the epoch.
         hooks: The hooks it implements.
         rules: Number of rules that it supplies; ``None`` for the builtin ones, whose tables are imported for the first export.
         namespaces: torch namespaces that it says it translates.
@@ -41,6 +42,7 @@ class PluginRecord:
     status: str = "not loaded"
     error: str | None = None
     seconds: float = 0.0
+    loaded: float = 0.0
     hooks: list[str] = field(default_factory=list)
     rules: int | None = 0
     namespaces: Sequence[str] = ()

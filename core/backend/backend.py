@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 
-import onnxplug
 from onnxplug.backend import cache
 from onnxplug.backend.binding import Executable, RunError
 from onnxplug.backend.lowering import Lowered, lower, structure
@@ -97,62 +97,59 @@ def _compile(
     stored = StoredGraph(kind, module)
     if options.store is not None:
         options.store.setdefault("graphs", []).append(stored)
+    executable = None
     try:
         with disable_current_modes():  # AOTAutograd compiles under its fake mode, and constants are real tensors
             lowered = lower(module)
-            run: Compiled = Executable(_session(lowered, options, stored), lowered)
+            executable = Executable(_session(lowered, options, stored), lowered)
     except Exception as error:
         if not options.fallback:
             raise
         stored.error = error
         _warn(f"{_GRAPH[kind]} of {len(module.graph.nodes)} nodes is run by eager PyTorch", error)
-        return _Eager(module, stored if options.store is not None else None)
-    return _Guarded(run, module, options, stored)
+    return _CompiledGraph(executable, module, options, stored)
 
 
-class _Eager:
-    """A graph run by PyTorch."""
-
-    def __init__(self, module: torch.fx.GraphModule, stored: StoredGraph | None = None) -> None:
-        self._boxed_call = True  # AOTAutograd then gives a list
-        self._module = module
-        self._stored = stored
-
-    def __call__(self, args: list[Any]) -> Any:
-        given = list(args)
-        args.clear()
-        results = self._module.forward(*given)
-        if self._stored is not None:
-            self._stored.calls.append((given, list(results)))
-        return results
-
-
-class _Guarded:
-    """A compiled graph, replaced by eager PyTorch for good when a call of it fails."""
+class _CompiledGraph:
+    """A graph run by ONNX Runtime, and by eager PyTorch for good once ONNX Runtime has failed where PyTorch does not."""
 
     def __init__(
-        self, run: Compiled, module: torch.fx.GraphModule, options: BackendOptions, stored: StoredGraph
+        self, executable: Executable | None, module: torch.fx.GraphModule, options: BackendOptions, stored: StoredGraph
     ) -> None:
-        self._run = run
         self._boxed_call = True  # AOTAutograd then gives a list
+        self._executable = executable
         self._module = module
         self._fallback = options.fallback
         self._stored = stored if options.store is not None else None
 
     def __call__(self, args: list[Any]) -> Any:
-        stored = self._stored
-        given = list(args) if stored is not None else args
+        if self._stored is None:
+            return self._run(args)
+        given = list(args)
+        results = self._run(args)
+        self._stored.calls.append((given, list(results)))
+        return results
+
+    def _run(self, args: list[Any]) -> Any:
+        executable = self._executable
+        if executable is None:
+            return self._run_eager(args)
         try:
-            results = self._run(args)
+            return executable(args)
         except RunError as error:
             if not self._fallback:
                 raise
+            results = self._run_eager(args)  # an error of eager's is the call's own: the session stays
+            self._executable = None
+            if self._stored is not None:
+                self._stored.error = error
             _warn("a graph is run by eager PyTorch from now on", error)
-            self._run = _Eager(self._module)
-            results = self._run(args)
-        if stored is not None:
-            stored.calls.append((given, list(results)))
-        return results
+            return results
+
+    def _run_eager(self, args: list[Any]) -> Any:
+        given = list(args)
+        args.clear()
+        return self._module.forward(*given)
 
 
 def _warn(what: str, error: Exception, *, raises: bool = True) -> None:
@@ -168,36 +165,54 @@ def _session(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> 
     """The session of a graph; ``None`` when it computes nothing."""
     if not lowered.functional.outputs:
         return None
-    shareable = not (options.rules or options.transforms or options.runtime) and options.store is None
-    if not shareable:
+    key = _model_key(lowered, options)
+    if key is None:
         return _make_session(_converted(lowered, options, stored), options)
-    key = _key(lowered, options)
-    return cache.session_for(key, partial(_session_from_disk, lowered, options, stored, key))
+    return cache.session_for(f"{key} {_session_key(options)}", partial(_new_session, lowered, options, stored, key))
 
 
-def _session_from_disk(lowered: Lowered, options: BackendOptions, stored: StoredGraph, key: str) -> Any:
-    if options.cache is None or isinstance(options.session_options, onnxruntime_module().SessionOptions):
+def _new_session(lowered: Lowered, options: BackendOptions, stored: StoredGraph, key: str) -> Any:
+    if options.cache is None:
         return _make_session(_converted(lowered, options, stored), options)
     path = cache.path_of(options.cache, key)
-    source = cache.read_model(path)
-    if source is not None:
+    kept = cache.read_model(path)
+    if kept is not None:
         try:
-            return _make_session(source, options)
+            return _make_session(kept, options)
         except Exception as error:
             _warn(f"the stored model {path} is made anew, since it does not load", error, raises=False)
-    source = _bytes(_converted(lowered, options, stored))
-    session = _make_session(source, options)
-    cache.write_model(path, source)
+    model = _converted(lowered, options, stored)
+    session = _make_session(model, options)
+    cache.write_model(path, model)
     return session
 
 
-def _key(lowered: Lowered, options: BackendOptions) -> str:
-    """A digest of all that decides what the session computes."""
-    shown = {name: value for name, value in vars(options).items() if name not in ("cache", "store", "fallback")}
-    if isinstance(options.session_options, onnxruntime_module().SessionOptions):
-        shown["session_options"] = id(options.session_options)
-    text = f"{onnxplug.__version__} {torch.__version__} {sorted(shown.items())!r} {structure(lowered.functional)}"
-    return hashlib.sha256(text.encode()).hexdigest()
+def _model_key(lowered: Lowered, options: BackendOptions) -> str | None:
+    """A digest of all that decides the model; ``None`` when a part of that is not known."""
+    if options.rules or options.transforms or options.runtime or options.store is not None:
+        return None
+    _, host = plugins_of_call(plugins=options.plugins, call_rules=(), prefer=options.prefer)
+    stamps = host.stamps()
+    if stamps is None:
+        return None
+    parts = (
+        (torch.__version__, onnx.__version__, ir.__version__, onnxruntime_module().__version__),
+        stamps,
+        sorted((options.prefer or {}).items()),
+        sorted(resolve_opsets(options.opset).items()),
+        (runtime_of(options), options.exact, options.optimize, sorted(options.rewrites.items())),
+        torch.get_default_dtype(),
+        structure(lowered.functional),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _session_key(options: BackendOptions) -> str:
+    """What else decides the session."""
+    given = options.session_options
+    if isinstance(given, onnxruntime_module().SessionOptions):
+        given = id(given)  # the session holds the object
+    return repr((list(options.providers), given, options.optimization, options.threads))
 
 
 def _converted(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> ir.Model:
@@ -236,28 +251,18 @@ def _switched_off(options: BackendOptions, rewrites: Sequence[Any]) -> set[str]:
     return {name for name, used in options.rewrites.items() if not used}
 
 
-def _bytes(model: ir.Model) -> bytes:
-    source, folder = model_source(model)
-    assert folder is None and isinstance(source, bytes), "weights are inputs: a graph is small"
-    return source
-
-
 def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
-    source: Any = model
-    folder = None
     custom = custom_operators(model)
     libraries: Sequence[Any] = ()
     providers = list(options.providers)
     if custom.domains:
         _, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
         libraries = kernels_for(custom, CallHost(host, options.runtime), [_name(p) for p in providers]).libraries
-    if isinstance(model, ir.Model):
-        source, folder = model_source(model)
+    source, folder = (model, None) if isinstance(model, bytes) else model_source(model)
     session = make_session(
         source, options.threads, libraries=libraries, providers=providers, options=_session_options(options)
     )
-    if folder is not None:
-        session._onnxplug_folder = folder  # the file lives as long as the session
+    session._onnxplug_folder = folder  # what the session reads lives as long as it
     return session
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxplug.backend.lowering import Computed, Constant, Lowered, Number, Passed, Result, View
-from onnxplug.backend.randomness import Draw, Mask
+from onnxplug.backend.randomness import Draw, Mask, generators_of
 from onnxplug.backend.sizes import Evaluate
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.errors import OnnxplugError
@@ -68,6 +68,7 @@ class Executable:
     def __init__(self, session: Any, lowered: Lowered, device: tuple[str, int] = ("cpu", 0)) -> None:
         self._boxed_call = True  # AOTAutograd then gives a list
         self._draws: list[Draw | Mask] = lowered.draws
+        self._generators = generators_of(lowered.draws)
         self._evaluate: Evaluate | None = lowered.sizes.function()
         self._session: Any = session._sess if session is not None else None
         runtime = onnxruntime_module()
@@ -87,6 +88,7 @@ class Executable:
         self._results: list[Result] = lowered.results
         self._outputs = sorted({r for r in lowered.results if isinstance(r, Computed)}, key=lambda r: r.index)
         self._idle: list[_Bound] = []
+        self._checked = False
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Runs the graph.
@@ -95,8 +97,20 @@ class Executable:
             args: Tensors and numbers; emptied, so that what nothing else holds is freed.
         """
         numbers = self._evaluate(args) if self._evaluate is not None else ()
-        values = [*args, *[draw(numbers) for draw in self._draws]] if self._draws else args
-        outputs = self._run(values, numbers) if self._session is not None else []
+        values, states = args, []
+        if self._draws:
+            states = [(generator, generator.get_state()) for generator in self._generators]
+            values = [*args, *[draw(numbers) for draw in self._draws]]
+        outputs: list[torch.Tensor] = []
+        if self._session is not None:
+            try:
+                outputs = self._run(values, numbers)
+            except Exception as error:
+                for generator, state in states:  # whoever runs the graph instead draws the same numbers
+                    generator.set_state(state)
+                if isinstance(error, RunError):
+                    raise
+                raise RunError(f"ONNX Runtime failed: {error}") from error
         results = [_result(result, values, numbers, outputs) for result in self._results]
         args.clear()
         return results
@@ -110,7 +124,8 @@ class Executable:
         self._bind_inputs(bound, values, alive)
         made: list[torch.Tensor | None] = []
         for output in self._outputs:
-            tensor = _empty(output, numbers)
+            # ONNX Runtime allocates in the first call: it would not say that memory of ours was left as it was.
+            tensor = _empty(output, numbers) if self._checked else None
             made.append(tensor)
             name = f"output_{output.index}"
             if tensor is None:
@@ -124,12 +139,10 @@ class Executable:
                     real.shape,
                     real.data_ptr() or _SOMEWHERE.data_ptr(),
                 )
-        try:
-            self._session.run_with_iobinding(bound.binding, self._run_options)
-        except Exception as error:
-            raise RunError(f"ONNX Runtime failed: {error}") from error
+        self._session.run_with_iobinding(bound.binding, self._run_options)
         found = self._fetch(bound, made, numbers)
         del alive
+        self._checked = True
         self._idle.append(bound)
         return found
 
@@ -160,7 +173,7 @@ class Executable:
         if any(tensor is None for tensor in made):
             values = bound.binding.get_outputs()
             made = [
-                _adopt(value, output) if tensor is None else tensor
+                _adopt(value, output, numbers) if tensor is None else tensor
                 for value, tensor, output in zip(values, made, self._outputs, strict=True)
             ]
             bound.binding.clear_binding_outputs()
@@ -171,9 +184,14 @@ class Executable:
         ]
 
 
+def _real(dtype: torch.dtype) -> torch.dtype:
+    """The element type in ONNX: that of the parts of complex numbers."""
+    return torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
+
+
 def _input(position: int, name: str, val: Any) -> _Input:
     if isinstance(val, torch.Tensor):
-        dtype = torch.empty(0, dtype=val.dtype).real.dtype if val.dtype.is_complex else val.dtype
+        dtype = _real(val.dtype)
         fixed = all(isinstance(size, int) for size in val.shape)
         return _Input(position, name, int(to_onnx_dtype(dtype)), False, fixed, dtype, val.dtype.is_complex)
     dtype = {torch.SymFloat: torch.float64, torch.SymBool: torch.bool}.get(type(val), torch.int64)
@@ -187,14 +205,26 @@ def _empty(output: Computed, numbers: Sequence[int]) -> torch.Tensor | None:
     return torch.empty([numbers[i] for i in output.shape], dtype=output.dtype, device=output.device)
 
 
-def _adopt(value: Any, output: Computed) -> torch.Tensor:
-    """The memory that ONNX Runtime allocated, as a tensor."""
+def _adopt(value: Any, output: Computed, numbers: Sequence[int]) -> torch.Tensor:
+    """The memory that ONNX Runtime allocated, as a tensor.
+
+    Raises:
+        RunError: It is not what the graph states.
+    """
     if not value.has_value():
         raise RunError(f"ONNX Runtime left the output {output.index} unset")
+    real = _real(output.dtype)
+    if value.element_type() != int(to_onnx_dtype(real)):
+        raise RunError(f"ONNX Runtime gave the output {output.index} as {value.data_type()}, and it is {real}")
     tensor = torch.utils.dlpack.from_dlpack(value)
     if output.dtype.is_complex:
-        return torch.view_as_complex(tensor)
-    return tensor.view(output.dtype) if tensor.dtype != output.dtype else tensor
+        tensor = torch.view_as_complex(tensor)
+    elif tensor.dtype != output.dtype:
+        tensor = tensor.view(output.dtype)
+    expected = None if output.shape is None else [numbers[i] for i in output.shape]
+    if expected is not None and list(tensor.shape) != expected:
+        raise RunError(f"ONNX Runtime gave the output {output.index} the shape {list(tensor.shape)}, not {expected}")
+    return tensor
 
 
 def _laid_out(tensor: torch.Tensor, output: Computed, numbers: Sequence[int]) -> torch.Tensor:

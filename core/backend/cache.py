@@ -10,6 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
+from onnxplug.run.save import LARGE_MODEL_BYTES, to_bytes, weight_bytes
+
 _sessions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -44,11 +48,13 @@ def read_model(path: Path) -> bytes | None:
         return None
 
 
-def write_model(path: Path, model: bytes) -> None:
+def write_model(path: Path, model: ir.Model) -> None:
     """Keeps a model for later processes; they may share the folder: the file appears complete or not at all.
 
-    A folder that can't be written to keeps nothing: the model is made anew next time.
+    A folder that can't be written to keeps nothing, nor is a model kept that one file can't hold: it is made anew next time.
     """
+    if weight_bytes(model) > LARGE_MODEL_BYTES:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".part")
@@ -56,7 +62,7 @@ def write_model(path: Path, model: bytes) -> None:
         return
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(model)
+            file.write(to_bytes(model))
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)

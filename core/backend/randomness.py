@@ -55,6 +55,7 @@ class Draw:
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
+        self.device: torch.device = node.meta["val"].device
         self._target: Any = node.target
         self._args = [_argument(a, sizes) for a in node.args]
         self._kwargs = {name: _argument(a, sizes) for name, a in node.kwargs.items()}
@@ -84,6 +85,7 @@ class Mask:
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
         given = node.args[0]
         assert isinstance(given, torch.fx.Node)
+        self.device: torch.device = given.meta["val"].device
         self._pattern = _pattern(given.meta["val"], sizes)
         self._probability: Any = node.args[1]
 
@@ -91,6 +93,18 @@ class Mask:
         """Draws the mask as eager's dropout does."""
         mask: torch.Tensor = DROPOUT(self._pattern(numbers), self._probability, True)[1]
         return mask
+
+
+def generators_of(draws: Sequence[Draw | Mask]) -> list[torch.Generator]:
+    """The generators that these draws advance."""
+    found = []
+    for device in {draw.device for draw in draws}:
+        if device.type == "cpu":
+            found.append(torch.default_generator)
+        elif device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            found.append(torch.cuda.default_generators[index])
+    return found
 
 
 def apply_mask(graph: torch.fx.Graph, dropout: torch.fx.Node, mask: torch.fx.Node) -> None:

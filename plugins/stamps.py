@@ -1,0 +1,82 @@
+"""What tells two states of a plugin's code apart, so that a model kept on disk is used with the code that made it alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+
+def stamp_of(point: EntryPoint, loaded: float) -> str | None:
+    """A digest of the code behind an entry point and of the versions of the distributions that its own one requires.
+
+    A distribution states the digests of its files in ``RECORD``. One that is installed editable, or in another way that
+    states none, is known by size and time of change of its files.
+
+    Args:
+        point: The entry point of a plugin that is loaded.
+        loaded: When it was loaded, in seconds since the epoch.
+
+    Returns:
+        ``None`` when the code that runs is not known: it is not in files, or these have changed since it was loaded.
+    """
+    record = _read(point.dist, "RECORD")
+    if record is None or _is_editable(point.dist):
+        record = _state_of_files(point, loaded)
+        if record is None:
+            return None
+    text = "\n".join([record, *_required(point.dist)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read(dist: Any, name: str) -> str | None:
+    read_text = getattr(dist, "read_text", None)
+    text: str | None = read_text(name) if read_text is not None else None
+    return text
+
+
+def _is_editable(dist: Any) -> bool:
+    try:
+        origin = json.loads(_read(dist, "direct_url.json") or "{}")
+    except ValueError:
+        return True
+    return bool(origin.get("dir_info", {}).get("editable"))
+
+
+def _state_of_files(point: EntryPoint, loaded: float) -> str | None:
+    top_levels = {point.module.partition(".")[0], *(_read(point.dist, "top_level.txt") or "").split()}
+    files = sorted({file for name in top_levels for file in _files(name)})
+    states = [(file, file.stat()) for file in files if file.is_file()]
+    if not states or any(state.st_mtime > loaded for _, state in states):
+        return None
+    return "\n".join(f"{file} {state.st_size} {state.st_mtime_ns}" for file, state in states)
+
+
+def _files(top_level: str) -> Iterator[Path]:
+    """The source files of a module or package; parts of a package may lie in folders of their own."""
+    modules = [m for name, m in list(sys.modules.items()) if name == top_level or name.startswith(f"{top_level}.")]
+    folders = {Path(folder) for module in modules for folder in getattr(module, "__path__", ())}
+    for folder in folders:
+        if folders.isdisjoint(folder.parents):
+            yield from folder.rglob("*.py")
+    for module in modules:
+        if not hasattr(module, "__path__") and (file := getattr(module, "__file__", None)) is not None:
+            yield Path(file)
+
+
+def _required(dist: Any) -> list[str]:
+    found = []
+    for text in getattr(dist, "requires", None) or ():
+        try:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                found.append(f"{requirement.name} {version(requirement.name)}")
+        except (InvalidRequirement, PackageNotFoundError):
+            continue
+    return sorted(found)
