@@ -92,7 +92,15 @@ class OpsetError(OnnxplugError):
 
 
 class VerificationError(OnnxplugError):
-    """The exported model does not run, or computes something else than the PyTorch model."""
+    """The exported model does not run, or computes something else than the PyTorch model.
+
+    Attributes:
+        verdict: Who is wrong (``onnxplug.diagnose.verdict.Verdict``), where that was asked for.
+        inputs: The flattened inputs on which it was found; set with ``verdict``.
+    """
+
+    verdict: Any = None
+    inputs: Sequence[Any] = ()
 
 
 class EvaluationError(OnnxplugError):

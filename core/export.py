@@ -20,6 +20,7 @@ from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture
 from onnxplug.capture.signature import Captured, FunctionalGraph
+from onnxplug.diagnose.alignment import Alignment, Recipe
 from onnxplug.errors import UsageError
 from onnxplug.finish.finish import finish
 from onnxplug.functionalize.prepare import prepare
@@ -144,14 +145,8 @@ def to_onnx(
     started = time.perf_counter()
     with collection_held():
         functional = prepare(captured, input_names=input_names, output_names=output_names)
-        converted = convert(
-            captured,
-            functional,
-            table,
-            host,
-            Target(opsets[""], opsets, runtime_name, bool(exact)),
-            optimize=optimize,
-        )
+        chosen = Target(opsets[""], opsets, runtime_name, bool(exact))
+        converted = convert(captured, functional, table, host, chosen, optimize=optimize)
     seconds = time.perf_counter() - started
     arguments.check_domains_used(converted, domains)
     operators = Counter(n.op_type for n in nodes_of(converted.graph))
@@ -170,6 +165,7 @@ def to_onnx(
             opset=opsets[""],
         ),
         host=CallHost(host, items) if items else host,
+        recipe=recipe_of(captured, functional, table, host, chosen, optimize=optimize),
     )
     if verify:
         stage("verification")
@@ -201,8 +197,12 @@ def convert(
     *,
     optimize: bool = True,
     without: Collection[str] = (),
+    alignment: Alignment | None = None,
 ) -> ir.Model:
-    """Converts a prepared graph: interpretation, simplification, rewrites (but those named in ``without``), names."""
+    """Converts a prepared graph: interpretation, simplification, rewrites (but those named in ``without``), names.
+
+    ``alignment`` takes what FX nodes became.
+    """
     domains = list(host.domains())
     builder = GraphBuilder(
         target.opsets,
@@ -224,18 +224,45 @@ def convert(
         missing=host.missing,
         explain_missing=host.explain_missing,
     )
+    if alignment is not None:
+        interpreter.applied = alignment.rules
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     env = interpreter.run(functional.graph, values)
     arguments.warn_of_unused_rules(registry, bound.asked())
     outputs = bind_outputs(builder, env, functional.outputs)
     graph, tensors = assemble(builder, inputs, outputs, state)
+    if alignment is not None:
+        alignment.record(graph, env)
     if optimize:
-        run_rewrites(builder, graph, [rewrite for rewrite in host.rewrites() if rewrite.name not in without])
+        fired = run_rewrites(builder, graph, [rewrite for rewrite in host.rewrites() if rewrite.name not in without])
+        if alignment is not None:
+            alignment.fired = fired
     metadata = {
         "onnxplug.torch_version": torch.__version__,
         "onnxplug.target": f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
     }
     return finish(builder, graph, tensors, metadata=metadata)
+
+
+def recipe_of(
+    captured: Captured,
+    functional: FunctionalGraph,
+    registry: OnnxRegistry,
+    host: PluginHost,
+    target: Target,
+    *,
+    optimize: bool = True,
+    without: Collection[str] = (),
+) -> Recipe:
+    """How a graph is converted again: the arguments are those of :func:`convert`."""
+
+    def again(optimize: bool, without: Collection[str], alignment: Alignment) -> ir.Model:
+        with collection_held():
+            return convert(
+                captured, functional, registry, host, target, optimize=optimize, without=without, alignment=alignment
+            )
+
+    return Recipe(functional, again, optimize, frozenset(without))
 
 
 def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -14,6 +15,8 @@ from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META, Origin, WeightTensor
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
+from onnxplug.diagnose.alignment import Recipe
+from onnxplug.diagnose.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.protobuf import to_proto
@@ -58,6 +61,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         statistics: What was done and how long it took.
         host: The plugins of the export, whose libraries and kernels run custom operators; all that are installed when
             ``None``.
+        recipe: How the captured graph is converted again, for :meth:`verify` to say who is wrong; ``None`` for a program made by
+            hand.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         captured: Captured | None = None,
         statistics: ExportStatistics | None = None,
         host: RuntimeHost | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         super().__init__(model, exported_program)
         self.inputs = list(inputs)
@@ -78,6 +84,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.captured = captured
         self.statistics = statistics if statistics is not None else ExportStatistics()
         self.host = host
+        self.recipe = recipe
         self._runner: Runner | None = None
         self._folded: set[str] = set()
 
@@ -347,6 +354,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         atol: float | None = None,
         seeds: Sequence[int] = (0, 1, 2),
         seed: int | None = None,
+        intermediates: bool = False,
     ) -> VerificationReport:
         """Compares the model with eager PyTorch: on the export's inputs (or those given), and on generated ones.
 
@@ -358,18 +366,24 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             seeds: One set of generated inputs a seed, of other sizes where dimensions are dynamic, 1 among them. Sizes
                 that eager PyTorch rejects are drawn again.
             seed: One seed instead of ``seeds``: what the message of a failure names.
+            intermediates: Compare the result of every operator too, in ONNX Runtime and in the evaluator, and say who is wrong:
+                ``report.intermediates``, or ``error.verdict`` and the end of its message. docs/who-is-wrong.md says how.
 
         Raises:
             PluginError: A plugin's library is missing or does not load.
+            UsageError: ``intermediates=True``, and the program was not made by ``to_onnx``.
             VerificationError: An output differs (the message names it, the index, both values, sizes and seed), the
                 model has other outputs than PyTorch, or it does not run.
         """
+        if intermediates and self.recipe is None:
+            raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
         return verify_program(
             self,
             args=args,
             kwargs=kwargs,
             tolerances=Tolerances(rtol=rtol, atol=atol),
             seeds=seeds if seed is None else (seed,),
+            judge=partial(judge_program, self) if intermediates else None,
         )
 
     def __repr__(self) -> str:

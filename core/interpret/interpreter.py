@@ -86,6 +86,8 @@ class DynamoInterpreter:
         self._missing = MissingRules(explain_missing)
         self._has_complex = False
         self._has_quantized = False
+        #: Takes the rule that translated each FX node, where that is asked for.
+        self.applied: dict[torch.fx.Node, Rule] | None = None
         self._frame = _Frame({}, None)
         builder.attach(self)
 
@@ -346,6 +348,8 @@ class DynamoInterpreter:
                 self._builder.rollback(mark)
                 declined.append(f"{rule.name} declined: {decline.reason or 'no reason given'}")
                 continue
+            if self.applied is not None:
+                self.applied[call.fx] = rule
             return checked(call, rule, results)
         if call.derived:
             raise Decline("; ".join(declined) or f"no rule for {call.op_name}")
@@ -387,6 +391,8 @@ class DynamoInterpreter:
             if converter is not None:
                 rule = Rule(call.op_name, converter)
                 rule.source = "the hook onnxplug_missing"
+                if self.applied is not None:
+                    self.applied[call.fx] = rule
                 return checked(call, rule, self._apply(rule, call.with_rules(())))
         return self._missing.stand_ins(call, self._frame.decomposing, [*declined, *failures])
 
@@ -421,6 +427,8 @@ class DynamoInterpreter:
         results = self._inline(module.graph, [bound[fx] for fx in inputs], inner)
         rule = Rule(call.op_name, function)
         rule.source = "torch's decomposition"
+        if self.applied is not None:
+            self.applied[call.fx] = rule
         single = not isinstance(call.fx.meta.get("val"), list | tuple)
         return checked(call, rule, results[0] if single else results)
 

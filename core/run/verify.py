@@ -75,10 +75,12 @@ class VerificationReport:
     Attributes:
         cases: The sets of inputs on which both agree.
         skipped: Sizes that were drawn and that eager PyTorch itself rejects, with its reason; others were drawn instead.
+        intermediates: The ``onnxplug.diagnose.verdict.Verdict`` on the first of these sets, with ``intermediates=True``.
     """
 
     cases: list[VerificationCase] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    intermediates: Any = None
 
     @property
     def max_abs_difference(self) -> float:
@@ -109,8 +111,9 @@ def verify_program(
     kwargs: Mapping[str, Any] | None = None,
     tolerances: Tolerances = MODEL,
     seeds: Sequence[int] = (0, 1, 2),
+    judge: Callable[[Sequence[Any]], Any] | None = None,
 ) -> VerificationReport:
-    """See :meth:`OnnxProgram.verify`."""
+    """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong on flattened inputs."""
     captured, exported = _captured(program)
     if args is None and kwargs is None:
         args, kwargs = captured.args, captured.kwargs
@@ -119,8 +122,11 @@ def verify_program(
             "verification needs example inputs, and the ExportedProgram carries none", hint="program.verify(args=…)"
         )
     leaves = program.flatten(args or (), kwargs or {})
-    comparer = _Comparer(program, tolerances)
-    report = VerificationReport([comparer.given(leaves)])
+    try:
+        comparer = _Comparer(program, tolerances, judge)
+    except VerificationError as error:  # the model does not load
+        raise _judged(error, judge, leaves) from error
+    report = VerificationReport([comparer.given(leaves)], intermediates=judge(leaves) if judge is not None else None)
     sizes = Sizes.of(leaves, comparer.values, exported.range_constraints, captured.dim_names, captured.conditions)
     for seed in seeds:
         tried = len(report.skipped)
@@ -162,11 +168,26 @@ def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgr
     return program.captured, program.exported_program
 
 
+def _judged(
+    error: VerificationError, judge: Callable[[Sequence[Any]], Any] | None, leaves: Sequence[Any]
+) -> VerificationError:
+    """An error with what a judge says of it; itself without one."""
+    if judge is None:
+        return error
+    verdict = judge(leaves)
+    new = VerificationError(f"{error.message}\n{verdict}")
+    new.verdict, new.inputs = verdict, list(leaves)
+    return new
+
+
 class _Comparer:
     """Runs both models of a program on inputs and compares every output."""
 
-    def __init__(self, program: Verifiable, tolerances: Tolerances) -> None:
+    def __init__(
+        self, program: Verifiable, tolerances: Tolerances, judge: Callable[[Sequence[Any]], Any] | None = None
+    ) -> None:
         captured, exported = _captured(program)
+        self._judge = judge
         self._program = program
         self._tolerances = tolerances
         self._names = captured.dim_names
@@ -197,8 +218,17 @@ class _Comparer:
 
         Raises:
             Refused: The PyTorch model does not run on them.
-            VerificationError: A result differs, there are other outputs, or the ONNX model does not run.
+            VerificationError: A result differs, there are other outputs, or the ONNX model does not run. With a judge it has the
+                attribute ``verdict``, and its text at the end of its message.
         """
+        try:
+            return self._compare(leaves, sizes, seed)
+        except VerificationError as error:
+            if self._judge is None:
+                raise
+            raise _judged(error, self._judge, leaves) from error
+
+    def _compare(self, leaves: Sequence[Any], sizes: Mapping[str, int], seed: int | None) -> VerificationCase:
         program, runner = self._program, self._runner
         try:
             expected = eager_outputs(program, self._reference, clone_leaves(leaves), self._spec)
@@ -306,7 +336,7 @@ def _compare_all(
             found = compare(actual, wanted, **options, slack=slack[index] if slack else None)
         if not found.equal:
             again = f"verify(seed={seed}) draws these inputs again; " if seed is not None else ""
-            hint = f"{again}optimize=False tells whether a rewrite or a rule is wrong; please report it."
+            hint = f"{again}verify(intermediates=True) tells whether a rule, a rewrite or ONNX Runtime is wrong; please report it."
             raise VerificationError(f"output {name!r} {found}; {where}", hint=hint)
         worst = max(worst, found.max_abs_difference)
     return worst, unstable

@@ -1,0 +1,63 @@
+"""Which values of an ONNX model are the results of which FX nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.complexes import Complex
+from onnxplug.capture.signature import FunctionalGraph
+from onnxplug.registry.rule import Rule
+
+
+@dataclass
+class Alignment:
+    """Filled while a graph is converted.
+
+    Attributes:
+        names: FX node to the name of the ONNX value that is its result; two names, of the real and the imaginary part, for a
+            complex one. Values that nothing needs are left out. Names outlive rewrites; a value that was rewritten away has
+            left the model with its name.
+        rules: FX node to the rule that translated it.
+        fired: How often each rewrite fired.
+    """
+
+    names: dict[torch.fx.Node, tuple[str, ...]] = field(default_factory=dict)
+    rules: dict[torch.fx.Node, Rule] = field(default_factory=dict)
+    fired: Counter[str] = field(default_factory=Counter)
+
+    def record(self, graph: ir.Graph, values: Mapping[torch.fx.Node, Any]) -> None:
+        """Takes the names of what FX nodes became, once the graph is assembled and before it is rewritten."""
+        for node, value in values.items():
+            parts = (value.real, value.imag) if isinstance(value, Complex) else (value,)
+            if node.op != "placeholder" and all(isinstance(p, ir.Value) and _is_read(p, graph) for p in parts):
+                self.names[node] = tuple(str(part.name) for part in parts)
+
+
+def _is_read(value: ir.Value, graph: ir.Graph) -> bool:
+    producer = value.producer()
+    if value.name is None:
+        return False
+    return producer.graph is graph if producer is not None else bool(value.uses())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model was converted, so that it can be converted again in other ways.
+
+    Attributes:
+        functional: The FX graph.
+        convert: ``(optimize, without, alignment) -> model``: converts it, leaving out the rewrites named.
+        optimize: What the model was converted with.
+        without: The rewrites that it was converted without.
+    """
+
+    functional: FunctionalGraph
+    convert: Callable[[bool, Collection[str], Alignment], ir.Model]
+    optimize: bool = True
+    without: frozenset[str] = frozenset()

@@ -1,0 +1,118 @@
+"""A captured graph run by PyTorch, operator by operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from onnxplug.capture.signature import FunctionalGraph, InputKind
+from onnxplug.errors import VerificationError
+from onnxplug.torch_private import FakeTensor
+
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
+
+#: Called with each node, what it read (in the order of ``all_input_nodes``) and its result; what it returns is what the nodes
+#: after it read.
+Visit = Callable[[torch.fx.Node, Sequence[Any], Any], Any]
+
+
+def placeholder_values(functional: FunctionalGraph, leaves: Sequence[Any]) -> dict[torch.fx.Node, Any]:
+    """What the placeholders of a graph stand for, in one call of the model.
+
+    Args:
+        functional: The graph.
+        leaves: The flattened inputs of the call.
+
+    Raises:
+        VerificationError: A weight is fake: it has a shape and no numbers.
+    """
+    values: dict[torch.fx.Node, Any] = {}
+    for slot in functional.inputs:
+        if slot.kind in _STATE:
+            if isinstance(slot.tensor, FakeTensor) or (slot.tensor is not None and slot.tensor.is_meta):
+                raise VerificationError(f"the weight {slot.name!r} has no numbers, so nothing can be compared")
+            values[slot.node] = slot.tensor.detach() if slot.tensor is not None else None
+        else:
+            values[slot.node] = leaves[slot.position] if slot.position is not None else slot.value
+    return values
+
+
+def feed_of(functional: FunctionalGraph, leaves: Sequence[Any]) -> dict[str, Any]:
+    """The inputs of a graph's ONNX model: complex tensors as real ones with a last axis of size 2."""
+    feed: dict[str, Any] = {}
+    for slot in functional.inputs:
+        if slot.kind is InputKind.USER and slot.position is not None:
+            value = leaves[slot.position]
+            is_complex = isinstance(value, torch.Tensor) and value.is_complex()
+            feed[slot.name] = torch.view_as_real(value.resolve_conj()) if is_complex else value
+    return feed
+
+
+def run_graph(
+    functional: FunctionalGraph, values: Mapping[torch.fx.Node, Any], visit: Visit
+) -> dict[torch.fx.Node, Exception]:
+    """Runs a functional graph on real tensors, each value freed after its last use.
+
+    Args:
+        functional: The graph.
+        values: What its placeholders stand for.
+        visit: Called after each node.
+
+    Returns:
+        The nodes that PyTorch does not run by themselves, with its errors; nodes that read their results are left out.
+    """
+    graph = functional.graph
+    live = _needed(functional)
+    left = Counter({node: len(node.users) for node in graph.nodes})
+    env: dict[torch.fx.Node, Any] = {}
+    failures: dict[torch.fx.Node, Exception] = {}
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                env[node] = values.get(node)
+            elif node.op == "get_attr":
+                env[node] = _attribute(graph.owning_module, str(node.target))
+            elif node.op == "call_function" and node in live and all(n in env for n in node.all_input_nodes):
+                try:
+                    result = node.target(*_given(node.args, env), **_given(node.kwargs, env))
+                except Exception as error:
+                    failures[node] = error
+                else:
+                    env[node] = visit(node, [env[n] for n in node.all_input_nodes], result)
+            for read in node.all_input_nodes:
+                left[read] -= 1
+                if not left[read]:
+                    env.pop(read, None)
+    return failures
+
+
+def call_again(node: torch.fx.Node, given: Sequence[Any]) -> Any:
+    """Calls a node's operator with other values for the nodes that it reads, in their order."""
+    env = dict(zip(node.all_input_nodes, given, strict=True))
+    with torch.no_grad():
+        return node.target(*_given(node.args, env), **_given(node.kwargs, env))  # type: ignore[operator]
+
+
+def _needed(functional: FunctionalGraph) -> set[torch.fx.Node]:
+    """The nodes that outputs need, as the interpreter converts no others."""
+    needed: set[torch.fx.Node] = set()
+    pending = [slot.value for slot in functional.outputs if isinstance(slot.value, torch.fx.Node)]
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending.extend(node.all_input_nodes)
+    return needed
+
+
+def _given(argument: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
+    return torch.fx.node.map_arg(argument, env.__getitem__)
+
+
+def _attribute(owner: Any, path: str) -> Any:
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner.detach() if isinstance(owner, torch.Tensor) else owner

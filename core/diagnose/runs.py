@@ -1,0 +1,157 @@
+"""Runs of an ONNX model that give its intermediate values too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.dtypes import as_array
+from onnxplug.build.scope import detach
+from onnxplug.host import RuntimeHost
+from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
+from onnxplug.reference.plugins import plugin_host
+from onnxplug.reference.tensors import to_torch
+from onnxplug.run.kernels import Kernels, custom_operators, kernels_for, onnxruntime_module
+from onnxplug.run.session import from_ort_value, make_session, model_source, to_ort_value
+
+_FATAL = 4
+#: Levels of ONNX Runtime's optimisation, the least first.
+LEVELS = ("disable", "basic", "extended", "layout", "all")
+_LEVEL_NAMES = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+
+
+class Runs:
+    """Runs one model on one set of inputs, in several ways.
+
+    Args:
+        model: The model; it stays as it is.
+        host: The plugins whose libraries and kernels run custom operators; all that are installed when ``None``.
+        feed: The inputs by name; those that the model does not take are left out.
+
+    Raises:
+        PluginError: A library is missing.
+    """
+
+    def __init__(self, model: ir.Model, host: RuntimeHost | None, feed: Mapping[str, Any]) -> None:
+        self.model = model
+        taken = {value.name for value in model.graph.inputs}
+        self._feed = {name: value for name, value in feed.items() if name in taken}
+        custom = custom_operators(model)
+        self._kernels = Kernels()
+        if custom.domains:
+            self._kernels = kernels_for(custom, host if host is not None else plugin_host())
+        #: Every tensor that the nodes of the graph make, and the constants, by name.
+        self._values = _tensors(model)
+
+    def known(self, names: Collection[str]) -> list[str]:
+        """Those of some names that are values of the model."""
+        return [name for name in names if name in self._values]
+
+    def evaluated(self, names: Collection[str]) -> dict[str, Any]:
+        """Values by the evaluator in NumPy.
+
+        Raises:
+            OnnxplugError: It can't run the model.
+        """
+        source, folder = model_source(self.model)
+        evaluator = ExtendedReferenceEvaluator(source, new_ops=self._kernels.reference.values(), plugins=())
+        known = self.known(names)
+        results = evaluator.run(known, {name: as_array(_tensor(value)) for name, value in self._feed.items()})
+        del folder
+        return {name: to_torch(value) for name, value in zip(known, results, strict=True)}
+
+    def computed(
+        self, names: Collection[str] = (), level: str = "all", without: Sequence[str] = (), *, alone: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Values by ONNX Runtime; they are made outputs of the graph, which changes what it fuses.
+
+        Args:
+            names: The values, beside the graph's own outputs.
+            level: How far it optimises.
+            without: Optimisers to leave out.
+            alone: The values are the only outputs, and what they don't need is left out.
+
+        Raises:
+            Exception: ONNX Runtime can't load or run the model.
+        """
+        runtime = onnxruntime_module()
+        options = runtime.SessionOptions()
+        options.log_severity_level = _FATAL  # errors are looked for here: they are no news
+        options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _LEVEL_NAMES[level])
+        made = [name for name in self.known(names) if self._values[name].producer() is not None]
+        model = with_outputs(self.model, made, alone=alone) if made else self.model
+        source, folder = model_source(model)
+        session = make_session(
+            source,
+            libraries=self._kernels.libraries,
+            providers=self._kernels.providers,
+            options=options,
+            disabled_optimizers=list(without),
+        )
+        wanted = {i.name for i in session.get_inputs()}
+        feed = {name: to_ort_value(value) for name, value in self._feed.items() if name in wanted}
+        results = session.run_with_ort_values(None, feed)
+        found = {o.name: _unpacked(v) for o, v in zip(session.get_outputs(), results, strict=True)}
+        del folder
+        return {**self._constants(names), **{name: v for name, v in found.items() if v is not None}}
+
+    def _constants(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name in self.known(names):
+            tensor = self._values[name].const_value
+            if tensor is not None and self._values[name].producer() is None:
+                found[name] = to_torch(tensor.numpy())
+        return found
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def _unpacked(value: Any) -> torch.Tensor | None:
+    """A tensor; ``None`` for a sequence or an optional."""
+    return from_ort_value(value) if value.is_tensor() and value.has_value() else None
+
+
+def _tensors(model: ir.Model) -> dict[str, ir.Value]:
+    graph = model.graph
+    values = [value for node in graph for value in node.outputs]
+    return {
+        str(value.name): value
+        for value in (*values, *graph.initializers.values())
+        if value.name and (value.type is None or isinstance(value.type, ir.TensorType))
+    }
+
+
+def with_outputs(model: ir.Model, names: Collection[str], *, alone: bool = False) -> ir.Model:
+    """A copy of a model with further outputs.
+
+    Args:
+        model: The model.
+        names: Values of its graph.
+        alone: They are its only outputs, and nodes that they don't need are removed.
+    """
+    copy = model.clone()
+    graph = copy.graph
+    if alone:
+        graph.outputs.clear()
+    present = {value.name for value in graph.outputs}
+    values = {value.name: value for node in graph for value in node.outputs}
+    graph.outputs.extend(values[name] for name in names if name not in present)
+    if alone:
+        for node in reversed(graph):
+            if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+                detach(node)
+                graph.remove(node)
+    return copy

@@ -1,0 +1,256 @@
+"""Every operator of a graph compared with PyTorch's, on the inputs that ONNX gave it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from onnxplug.capture.locations import module_path, source_location
+from onnxplug.capture.signature import FunctionalGraph
+from onnxplug.diagnose.alignment import Alignment
+from onnxplug.diagnose.eager import call_again, run_graph
+from onnxplug.registry.names import qualified_name
+from onnxplug.registry.rule import Rule
+from onnxplug.run.compare import Comparison, compare
+from onnxplug.run.conditioning import rounding_slack
+from onnxplug.torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+#: Operators whose result has no defined elements.
+_UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An operator whose result in ONNX isn't PyTorch's on the same inputs.
+
+    Attributes:
+        node: Name of the FX node.
+        operator: The operator: ``"aten::add.Tensor"``.
+        location: The user's line, ``"file:line"``.
+        module: Path of the module that it belongs to: ``"encoder.layer.0"``; empty for the root.
+        rule: The rule that translated it and where it comes from; empty where none did.
+        value: Name of its result in the ONNX model.
+        comparison: Where the results differ, and both values.
+        actual, expected: Both results.
+    """
+
+    node: str
+    operator: str
+    location: str
+    module: str
+    rule: str
+    value: str
+    comparison: Comparison
+    actual: Any = field(repr=False, compare=False, default=None)
+    expected: Any = field(repr=False, compare=False, default=None)
+
+    def __str__(self) -> str:
+        inside = f" in {self.module}" if self.module else ""
+        rule = f", by the rule {self.rule}" if self.rule else ""
+        return f"{self.operator} ({self.node}) at {self.location}{inside}{rule}: {self.value!r} {self.comparison}"
+
+
+@dataclass
+class Walk:
+    """What was compared in one run of an ONNX model.
+
+    Attributes:
+        compared: Number of operators whose results were compared.
+        skipped: Why others were not, and how many.
+        differences: Those that differ, in the order of the graph.
+        unstable: Number of operators that differ no more than rounding of their inputs changes their results.
+    """
+
+    compared: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    differences: list[Difference] = field(default_factory=list)
+    unstable: int = 0
+
+    def __str__(self) -> str:
+        found = len(self.differences)
+        text = f"{self.compared} compared, {found if found else 'none'} differ{'s' if found == 1 else ''}"
+        if self.unstable:
+            text += f", {self.unstable} within rounding of their inputs"
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+        return f"{text}; not compared: {reasons}" if reasons else text
+
+
+def rule_text(rule: Rule | None) -> str:
+    """A rule with the package that it comes from."""
+    if rule is None:
+        return ""
+    return f"{rule.name} of {rule.source}" if rule.source else rule.name
+
+
+def walk(
+    functional: FunctionalGraph,
+    values: Mapping[torch.fx.Node, Any],
+    alignment: Alignment,
+    onnx_values: Mapping[str, Any],
+) -> Walk:
+    """Compares each operator's result in an ONNX run with what PyTorch computes from the inputs that ONNX gave it.
+
+    PyTorch goes on with ONNX's results, so that a difference is the operator's own and not that of one before it. Results that
+    the ONNX model does not have (folded, fused, rewritten away) are PyTorch's.
+
+    Args:
+        functional: The graph.
+        values: What its placeholders stand for.
+        alignment: Which ONNX values are results of which nodes.
+        onnx_values: Tensors of the run by name.
+    """
+    walker = _Walker(alignment, onnx_values)
+    failures = run_graph(functional, values, walker.visit)
+    if failures:
+        walker.result.skipped["that PyTorch does not run by themselves"] += len(failures)
+    return walker.result
+
+
+class _Walker:
+    def __init__(self, alignment: Alignment, onnx_values: Mapping[str, Any]) -> None:
+        self._alignment = alignment
+        self._values = onnx_values
+        #: Nodes whose results are random, and those of ONNX are not known.
+        self._random: set[torch.fx.Node] = set()
+        #: What was read by the operators whose results are PyTorch's own, as ONNX has none.
+        self._read: dict[torch.fx.Node, Sequence[Any]] = {}
+        self.result = Walk()
+
+    def visit(self, node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+        """Compares one result; returns what the nodes after it read."""
+        random = not self._random.isdisjoint(node.all_input_nodes) or _draws(node)
+        if not isinstance(result, torch.Tensor | int | float):
+            self._read[node] = given
+            if random:
+                self._random.add(node)
+            return result
+        actual = self._actual(node, result)
+        fits = actual is not None and _same_form(actual, result)
+        if random or _is_undefined(node):
+            if random and not fits:
+                self._random.add(node)
+            self._skip("random" if random else "without defined elements")
+        elif actual is None:
+            self._skip("rewritten away" if node in self._alignment.names else "folded or not in the ONNX graph")
+        elif self._agrees(node, given, actual, result):
+            return result
+        if fits:
+            return _laid_out(actual, result)
+        self._read[node] = given
+        return result
+
+    def _skip(self, reason: str) -> None:
+        self.result.skipped[reason] += 1
+
+    def _actual(self, node: torch.fx.Node, result: Any) -> torch.Tensor | None:
+        """The result in ONNX; ``None`` where it has none."""
+        parts = [self._values.get(name) for name in self._alignment.names.get(node, ())]
+        found = [part for part in parts if isinstance(part, torch.Tensor)]
+        if not found or len(found) < len(parts):
+            return None
+        if len(found) == 2:
+            return torch.view_as_complex(torch.stack(found, -1).contiguous())
+        return found[0].reshape(()) if not isinstance(result, torch.Tensor) and found[0].numel() == 1 else found[0]
+
+    def _agrees(self, node: torch.fx.Node, given: Sequence[Any], actual: torch.Tensor, expected: Any) -> bool:
+        """Compares, and notes a difference; whether both are the same to the last bit."""
+        self.result.compared += 1
+        found = compare(actual, expected)
+        if found.count and actual.is_floating_point() and isinstance(expected, torch.Tensor):
+            found = compare(actual, expected, slack=self._slack(node, given))
+            self.result.unstable += found.equal
+        if not found.equal:
+            self.result.differences.append(self._difference(node, actual, expected, found))
+        return found.equal and not found.max_abs_difference
+
+    def _slack(self, node: torch.fx.Node, given: Sequence[Any]) -> torch.Tensor | None:
+        """How far rounding of what an operator reads moves its result; ``None`` if nothing can be said.
+
+        Operators before it whose results ONNX doesn't have count as a part of it.
+        """
+        read = {**self._read, node: given}
+        start: dict[torch.fx.Node, Any] = {}
+        pending = [node]
+        while pending:
+            current = pending.pop()
+            for before, value in zip(current.all_input_nodes, read[current], strict=True):
+                if before in read:
+                    pending.append(before)
+                else:
+                    start[before] = value
+
+        def again(_: Any, moved: Sequence[Any]) -> list[tuple[str, Any]]:
+            env = dict(zip(start, moved, strict=True))
+
+            def value_of(wanted: torch.fx.Node) -> Any:
+                if wanted not in env:
+                    env[wanted] = call_again(wanted, [value_of(n) for n in wanted.all_input_nodes])
+                return env[wanted]
+
+            return [("", value_of(node))]
+
+        slack = rounding_slack(again, None, list(start.values()))
+        return slack[0] if slack else None
+
+    def _difference(self, node: torch.fx.Node, actual: Any, expected: Any, found: Comparison) -> Difference:
+        return difference_at(node, self._alignment, found, actual, expected)
+
+
+def difference_at(
+    node: torch.fx.Node, alignment: Alignment, found: Comparison, actual: Any = None, expected: Any = None
+) -> Difference:
+    """A difference, with all that is known of its operator."""
+    return Difference(
+        node=node.name,
+        operator=operator_of(node),
+        location=source_location(node) or "unknown source",
+        module=module_path(node),
+        rule=rule_text(alignment.rules.get(producer_of(node))),
+        value=alignment.names[node][0],
+        comparison=found,
+        actual=actual,
+        expected=expected,
+    )
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an operator draws random numbers: not what has a probability of 0 or is not in training mode."""
+    target = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name in ("train", "training", "p", "dropout_p", "dropout"):
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            if not (argument.default_value if given is None else given):
+                return False
+    return True
+
+
+def _is_undefined(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and operator_of(node).partition("::")[2].partition(".")[0] in _UNDEFINED
+
+
+def _same_form(actual: torch.Tensor, expected: Any) -> bool:
+    return isinstance(expected, torch.Tensor) and actual.dtype == expected.dtype and actual.shape == expected.shape
+
+
+def _laid_out(actual: Any, expected: torch.Tensor) -> torch.Tensor:
+    """ONNX's result in the memory layout and on the device of PyTorch's, which views go by."""
+    return torch.empty_like(expected).copy_(actual)
+
+
+def producer_of(node: torch.fx.Node) -> torch.fx.Node:
+    """The operator that a node's result comes from: that of the list, for an item of it."""
+    while getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
+
+
+def operator_of(node: torch.fx.Node) -> str:
+    """The qualified name of the operator that a node's result comes from."""
+    return qualified_name(producer_of(node).target)
