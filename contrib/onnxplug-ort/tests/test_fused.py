@@ -31,7 +31,10 @@ def _seeded() -> Iterator[None]:
 
 @pytest.fixture
 def fused(onnx_check: Callable[..., Any]) -> Callable[..., Counter[str]]:
-    """Compares with torch and with the plain form; returns the operators of com.microsoft in the model."""
+    """Compares with torch and with the plain form; returns the operators of com.microsoft in the model.
+
+    The fused model is ``fused.program`` afterwards.
+    """
 
     def run(
         function: Any,
@@ -61,6 +64,7 @@ def fused(onnx_check: Callable[..., Any]) -> Callable[..., Counter[str]]:
         for inputs in (args, *others):
             for mine, unfused in zip(program(*inputs), plain(*inputs), strict=True):
                 torch.testing.assert_close(mine, unfused, **LOOSER["fused"][0], equal_nan=True)
+        run.program = program
         return Counter(n.op_type for n in program.model.graph.all_nodes() if n.domain == "com.microsoft")
 
     return run
@@ -209,6 +213,44 @@ def test_rotary_embedding(fused: Any) -> None:
     assert fused(unequal, x) == {}
 
 
+@pytest.mark.parametrize("positions", ["counted", "known"])
+def test_rotary_embedding_before_the_heads_are_taken_apart(positions: str, fused: Any) -> None:
+    frequencies = torch.rand(3)
+    known = torch.cat([torch.arange(5)[None, :, None] * frequencies] * 2, -1)
+    norm = nn.RMSNorm(6)
+    nn.init.normal_(norm.weight)
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        counted = torch.arange(x.shape[2])[None, :, None] * frequencies
+        angles = known if positions == "known" else torch.cat([counted, counted], -1)
+        return x * angles.cos()[:, None] + rotated(x) * angles.sin()[:, None]
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return rotate(x.view(*x.shape[:2], -1, 6).transpose(1, 2))
+
+    def normal(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The heads are normed, as in Qwen3, and read once more."""
+        heads = norm(x.view(*x.shape[:2], -1, 6)).transpose(1, 2)
+        return rotate(heads), heads.sum(2)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        """Another order of axes: [S, B, H, E] to [B, H, S, E]."""
+        return rotate(x.permute(1, 2, 0, 3))
+
+    rows = {0: AUTO} if positions == "known" else ROWS
+    sizes = (5, 5) if positions == "known" else (1, 9)
+    others = [(draw(1, sizes[0], 24),), (draw(3, sizes[1], 24),)]
+    for function in (model, normal):
+        found = fused(function, draw(2, 5, 24), others=others, dynamic=(rows,))
+        assert found["RotaryEmbedding"] == 1
+        (node,) = (n for n in fused.program.model.graph if n.op_type == "RotaryEmbedding")
+        assert len(node.inputs[0].shape) == 3
+        assert node.attributes["num_heads"].value == 4
+    assert fused(other, draw(5, 2, 4, 6)) == {"RotaryEmbedding": 1}
+    (node,) = (n for n in fused.program.model.graph if n.op_type == "RotaryEmbedding")
+    assert len(node.inputs[0].shape) == 4
+
+
 HEADS = ({0: AUTO, 2: AUTO},) * 3
 
 
@@ -264,6 +306,12 @@ def test_masked_attention(kind: str, shape: tuple[int, int], fused: Any) -> None
 ATTENTION = {"MultiHeadAttention", "GroupQueryAttention"}
 
 
+def repeated(x: torch.Tensor) -> torch.Tensor:
+    """Each head twice, as transformers repeats them."""
+    wide = x[:, :, None].expand(x.shape[0], x.shape[1], 2, *x.shape[2:])
+    return wide.reshape(x.shape[0], 2 * x.shape[1], *x.shape[2:])
+
+
 def test_attention_that_stays_plain(fused: Any) -> None:
     q, k, v = heads(2, 5, 7)
     attention = scaled_dot_product_attention
@@ -274,6 +322,10 @@ def test_attention_that_stays_plain(fused: Any) -> None:
         (attention, q, k, v, torch.rand(5, 7)),
         (attention, q, k, v, torch.rand(2, 1, 1, 7) > 0.3),
         (lambda q, k, v: attention(q, k, v, enable_gqa=True), *heads(2, 5, 7, 4, 2)),
+        # 0 is ONNX Runtime's word for 1/√E.
+        (lambda q, k, v: attention(q, k, v, scale=0.0), q, k, v),
+        # Heads that share keys: the plain form doesn't copy them.
+        (lambda q, k, v: attention(q, repeated(k), repeated(v)), *heads(2, 5, 7, 4, 2)),
     ]
     for case in cases:
         assert not ATTENTION & fused(*case).keys()
