@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import onnxplug
 from tests.chains.generate import Chain, make
@@ -135,7 +135,10 @@ class _Nudged(TorchFunctionMode):
         self.unit, self.generator = unit, generator
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return tree_map_only(torch.Tensor, self.nudge, func(*args, **(kwargs or {})))
+        result = func(*args, **(kwargs or {}))
+        if not any(isinstance(x, torch.Tensor) for x in tree_leaves((args, kwargs))):
+            return result  # zeros, ones and ranges are the same everywhere
+        return tree_map_only(torch.Tensor, self.nudge, result)
 
     def nudge(self, x: torch.Tensor) -> torch.Tensor:
         """Floating-point numbers times about 1, plus about 0; anything else as it is."""
@@ -164,7 +167,7 @@ def sensitivity(chain: Chain, inputs: Any, expected: Any, unit: float) -> list[t
                 continue
             change = (wanted.double() - other.double()).abs()
             # A value that jumps (a rounding, an order, a comparison) says nothing about rounding errors.
-            jumps = change > 1000 * unit * (1 + wanted.double().abs())
+            jumps = (change > 1000 * unit * (1 + wanted.double().abs())) | (change.isnan() & ~wanted.isnan())
             moved[index] = torch.maximum(moved[index], torch.where(jumps, torch.inf, 20 * change))
     return moved
 
