@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from onnxplug.build.matching import is_op
 from onnxplug.build.scope import Scope, detach, graphs_of, nodes_of
 from onnxplug.errors import ConversionError
 
@@ -185,6 +186,9 @@ class _Run:
                 new.shape = old.shape
             consumers.extend(old.consumers())
             producer = new.producer()
+            if is_op(producer, "Identity") and producer.inputs[0] is old:
+                self._copy_for_output(graph, old, new)
+                continue
             if old.is_graph_output() and (producer is None or producer.graph is not graph or new.is_graph_output()):
                 new = self._copied(graph, old, new)
             # The name goes along: users find values by it.
@@ -204,6 +208,14 @@ class _Run:
             self.g.forget_sizes(dead.outputs)
             pending.extend(n for n in before if n is not None)
         return consumers
+
+    def _copy_for_output(self, graph: ir.Graph, value: ir.Value, copy: ir.Value) -> None:
+        """Puts a value's copy among the graph's outputs, under the value's name."""
+        name, value.name = value.name, self.g.names.unique(f"{value.name}_inner")
+        copy.name = name
+        for position, output in enumerate(graph.outputs):
+            if output is value:
+                graph.outputs[position] = copy
 
     @staticmethod
     def _copied(graph: ir.Graph, old: ir.Value, new: ir.Value) -> ir.Value:

@@ -261,6 +261,33 @@ def second_rounding(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return result
 
 
+def _output_transposed(node: ir.Node) -> bool:
+    """Whether a Transpose reads an output of the graph, and nothing but Transposes does."""
+    value = node.inputs[0]
+    producer = value.producer() if value is not None else None
+    if value is None or producer is None or producer.graph is not node.graph or not value.is_graph_output():
+        return False
+    return all(is_op(reader, "Transpose") for reader in consumers(value))
+
+
+def output_apart_from_quantisation(g: GraphBuilder, node: ir.Node) -> Mapping[ir.Value, ir.Value] | None:
+    """An output of the graph that is quantised after a ``Transpose``, and that nothing else reads, is a copy.
+
+    ONNX Runtime moves QuantizeLinear before the Transpose, and then makes the quantised numbers the output.
+    """
+    value = node.inputs[0]
+    assert value is not None
+    pending, seen = [node], {node}
+    while pending and len(seen) <= _MOST_NODES:
+        for reader in consumers(pending.pop().outputs[0]):
+            if is_op(reader, "QuantizeLinear"):
+                return {value: g.identity(value)}
+            if reader not in seen and reader.graph is node.graph:
+                seen.add(reader)
+                pending.append(reader)
+    return None
+
+
 REWRITES = [
     workaround(
         "MatMul",
@@ -271,6 +298,12 @@ REWRITES = [
     *(
         workaround(op, quantised_operands, "ONNX Runtime quantises the weight too", _left_is_restored)
         for op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    ),
+    workaround(
+        "Transpose",
+        output_apart_from_quantisation,
+        "ONNX Runtime makes the quantised numbers the output",
+        _output_transposed,
     ),
     workaround("DequantizeLinear", second_rounding, "ONNX Runtime replaces two quantisations by one"),
     workaround("DequantizeLinear", unsigned_bytes, "ONNX Runtime repeats the pair without its zero point", since=21),

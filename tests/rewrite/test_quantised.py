@@ -41,6 +41,19 @@ def of_bytes(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.quantized_decomposed.dequantize_per_tensor(levels, 0.05, 3, -128, 127, torch.int8)
 
 
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    levels = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.05, 128, 0, 255, torch.uint8)
+    return torch.ops.quantized_decomposed.dequantize_per_tensor(levels, 0.05, 128, 0, 255, torch.uint8)
+
+
+def sine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (y := x.sin()), rounded(y.mT)
+
+
+def cosine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (y := x.cos()), y.mT.exp()
+
+
 #: What ONNX Runtime gets wrong in the plain form.
 WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "weight, computed": (lambda x: x @ w8(WEIGHT / WEIGHT.norm(dim=0)), ROWS),
@@ -58,6 +71,8 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "convolution, transposed": (lambda x: fine(F.conv_transpose2d(fine(x), TRANSPOSED)), IMAGE),
     "linear": (lambda x: fine(F.linear(fine(x), WEIGHT.t(), BIAS)), ROWS[:, 0]),
     "linear of three axes": (lambda x: fine(F.linear(fine(x), WEIGHT.t(), BIAS)), ROWS),
+    "output, transposed": (lambda x: ((y := x.sin()), fine(y.transpose(0, 1))), ROWS),
+    "output, transposed and sliced": (lambda x: ((y := x.sin()), fine(y.mT[:, 1:])), ROWS),
 }
 
 #: The same since opset 21 alone.
@@ -86,6 +101,10 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "activations by row, reshaped": (lambda x: c8(x, -1).flatten(0, 1) @ w8(WEIGHT * 2), ROWS),
     "batch of weights": (lambda x: torch.bmm(s8(x), c8(WEIGHT, 0).expand(x.shape[0], 8, 5)), ROWS),
     "int8 read as it is and transposed": (lambda x: ((q := narrow(x)), q.mT.sin()), ROWS),
+    "output, transposed twice": (lambda x: ((y := x.sin()), fine(y.transpose(0, 1)), fine(y.mT)), ROWS),
+    "output, transposed, relu": (lambda x: ((y := x.sin()), fine(y.mT.relu())), ROWS),
+    "output, transposed, read by others": (lambda x: ((y := x.sin()), fine(y.mT), y.cos()), ROWS),
+    "output of a branch": (lambda x: torch.cond(x.sum() > 0, sine, cosine, (x,)), ROWS),
     "convolution, quantised operand read twice": (lambda x: (fine(F.conv2d((q := fine(x)), KERNEL)), q.sin()), IMAGE),
 }
 
@@ -114,6 +133,13 @@ def test_the_plain_form_is_still_wrong(name: str) -> None:
     assert not isinstance(plain, str), plain
     if not isinstance(optimised, str):
         assert not all(np.allclose(a, b, atol=1e-5) for a, b in zip(plain, optimised, strict=True))
+
+
+def test_only_the_output_is_a_copy(expect_graph: Any) -> None:
+    program = check(lambda x: ((y := x.sin()), fine(y.mT)), ROWS, others=[(ROWS * 2,)])
+    expect_graph(program, "Sin Identity Transpose QuantizeLinear DequantizeLinear")
+    plain = check(lambda x: ((y := x.sin()), y.mT.exp()), ROWS, others=[(ROWS * 2,)])
+    expect_graph(plain, "Sin Transpose Exp")
 
 
 class Between(torch.nn.Module):
