@@ -77,6 +77,39 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
 }
 
 
+#: Products of doubles whose factor ONNX Runtime rounds to a float.
+DOUBLES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x, scale=0.1),
+    "before": lambda x: (x * 0.1) @ x.mT,
+    "transposed": lambda x: x @ (0.1 * x).mT,
+    "quotient before": lambda x: (x / 3.3) @ x.mT,
+    "after": lambda x: (x @ x.mT) * 0.1,
+    "quotient after": lambda x: (x @ x.mT) / 3.3,
+    "two factors": lambda x: ((x * 0.1) * 0.7) @ x.mT,
+}
+
+
+@pytest.mark.parametrize("name", DOUBLES)
+def test_doubles_are_scaled_by_doubles(name: str) -> None:
+    x = HEADS.double()
+    check(DOUBLES[name], x, others=[(x[:1] * 2,)], dynamic=({0: torch.export.Dim.DYNAMIC},), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", [name for name in DOUBLES if name != "attention"])
+def test_factors_of_doubles_are_still_rounded_in_the_plain_form(name: str) -> None:
+    """When this fails ONNX Runtime has mended the fault: the rewrite can go."""
+    x = HEADS.double()
+    model = onnxplug.to_onnx(Call(DOUBLES[name]), (x,), target=None).model_proto.SerializeToString()
+    (plain,), (optimised,) = (outcome(model, x, on) for on in (False, True))
+    assert not np.allclose(plain, optimised, rtol=1e-14, atol=1e-14)
+
+
+def test_factors_that_a_float_holds_stay_numbers(expect_graph: Any) -> None:
+    program = check(lambda x: (x * 0.25) @ x.mT, HEADS.double(), others=[(HEADS.double() * 2,)])
+    expect_graph(program, "Mul Transpose MatMul")
+    assert [list(value.shape) for value in program.model.graph.initializers.values()] == [[]]
+
+
 def outcome(model: bytes, x: torch.Tensor, optimised: bool) -> Any:
     """What ONNX Runtime computes, or the error it raises."""
     try:
