@@ -256,7 +256,7 @@ def recipe_of(
 ) -> Recipe:
     """How a graph is converted again: the arguments are those of :func:`convert`."""
 
-    def again(optimize: bool, without: Collection[str], alignment: Alignment) -> ir.Model:
+    def again(optimize: bool, without: Collection[str], alignment: Alignment | None) -> ir.Model:
         with collection_held():
             return convert(
                 captured, functional, registry, host, target, optimize=optimize, without=without, alignment=alignment

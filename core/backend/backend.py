@@ -15,12 +15,14 @@ import torch
 
 from onnxplug.backend import cache
 from onnxplug.backend.binding import Executable, RunError
+from onnxplug.backend.dump import Dump, DumpingExecutable
 from onnxplug.backend.lowering import Lowered, lower, structure
 from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runtime_of
-from onnxplug.build.collection import collection_held
 from onnxplug.capture.signature import Captured
+from onnxplug.diagnose.alignment import Recipe
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.export import convert, plugins_of_call
+from onnxplug.export import plugins_of_call, recipe_of
+from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.kernels import CallHost, custom_operators, kernels_for, onnxruntime_module
@@ -72,9 +74,25 @@ def onnxplug_backend(
         UsageError: An option is unknown or malformed.
         OnnxplugError: ``options={"fallback": False}``, and the graph can't be converted or loaded.
     """
-    parsed = parse_options(options, mode)
+    return compile_graphs(module, example_inputs, parse_options(options, mode), _executable)
+
+
+def compile_graphs(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: BackendOptions,
+    make: Callable[[Lowered, Any, StoredGraph], Executable],
+) -> Compiled:
+    """Compiles what Dynamo captured, forward and backward.
+
+    Args:
+        module: The graph.
+        example_inputs: Its inputs, fake or not.
+        options: The options.
+        make: ``(lowered, options, stored)``: gives what runs a graph of AOTAutograd.
+    """
     compilers = {
-        name: partial(_compile, options=parsed, kind=kind)
+        name: partial(_compile, options=options, kind=kind, make=make)
         for name, kind in (("fw_compiler", "forward"), ("bw_compiler", "backward"), ("inference_compiler", "inference"))
     }
     compiled: Compiled = aot_autograd(**compilers, partition_fn=min_cut_rematerialization_partition)(
@@ -91,7 +109,12 @@ onnxplug_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.r
 
 
 def _compile(
-    module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: BackendOptions, kind: str
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: BackendOptions,
+    kind: str,
+    make: Callable[[Lowered, Any, StoredGraph], Executable],
 ) -> Compiled:
     """A function over a list of arguments that runs one graph."""
     stored = StoredGraph(kind, module)
@@ -100,14 +123,20 @@ def _compile(
     executable = None
     try:
         with disable_current_modes():  # AOTAutograd compiles under its fake mode, and constants are real tensors
-            lowered = lower(module)
-            executable = Executable(_session(lowered, options, stored), lowered)
+            executable = make(lower(module), options, stored)
     except Exception as error:
         if not options.fallback:
             raise
         stored.error = error
         _warn(f"{_GRAPH[kind]} of {len(module.graph.nodes)} nodes is run by eager PyTorch", error)
     return _CompiledGraph(executable, module, options, stored)
+
+
+def _executable(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> Executable:
+    session = _session(lowered, options, stored)
+    if options.dump is None or stored.model is None:
+        return Executable(session, lowered)
+    return DumpingExecutable(session, lowered, Dump(options.dump, stored.model, lowered.functional, stored.kind))
 
 
 class _CompiledGraph:
@@ -189,7 +218,9 @@ def _new_session(lowered: Lowered, options: BackendOptions, stored: StoredGraph,
 
 def _model_key(lowered: Lowered, options: BackendOptions) -> str | None:
     """A digest of all that decides the model; ``None`` when a part of that is not known."""
-    if options.rules or options.transforms or options.runtime or options.store is not None:
+    if options.rules or options.transforms or options.runtime:
+        return None
+    if options.store is not None or options.dump is not None:  # both want the model itself
         return None
     _, host = plugins_of_call(plugins=options.plugins, call_rules=(), prefer=options.prefer)
     stamps = host.stamps()
@@ -217,27 +248,36 @@ def _session_key(options: BackendOptions) -> str:
 
 def _converted(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> ir.Model:
     """Converts a graph."""
+    recipe, transformed, _ = recipe_for(lowered, options)
+    stored.model = transformed(recipe.convert(recipe.optimize, recipe.without, None))
+    return stored.model
+
+
+def recipe_for(lowered: Lowered, options: BackendOptions) -> tuple[Recipe, Callable[[ir.Model], ir.Model], RuntimeHost]:
+    """How a graph is converted, what is done with the model then, and the plugins that run its custom operators."""
     opsets = resolve_opsets(options.opset)
     table, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
     runtime = check_runtime(runtime_of(options), table.targets() | host.targets())
     captured = Captured(None)  # type: ignore[arg-type]
-    with collection_held():
-        model = convert(
-            captured,
-            lowered.functional,
-            table,
-            host,
-            Target(opsets[""], opsets, runtime, options.exact),
-            optimize=options.optimize,
-            without=_switched_off(options, host.rewrites()),
-        )
-    for transform in options.transforms:
-        model = transform(model) or model
-    graph = model.graph
-    for value in [v for v in graph.inputs if not v.uses() and not v.is_graph_output()]:
-        graph.inputs.remove(value)
-    stored.model = model
-    return model
+    recipe = recipe_of(
+        captured,
+        lowered.functional,
+        table,
+        host,
+        Target(opsets[""], opsets, runtime, options.exact),
+        optimize=options.optimize,
+        without=_switched_off(options, host.rewrites()),
+    )
+
+    def transformed(model: ir.Model) -> ir.Model:
+        for transform in options.transforms:
+            model = transform(model) or model
+        graph = model.graph
+        for value in [v for v in graph.inputs if not v.uses() and not v.is_graph_output()]:
+            graph.inputs.remove(value)
+        return model
+
+    return recipe, transformed, CallHost(host, options.runtime)
 
 
 def _switched_off(options: BackendOptions, rewrites: Sequence[Any]) -> set[str]:

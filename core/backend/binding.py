@@ -178,7 +178,7 @@ class Executable:
             ]
             bound.binding.clear_binding_outputs()
         return [
-            _laid_out(tensor, output, numbers)
+            laid_out(tensor, output, numbers)
             for tensor, output in zip(made, self._outputs, strict=True)
             if tensor is not None
         ]
@@ -227,7 +227,7 @@ def _adopt(value: Any, output: Computed, numbers: Sequence[int]) -> torch.Tensor
     return tensor
 
 
-def _laid_out(tensor: torch.Tensor, output: Computed, numbers: Sequence[int]) -> torch.Tensor:
+def laid_out(tensor: torch.Tensor, output: Computed, numbers: Sequence[int]) -> torch.Tensor:
     """The output in eager's memory layout, which views and later graphs go by."""
     if output.contiguous:
         return tensor

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import tempfile
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onnxplug.errors import UsageError
 from onnxplug.opsets import resolve_opsets
@@ -42,6 +43,7 @@ class BackendOptions:
         transforms: Functions ``(onnx_ir.Model) -> Model | None`` that change each model before its session is made.
         cache: Folder in which converted models are kept for later processes.
         store: A dict that receives, under ``"graphs"``, one :class:`~onnxplug.backend.backend.StoredGraph` for each graph.
+        dump: Folder in which each graph is kept: its model, its inputs, and what PyTorch computes from them.
         fallback: Run a graph by eager PyTorch, with one warning, when it can't be converted or run; ``False`` raises.
 
     Raises:
@@ -64,6 +66,7 @@ class BackendOptions:
     transforms: Sequence[Callable[..., Any]] = ()
     cache: str | Path | None = None
     store: MutableMapping[str, Any] | None = None
+    dump: str | Path | None = None
     fallback: bool = True
 
     def __post_init__(self) -> None:
@@ -76,6 +79,9 @@ class BackendOptions:
                 raise UsageError(f"options[{name!r}] is a list, got {getattr(self, name)!r}")
         _expect("store", self.store, (MutableMapping, type(None)), "a dict, which is filled")
         _expect("cache", self.cache, (str, Path, type(None)), "a folder")
+        _expect("dump", self.dump, (str, Path, type(None)), "a folder")
+        if self.dump is not None:
+            _check_folder("dump", self.dump)
         if any(not callable(transform) for transform in self.transforms):
             raise UsageError(f"options['transforms'] holds functions of a model, got {list(self.transforms)!r}")
         if self.optimization is not None and self.optimization not in LEVELS:
@@ -87,6 +93,45 @@ class BackendOptions:
         _check_providers(self.providers)
 
 
+@dataclass(frozen=True)
+class DebugOptions(BackendOptions):
+    """What ``torch.compile(model, backend="onnxplug_debug", options={...})`` takes: the options of ``onnxplug``, and these.
+
+    Options of ONNX Runtime's sessions are accepted and change nothing.
+
+    Attributes:
+        compare: Compare the result of every operator with PyTorch's on the same inputs; an operator that differs is an error.
+        verbose: What is written of each call: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs, constants and
+            results; 3 their first five elements; 10 all elements.
+        write: Takes each line: a function, or a file to which they are appended; the standard output when ``None``.
+        fallback: Run a graph by eager PyTorch, with one warning, when it can't be converted or run or differs; by default that
+            raises.
+
+    Raises:
+        UsageError: A value is malformed.
+    """
+
+    compare: bool = False
+    verbose: int = 0
+    write: Callable[[str], None] | str | Path | None = None
+    fallback: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _expect("compare", self.compare, bool, "True or False")
+        if type(self.verbose) is not int or self.verbose < 0:
+            raise UsageError(f"options['verbose'] is a level from 0 to 10, got {self.verbose!r}")
+        if self.write is not None and not callable(self.write):
+            _expect("write", self.write, (str, Path), "a function that takes a line, or a file")
+            try:
+                Path(self.write).open("a", encoding="utf-8").close()
+            except OSError as error:
+                raise UsageError(f"options['write']: {str(self.write)!r} can't be written: {error}") from error
+
+
+Options = TypeVar("Options", bound=BackendOptions)
+
+
 def runtime_of(options: BackendOptions) -> str | None:
     """The runtime that graphs are converted for."""
     if options.target != "auto":
@@ -94,12 +139,17 @@ def runtime_of(options: BackendOptions) -> str | None:
     return f"{DEFAULT_RUNTIME}:cpu" if list(options.providers) == [CPU] else DEFAULT_RUNTIME
 
 
-def parse_options(options: Mapping[str, Any] | None, mode: str | None = None) -> BackendOptions:
+def parse_options(
+    options: Mapping[str, Any] | None,
+    mode: str | None = None,
+    kind: type[Options] = BackendOptions,  # type: ignore[assignment]
+) -> Options:
     """The options of a ``torch.compile`` call.
 
     Args:
         options: What ``options=`` was.
         mode: What ``mode=`` was. Torch's modes are accepted; they steer inductor and change nothing here.
+        kind: The class of the backend's options.
 
     Raises:
         UsageError: An option or mode is unknown, or a value is malformed.
@@ -107,21 +157,32 @@ def parse_options(options: Mapping[str, Any] | None, mode: str | None = None) ->
     if mode is not None and mode not in MODES:
         raise UsageError(f"the mode {mode!r} is unknown; torch.compile's modes are {', '.join(MODES)}")
     if options is None:
-        return BackendOptions()
-    known = [f.name for f in dataclasses.fields(BackendOptions)]
+        return kind()
+    known = [f.name for f in dataclasses.fields(kind)]
+    backend = "onnxplug_debug" if kind is DebugOptions else "onnxplug"
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             raise UsageError(
-                f"the backend 'onnxplug' has no option {name!r}",
+                f"the backend {backend!r} has no option {name!r}",
                 hint=f"Did you mean {close[0]!r}?" if close else f"Its options are {', '.join(known)}.",
             )
-    return BackendOptions(**options)
+    return kind(**options)
 
 
 def _expect(name: str, value: Any, kind: Any, text: str) -> None:
     if not isinstance(value, kind):
         raise UsageError(f"options[{name!r}] is {text}, got {value!r}")
+
+
+def _check_folder(name: str, folder: str | Path) -> None:
+    """Makes a folder that an option names."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"options[{name!r}]: {str(folder)!r} is not a folder that can be written: {error}") from error
 
 
 def _check_providers(providers: Sequence[Any]) -> None:

@@ -52,12 +52,13 @@ class Recipe:
 
     Attributes:
         functional: The FX graph.
-        convert: ``(optimize, without, alignment) -> model``: converts it, leaving out the rewrites named.
+        convert: ``(optimize, without, alignment) -> model``: converts it, leaving out the rewrites named;
+            ``None`` for no alignment.
         optimize: What the model was converted with.
         without: The rewrites that it was converted without.
     """
 
     functional: FunctionalGraph
-    convert: Callable[[bool, Collection[str], Alignment], ir.Model]
+    convert: Callable[[bool, Collection[str], Alignment | None], ir.Model]
     optimize: bool = True
     without: frozenset[str] = frozenset()

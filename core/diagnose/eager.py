@@ -40,14 +40,16 @@ def placeholder_values(functional: FunctionalGraph, leaves: Sequence[Any]) -> di
     return values
 
 
-def feed_of(functional: FunctionalGraph, leaves: Sequence[Any]) -> dict[str, Any]:
-    """The inputs of a graph's ONNX model: complex tensors as real ones with a last axis of size 2."""
-    feed: dict[str, Any] = {}
+def feed_of(functional: FunctionalGraph, leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """The inputs of a graph's ONNX model: complex tensors as real ones with a last axis of size 2, numbers as tensors."""
+    feed: dict[str, torch.Tensor] = {}
     for slot in functional.inputs:
         if slot.kind is InputKind.USER and slot.position is not None:
             value = leaves[slot.position]
-            is_complex = isinstance(value, torch.Tensor) and value.is_complex()
-            feed[slot.name] = torch.view_as_real(value.resolve_conj()) if is_complex else value
+            if not isinstance(value, torch.Tensor):
+                value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+            value = value.detach().cpu().resolve_conj().resolve_neg()
+            feed[slot.name] = torch.view_as_real(value) if value.is_complex() else value
     return feed
 
 

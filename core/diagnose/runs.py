@@ -41,7 +41,7 @@ class Runs:
         PluginError: A library is missing.
     """
 
-    def __init__(self, model: ir.Model, host: RuntimeHost | None, feed: Mapping[str, Any]) -> None:
+    def __init__(self, model: ir.Model, host: RuntimeHost | None, feed: Mapping[str, torch.Tensor]) -> None:
         self.model = model
         taken = {value.name for value in model.graph.inputs}
         self._feed = {name: value for name, value in feed.items() if name in taken}
@@ -49,7 +49,7 @@ class Runs:
         self._kernels = Kernels()
         if custom.domains:
             self._kernels = kernels_for(custom, host if host is not None else plugin_host())
-        #: Every tensor that the nodes of the graph make, and the constants, by name.
+        #: Every tensor of the graph: inputs, constants and what nodes make, by name.
         self._values = _tensors(model)
 
     def known(self, names: Collection[str]) -> list[str]:
@@ -65,7 +65,7 @@ class Runs:
         source, folder = model_source(self.model)
         evaluator = ExtendedReferenceEvaluator(source, new_ops=self._kernels.reference.values(), plugins=())
         known = self.known(names)
-        results = evaluator.run(known, {name: as_array(_tensor(value)) for name, value in self._feed.items()})
+        results = evaluator.run(known, {name: as_array(value) for name, value in self._feed.items()})
         del folder
         return {name: to_torch(value) for name, value in zip(known, results, strict=True)}
 
@@ -102,21 +102,18 @@ class Runs:
         results = session.run_with_ort_values(None, feed)
         found = {o.name: _unpacked(v) for o, v in zip(session.get_outputs(), results, strict=True)}
         del folder
-        return {**self._constants(names), **{name: v for name, v in found.items() if v is not None}}
+        return {**self._given(names), **{name: v for name, v in found.items() if v is not None}}
 
-    def _constants(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+    def _given(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Those of some values that are inputs or constants."""
         found = {}
         for name in self.known(names):
             tensor = self._values[name].const_value
-            if tensor is not None and self._values[name].producer() is None:
+            if name in self._feed:
+                found[name] = self._feed[name]
+            elif tensor is not None and self._values[name].producer() is None:
                 found[name] = to_torch(tensor.numpy())
         return found
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def _unpacked(value: Any) -> torch.Tensor | None:
@@ -129,7 +126,7 @@ def _tensors(model: ir.Model) -> dict[str, ir.Value]:
     values = [value for node in graph for value in node.outputs]
     return {
         str(value.name): value
-        for value in (*values, *graph.initializers.values())
+        for value in (*graph.inputs, *values, *graph.initializers.values())
         if value.name and (value.type is None or isinstance(value.type, ir.TensorType))
     }
 

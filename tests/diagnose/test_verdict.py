@@ -84,6 +84,14 @@ def test_a_wrong_rule(optimize: bool, dynamic: Any) -> None:
     assert first.comparison.actual != pytest.approx(first.comparison.expected)
 
 
+def test_a_rule_that_gives_its_input_back() -> None:
+    """The value has no node of its own."""
+    nothing = Rule("aten::tanh", lambda g, node: node.args[0])
+    for model in (lambda x: x.tanh().exp(), lambda x: (x + 1).tanh().exp(), lambda x: x.tanh()):
+        verdict = blamed(onnxplug.to_onnx(Call(model), (X,), rules=[nothing]))
+        assert (verdict.culprit, verdict.first and verdict.first.operator) == (Culprit.RULE, "aten::tanh.default")
+
+
 def test_the_rule_of_an_item_and_a_wrong_size() -> None:
     def largest(x: torch.Tensor) -> Any:
         values, places = x.topk(2)

@@ -1,0 +1,178 @@
+"""``torch.compile(model, backend="onnxplug_debug")``: graphs run by the evaluator in NumPy, node by node, and compared."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.backend.backend import Compiled, StoredGraph, compile_graphs, recipe_for
+from onnxplug.backend.binding import Executable, RunError, laid_out
+from onnxplug.backend.dump import Dump
+from onnxplug.backend.lowering import Lowered
+from onnxplug.backend.options import DebugOptions, parse_options
+from onnxplug.build.dtypes import as_array
+from onnxplug.diagnose.alignment import Alignment, Recipe
+from onnxplug.diagnose.eager import feed_of, placeholder_values
+from onnxplug.diagnose.verdict import judge
+from onnxplug.diagnose.walk import walk
+from onnxplug.errors import OnnxplugError, VerificationError
+from onnxplug.host import RuntimeHost
+from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
+from onnxplug.reference.tensors import to_torch
+from onnxplug.run.kernels import Kernels, custom_operators, kernels_for
+from onnxplug.run.protobuf import to_proto
+
+_numbers = itertools.count()
+
+
+class DifferenceError(RunError, VerificationError):
+    """An operator of a compiled graph computes something else than PyTorch; ``verdict`` says who is wrong."""
+
+
+def onnxplug_debug_backend(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Compiled:
+    """The backend ``onnxplug_debug`` of ``torch.compile``.
+
+    Args:
+        module: The graph that Dynamo captured.
+        example_inputs: Its inputs, fake or not.
+        options: See :class:`~onnxplug.backend.options.DebugOptions`.
+        mode: Accepted as torch's modes are; changes nothing.
+
+    Returns:
+        A function that runs the graph.
+
+    Raises:
+        UsageError: An option is unknown or malformed.
+        OnnxplugError: The graph can't be converted, or the evaluator lacks an operator.
+    """
+    parsed = parse_options(options, mode, DebugOptions)
+    return compile_graphs(module, example_inputs, parsed, _executable)
+
+
+def _executable(lowered: Lowered, options: DebugOptions, stored: StoredGraph) -> Executable:
+    if not lowered.functional.outputs:
+        return Executable(None, lowered)
+    recipe, transformed, host = recipe_for(lowered, options)
+    alignment = Alignment()
+    stored.model = transformed(recipe.convert(recipe.optimize, recipe.without, alignment))
+    return DebugExecutable(lowered, stored, options, alignment, recipe, host)
+
+
+class DebugExecutable(Executable):
+    """A graph run by the evaluator.
+
+    Args:
+        lowered: The graph.
+        stored: Its kind and its model.
+        options: What is compared, and written where.
+        alignment: Which values of the model are results of which FX nodes.
+        recipe: How it was converted.
+        host: The plugins that run its custom operators.
+
+    Raises:
+        RunError: In a call: the evaluator failed.
+        DifferenceError: In a call: ``compare``, and an operator differs.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        stored: StoredGraph,
+        options: DebugOptions,
+        alignment: Alignment,
+        recipe: Recipe,
+        host: RuntimeHost,
+    ) -> None:
+        super().__init__(None, lowered)
+        assert stored.model is not None
+        self._functional = lowered.functional
+        self._model: ir.Model = stored.model
+        self._options = options
+        self._alignment = alignment
+        self._recipe = recipe
+        self._host = host
+        self._title = f"graph {next(_numbers)} ({stored.kind})"
+        self._calls = 0
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._write: Callable[[str], None] | None = options.write if callable(options.write) else None
+        if self._write is None and options.write is not None:
+            self._write = self._lines.append
+        custom = custom_operators(self._model)
+        kernels = kernels_for(custom, host) if custom.domains else Kernels()
+        self._session = ExtendedReferenceEvaluator(
+            to_proto(self._model),
+            verbose=options.verbose,
+            new_ops=kernels.reference.values(),
+            plugins=(),
+            write=self._write,
+        )
+        self._dump = Dump(options.dump, self._model, lowered.functional, stored.kind) if options.dump else None
+
+    def _run(self, values: Sequence[Any], numbers: Sequence[int]) -> list[torch.Tensor]:
+        with self._lock:  # the text of one call after the other
+            try:
+                found = self._evaluated(values)
+            finally:
+                self._flush()
+        results = [found[f"output_{output.index}"] for output in self._outputs]
+        return [
+            laid_out(torch.view_as_complex(tensor) if output.dtype.is_complex else tensor, output, numbers)
+            for tensor, output in zip(results, self._outputs, strict=True)
+        ]
+
+    def _evaluated(self, values: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The results of a call by name, compared where that is asked for."""
+        if self._dump is not None:
+            self._dump.add(values)
+        if self._options.verbose:
+            (self._write or print)(f"{self._title}, call {self._calls}")
+        self._calls += 1
+        taken = {value.name for value in self._model.graph.inputs}
+        feed = {n: as_array(v) for n, v in feed_of(self._functional, values).items() if n in taken}
+        names = [str(value.name) for value in self._model.graph.outputs]
+        if self._options.compare:
+            known = {*taken, *self._model.graph.initializers}
+            known |= {value.name for node in self._model.graph for value in node.outputs}
+            wanted = {name for parts in self._alignment.names.values() for name in parts}
+            names += sorted((wanted & known).difference(names))
+        try:
+            results = self._session.run(names, feed)
+        except OnnxplugError as error:
+            raise RunError(f"the evaluator failed: {error.message}", hint=error.hint) from error
+        found = {name: to_torch(value) for name, value in zip(names, results, strict=True)}
+        if self._options.compare:
+            self._compare(values, found)
+        return found
+
+    def _compare(self, values: Sequence[Any], found: Mapping[str, torch.Tensor]) -> None:
+        done = walk(self._functional, placeholder_values(self._functional, values), self._alignment, found)
+        if self._options.verbose:
+            (self._write or print)(f"{self._title}: {done}")
+        if done.differences:
+            verdict = judge(self._model, self._recipe, self._host, values)
+            error = DifferenceError(f"{self._title} differs from PyTorch\n{verdict}")
+            error.verdict, error.inputs = verdict, list(values)
+            raise error
+
+    def _flush(self) -> None:
+        if self._lines and not callable(self._options.write):
+            text = "".join(f"{line}\n" for line in self._lines)
+            self._lines.clear()
+            try:
+                with Path(str(self._options.write)).open("a", encoding="utf-8") as file:
+                    file.write(text)
+            except OSError as error:
+                raise RunError(f"the run can't be written to {self._options.write}: {error}") from error
