@@ -36,9 +36,10 @@ def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:
 @hookimpl
 def onnxplug_rewrites() -> Iterable[Any]:
     """The builtin rewrites."""
-    from onnxplug.rewrite import columns, norms, onnxruntime, patterns, quantised
+    from onnxplug.rewrite import attention, columns, norms, onnxruntime, patterns, quantised
 
-    return [*patterns.REWRITES, *onnxruntime.REWRITES, *quantised.REWRITES, *norms.REWRITES, *columns.REWRITES]
+    modules = (patterns, onnxruntime, quantised, norms, columns, attention)
+    return [rewrite for module in modules for rewrite in module.REWRITES]
 
 
 @hookimpl
