@@ -6,6 +6,8 @@ go through the rules for ordinary tensors, on the integers; what has no rule her
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ def quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Quantized:
     """quantize_per_tensor(Tensor self, float scale, int zero_point, ScalarType dtype) -> Tensor
 
     Also the overload whose numbers are tensors. Numbers halfway between two integers go to the even one before the zero point is
-    added, in PyTorch on x86 after it.
+    added, in PyTorch 2.13 on x86 after it.
     """
     if node.args[3] == torch.qint32:
         return quantize_exactly(g, node)  # QuantizeLinear has no int32.
@@ -52,15 +54,25 @@ def quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Quantized:
     return Quantized(g.op.QuantizeLinear(x, scale, zero_point), scale, zero_point)
 
 
+@cache
+def _rounds_first() -> bool:
+    """Whether the installed PyTorch rounds before it adds the zero point: 0.5 goes to 0 then, and 0.5 + 1 to 2 else."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 2.15 calls it deprecated
+        return int(torch.quantize_per_tensor(torch.tensor([0.5]), 1.0, 1, torch.quint8).int_repr()) == 1
+
+
 def quantize_exactly(g: GraphBuilder, node: FxNode) -> Quantized:
     """quantize_per_tensor(Tensor self, float scale, int zero_point, ScalarType dtype) -> Tensor
 
-    By the formula of PyTorch's x86 kernel: the reciprocal of the scale, and the zero point before rounding.
+    By the formula of PyTorch's x86 kernel: the reciprocal of the scale, and the zero point added before rounding (2.13) or after
+    it (2.15).
     """
     x, scale, zero_point = _parameters(g, node)
     assert zero_point.dtype is not None
     inverse = g.op.Div(g.const(1.0, FLOAT), scale)
-    levels = g.op.Round(g.op.Add(g.op.Mul(x, inverse), g.cast(zero_point, FLOAT)))
+    scaled, shift = g.op.Mul(x, inverse), g.cast(zero_point, FLOAT)
+    levels = g.op.Add(g.op.Round(scaled), shift) if _rounds_first() else g.op.Round(g.op.Add(scaled, shift))
     limits = np.iinfo(zero_point.dtype.numpy())
     inner = DOUBLE if zero_point.dtype == INT32 else FLOAT  # the largest int32 is no float32
     limited = g.op.Clip(g.cast(levels, inner), g.const(int(limits.min), inner), g.const(int(limits.max), inner))

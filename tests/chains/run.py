@@ -29,7 +29,7 @@ UNITS = {torch.float64: 1e-6, torch.float32: 1e-6, torch.float16: 2e-3}
 
 #: How often every value is moved to see what jumps: a tie of a rounding goes the other way in about half of them.
 NUDGES = 48
-#: Functions whose results lie on a grid; what they are given is moved, so that ties are seen.
+#: Functions whose results lie on a grid: a 0 among them is 0 everywhere.
 ROUNDING = frozenset(
     {"fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine", "round", "floor", "ceil", "trunc"}
 )
@@ -140,17 +140,17 @@ class _Nudged(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        constant = not any(isinstance(x, torch.Tensor) for x in tree_leaves((args, kwargs)))
-        if constant or getattr(func, "__name__", "") in ROUNDING:
-            return result  # these come out the same everywhere, a rounded 0 above all
-        return tree_map_only(torch.Tensor, self.nudge, result)
+        if not any(isinstance(x, torch.Tensor) for x in tree_leaves((args, kwargs))):
+            return result  # zeros, ones and ranges are the same everywhere
+        rounded = getattr(func, "__name__", "") in ROUNDING
+        return tree_map_only(torch.Tensor, lambda x: self.nudge(x, 0.0 if rounded else 0.3), result)
 
-    def nudge(self, x: torch.Tensor) -> torch.Tensor:
-        """Floating-point numbers times about 1, plus about 0; anything else as it is."""
+    def nudge(self, x: torch.Tensor, shift: float = 0.3) -> torch.Tensor:
+        """Floating-point numbers times about 1, plus about 0 (``shift`` units); anything else as it is."""
         if not x.is_floating_point():
             return x
         factor, addend = (torch.randn(x.shape, generator=self.generator, dtype=torch.float64) for _ in range(2))
-        return (x * (1 + self.unit * factor) + 0.3 * self.unit * addend).to(x.dtype)
+        return (x * (1 + self.unit * factor) + shift * self.unit * addend).to(x.dtype)
 
 
 def sensitivity(chain: Chain, inputs: Any, expected: Any, unit: float) -> list[torch.Tensor]:
