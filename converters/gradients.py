@@ -223,12 +223,16 @@ def _attention_backward(
     """The gradients of softmax(q kᵀ s + mask) v, with the probabilities made anew from the forward's logsumexp.
 
     With P the probabilities and D = Σ grad · out a row: dV = Pᵀ grad, dS = P (grad Vᵀ - D), dQ = s dS K, dK = s dSᵀ Q (Dao et
-    al., FlashAttention, 2022, appendix B).
+    al., FlashAttention, 2022, appendix B). Where torch has decomposed the forward operator, ``logsumexp`` has a fourth axis and
+    is P itself.
     """
     assert dropout_p == 0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = _scores(query, key, is_causal, attn_mask, scale)
-    probabilities = (scores - logsumexp.unsqueeze(-1)).exp().to(query.dtype)
+    if logsumexp.dim() == 4:
+        probabilities = logsumexp
+    else:
+        scores = _scores(query, key, is_causal, attn_mask, scale)
+        probabilities = (scores - logsumexp.unsqueeze(-1)).exp().to(query.dtype)
     share = (grad * out).sum(-1, keepdim=True)
     inner = probabilities * (grad @ value.transpose(-2, -1) - share) * scale
     return inner @ key, inner.transpose(-2, -1) @ query, probabilities.transpose(-2, -1) @ grad

@@ -86,7 +86,9 @@ class Executable:
             if slot.name in taken
         ]
         self._results: list[Result] = lowered.results
-        self._outputs = sorted({r for r in lowered.results if isinstance(r, Computed)}, key=lambda r: r.index)
+        computed = sorted({r for r in lowered.results if isinstance(r, Computed)}, key=lambda r: r.index)
+        self._outputs = [(f"output_{r.index}", int(to_onnx_dtype(_real(r.dtype))), r) for r in computed]
+        self._in_order = lowered.results == computed
         self._idle: list[_Bound] = []
         self._checked = False
 
@@ -101,7 +103,7 @@ class Executable:
         if self._draws:
             states = [(generator, generator.get_state()) for generator in self._generators]
             values = [*args, *[draw(numbers) for draw in self._draws]]
-        outputs: list[torch.Tensor] = []
+        outputs: list[Any] = []
         if self._session is not None:
             try:
                 outputs = self._run(values, numbers)
@@ -111,9 +113,10 @@ class Executable:
                 if isinstance(error, RunError):
                     raise
                 raise RunError(f"ONNX Runtime failed: {error}") from error
-        results = [_result(result, values, numbers, outputs) for result in self._results]
+        if not self._in_order:
+            outputs = [_result(result, values, numbers, outputs) for result in self._results]
         args.clear()
-        return results
+        return outputs
 
     def _run(self, values: Sequence[Any], numbers: Sequence[int]) -> list[torch.Tensor]:
         try:
@@ -122,23 +125,18 @@ class Executable:
             bound = _Bound(self._new_binding(self._session), len(self._inputs))
         alive: list[Any] = []  # temporaries that the binding points into
         self._bind_inputs(bound, values, alive)
+        bind, device, checked = bound.binding.bind_output, self._device, self._checked
         made: list[torch.Tensor | None] = []
-        for output in self._outputs:
+        for name, element, output in self._outputs:
             # ONNX Runtime allocates in the first call: it would not say that memory of ours was left as it was.
-            tensor = _empty(output, numbers) if self._checked else None
+            if not checked or output.shape is None:
+                made.append(None)
+                bind(name, device)
+                continue
+            tensor = torch.empty([numbers[i] for i in output.shape], dtype=output.dtype, device=output.device)
             made.append(tensor)
-            name = f"output_{output.index}"
-            if tensor is None:
-                bound.binding.bind_output(name, self._device)
-            else:
-                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-                bound.binding.bind_output(
-                    name,
-                    self._device,
-                    int(to_onnx_dtype(real.dtype)),
-                    real.shape,
-                    real.data_ptr() or _SOMEWHERE.data_ptr(),
-                )
+            real = torch.view_as_real(tensor) if output.dtype.is_complex else tensor
+            bind(name, device, element, real.shape, real.data_ptr() or _SOMEWHERE.data_ptr())
         self._session.run_with_iobinding(bound.binding, self._run_options)
         found = self._fetch(bound, made, numbers)
         del alive
@@ -170,18 +168,16 @@ class Executable:
             bind(slot.name, device, slot.element, value.shape, value.data_ptr() or _SOMEWHERE.data_ptr())
 
     def _fetch(self, bound: _Bound, made: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> list[torch.Tensor]:
-        if any(tensor is None for tensor in made):
-            values = bound.binding.get_outputs()
-            made = [
-                _adopt(value, output, numbers) if tensor is None else tensor
-                for value, tensor, output in zip(values, made, self._outputs, strict=True)
-            ]
+        found: list[torch.Tensor] = []
+        values: Any = None
+        for i, (tensor, (_, _, output)) in enumerate(zip(made, self._outputs, strict=True)):
+            if tensor is None:
+                values = bound.binding.get_outputs() if values is None else values
+                tensor = _adopt(values[i], output, numbers)
+            found.append(tensor if output.contiguous else laid_out(tensor, output, numbers))
+        if values is not None:
             bound.binding.clear_binding_outputs()
-        return [
-            laid_out(tensor, output, numbers)
-            for tensor, output in zip(made, self._outputs, strict=True)
-            if tensor is not None
-        ]
+        return found
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:
@@ -196,13 +192,6 @@ def _input(position: int, name: str, val: Any) -> _Input:
         return _Input(position, name, int(to_onnx_dtype(dtype)), False, fixed, dtype, val.dtype.is_complex)
     dtype = {torch.SymFloat: torch.float64, torch.SymBool: torch.bool}.get(type(val), torch.int64)
     return _Input(position, name, int(to_onnx_dtype(dtype)), True, True, dtype, False)
-
-
-def _empty(output: Computed, numbers: Sequence[int]) -> torch.Tensor | None:
-    """Memory for an output, contiguous; ``None`` where its size isn't known before."""
-    if output.shape is None:
-        return None
-    return torch.empty([numbers[i] for i in output.shape], dtype=output.dtype, device=output.device)
 
 
 def _adopt(value: Any, output: Computed, numbers: Sequence[int]) -> torch.Tensor:
@@ -237,7 +226,12 @@ def laid_out(tensor: torch.Tensor, output: Computed, numbers: Sequence[int]) -> 
     strides = tuple(numbers[i] for i in output.strides)
     if tensor.stride() == strides or tensor.numel() < 2:
         return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    shape = tensor.shape
+    for axis, stride in enumerate(strides):
+        if stride == 0:  # an expanded axis: all of it is one place
+            tensor = tensor.narrow(axis, 0, 1)
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor).expand(shape)
 
 
 def _result(result: Result, args: Sequence[Any], numbers: Sequence[int], outputs: Sequence[torch.Tensor]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 import time
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.attempts import export_program, first_lines, quiet
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
@@ -104,12 +106,31 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
             "dynamic_shapes can't be given with an ExportedProgram: its shapes are settled already",
             hint="Pass them to torch.export.export instead.",
         )
+    program = _with_gradients_in_structure(program)
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
     found = conditions(program, {})
     for condition in found:
         warnings.warn(warning_text(condition, {}), stacklevel=4)
     return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=found)
+
+
+def _with_gradients_in_structure(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program itself, or one whose structure of results counts the gradients that torch has added to its loss.
+
+    Otherwise the module made of it would not run.
+    """
+    signature = program.graph_signature
+    if all(spec.kind is not OutputKind.LOSS_OUTPUT for spec in signature.output_specs):
+        return program
+    beside = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.TOKEN)
+    results = [spec for spec in signature.output_specs if spec.kind not in beside]
+    structure = pytree.tree_structure(tuple(range(len(results))))
+    program, calls = copy.copy(program), list(program.module_call_graph)
+    assert calls[0].signature is not None
+    calls[0] = dataclasses.replace(calls[0], signature=dataclasses.replace(calls[0].signature, out_spec=structure))
+    program._module_call_graph = calls
+    return program
 
 
 def _as_tuple(args: Any) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_funct
 from onnxplug.text import type_with_article, with_article
 from onnxplug.torch_private import DispatchKey, is_traceable_wrapper_subclass
 
+_MUTATIONS = (TorchOutput.BUFFER_MUTATION, TorchOutput.USER_INPUT_MUTATION)
 _STATE = {
     TorchInput.PARAMETER: InputKind.PARAMETER,
     TorchInput.BUFFER: InputKind.BUFFER,
@@ -122,7 +123,7 @@ def _slots(
     for value, output in zip(returned, signature.output_specs, strict=True):
         if output.kind is TorchOutput.TOKEN:
             continue
-        if output.kind in (TorchOutput.BUFFER_MUTATION, TorchOutput.USER_INPUT_MUTATION):
+        if output.kind in _MUTATIONS:
             kind = OutputKind.BUFFER_MUTATION
             if output.kind is TorchOutput.USER_INPUT_MUTATION:
                 kind = OutputKind.INPUT_MUTATION
@@ -139,7 +140,19 @@ def _slots(
         graph.output_node().args = ((*returned, *mutated.values()),)
     for name, slot_ in zip(result_names(program, len(users)), users, strict=True):
         slot_.name = name
+    _name_gradients(users, inputs, program)
     return FunctionalGraph(graph, inputs, [*users, *mutations], strategy)
+
+
+def _name_gradients(users: list[OutputSlot], inputs: list[InputSlot], program: torch.export.ExportedProgram) -> None:
+    """Names gradients in the graph of loss and gradients that torch makes of an exported loss: ``WEIGHT_grad``."""
+    specs = [s for s in program.graph_signature.output_specs if s.kind not in (*_MUTATIONS, TorchOutput.TOKEN)]
+    names = {slot.node.name: slot.name for slot in inputs if slot.kind is InputKind.USER}
+    for slot, spec in zip(users, specs, strict=True):
+        if spec.kind is TorchOutput.LOSS_OUTPUT:
+            slot.name = "loss"
+        elif spec.kind in (TorchOutput.GRADIENT_TO_PARAMETER, TorchOutput.GRADIENT_TO_USER_INPUT):
+            slot.name = f"{names.get(spec.target or '', spec.target)}_grad"
 
 
 def _input_slot(

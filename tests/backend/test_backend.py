@@ -96,6 +96,11 @@ FUNCTIONS: dict[str, tuple[Model, Sequence[Sequence[Any]]]] = {
         lambda x: (x.permute(0, 2, 1) * 2, x.to(memory_format=torch.channels_last) if x.dim() == 4 else x + 1),
         [(torch.randn(2, 3, 4),)],
     ),
+    "expanded": (
+        lambda x: ((x * 2).unsqueeze(1).expand(-1, 3, -1), x.sum(0, keepdim=True).expand(3, 4), x.sum().expand(2, 2)),
+        [(torch.randn(3, 4),), (torch.randn(5, 4),), (torch.randn(1, 4),)],
+    ),
+    "windows": (lambda x: (x + 1).unfold(0, 3, 2), [(torch.randn(9),), (torch.randn(11),)]),
     "channels last": (lambda x: x + 1, [(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),)]),
     "bfloat16": (lambda x: (x + 1) * x, [(torch.randn(3, 4).to(torch.bfloat16),)]),
     "half": (lambda x: x @ x.t(), [(torch.randn(3, 4).half(),)]),

@@ -1,0 +1,195 @@
+"""Training by torch.compile: fifty steps with eager's losses, in mixed precision too."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.support.tolerances import looser
+
+STEPS = 50
+Data = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):  # Dynamo else leaves recurrent layers to eager
+        yield
+    torch._dynamo.reset()
+
+
+class Recurrent(nn.Module):
+    """A language model: embedding, recurrent layers, layer norm, cross entropy."""
+
+    def __init__(self, layer: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.layer = layer(8, 12, batch_first=True, **settings)
+        width = 24 if self.layer.bidirectional else 12
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 20)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        found = self.head(self.norm(self.layer(self.embedding(ids))[0]))
+        return F.cross_entropy(found.flatten(0, 1), targets.flatten())
+
+
+class Convolutional(nn.Module):
+    """An image classifier: convolutions, batch and group norm, pools, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(0.1),
+            nn.Linear(16, 5),
+        )
+
+    def forward(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.body(images), targets, label_smoothing=0.1)
+
+
+class Transformer(nn.Module):
+    """A causal language model with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 16, padding_idx=0)
+        self.places = nn.Parameter(torch.randn(12, 16) * 0.1)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 30)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) + self.places[: ids.shape[1]]
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        found = self.head(self.layers(x, mask=mask, is_causal=True))
+        return F.cross_entropy(found.flatten(0, 1), targets.flatten(), ignore_index=0)
+
+
+def text(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(1, 20, (4 + step % 3, 6))
+    return ids, (ids * 3) % 20
+
+
+def images(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    targets = torch.randint(0, 5, (8 + step % 3,))
+    return torch.randn(len(targets), 3, 16, 16) + targets[:, None, None, None] * 0.5, targets
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Data]] = {
+    "lstm": (lambda: Recurrent(nn.LSTM), text),
+    "gru, two directions": (lambda: Recurrent(nn.GRU, bidirectional=True), text),
+    "rnn": (lambda: Recurrent(nn.RNN), text),
+    "cnn": (Convolutional, images),
+    "transformer": (Transformer, text),
+}
+
+
+def losses(
+    run: Callable[..., torch.Tensor], model: nn.Module, data: Data, steps: int = STEPS, eps: float = 1e-8
+) -> torch.Tensor:
+    """The loss of each step of Adam. The batch's size changes from step to step."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=eps)
+    torch.manual_seed(5)
+    found = []
+    for step in range(steps):
+        loss = run(*data(step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return torch.tensor(found)
+
+
+def made(name: str) -> tuple[nn.Module, nn.Module, Data]:
+    make, data = MODELS[name]
+    torch.manual_seed(0)
+    model = make().train()
+    return model, copy.deepcopy(model), data
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n.startswith(("gru", "rnn")) else ()) for n in MODELS]
+)
+def test_fifty_steps_have_the_losses_of_eager(name: str) -> None:
+    mine, theirs, data = made(name)
+    store: dict[str, Any] = {}
+    compiled = torch.compile(mine, backend="onnxplug", options={"fallback": False, "store": store})
+    expected, got = losses(theirs, theirs, data), losses(compiled, mine, data)
+    torch.testing.assert_close(got, expected, **looser("training"))
+    assert expected[-5:].mean() < 0.75 * expected[:5].mean()
+    kinds = [graph.kind for graph in store["graphs"]]
+    assert kinds == ["forward", "backward"] * 2, "one pair for the first size, one for all others"
+    for one, other in zip(mine.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(one, other, **looser("training"))
+
+
+@pytest.mark.parametrize("name", ["cnn", pytest.param("transformer", marks=pytest.mark.long)])
+def test_mixed_precision(name: str) -> None:
+    """Products in bfloat16, everything else in float32, as autocast chooses for eager."""
+    mine, theirs, data = made(name)
+    store: dict[str, Any] = {}
+    compiled = torch.compile(mine, backend="onnxplug", options={"fallback": False, "store": store})
+
+    def cast(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def step(*args: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return run(*args)
+
+        return step
+
+    expected, got = losses(cast(theirs), theirs, data), losses(cast(compiled), mine, data)
+    torch.testing.assert_close(got, expected, **looser("training, bfloat16"))
+    forward = store["graphs"][0]
+    types = {
+        str(node.meta["val"].dtype)
+        for node in forward.module.graph.nodes
+        if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    assert {"torch.bfloat16", "torch.float32"} <= types
+    assert {p.dtype for p in mine.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision(dtype: torch.dtype) -> None:
+    mine, theirs, data = made("cnn")
+    mine, theirs = mine.to(dtype), theirs.to(dtype)
+    compiled = torch.compile(mine, backend="onnxplug", options={"fallback": False})
+
+    def halves(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        given, targets = data(step)
+        return given.to(dtype), targets
+
+    eps = 1e-4  # 1e-8 is 0 in float16
+    expected, got = losses(theirs, theirs, halves, 10, eps), losses(compiled, mine, halves, 10, eps)
+    torch.testing.assert_close(got, expected, **looser("training, bfloat16"))
+
+
+def test_gradients_accumulate_and_clip() -> None:
+    """What lies between backward and the optimizer's step stays PyTorch's."""
+    mine, theirs, data = made("cnn")
+    compiled = torch.compile(mine, backend="onnxplug", options={"fallback": False})
+    norms = []
+    for run, model in ((theirs, theirs), (compiled, mine)):
+        torch.manual_seed(5)
+        for step in range(3):
+            (run(*data(step)) / 3).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    torch.testing.assert_close(norms[1], norms[0], **looser("gradients"))
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, **looser("gradients"))

@@ -1,0 +1,78 @@
+"""to_onnx of a loss and its gradients: the graph that torch makes of an exported loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.export.experimental import _export_forward_backward
+
+import onnxplug
+from tests.backend.test_training import MODELS, Data
+from tests.support.tolerances import looser
+
+
+class Loss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, given: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.model(given, targets),)
+
+
+def joint(model: nn.Module, args: tuple[torch.Tensor, ...]) -> onnxplug.OnnxProgram:
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(Loss(model), args, dynamic_shapes=({0: batch}, {0: batch}))
+    return onnxplug.to_onnx(_export_forward_backward(program))
+
+
+@pytest.mark.parametrize("name", ["lstm", "cnn", "transformer"])
+def test_loss_and_gradients_equal_eager(name: str) -> None:
+    """Of every parameter, at two batch sizes, and of statistics that the model updates."""
+    make: Callable[[], nn.Module]
+    data: Data
+    make, data = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    for layer in model.modules():  # without random numbers: ONNX Runtime draws others
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+        elif isinstance(layer, nn.MultiheadAttention):
+            layer.dropout = 0.0
+    program = joint(copy.deepcopy(model), data(0))
+    names = [output.name for output in program.model.graph.outputs]
+    assert names[0] == "loss"
+    for step in (0, 1):
+        eager, args = copy.deepcopy(model), data(step)
+        loss = eager(*args)
+        loss.backward()
+        expected = {"loss": loss, **{f"model.{n}_grad": p.grad for n, p in eager.named_parameters()}}
+        expected |= {f"model.{n}_out": b for n, b in eager.named_buffers()}
+        got = dict(zip(names, program(*args), strict=True))
+        assert got.keys() <= expected.keys()
+        assert {f"model.{n}_grad" for n, _ in eager.named_parameters()} <= got.keys()
+        for output, value in got.items():
+            torch.testing.assert_close(value, expected[output].detach(), msg=output, **looser("gradients"))
+
+
+def test_the_gradient_of_an_input() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return ((x.sin() * x).square().mean(),)
+
+    x = torch.randn(4, 3, requires_grad=True)
+    program = torch.export.export(Model(), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    made = onnxplug.to_onnx(_export_forward_backward(program))
+    assert made.model.graph.outputs[0].name == "loss"
+    for rows in (4, 7):
+        x = torch.randn(rows, 3, requires_grad=True)
+        (loss,) = Model()(x)
+        loss.backward()
+        got = made(x.detach())
+        torch.testing.assert_close(got[0], loss.detach())
+        torch.testing.assert_close(got[1], x.grad)
+    assert made.verify().cases
