@@ -127,10 +127,9 @@ class DebugExecutable(Executable):
                 found = self._evaluated(values)
             finally:
                 self._flush()
-        results = [found[f"output_{output.index}"] for output in self._outputs]
         return [
-            laid_out(torch.view_as_complex(tensor) if output.dtype.is_complex else tensor, output, numbers)
-            for tensor, output in zip(results, self._outputs, strict=True)
+            laid_out(torch.view_as_complex(found[name]) if output.dtype.is_complex else found[name], output, numbers)
+            for name, _, output in self._outputs
         ]
 
     def _evaluated(self, values: Sequence[Any]) -> dict[str, torch.Tensor]:
