@@ -22,6 +22,10 @@ Make = Callable[[torch.Tensor], Tensor]
 
 #: Where an initializer keeps its :class:`Origin` (``onnx_ir.Value.meta``), so that weights replaced later are stored alike.
 META = "onnxplug.origin"
+#: The element types that numpy has too.
+_OF_NUMPY = frozenset(
+    (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+)
 
 
 class Origin(NamedTuple):
@@ -61,8 +65,13 @@ class WeightTensor(TorchTensor):
         Raises:
             TypeError: The tensor is fake.
         """
-        plain = type(self.raw) is torch.Tensor and self.raw.is_cpu and self.dtype.bitwidth >= 8
-        return self.numpy().tobytes() if plain and sys.byteorder == "little" else super().tobytes()
+        raw = self.raw
+        if type(raw) is torch.Tensor and raw.is_cpu and sys.byteorder == "little":
+            if raw.dtype in _OF_NUMPY:
+                return raw.numpy(force=True).tobytes()
+            if self.dtype.bitwidth >= 8:
+                return self.numpy().tobytes()
+        return super().tobytes()
 
 
 class _Derived(NamedTuple):

@@ -12,11 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
+import torch
 from onnx_ir import serde
+
+from onnxplug.build.stored import WeightTensor
 
 _LOGGER = logging.getLogger(__name__)
 #: Where ``onnx_ir`` keeps the quantisation annotation of a value.
 _ANNOTATION = "quant_parameter_tensor_names"
+#: The metadata of a value, ``None`` where it has none: ``meta`` makes an empty store of it, which takes longer than all else.
+_metadata = getattr(ir.Value, "_metadata", ir.Value.meta).__get__
 
 
 def to_proto(
@@ -55,16 +60,63 @@ def to_proto(
     proto = serde.serialize_model_into(onnx.ModelProto() if proto is None else proto, frame)
     described = [value for name, value in graph.initializers.items() if name in tensors]
     for value in described:
-        message = proto.graph.initializer.add()
-        serde.serialize_tensor_into(message, tensors[str(value.name)])
-        message.name = value.name
+        _add_initializer(proto.graph, str(value.name), tensors[str(value.name)])
+    attributes: dict[int, onnx.AttributeProto] = {}
     for node in graph:
-        serde.serialize_node_into(proto.graph.node.add(), node, model_ir_version=model.ir_version)
+        if node.overload or node.doc_string or node.device_configurations:
+            serde.serialize_node_into(proto.graph.node.add(), node, model_ir_version=model.ir_version)
+        else:
+            _add_node(proto.graph, node, attributes)
         described += node.outputs
     # The frame has these already.
     written = {id(value) for value in (*inputs, *graph.outputs)}
     _add_value_infos(proto.graph, [value for value in described if id(value) not in written])
     return proto
+
+
+def _add_initializer(proto: onnx.GraphProto, name: str, tensor: ir.TensorProtocol) -> None:
+    if type(tensor) is WeightTensor and type(tensor.raw) is torch.Tensor and not (tensor.doc_string or tensor.metadata_props):
+        content = tensor.tobytes()
+        proto.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.dims, raw_data=content)
+    else:
+        message = proto.initializer.add()
+        serde.serialize_tensor_into(message, tensor)
+        message.name = name
+
+
+def _add_node(proto: onnx.GraphProto, node: ir.Node, attributes: dict[int, onnx.AttributeProto]) -> None:
+    """Adds a node that has nothing but inputs, outputs, attributes, a name and metadata.
+
+    Args:
+        proto: The graph.
+        node: The node.
+        attributes: The messages of the attributes so far, by their ids: nodes share their attributes.
+    """
+    message = proto.node.add()
+    message.op_type = node.op_type
+    if node.domain:
+        message.domain = node.domain
+    if node.name:
+        message.name = node.name
+    message.input.extend(["" if value is None else value.name for value in node.inputs])
+    names = [value.name for value in node.outputs]
+    while names and not names[-1]:
+        names.pop()
+    message.output.extend(names)
+    for attr in node.attributes.values():
+        found = attributes.get(id(attr))
+        if found is None:
+            found = message.attribute.add()
+            if attr.is_ref():
+                serde.serialize_reference_attribute_into(found, attr)
+            else:
+                serde.serialize_attribute_into(found, attr)
+            attributes[id(attr)] = found
+        else:
+            message.attribute.append(found)
+    metadata = node.metadata_props
+    for key in sorted(metadata):
+        message.metadata_props.add(key=key, value=metadata[key])
 
 
 def _contents(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
@@ -79,33 +131,54 @@ def _contents(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
 
 def _add_value_infos(proto: onnx.GraphProto, values: Iterable[ir.Value]) -> None:
     """Describes values inside of the graph: their types, shapes and annotations."""
-    types: dict[tuple[ir.DataType, tuple[int | ir.SymbolicDim, ...] | None], onnx.TypeProto] = {}
+    types = _Types()
     add = proto.value_info.add
     for value in values:
-        annotation = value.meta.get(_ANNOTATION)
-        if annotation:
-            entry = proto.quantization_annotation.add(tensor_name=value.name)
-            for key in sorted(annotation):
-                entry.quant_parameter_tensor_names.add(key=key, value=annotation[key])
+        if _metadata(value) and value.meta.get(_ANNOTATION):
+            _annotate(proto, value)
         kind, shape = value.type, value.shape
         noted = bool(value.metadata_props or value.doc_string)
         if not value.name or (kind is None and shape is None and not noted):
             continue
-        if noted or not isinstance(kind, ir.TensorType) or kind.denotation or _has_denotations(shape):
+        known = None if noted else types.of(kind, shape)
+        if known is None:
             serde.serialize_value_into(add(), value)
             continue
-        key = kind.dtype, None if shape is None else shape.dims
-        found = types.get(key)
         info = add()
         info.name = value.name
-        if found is not None:
-            info.type.CopyFrom(found)
-            continue
-        serde.serialize_type_into(info.type, kind)
-        if shape is not None:
-            serde.serialize_shape_into(info.type, shape)
-        types[key] = info.type
+        info.type.CopyFrom(known)
 
 
-def _has_denotations(shape: ir.Shape | None) -> bool:
-    return shape is not None and any(map(shape.get_denotation, range(len(shape))))
+def _annotate(proto: onnx.GraphProto, value: ir.Value) -> None:
+    annotation = value.meta[_ANNOTATION]
+    entry = proto.quantization_annotation.add(tensor_name=value.name)
+    for key in sorted(annotation):
+        entry.quant_parameter_tensor_names.add(key=key, value=annotation[key])
+
+
+class _Types:
+    """The messages of the types and shapes that were asked for; values mostly share their shape."""
+
+    def __init__(self) -> None:
+        self._by_objects: dict[tuple[int, int], onnx.TypeProto] = {}
+        self._by_content: dict[tuple[int, tuple[int | ir.SymbolicDim, ...] | None], onnx.TypeProto] = {}
+
+    def of(self, kind: ir.TypeProtocol | None, shape: ir.Shape | None) -> onnx.TypeProto | None:
+        """The message of a tensor type and a shape without denotations; ``None`` of any other."""
+        if type(kind) is not ir.TensorType or kind.denotation:
+            return None
+        dtype = kind.dtype.value
+        objects = dtype, id(shape)
+        found = self._by_objects.get(objects)
+        if found is None:
+            if shape is not None and any(map(shape.get_denotation, range(len(shape)))):
+                return None
+            content = dtype, None if shape is None else shape.dims
+            found = self._by_content.get(content)
+            if found is None:
+                found = self._by_content[content] = onnx.TypeProto()
+                serde.serialize_type_into(found, kind)
+                if shape is not None:
+                    serde.serialize_shape_into(found, shape)
+            self._by_objects[objects] = found
+        return found
