@@ -66,6 +66,8 @@ def _distinct_outputs(
                 value = g.identity(value)
         taken.add(id(value))
         value.name = name
+        if value.shape is not None:  # a shape of its own, that the user may change
+            value.shape = value.shape.copy()
         results.append(value)
     return results
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -139,22 +139,18 @@ def _guess_one(value: Any) -> ir.AttributeType | None:
     return _KINDS.TYPE_PROTO if isinstance(value, ir.TypeAndShape) else None
 
 
-def attribute_key(attrs: Mapping[str, ir.Attr]) -> tuple[Any, ...]:
-    """Equal for equal attributes; large tensors and graphs are told apart by identity."""
-    key: list[Any] = []
-    for name, attr in attrs.items():
-        value = attr.value
-        if attr.is_ref():
-            value = ("reference", attr.ref_attr_name)
-        elif attr.type == _KINDS.TENSOR:
-            value = (value.dtype, tuple(value.shape), value.tobytes()) if value.nbytes <= 4096 else id(value)
-        elif attr.type in _GRAPHS or attr.type == _KINDS.TENSORS:
-            value = id(value)
-        elif attr.type == _KINDS.FLOAT:
-            value = (value, math.copysign(1.0, value))
-        key.append((name, value))
-    key.sort(key=lambda pair: pair[0])
-    return tuple(key)
+def attribute_key(attr: ir.Attr) -> Any:
+    """Equal for equal values of an attribute; large tensors and graphs are told apart by identity."""
+    value = attr.value
+    if attr.is_ref():
+        return "reference", attr.ref_attr_name
+    if attr.type == _KINDS.TENSOR:
+        return (value.dtype, tuple(value.shape), value.tobytes()) if value.nbytes <= 4096 else id(value)
+    if attr.type in _GRAPHS or attr.type == _KINDS.TENSORS:
+        return id(value)
+    if attr.type == _KINDS.FLOAT:
+        return value, math.copysign(1.0, value)
+    return value
 
 
 def check_node(spec: OpSpec, values: Sequence[ir.Value | None], outputs: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from onnxplug.build.attributes import attribute_key, check_node, make_attribute
 from onnxplug.build.calls import CallMixin
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.functions import FunctionMixin
-from onnxplug.build.inference.dims import Result
+from onnxplug.build.inference.dims import Constant, Result
 from onnxplug.build.kernels import HALVES, Kernels
 from onnxplug.build.nesting import NestingMixin
 from onnxplug.build.opset import Input, Opset
@@ -30,6 +31,7 @@ from onnxplug.registry.target import DEFAULT_RUNTIME
 Value = ir.Value
 
 _INT = {int}
+_first = itemgetter(0)
 
 
 class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMixin):
@@ -76,7 +78,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         self._domain_users: dict[str, str] = {}
         self._asked = frozenset(self.opsets)
         self._constants: dict[Any, Value] = {}
-        self._attributes: dict[Any, ir.Attr] = {}
+        self._attributes: dict[Any, tuple[ir.Attr, Any]] = {}
         super().__init__()
 
     # -- emission ------------------------------------------------------------------------------------------------------
@@ -147,18 +149,19 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             values.pop()
         if spec.has_schema:
             check_node(spec, values, outputs)
-        if self._has_kernels or (
-            spec.no_bfloat16 and any(v is not None and v.dtype == ir.DataType.BFLOAT16 for v in values)
-        ):
+        if self._has_kernels or (spec.no_bfloat16 and _any_bfloat16(values)):
             widened = self._widening.emit(spec, values, attributes, outputs)
             if widened is not None:
                 return widened
         attrs: dict[str, ir.Attr] = {}
         raw: dict[str, Any] = {}
+        keys: list[Any] = []
         references: list[ir.Attr] = []
         for name, value in attributes.items():
             if value is not None:
-                attr = attrs[name] = self._as_attribute(spec, name, value)
+                attr, attr_key = self._as_attribute(spec, name, value)
+                attrs[name] = attr
+                keys.append((name, attr_key))
                 if attr.is_ref():
                     references.append(attr)
                 else:
@@ -172,7 +175,9 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
                 found = self._without_node(spec, values, raw)
                 if found is not None:
                     return found
-            key = (spec, outputs, *map(id, values), *(attribute_key(attrs) if attrs else ()))
+            if len(keys) > 1:
+                keys.sort(key=_first)
+            key = (spec, outputs, *map(id, values), *keys)
             seen = self._scope.lookup(key)
             if seen is not None:
                 return seen[0] if outputs == 1 else seen
@@ -218,17 +223,13 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             dtype, dims = inferred[index] if index < len(inferred) else (None, None)
             if dtype is None:
                 dtype = spec.output_dtype(index, values)
-            results.append(
-                Value(
-                    type=ir.TensorType(dtype) if dtype is not None else None,
-                    shape=ir.Shape(dims) if dims is not None else None,
-                )
-            )
+            kind = ir.TensorType(dtype) if dtype is not None else None
+            results.append(Value(type=kind, shape=self.shape_of(dims) if dims is not None else None))
         node = ir.Node(
             spec.domain,
             spec.op_type,
             values,
-            attrs.values(),
+            attrs,
             outputs=results,
             metadata_props=dict(self.metadata) if self.metadata else None,
         )
@@ -266,21 +267,26 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
                     break
         return self.const(item, dtype)
 
-    def _as_attribute(self, spec: OpSpec, name: str, value: Any) -> ir.Attr:
-        """An attribute of an operator; equal integers, texts and lists of integers of one operator share theirs."""
+    def _as_attribute(self, spec: OpSpec, name: str, value: Any) -> tuple[ir.Attr, Any]:
+        """An attribute of an operator, and what is equal for equal ones.
+
+        Equal numbers, texts and lists of integers of one operator share theirs.
+        """
         kind = type(value)
         key: Any = None
         if kind is int or kind is str:
-            key = spec, name, value
-        elif kind is list or kind is tuple:
-            key = spec, name, tuple(value)
-            if not set(map(type, value)) <= _INT:
-                key = None
-        if key is None:
-            return self._new_attribute(spec, name, value)
+            key = spec, name, kind, value
+        elif kind is float:
+            key = spec, name, kind, value, math.copysign(1.0, value)
+        elif (kind is list or kind is tuple) and set(map(type, value)) <= _INT:
+            key = spec, name, list, tuple(value)
+        else:
+            attr = self._new_attribute(spec, name, value)
+            return attr, attribute_key(attr)
         found = self._attributes.get(key)
         if found is None:
-            found = self._attributes[key] = self._new_attribute(spec, name, value)
+            attr = self._new_attribute(spec, name, value)
+            found = self._attributes[key] = attr, attribute_key(attr)
         return found
 
     def _new_attribute(self, spec: OpSpec, name: str, value: Any) -> ir.Attr:
@@ -302,8 +308,14 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             dtype: The element type. ``None``: int64 for ints, float32 for floats, bool for bools; arrays and tensors keep theirs.
         """
         wanted = to_onnx_dtype(dtype) if dtype is not None else None
-        quick = None
-        if isinstance(value, int | float):
+        quick: Any = None
+        kind = type(value)
+        if (kind is list or kind is tuple) and set(map(type, value)) <= _INT:
+            quick = (list, tuple(value), wanted)
+            found = self._constants.get(quick)
+            if found is not None:
+                return found
+        elif isinstance(value, int | float):
             # 1 == 1.0 == True and 0.0 == -0.0 to a dict, but not to us.
             quick = (type(value), value, math.copysign(1.0, value) if value == 0 else 1.0, wanted)
             found = self._constants.get(quick)
@@ -313,12 +325,12 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         key: Any = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= 65536 else id(array)
         found = self._constants.get(key)
         if found is None:
-            tensor = ir.Tensor(array)
-            found = Value(type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+            tensor = Constant(array)
+            found = Value(type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
             self._constants[key] = found
         if quick is not None:
             self._constants[quick] = found
-            if self._has_kernels and wanted in HALVES:
+            if self._has_kernels and wanted in HALVES and quick[0] is not list:
                 self._widening.remember(found, self.const(value, ir.DataType.FLOAT))
         return found
 
@@ -364,3 +376,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             del self._domains[name, self.opsets[name]]
             if name not in self._asked:
                 del self.opsets[name]
+
+
+def _any_bfloat16(values: Sequence[Value | None]) -> bool:
+    return ir.DataType.BFLOAT16 in [v.dtype for v in values if v is not None]

@@ -45,6 +45,7 @@ class ShapeMixin:
         self._read_from: dict[ir.Value, list[str]] = {}
         self._vector_of: dict[ir.Value, ir.Value] = {}
         self._scalar_of: dict[ir.Value, ir.Value] = {}
+        self._shapes: dict[tuple[Any, ...], ir.Shape] = {}
         self._counter = count()
         self._pending: set[str] = set()
         self.expressions: Mapping[str, Any] = {}
@@ -238,12 +239,14 @@ class ShapeMixin:
         """
         if x.shape is None:
             return self._read_dim(x, axis, None)
-        axis %= len(x.shape)
-        size = x.shape[axis]
-        if isinstance(size, int):
-            return size
-        found = self.known_symbol(size)
-        return found if found is not None else self._read_dim(x, axis, size.value)
+        dims = x.shape.dims
+        axis %= len(dims)
+        size = dims[axis]
+        return size if isinstance(size, int) else self._dynamic_dim(x, axis, size)
+
+    def _dynamic_dim(self, x: ir.Value, axis: int, dim: ir.SymbolicDim) -> ir.Value:
+        found = self.known_symbol(dim)
+        return found if found is not None else self._read_dim(x, axis, dim.value)
 
     def size(self, dim: int | ir.SymbolicDim) -> Size:
         """A dimension as a size.
@@ -259,7 +262,8 @@ class ShapeMixin:
     def dims(self, x: ir.Value) -> list[Size]:
         """The size of every axis of ``x``, whose rank must be known."""
         assert x.shape is not None
-        return [self.dim(x, axis) for axis in range(len(x.shape))]
+        dims = x.shape.dims
+        return [size if isinstance(size, int) else self._dynamic_dim(x, axis, size) for axis, size in enumerate(dims)]
 
     def never_negative(self, size: Any) -> bool:
         """Whether a size is surely 0 or more: an int, or what torch's expression of it says."""
@@ -297,7 +301,7 @@ class ShapeMixin:
         parts: list[ir.Value] = []
         pending: list[int] = []
         for size in sizes:
-            if isinstance(size, ir.SymbolicDim):
+            if type(size) is ir.SymbolicDim:
                 size = self._need(size)
             if isinstance(size, int):
                 pending.append(size)
@@ -307,11 +311,11 @@ class ShapeMixin:
                 pending.append(int(constant.reshape(())))
                 continue
             if pending:
-                parts.append(self.const(np.array(pending, dtype=np.int64)))
+                parts.append(self.integers(pending))
                 pending = []
             parts.append(self.as_vector(size))
         if pending or not parts:
-            parts.append(self.const(np.array(pending, dtype=np.int64)))
+            parts.append(self.integers(pending))
         if len(parts) == 1:
             return parts[0]
         return self.op.Concat(*parts, axis=0)
@@ -319,7 +323,7 @@ class ShapeMixin:
     def as_vector(self, size: Size) -> ir.Value:
         """A size as an int64 Value of shape [1]."""
         if isinstance(size, int):
-            return self.const(np.array([size], dtype=np.int64))
+            return self.integers([size])
         found = self._vector_of.get(size)
         if found is None:
             if size.shape is not None and len(size.shape) == 1:
@@ -328,6 +332,10 @@ class ShapeMixin:
             self._vector_of[size] = found
             self._scalar_of[found] = size
         return found
+
+    def integers(self, numbers: Sequence[int]) -> ir.Value:
+        """A shared constant, 1-dim and int64: a static shape, or axes."""
+        return self.const(list(map(int, numbers)), ir.DataType.INT64)
 
     def as_scalar(self, size: Size) -> ir.Value:
         """A size as a 0-dim int64 Value."""
@@ -364,11 +372,11 @@ class ShapeMixin:
             unknown = [axis for axis, size in enumerate(target) if size is None]
             # Of several the one that no value has yet.
             given = [(axis, sizes[axis]) for axis in unknown]
-            new = [a for a, size in given if isinstance(size, ir.SymbolicDim) and self.known_symbol(size) is None]
+            new = [a for a, size in given if type(size) is ir.SymbolicDim and self.known_symbol(size) is None]
             if len(unknown) == 1 or new:
                 target[(new or unknown)[0]] = -1
         if None not in target:
-            constant = self.const(np.array(target, dtype=np.int64))
+            constant = self.integers(target)
             if has_zero and self.opset >= 14:
                 return self._reshaped(self.op.Reshape(x, constant, allowzero=1), sizes)
             if has_zero and any(t == 0 and (i >= len(source) or source[i] != 0) for i, t in enumerate(target)):
@@ -382,7 +390,7 @@ class ShapeMixin:
     def _is_size(self, size: Any, dim: Any) -> bool:
         if isinstance(dim, int) or dim.value is None:
             return False
-        name = size.value if isinstance(size, ir.SymbolicDim) else self._symbol_of.get(size)
+        name = size.value if type(size) is ir.SymbolicDim else self._symbol_of.get(size)
         return bool(name == dim.value)
 
     def _reshaped(self, value: ir.Value, sizes: Sequence[Size | ir.SymbolicDim]) -> ir.Value:
@@ -393,10 +401,21 @@ class ShapeMixin:
             and producer.op_type == "Reshape"
             and -1 not in [s for s in sizes if isinstance(s, int)]
         ):
-            dims: list[Any] = []
-            for size in sizes:
-                if isinstance(size, ir.Value):
-                    size = ir.SymbolicDim(self._symbol_of.get(size))
-                dims.append(size)
-            value.shape = ir.Shape(dims)
+            dims = [
+                ir.SymbolicDim(self._symbol_of.get(size)) if type(size) is ir.Value else size for size in sizes
+            ]
+            value.shape = self.shape_of(tuple(dims))
         return value
+
+    def shape_of(self, dims: tuple[Any, ...]) -> ir.Shape:
+        """The shape that the values of these dimensions share, which can't be changed.
+
+        One with an unknown dimension is new each time: two unknown ones are not equal.
+        """
+        found = self._shapes.get(dims)
+        if found is None:
+            found = ir.Shape(dims)
+            if all(isinstance(dim, int) or dim.value is not None for dim in found.dims):
+                found.freeze()
+                self._shapes[dims] = found
+        return found

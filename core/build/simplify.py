@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from onnxplug.build.inference.dims import broadcast, dims_of
+from onnxplug.build.inference.dims import broadcast, dims_of, known
 from onnxplug.build.matching import made_by
 
 
@@ -37,8 +37,11 @@ Simplifier = Callable[[Emitter, Inputs, Attributes], "ir.Value | None"]
 _INT_MAX = (1 << 31) - 1
 
 
-def _ints(g: Emitter, value: ir.Value | None) -> list[int] | None:
-    array = g.constant(value) if value is not None else None
+def _ints(g: Emitter, value: ir.Value | None) -> Sequence[int] | None:
+    found = known(value)
+    if found is not None or value is None:
+        return found
+    array = g.constant(value)
     return [int(v) for v in array.reshape(-1)] if array is not None else None
 
 

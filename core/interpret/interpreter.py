@@ -17,21 +17,21 @@ from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
 from onnxplug.capture.locations import module_path, raised_at, source_location
 from onnxplug.errors import ConversionError, Decline, MissingRuleError, OnnxplugError, OutputMismatchError
-from onnxplug.functionalize.effects import mutates
 from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
 from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument
-from onnxplug.interpret.graphs import has_complex_values, has_quantized_values, live_nodes
-from onnxplug.interpret.mutating import convert_functionalized, is_functionalized
-from onnxplug.interpret.node import FxNode, are_empty, output_specs, schema_parameters
+from onnxplug.interpret.graphs import has_complex_values, live_nodes
+from onnxplug.interpret.mutating import convert_functionalized
+from onnxplug.interpret.node import FxNode, are_empty, output_specs
+from onnxplug.interpret.operators import Operator, Operators
 from onnxplug.interpret.symbols import Dim, SymbolNames
-from onnxplug.registry.names import qualified_name
 from onnxplug.registry.registry import BoundRegistry
 from onnxplug.registry.rule import Rule
-from onnxplug.torch_private import FakeTensor, OpOverload
+from onnxplug.torch_private import FakeTensor
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
+_NUMBERS = frozenset({int, float, bool})
 #: How deep decompositions nest before the search ends.
 _DEEPEST = 16
 
@@ -85,9 +85,11 @@ class DynamoInterpreter:
         self._missing_handler = missing
         self._missing = MissingRules(explain_missing)
         self._has_complex = False
+        #: Whether a quantised tensor was made so far.
         self._has_quantized = False
         #: Takes the rule that translated each FX node, where that is asked for.
         self.applied: dict[torch.fx.Node, Rule] | None = None
+        self._operators = Operators()
         self._frame = _Frame({}, None)
         builder.attach(self)
 
@@ -150,22 +152,24 @@ class DynamoInterpreter:
     def _walk(self, graph: torch.fx.Graph) -> None:
         values = self._frame.values
         self._has_complex = self._has_complex or has_complex_values(graph)
-        self._has_quantized = self._has_quantized or has_quantized_values(graph)
         live = live_nodes(graph)
+        operator_of = self._operators.of
         for fx in graph.nodes:
             kind = fx.op
             if kind == "call_function":
-                target = fx.target
-                if mutates(fx):
+                called = operator_of(fx.target)
+                if called.writes:
                     raise ConversionError(f"the FX graph writes in place, {fx.format_node()}; it should be functional")
                 if fx not in live:
                     continue
-                if target is operator.getitem and isinstance(values.get(fx.args[0]), (list, tuple)):
+                if called.target is operator.getitem and isinstance(values.get(fx.args[0]), (list, tuple)):
                     values[fx] = values[fx.args[0]][fx.args[1]]
-                elif is_functionalized(target):
+                elif called.is_functionalized:
                     values[fx] = self._functionalized(fx)
                 else:
-                    values[fx] = self._call(fx)
+                    values[fx] = self._call(fx, called)
+                if called.quantizes:
+                    self._has_quantized = True
             elif kind == "get_attr":
                 values[fx] = self._attribute(fx)
             elif kind not in ("placeholder", "output") and fx.users:
@@ -199,11 +203,12 @@ class DynamoInterpreter:
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
-    def _call(self, fx: torch.fx.Node) -> Any:
+    def _call(self, fx: torch.fx.Node, called: Operator) -> Any:
         """Converts a node of the graph."""
         symbol = None
         val = fx.meta.get("val")
-        if isinstance(val, _SYMBOLIC):
+        kind = type(val)
+        if kind in _SYMBOLIC:
             number = self._symbols.number(val)
             if not isinstance(number, str):
                 return number
@@ -211,12 +216,11 @@ class DynamoInterpreter:
             found = self._builder.known_symbol(symbol)
             if found is not None:
                 return found
-        elif type(val) in (int, float, bool):
+        elif kind in _NUMBERS:
             return val
-        target: Any = fx.target
-        name = qualified_name(target)
-        args = self._bind(fx, target)
-        if self._has_complex and isinstance(target, OpOverload) and touches_complex(val, args):
+        name = called.name
+        args = self._bind(fx, called)
+        if self._has_complex and called.is_overload and touches_complex(val, args):
             name = COMPLEX_PREFIX + name
         if self._has_quantized and is_quantized(args):
             name = QUANTIZED_PREFIX + name
@@ -246,22 +250,21 @@ class DynamoInterpreter:
                 if isinstance(name, str):
                     self._builder.add_symbol_source(ir.SymbolicDim(name), value, axis)
 
-    def _bind(self, fx: torch.fx.Node, target: Any) -> tuple[Any, ...]:
+    def _bind(self, fx: torch.fx.Node, called: Operator) -> tuple[Any, ...]:
         """A node's arguments in schema order, defaults filled in."""
         values = self._frame.values
         value_of = self.value_of
         args = [values[a] if type(a) is torch.fx.Node else value_of(a) for a in fx.args]
-        if isinstance(target, OpOverload):
-            parameters = schema_parameters(target)
-            if len(args) < len(parameters):
-                kwargs = fx.kwargs
-                for parameter in parameters[len(args) :]:
-                    if parameter.name in kwargs:
-                        args.append(value_of(kwargs[parameter.name]))
-                    else:
-                        args.append(parameter.default)
+        kwargs = fx.kwargs
+        given = len(args)
+        if not called.is_overload:
+            args.extend(value_of(v) for v in kwargs.values())
+        elif not kwargs:
+            args += called.defaults[given:]
         else:
-            args.extend(value_of(v) for v in fx.kwargs.values())
+            for parameter in called.parameters[given:]:
+                found = parameter.name in kwargs
+                args.append(value_of(kwargs[parameter.name]) if found else parameter.default)
         return tuple(args)
 
     def new_call(
@@ -283,12 +286,17 @@ class DynamoInterpreter:
             "namespace": f"{module_path(fx) or self._frame.path}/{fx.name}: {call.op_name}",
             "pkg.onnxplug.source": call.location,
         }
-        with self._builder.converting(call, metadata):
+        builder = self._builder
+        outer = builder.current, builder.metadata
+        builder.current, builder.metadata = call, metadata
+        try:
             if are_empty(call.outputs):
                 results = self._empty_results(call)
                 if results is not None:
                     return results
             return self.convert(call) if rules is None else self._convert_by(rules, call)
+        finally:
+            builder.current, builder.metadata = outer
 
     def _functionalized(self, fx: torch.fx.Node) -> list[Any]:
         location = source_location(fx) or self._frame.location

@@ -244,6 +244,11 @@ def output_specs(val: Any, symbols: SymbolNames) -> tuple[OutputSpec | None, ...
 def are_empty(outputs: Sequence[OutputSpec | None]) -> bool:
     """Whether every one of some results is known to hold no element."""
     for spec in outputs:
-        if spec is None or not any(type(size) is int and size == 0 for size in spec.shape):
+        if spec is None:
+            return False
+        for size in spec.shape:
+            if type(size) is int and size == 0:
+                break
+        else:
             return False
     return bool(outputs)

@@ -26,6 +26,8 @@ class SymbolNames:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = dict(names)
         self._known: dict[Any, Dim] = {}
+        #: The same by torch's node of the expression, which is hashed faster.
+        self._by_node: dict[Any, Dim] = {}
         self.expressions: dict[str, Any] = {}
 
     def dim(self, size: int | torch.SymInt) -> Dim:
@@ -33,10 +35,13 @@ class SymbolNames:
         if type(size) is int:
             return size
         node = size.node  # type: ignore[union-attr]
-        expr = node._expr
-        found = self._known.get(expr)
+        found = self._by_node.get(node)
         if found is None:
-            found = self._known[expr] = self._work_out(node.expr)
+            expr = node._expr
+            found = self._known.get(expr)
+            if found is None:
+                found = self._known[expr] = self._work_out(node.expr)
+            self._by_node[node] = found
         return found
 
     def _work_out(self, expr: Any) -> Dim:

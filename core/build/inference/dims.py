@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 #: One dimension: its size, the name of a dynamic one, or ``None`` for an unknown one.
@@ -23,13 +24,31 @@ def dims_of(value: ir.Value | None) -> Dims:
     return None if shape is None else shape.dims
 
 
-def known(value: ir.Value | None) -> list[int] | None:
+class Constant(ir.Tensor):
+    """The content of a constant that the builder made.
+
+    Attributes:
+        integers: Its elements in a row where they are a few integers or truth values, as those of shapes and axes are, which
+            are read often; ``None`` otherwise.
+    """
+
+    __slots__ = ("integers",)
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__(array)
+        self.integers = _integers(array)
+
+
+def _integers(array: np.ndarray) -> tuple[int, ...] | None:
+    return tuple(map(int, array.reshape(-1))) if array.size <= 64 and array.dtype.kind in "iub" else None
+
+
+def known(value: ir.Value | None) -> Sequence[int] | None:
     """The integers of a constant value, ``None`` when it isn't one."""
     content = value.const_value if value is not None else None
     if content is None:
         return None
-    array = content.numpy()
-    return [int(v) for v in array.reshape(-1)] if array.size <= 64 and array.dtype.kind in "iub" else None
+    return content.integers if type(content) is Constant else _integers(content.numpy())
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:
