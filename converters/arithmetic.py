@@ -42,7 +42,7 @@ def _before_norm(node: FxNode) -> bool:
     x, y, alpha = node.args
     if node.dtype not in (FLOAT, DOUBLE) or not (isinstance(x, Value) and isinstance(y, Value)):
         return False
-    if x.dtype != node.dtype or y.dtype != node.dtype or isinstance(alpha, Value) or alpha != 1:
+    if x.dtype != node.dtype or y.dtype != node.dtype or type(alpha) is Value or alpha != 1:
         return False
     return any(user.target is _LAYER_NORM and user.args[0] is node.fx for user in node.fx.users)
 

@@ -288,17 +288,16 @@ def _one(g: GraphBuilder, layout: _Layout, axis: int, start: int, end: int, drop
     take = _columns(layout.sizes, axis, start, end)
     form = f"columns{start * math.prod(sizes[axis + 1 :])}"
     weight = g.derive(layout.weight, take, key, form=form)
-    if layout.bias is None:
-        result = g.op.MatMul(layout.x, weight)
-    else:
-        bias = g.derive(layout.bias, take, key, form=form)
-        if weight.dtype == FLOAT:
-            result = rows_with_bias(g, layout.x, weight, bias, transposed=False)
-        else:
-            result = g.op.Add(g.op.MatMul(layout.x, weight), bias)
     sizes[axis : axis + 1] = [] if drops else [end - start]
-    if len(sizes) != 1:
-        result = g.op.Reshape(result, g.const([0] * layout.leading + sizes))
+    bias = g.derive(layout.bias, take, key, form=form) if layout.bias is not None else None
+    if bias is not None and weight.dtype == FLOAT:
+        result = rows_with_bias(g, layout.x, weight, bias, transposed=False, sizes=sizes)
+    else:
+        result = g.op.MatMul(layout.x, weight)
+        if bias is not None:
+            result = g.op.Add(result, bias)
+        if len(sizes) != 1:
+            result = g.op.Reshape(result, g.const([0] * layout.leading + sizes))
     perm = layout.perm
     if perm is not None and drops:
         gone = axis + layout.leading

@@ -16,7 +16,8 @@ from onnxplug.interpret.node import FxNode
 
 def operand(g: GraphBuilder, x: Any, dtype: torch.dtype | ir.DataType) -> Value:
     """An operand in ``dtype``: a Value is cast, a Python number becomes a shared constant."""
-    return g.cast(x, dtype) if isinstance(x, Value) else g.const(x, dtype)
+    # Numbers first: to ask them whether they are a Value takes longer than the rest.
+    return g.const(x, dtype) if isinstance(x, int | float) or not isinstance(x, Value) else g.cast(x, dtype)
 
 
 def operands(g: GraphBuilder, *args: Any, dtype: torch.dtype | ir.DataType) -> tuple[Value, ...]:

@@ -16,7 +16,7 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
 def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """The node that makes a value, if it is one of these operators of ai.onnx."""
     node = value.producer() if value is not None else None
-    return node if is_op(node, *op_types) else None
+    return node if node is not None and node.op_type in op_types and not node.domain else None
 
 
 def reads(*op_types: str) -> Callable[[ir.Node], bool]:

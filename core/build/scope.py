@@ -82,7 +82,7 @@ class Scope:
                     dead.extend(node.outputs)
             else:
                 live.append(node)
-                needed.update(map(id, used_by(node) if graphs_of(node) else node.inputs))
+                needed.update(map(id, used_by(node) if may_have_graphs(node) else node.inputs))
         live.reverse()
         return live
 
@@ -107,9 +107,14 @@ def used_by(node: ir.Node) -> Iterator[ir.Value]:
             yield from graph.outputs
 
 
+def may_have_graphs(node: ir.Node) -> bool:
+    """Whether an attribute of a node may be a graph."""
+    return node.op_type in _WITH_SUBGRAPHS or bool(node.domain)
+
+
 def graphs_of(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs that a node's attributes hold: branches, bodies."""
-    if not node.domain and node.op_type not in _WITH_SUBGRAPHS:
+    if not may_have_graphs(node):
         return ()
     found: list[ir.Graph] = []
     for attr in node.attributes.values():
@@ -123,6 +128,6 @@ def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """Every node of a graph, those of its subgraphs included."""
     for node in graph:
         yield node
-        if node.domain or node.op_type in _WITH_SUBGRAPHS:
+        if node.op_type in _WITH_SUBGRAPHS or node.domain:
             for inner in graphs_of(node):
                 yield from nodes_of(inner)

@@ -45,6 +45,7 @@ class ShapeMixin:
         self._read_from: dict[ir.Value, list[str]] = {}
         self._vector_of: dict[ir.Value, ir.Value] = {}
         self._scalar_of: dict[ir.Value, ir.Value] = {}
+        self._dims: dict[str, ir.SymbolicDim] = {}
         self._shapes: dict[tuple[Any, ...], ir.Shape] = {}
         self._counter = count()
         self._pending: set[str] = set()
@@ -72,6 +73,7 @@ class ShapeMixin:
             axis: The axis, not negative.
         """
         if dim.value is not None and dim.value not in self._sources:
+            self._dims.setdefault(dim.value, dim)
             self._sources[dim.value] = value, axis
             self._read_from.setdefault(value, []).append(dim.value)
 
@@ -401,11 +403,14 @@ class ShapeMixin:
             and producer.op_type == "Reshape"
             and -1 not in [s for s in sizes if isinstance(s, int)]
         ):
-            dims = [
-                ir.SymbolicDim(self._symbol_of.get(size)) if type(size) is ir.Value else size for size in sizes
-            ]
+            dims = [self._named_dim(self._symbol_of.get(size)) if type(size) is ir.Value else size for size in sizes]
             value.shape = self.shape_of(tuple(dims))
         return value
+
+    def _named_dim(self, name: str | None) -> ir.SymbolicDim:
+        """The dimension of a name, one object as far as it is known: identical ones are compared fastest."""
+        found = self._dims.get(name) if name is not None else None
+        return ir.SymbolicDim(name) if found is None else found
 
     def shape_of(self, dims: tuple[Any, ...]) -> ir.Shape:
         """The shape that the values of these dimensions share, which can't be changed.

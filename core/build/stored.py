@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +24,17 @@ Make = Callable[[torch.Tensor], Tensor]
 META = "onnxplug.origin"
 #: The element types that numpy has too.
 _OF_NUMPY = frozenset(
-    (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+    (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
 )
 
 
@@ -57,7 +67,16 @@ def _composed(first: Make, then: Make) -> Make:
 
 
 class WeightTensor(TorchTensor):
-    """The content of an initializer: a torch tensor, whose bytes are copied once when they lie in memory."""
+    """The content of an initializer: a torch tensor, whose bytes are copied once when they lie in memory.
+
+    Args:
+        tensor: The torch tensor.
+        name: The initializer's name.
+        shape: The tensor's shape, which can't be changed any more; a new one when ``None``.
+    """
+
+    def __init__(self, tensor: torch.Tensor, name: str | None = None, shape: ir.Shape | None = None) -> None:
+        ir.Tensor.__init__(self, tensor, to_onnx_dtype(tensor.dtype), shape=shape, name=name)
 
     def tobytes(self) -> bytes:
         """The elements in little endian order.
@@ -95,6 +114,10 @@ class StoredMixin:
         self._derived: dict[ir.Value, _Derived] = {}
         self._derived_by_key: dict[Any, ir.Value] = {}
         super().__init__()
+
+    if TYPE_CHECKING:
+
+        def shape_of(self, dims: tuple[Any, ...]) -> ir.Shape: ...
 
     def stored(self, x: ir.Value | None) -> torch.Tensor | None:
         """The tensor that a parameter, buffer or constant is exported with; ``None`` for anything else.
@@ -181,7 +204,7 @@ class StoredMixin:
             )
         made = make(tensor)
         dtype = to_onnx_dtype(made.dtype)
-        shape = ir.Shape(tuple(made.shape) if isinstance(made, torch.Tensor) else made.shape.numpy())
+        shape = self.shape_of(tuple(made.shape) if isinstance(made, torch.Tensor) else made.shape.numpy())
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
         known = self._derived.get(source)
         self._derived[value] = _Derived(source if known is None else known.root, made, form)

@@ -63,12 +63,13 @@ def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], nam
     seen: set[int] = set()
     for node in graph:
         for value in used_by(node) if graphs_of(node) else node.inputs:
-            if value is None or id(value) in seen or value.producer() is not None:
+            if value is None or value.producer() is not None or id(value) in seen:
                 continue
             seen.add(id(value))
             tensor = tensors.get(value)
             if isinstance(tensor, torch.Tensor):
-                value.const_value = WeightTensor(tensor.detach(), name=value.name)
+                shape = value.shape if value.shape is not None and value.shape.frozen else None
+                value.const_value = WeightTensor(tensor.detach(), value.name, shape)
             elif tensor is not None:
                 tensor.name = value.name
                 value.const_value = tensor

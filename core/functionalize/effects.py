@@ -70,12 +70,24 @@ def _functional_overload(target: OpOverload) -> OpOverload | None:
     return None
 
 
-def mutates(node: torch.fx.Node) -> bool:
-    """Whether a node's schema says that it writes an argument."""
-    return node.op == "call_function" and bool(effects_of(node.target).written)
+def writes(graph: torch.fx.Graph) -> bool:
+    """Whether a node of a graph writes an argument, by its schema."""
+    return any(effects_of(target).written for target in targets_of(graph))
 
 
-def hides_mutation(node: torch.fx.Node) -> bool:
+def targets_of(graph: torch.fx.Graph) -> list[Any]:
+    """What the nodes of a graph call, each once."""
+    # By identity: the hash of an operator of torch is computed in Python.
+    return list({id(node.target): node.target for node in graph.nodes if node.op == "call_function"}.values())
+
+
+def hides_mutations(graph: torch.fx.Graph) -> bool:
+    """Whether a node of a graph writes running statistics although its schema doesn't say so."""
+    norms = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
+    return any(target in norms for target in targets_of(graph)) and any(map(_hides_mutation, graph.nodes))
+
+
+def _hides_mutation(node: torch.fx.Node) -> bool:
     """Whether a node writes running statistics although its schema doesn't say so."""
     if node.op != "call_function":
         return False
@@ -105,10 +117,9 @@ def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
 
     torch's functionalization takes them for copies unless it is told to decompose them.
     """
-    found = dict.fromkeys(n.target for n in graph.nodes if n.op == "call_function")
     return [
         target
-        for target in found
+        for target in targets_of(graph)
         if isinstance(target, OpOverload)
         and effects_of(target).aliases
         and all(r.alias_info is None for r in target._schema.returns)

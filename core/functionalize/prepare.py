@@ -14,7 +14,7 @@ from torch.export.graph_signature import OutputKind as TorchOutput
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.functionalize.effects import hidden_views, hides_mutation, mutates
+from onnxplug.functionalize.effects import hidden_views, hides_mutations, targets_of, writes
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.functionalize.naming import assign_names, result_names
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
@@ -50,9 +50,10 @@ def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
     _refuse_assigned_data(program.graph)
     graph, copies = inline_regions(program.graph)
     plain = subgraphs_are_functional(graph, graph.owning_module)
-    if plain and not any(mutates(node) or hides_mutation(node) for node in graph.nodes):
+    hidden = hides_mutations(graph)
+    if plain and not hidden and not writes(graph):
         return _slots(program, graph, copies, "unchanged")
-    if plain and not any(hides_mutation(node) for node in graph.nodes):
+    if plain and not hidden:
         result = make_functional(graph)
         if result is not None:
             copies = {old: result.nodes[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
@@ -73,8 +74,9 @@ def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
 
 def _refuse_assigned_data(graph: torch.fx.Graph) -> None:
     """Refuses ``x.data = y``, of which torch.export records a check and nothing else."""
-    for node in graph.nodes:
-        if node.target is torch.ops.aten._has_compatible_shallow_copy_type.default:
+    check = torch.ops.aten._has_compatible_shallow_copy_type.default
+    for node in graph.nodes if check in targets_of(graph) else ():
+        if node.target is check:
             raise CaptureError(
                 f"torch.export does not record the assignment to .data at {source_location(node) or 'unknown source'}",
                 hint="Write x.copy_(y), or x.set_(y) where the shapes differ.",

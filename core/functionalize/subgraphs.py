@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxplug.errors import ConversionError
-from onnxplug.functionalize.effects import mutates
+from onnxplug.functionalize.effects import targets_of, writes
 from onnxplug.functionalize.inplace import make_functional
 
 #: Higher-order operators that run their subgraph unchanged, under another mode.
@@ -40,7 +40,7 @@ def subgraphs_of(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> Iterat
 def subgraphs_are_functional(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> bool:
     """Whether every subgraph can be made functional by itself: none writes its inputs."""
     for inner in subgraphs_of(graph, owner):
-        if any(mutates(node) for node in inner.graph.nodes):
+        if writes(inner.graph):
             functional = make_functional(inner.graph)
             if functional is None or functional.mutated:
                 return False
@@ -57,7 +57,7 @@ def functional_subgraph(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
     Raises:
         ConversionError: It writes its inputs, or has no functional form.
     """
-    if not any(mutates(node) for node in graph.nodes):
+    if not writes(graph):
         return graph
     functional = make_functional(graph)
     if functional is None or functional.mutated:
@@ -74,9 +74,10 @@ def inline_regions(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Copies]:
     A region may write its inputs, which nodes outside of it would not see; once it is inlined they do.
     """
     owner = graph.owning_module
-    regions = [found[1] for node in graph.nodes if (found := _region(node, owner)) is not None]
-    writes = (mutates(n) for r in regions for g in (r, *subgraphs_of(r.graph, r)) for n in g.graph.nodes)
-    if not any(writes):
+    regions = []
+    if any(getattr(target, "__name__", "") in _REGIONS for target in targets_of(graph)):
+        regions = [found[1] for node in graph.nodes if (found := _region(node, owner)) is not None]
+    if not any(writes(g.graph) for r in regions for g in (r, *subgraphs_of(r.graph, r))):
         return graph, {node: node for node in graph.nodes}
     copy = torch.fx.Graph(owning_module=owner)
     copies: Copies = {}

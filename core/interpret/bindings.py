@@ -55,7 +55,7 @@ def bind_inputs(
             key = _tensor_key(slot.tensor)
             found = stored.get(key)
             if found is None:
-                found = stored[key] = _state_value(slot)
+                found = stored[key] = _state_value(builder, slot)
                 state[found] = _real(slot.tensor)
             builder.add_readers(found, len(slot.node.users))
             targets.setdefault(found, []).append(slot.target)
@@ -109,12 +109,13 @@ def _tensor_key(tensor: torch.Tensor) -> Any:
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def _state_value(slot: InputSlot) -> ir.Value:
+def _state_value(builder: GraphBuilder, slot: InputSlot) -> ir.Value:
     """The initializer of a tensor, under its name; that of a complex one is the real tensor ``NAME.view_as_real``."""
     assert slot.tensor is not None
     tensor = _real(slot.tensor)
     name = f"{slot.name}.view_as_real" if slot.tensor.is_complex() else slot.name
-    return ir.Value(name=name, type=ir.TensorType(to_onnx_dtype(tensor.dtype)), shape=ir.Shape(tuple(tensor.shape)))
+    kind = ir.TensorType(to_onnx_dtype(tensor.dtype))
+    return ir.Value(name=name, type=kind, shape=builder.shape_of(tuple(tensor.shape)))
 
 
 def _input_value(slot: InputSlot, symbols: SymbolNames) -> ir.Value:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.functionalize.effects import mutates
+from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of
 from onnxplug.torch_private import DispatchKey, DispatchKeySet, FakeTensor, FakeTensorMode, OpOverload, pytree
@@ -101,7 +101,7 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         if any(node.target is fx.target for node in module.graph.nodes):
             module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
     _drop_dead(module.graph)
-    if any(mutates(node) for node in module.graph.nodes):
+    if writes(module.graph):
         functional = make_functional(module.graph)
         if functional is None:
             with mode, torch.no_grad():

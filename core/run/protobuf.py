@@ -75,7 +75,11 @@ def to_proto(
 
 
 def _add_initializer(proto: onnx.GraphProto, name: str, tensor: ir.TensorProtocol) -> None:
-    if type(tensor) is WeightTensor and type(tensor.raw) is torch.Tensor and not (tensor.doc_string or tensor.metadata_props):
+    if (
+        type(tensor) is WeightTensor
+        and type(tensor.raw) is torch.Tensor
+        and not (tensor.doc_string or tensor.metadata_props)
+    ):
         content = tensor.tobytes()
         proto.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.dims, raw_data=content)
     else:
