@@ -182,12 +182,14 @@ def warn_of_unused_rules(registry: Any, asked: Iterable[str]) -> None:
         registry: The registry of the export.
         asked: The operators for which rules were looked up.
     """
+    if not registry.call_rules:
+        return
     names = {without_prefix(name) for name in asked}
     packets = {name.partition(".")[0] if "::" in name else name for name in names}
     unused = [
         rule
-        for layer, rule in registry.rules()
-        if layer is Layer.CALL and not _is_registered_symbolic(rule) and without_prefix(rule.op) not in names | packets
+        for rule in registry.call_rules
+        if not _is_registered_symbolic(rule) and without_prefix(rule.op) not in names | packets
     ]
     if not unused:
         return

@@ -54,7 +54,7 @@ class Origin(NamedTuple):
 
     def then(self, make: Make) -> Origin:
         """The origin of what is made of the initializer."""
-        return self._replace(make=_composed(self.make, make))
+        return Origin(self.targets, _composed(self.make, make), self.dtype, self.shape)
 
 
 def _composed(first: Make, then: Make) -> Make:

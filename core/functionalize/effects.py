@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -70,21 +71,26 @@ def _functional_overload(target: OpOverload) -> OpOverload | None:
     return None
 
 
-def writes(graph: torch.fx.Graph) -> bool:
-    """Whether a node of a graph writes an argument, by its schema."""
-    return any(effects_of(target).written for target in targets_of(graph))
-
-
 def targets_of(graph: torch.fx.Graph) -> list[Any]:
     """What the nodes of a graph call, each once."""
     # By identity: the hash of an operator of torch is computed in Python.
     return list({id(node.target): node.target for node in graph.nodes if node.op == "call_function"}.values())
 
 
-def hides_mutations(graph: torch.fx.Graph) -> bool:
-    """Whether a node of a graph writes running statistics although its schema doesn't say so."""
+def writes(graph: torch.fx.Graph, targets: Iterable[Any] | None = None) -> bool:
+    """Whether a node of a graph writes an argument, by its schema.
+
+    Args:
+        graph: The graph.
+        targets: What its nodes call, where that is known.
+    """
+    return any(effects_of(target).written for target in (targets_of(graph) if targets is None else targets))
+
+
+def hides_mutations(graph: torch.fx.Graph, targets: Iterable[Any]) -> bool:
+    """Whether a node of a graph, which calls these targets, writes running statistics although its schema doesn't say so."""
     norms = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
-    return any(target in norms for target in targets_of(graph)) and any(map(_hides_mutation, graph.nodes))
+    return any(target in norms for target in targets) and any(map(_hides_mutation, graph.nodes))
 
 
 def _hides_mutation(node: torch.fx.Node) -> bool:

@@ -47,11 +47,14 @@ def prepare(
 
 
 def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
-    _refuse_assigned_data(program.graph)
-    graph, copies = inline_regions(program.graph)
+    targets = targets_of(program.graph)
+    _refuse_assigned_data(program.graph, targets)
+    graph, copies = inline_regions(program.graph, targets)
+    if graph is not program.graph:
+        targets = targets_of(graph)
     plain = subgraphs_are_functional(graph, graph.owning_module)
-    hidden = hides_mutations(graph)
-    if plain and not hidden and not writes(graph):
+    hidden = hides_mutations(graph, targets)
+    if plain and not hidden and not writes(graph, targets):
         return _slots(program, graph, copies, "unchanged")
     if plain and not hidden:
         result = make_functional(graph)
@@ -72,10 +75,10 @@ def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
     return _slots(program, program.graph, {}, "functionalized")
 
 
-def _refuse_assigned_data(graph: torch.fx.Graph) -> None:
+def _refuse_assigned_data(graph: torch.fx.Graph, targets: Sequence[Any]) -> None:
     """Refuses ``x.data = y``, of which torch.export records a check and nothing else."""
     check = torch.ops.aten._has_compatible_shallow_copy_type.default
-    for node in graph.nodes if check in targets_of(graph) else ():
+    for node in graph.nodes if check in targets else ():
         if node.target is check:
             raise CaptureError(
                 f"torch.export does not record the assignment to .data at {source_location(node) or 'unknown source'}",

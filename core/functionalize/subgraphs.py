@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from onnxplug.errors import ConversionError
-from onnxplug.functionalize.effects import targets_of, writes
+from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
 
 #: Higher-order operators that run their subgraph unchanged, under another mode.
@@ -68,14 +68,18 @@ def functional_subgraph(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
     return functional.graph
 
 
-def inline_regions(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Copies]:
+def inline_regions(graph: torch.fx.Graph, targets: Iterable[Any]) -> tuple[torch.fx.Graph, Copies]:
     """The graph, and what its nodes became, with every region inlined if one of them writes in place.
 
     A region may write its inputs, which nodes outside of it would not see; once it is inlined they do.
+
+    Args:
+        graph: The graph.
+        targets: What its nodes call.
     """
     owner = graph.owning_module
     regions = []
-    if any(getattr(target, "__name__", "") in _REGIONS for target in targets_of(graph)):
+    if any(getattr(target, "__name__", "") in _REGIONS for target in targets):
         regions = [found[1] for node in graph.nodes if (found := _region(node, owner)) is not None]
     if not any(writes(g.graph) for r in regions for g in (r, *subgraphs_of(r.graph, r))):
         return graph, {node: node for node in graph.nodes}

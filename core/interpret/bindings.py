@@ -36,7 +36,6 @@ def bind_inputs(
     state: dict[ir.Value, torch.Tensor] = {}
     builder.state = state
     stored: dict[Any, ir.Value] = {}
-    targets: dict[ir.Value, list[str]] = {}
     for slot in slots:
         if slot.kind is InputKind.NONE:
             values[slot.node] = None
@@ -58,8 +57,9 @@ def bind_inputs(
                 found = stored[key] = _state_value(builder, slot)
                 state[found] = _real(slot.tensor)
             builder.add_readers(found, len(slot.node.users))
-            targets.setdefault(found, []).append(slot.target)
-            found.meta[META] = Origin(tuple(targets[found]), _real, slot.tensor.dtype, slot.tensor.shape)
+            meta = found.meta
+            targets = (*meta[META].targets, slot.target) if META in meta else (slot.target,)
+            meta[META] = Origin(targets, _real, slot.tensor.dtype, slot.tensor.shape)
             values[slot.node] = _maybe_complex(builder, slot, found)
     return values, inputs, state
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 
 
-def live_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The nodes that an output needs. What only assertions read (sizes, offsets) isn't converted."""
+class Survey(NamedTuple):
+    """What is known of a graph.
+
+    Attributes:
+        live: The nodes that an output needs. What only assertions read (sizes, offsets) isn't converted.
+        has_complex: Whether any value is complex. (A complex number shows where it is given.)
+    """
+
+    live: set[torch.fx.Node]
+    has_complex: bool
+
+
+def survey(graph: torch.fx.Graph) -> Survey:
+    """Looks at every node of a graph once."""
     live: set[torch.fx.Node] = set()
+    has_complex = False
     for fx in reversed(graph.nodes):
+        if not has_complex:
+            has_complex = _is_complex(fx.meta.get("val"))
         if fx.op == "output":
             live.add(fx)
             continue
@@ -16,18 +33,10 @@ def live_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
             if user in live:
                 live.add(fx)
                 break
-    return live
+    return Survey(live, has_complex)
 
 
-def has_complex_values(graph: torch.fx.Graph) -> bool:
-    """Whether any value of a graph is complex. (A complex number shows where it is given.)"""
-    for fx in graph.nodes:
-        val = fx.meta.get("val")
-        if isinstance(val, torch.Tensor):
-            if val.dtype.is_complex:
-                return True
-        elif isinstance(val, (list, tuple)):
-            for item in val:
-                if isinstance(item, torch.Tensor) and item.dtype.is_complex:
-                    return True
-    return False
+def _is_complex(val: Any) -> bool:
+    if isinstance(val, torch.Tensor):
+        return val.dtype.is_complex
+    return isinstance(val, list | tuple) and any(isinstance(v, torch.Tensor) and v.dtype.is_complex for v in val)

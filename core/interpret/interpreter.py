@@ -21,7 +21,7 @@ from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
 from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument
-from onnxplug.interpret.graphs import has_complex_values, live_nodes
+from onnxplug.interpret.graphs import survey
 from onnxplug.interpret.mutating import convert_functionalized
 from onnxplug.interpret.node import FxNode, are_empty, output_specs
 from onnxplug.interpret.operators import Operator, Operators
@@ -151,8 +151,8 @@ class DynamoInterpreter:
 
     def _walk(self, graph: torch.fx.Graph) -> None:
         values = self._frame.values
-        self._has_complex = self._has_complex or has_complex_values(graph)
-        live = live_nodes(graph)
+        live, has_complex = survey(graph)
+        self._has_complex = self._has_complex or has_complex
         operator_of = self._operators.of
         for fx in graph.nodes:
             kind = fx.op

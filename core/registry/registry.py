@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -83,7 +84,9 @@ class OnnxRegistry:
                 self._refuse(rule)
                 continue
             table.setdefault(rule.op, []).append((Layer.PLUGIN, rule))
-        for rule in call:
+        #: The rules given to this export.
+        self.call_rules: tuple[Rule, ...] = tuple(call)
+        for rule in self.call_rules:
             table.setdefault(rule.op, []).append((Layer.CALL, rule))
         self._table: Mapping[str, tuple[tuple[Layer, Rule], ...]] = MappingProxyType(
             {op: tuple(rules) for op, rules in table.items()}
@@ -282,6 +285,10 @@ class OnnxRegistry:
 
     def targets(self) -> set[str]:
         """The target names that rules are for, and those that they nest in."""
+        return set(self._targets)
+
+    @cached_property
+    def _targets(self) -> set[str]:
         return with_outer(name for _, rule in self.rules() for name in rule.target)
 
     def rules(self) -> Iterator[tuple[Layer, Rule]]:

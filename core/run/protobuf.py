@@ -164,20 +164,19 @@ class _Types:
     """The messages of the types and shapes that were asked for; values mostly share their shape."""
 
     def __init__(self) -> None:
-        self._by_objects: dict[tuple[int, int], onnx.TypeProto] = {}
-        self._by_content: dict[tuple[int, tuple[int | ir.SymbolicDim, ...] | None], onnx.TypeProto] = {}
+        self._by_objects: dict[tuple[ir.DataType, int], onnx.TypeProto] = {}
+        self._by_content: dict[tuple[ir.DataType, tuple[int | ir.SymbolicDim, ...] | None], onnx.TypeProto] = {}
 
     def of(self, kind: ir.TypeProtocol | None, shape: ir.Shape | None) -> onnx.TypeProto | None:
         """The message of a tensor type and a shape without denotations; ``None`` of any other."""
         if type(kind) is not ir.TensorType or kind.denotation:
             return None
-        dtype = kind.dtype.value
-        objects = dtype, id(shape)
+        objects = kind.dtype, id(shape)
         found = self._by_objects.get(objects)
         if found is None:
             if shape is not None and any(map(shape.get_denotation, range(len(shape)))):
                 return None
-            content = dtype, None if shape is None else shape.dims
+            content = kind.dtype, None if shape is None else shape.dims
             found = self._by_content.get(content)
             if found is None:
                 found = self._by_content[content] = onnx.TypeProto()
