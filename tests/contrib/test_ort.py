@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import onnxplug
 from tests.support.check import Call
@@ -54,8 +54,13 @@ MODELS = {
 
 #: On the CPU a sum and a norm are faster apart, and a product with its bias is one node.
 ELSEWHERE = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BiasGelu"}
-#: Heads that share keys are one matrix there, instead of copies of the keys.
-CPU = {"llama": {"RotaryEmbedding": 4, "FusedMatMul": 2}}
+#: Heads that share keys are one matrix there, instead of copies of the keys; masked self-attention projects its rows itself.
+CPU = {
+    "llama": {"RotaryEmbedding": 4, "FusedMatMul": 2},
+    "bert": {"Attention": 2},
+    "vit": {"Attention": 2},
+    "gpt2": {"Attention": 2, "FusedMatMul": 1},
+}
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "onnxruntime:cuda"])
@@ -98,7 +103,7 @@ def test_each_rewrite_alone(name: str) -> None:
     options["target"] = "onnxruntime:cuda" if name.startswith("ort_skip") else "onnxruntime"
     layers, norm, rms = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), nn.LayerNorm(8), Rms()
 
-    def model(x: torch.Tensor, h: torch.Tensor) -> Any:
+    def mixed(x: torch.Tensor, h: torch.Tensor) -> Any:
         angles = torch.arange(h.shape[2])[None, :, None] * torch.arange(1, 5) * 0.1
         angles = torch.cat([angles, angles], -1)
         turned = h * angles.cos()[:, None] + rotated(h) * angles.sin()[:, None]
@@ -107,6 +112,19 @@ def test_each_rewrite_alone(name: str) -> None:
         y = gelu(sums[0]) + gelu(sums[1], approximate="tanh")
         return norm(x + y), rms(x - 1 + y), turned, (x @ x) * 0.5, (x @ (x + 1)) / 3.0, x @ y.mT
 
+    def apart(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x @ matrix).unflatten(-1, (2, 4)).transpose(1, 2) for matrix in matrices]
+
+    def self_attention(x: torch.Tensor, h: torch.Tensor) -> Any:
+        q, k, v = apart(x)
+        return [scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)]
+
+    def written_out(x: torch.Tensor, h: torch.Tensor) -> Any:
+        q, k, v = apart(x)
+        return [((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)]
+
+    matrices = [nn.Parameter(draw(8, 8) / 4) for _ in range(3)]
+    model = {"ort_self_attention": self_attention, "ort_written_out_attention": written_out}.get(name, mixed)
     x, h = draw(2, 8, 8), draw(2, 3, 5, 8)
     program = onnxplug.to_onnx(Call(model), (x, h), **options)
     plain = onnxplug.to_onnx(Call(model), (x, h), **{**options, "optimize": False})

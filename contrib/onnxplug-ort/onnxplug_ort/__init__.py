@@ -86,7 +86,7 @@ def _routed() -> tuple[Any, ...]:
 @hookimpl
 def onnxplug_rewrites() -> list[Rewrite]:
     """What is found in the finished graph, put together by models themselves."""
-    from onnxplug_ort import rewrites
+    from onnxplug_ort import attention, rewrites
 
     found = [
         ("fused_matmul", "MatMul", rewrites.fused_matmul),
@@ -96,6 +96,8 @@ def onnxplug_rewrites() -> list[Rewrite]:
         ("bias_gelu_before_20", f"{DOMAIN}::Gelu", rewrites.bias_gelu),
         ("bias_fast_gelu", f"{DOMAIN}::FastGelu", rewrites.bias_fast_gelu),
         ("rotary_embedding", "Add", rewrites.rotary_embedding),
+        ("written_out_attention", "Reshape", attention.written_out_attention),
+        ("self_attention", f"{DOMAIN}::MultiHeadAttention", attention.self_attention),
     ]
     return [
         *(Rewrite(f"ort_{name}", op, apply, domains=_DOMAINS) for name, op, apply in found),

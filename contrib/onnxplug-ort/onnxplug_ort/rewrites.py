@@ -12,11 +12,13 @@ _DOMAIN = "com.microsoft"
 _FLOAT = 1  # onnx_ir.DataType.FLOAT, without importing it
 
 
-def _float(*values: Any) -> bool:
+def all_float(*values: Any) -> bool:
+    """Whether all values are known to be of float."""
     return all(v is not None and v.dtype is not None and int(v.dtype) == _FLOAT for v in values)
 
 
-def _made_by_op(value: Any, op_type: str, domain: str = "") -> Any:
+def made_by_op(value: Any, op_type: str, domain: str = "") -> Any:
+    """The node that makes a value, if it is this operator."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op_type and node.domain == domain else None
 
@@ -29,7 +31,7 @@ def _alone(value: Any) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def _scalar(g: Any, value: Any) -> float | None:
+def scalar(g: Any, value: Any) -> float | None:
     """The number that a value is known to be."""
     array = g.constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 and array.ndim == 0 else None
@@ -54,10 +56,10 @@ def fused_matmul(g: Any, node: Any) -> Any:
     # Of such a product onnxplug computes only the columns that are gathered.
     if any(reader.op_type == "GatherElements" for reader in node.outputs[0].consumers()):
         return None
-    if not _float(*inputs) or any((_rank(v) or 0) < 2 for v in inputs):
+    if not all_float(*inputs) or any((_rank(v) or 0) < 2 for v in inputs):
         return None
     for side, value in enumerate(inputs):
-        producer = _made_by_op(value, "Transpose")
+        producer = made_by_op(value, "Transpose")
         if _swaps_last(producer) and _alone(value):
             inputs[side], flags[side] = producer.inputs[0], 1
     if not any(flags):
@@ -69,9 +71,9 @@ def scaled_matmul(g: Any, node: Any) -> Any:
     """``MatMul(a, b) * c`` or ``/ c`` with a constant: the factor of a FusedMatMul."""
     pairs = [node.inputs] if node.op_type == "Div" else [node.inputs, node.inputs[::-1]]
     for product, factor in pairs:
-        number = _scalar(g, factor)
-        producer = _made_by_op(product, "MatMul") or _made_by_op(product, "FusedMatMul", _DOMAIN)
-        if number is None or not number or producer is None or not _alone(product) or not _float(product):
+        number = scalar(g, factor)
+        producer = made_by_op(product, "MatMul") or made_by_op(product, "FusedMatMul", _DOMAIN)
+        if number is None or not number or producer is None or not _alone(product) or not all_float(product):
             continue
         if any((_rank(v) or 0) < 2 for v in producer.inputs):
             continue
@@ -88,8 +90,8 @@ def scaled_matmul(g: Any, node: Any) -> Any:
 def _sum_with_bias(node: Any) -> tuple[Any, Any] | None:
     """The two parts of the sum that a node reads, if one is a vector along the last axis."""
     total = node.inputs[0]
-    producer = _made_by_op(total, "Add")
-    if producer is None or not _alone(total) or not _float(*producer.inputs) or total.shape is None:
+    producer = made_by_op(total, "Add")
+    if producer is None or not _alone(total) or not all_float(*producer.inputs) or total.shape is None:
         return None
     for x, bias in (producer.inputs, producer.inputs[::-1]):
         fits = _rank(bias) == 1 and isinstance(bias.shape[0], int) and bias.shape[0] == total.shape[-1]
@@ -116,7 +118,7 @@ def bias_fast_gelu(g: Any, node: Any) -> Any:
 def _skippable(node: Any) -> bool:
     """Whether a sum is of two tensors of one known shape, batch by row by feature."""
     a, b = node.inputs
-    if not _float(a, b) or _rank(a) != 3 or _rank(b) != 3 or a is b:
+    if not all_float(a, b) or _rank(a) != 3 or _rank(b) != 3 or a is b:
         return False
     return all(
         x == y if isinstance(x, int) or isinstance(y, int) else x.value is not None and x.value == y.value
@@ -174,7 +176,7 @@ def _root_mean_square(g: Any, x: Any) -> tuple[list[Any], Any, float] | None:
         if mean is None or axes is None or list(axes) not in ([-1], [2]) or not _int_attribute(mean, "keepdims", 1):
             continue
         add = _only_consumer(mean.outputs[0], "Add")
-        epsilon = _scalar(g, _other(add, mean.outputs[0])) if add is not None else None
+        epsilon = scalar(g, _other(add, mean.outputs[0])) if add is not None else None
         root = _only_consumer(add.outputs[0], "Sqrt") if epsilon is not None else None
         inverse = _only_consumer(root.outputs[0], "Reciprocal") if root is not None else None
         normal = _only_consumer(inverse.outputs[0], "Mul") if inverse is not None else None
@@ -205,7 +207,7 @@ def skip_simplified_layer_normalization(g: Any, node: Any) -> Any:
 
 def _half(g: Any, value: Any) -> tuple[Any, int, int] | None:
     """The tensor that a Slice along the last axis cuts, and where from and to."""
-    producer = _made_by_op(value, "Slice")
+    producer = made_by_op(value, "Slice")
     if producer is None or len(producer.inputs) < 4 or producer.inputs[0].shape is None:
         return None
     source = producer.inputs[0]
@@ -221,14 +223,14 @@ def _half(g: Any, value: Any) -> tuple[Any, int, int] | None:
 
 def _rotated(g: Any, value: Any) -> Any:
     """``x``, of which ``value`` is ``Concat(-x[..., half:], x[..., :half])``."""
-    producer = _made_by_op(value, "Concat")
+    producer = made_by_op(value, "Concat")
     if (
         producer is None
         or len(producer.inputs) != 2
         or _int_attribute(producer, "axis", 0) not in (-1, (_rank(value) or 0) - 1)
     ):
         return None
-    negated = _made_by_op(producer.inputs[0], "Neg")
+    negated = made_by_op(producer.inputs[0], "Neg")
     high = _half(g, negated.inputs[0]) if negated is not None else None
     low = _half(g, producer.inputs[1])
     if high is None or low is None or high[0] is not low[0]:
@@ -246,8 +248,8 @@ def _table(g: Any, value: Any, operation: str) -> Any:
     if g.constant(value) is not None:
         found = _first_half(g, value)
         return None if found is None else g.op.Reshape(found, g.const([-1, found.shape[-1]]))
-    producer = _made_by_op(value, "Unsqueeze")
-    wave = _made_by_op(producer.inputs[0] if producer is not None else value, operation)
+    producer = made_by_op(value, "Unsqueeze")
+    wave = made_by_op(producer.inputs[0] if producer is not None else value, operation)
     angles = _first_half(g, wave.inputs[0]) if wave is not None else None
     if angles is None or not isinstance(angles.shape[-1], int):
         return None
@@ -261,7 +263,7 @@ def _first_half(g: Any, value: Any) -> Any:
         half = known.shape[-1] // 2 if known.ndim else 0
         same = half > 0 and known.shape[-1] == 2 * half and (known[..., :half] == known[..., half:]).all()
         return g.const(known[..., :half].copy()) if same else None
-    producer = _made_by_op(value, "Concat")
+    producer = made_by_op(value, "Concat")
     if producer is None or len(producer.inputs) != 2 or producer.inputs[0] is not producer.inputs[1]:
         return None
     return producer.inputs[0] if _int_attribute(producer, "axis", 0) in (-1, (_rank(value) or 0) - 1) else None
@@ -272,8 +274,8 @@ def rotary_embedding(g: Any, node: Any) -> Any:
 
     Before the Transpose from [B, S, H, E], where there is one: the operator takes [B, S, H E] too, and is faster there.
     """
-    products = [_made_by_op(v, "Mul") for v in node.inputs]
-    if any(p is None for p in products) or not _float(node.outputs[0]) or _rank(node.outputs[0]) != 4:
+    products = [made_by_op(v, "Mul") for v in node.inputs]
+    if any(p is None for p in products) or not all_float(node.outputs[0]) or _rank(node.outputs[0]) != 4:
         return None
     for plain, turned in (products, products[::-1]):
         for rotated, sine in (turned.inputs, turned.inputs[::-1]):
@@ -290,7 +292,7 @@ def rotary_embedding(g: Any, node: Any) -> Any:
 
 def _turned(g: Any, x: Any, tables: list[Any]) -> Any:
     """RotaryEmbedding of [B, H, S, E]."""
-    transpose = _made_by_op(x, "Transpose")
+    transpose = made_by_op(x, "Transpose")
     _, heads, _, size = x.shape
     before = transpose is not None and "perm" in transpose.attributes and isinstance(heads, int)
     if not before or list(transpose.attributes["perm"].value) != [0, 2, 1, 3] or 0 in (heads, size):
