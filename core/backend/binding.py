@@ -86,7 +86,8 @@ class Executable:
             if slot.name in taken
         ]
         self._results: list[Result] = lowered.results
-        computed = sorted({r for r in lowered.results if isinstance(r, Computed)}, key=lambda r: r.index)
+        bases = [r.base if isinstance(r, View) else r for r in lowered.results]
+        computed = sorted({r for r in bases if isinstance(r, Computed)}, key=lambda r: r.index)
         self._outputs = [(f"output_{r.index}", int(to_onnx_dtype(_real(r.dtype))), r) for r in computed]
         self._in_order = lowered.results == computed
         self._idle: list[_Bound] = []
@@ -244,7 +245,13 @@ def _result(result: Result, args: Sequence[Any], numbers: Sequence[int], outputs
     if isinstance(result, Number):
         return numbers[result.index]
     assert isinstance(result, View)
-    tensor = args[result.position]
+    tensor = _result(result.base, args, numbers, outputs)
     for target, rest in result.steps:
-        tensor = target(tensor, *rest)
+        tensor = target(tensor, *[_argument(a, numbers) for a in rest])
     return tensor
+
+
+def _argument(argument: Any, numbers: Sequence[int]) -> Any:
+    if isinstance(argument, Number):
+        return numbers[argument.index]
+    return [_argument(a, numbers) for a in argument] if isinstance(argument, list) else argument

@@ -27,18 +27,23 @@ _VIEWS = frozenset(
     {
         _ATEN.alias.default,
         _ATEN.detach.default,
+        _ATEN.diagonal.default,
         _ATEN.expand.default,
         _ATEN.permute.default,
         _ATEN.select.int,
         _ATEN.slice.Tensor,
+        _ATEN.squeeze.default,
         _ATEN.squeeze.dim,
         _ATEN.squeeze.dims,
         _ATEN.t.default,
         _ATEN.transpose.int,
+        _ATEN.unfold.default,
         _ATEN.unsqueeze.default,
         _ATEN.view.default,
     }
 )
+#: Operators that return several views, of which ``getitem`` takes one.
+_PARTS = frozenset({_ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.unbind.int})
 
 
 @dataclass(frozen=True)
@@ -85,14 +90,14 @@ class Number:
 
 @dataclass(frozen=True)
 class View:
-    """An output that is a view of an input.
+    """An output that is a view, as it is in eager: outputs that share memory there share it here.
 
     Attributes:
-        position: The input.
-        steps: View operators, each with the arguments after the tensor.
+        base: What it is a view of: an input or a draw, or what ONNX Runtime computes.
+        steps: View operators, each with the arguments after the tensor; sizes among them are ``Number``.
     """
 
-    position: int
+    base: Passed | Computed
     steps: tuple[tuple[Any, tuple[Any, ...]], ...]
 
 
@@ -170,10 +175,14 @@ def _results(
         elif value in computed:
             results.append(computed[value])
         else:
-            result = _number(value, sizes) or _view(value, position)
-            if result is None:
-                result = computed[value] = _computed(value, len(computed), sizes)
-            results.append(result)
+            found = _number(value, sizes)
+            if found is None:
+                root, steps = _view(value, position, sizes)
+                base: Passed | Computed | None = Passed(position[root]) if root in position else computed.get(root)
+                if base is None:
+                    base = computed[root] = _computed(root, len(computed), sizes)
+                found = View(base, steps) if steps else base
+            results.append(found)
     return results, list(computed)
 
 
@@ -189,22 +198,43 @@ def _number(node: torch.fx.Node, sizes: Sizes) -> Result | None:
         raise Unsupported(f"the output {node.name} is a number that depends on data: {error}") from error
 
 
-def _view(node: torch.fx.Node, position: dict[torch.fx.Node, int]) -> View | None:
+def _view(
+    node: torch.fx.Node, position: dict[torch.fx.Node, int], sizes: Sizes
+) -> tuple[torch.fx.Node, tuple[tuple[Any, tuple[Any, ...]], ...]]:
+    """The node whose memory a tensor lies in, and the views that lead from there to it."""
     steps: list[tuple[Any, tuple[Any, ...]]] = []
     while node not in position:
-        if node.target not in _VIEWS or node.kwargs or any(_holds_nodes(a) for a in node.args[1:]):
-            return None
-        steps.append((node.target, tuple(node.args[1:])))
-        base = node.args[0]
-        assert isinstance(base, torch.fx.Node)
+        chain = [node]
+        if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+            chain.append(node.args[0])
+        if chain[-1].target not in (_VIEWS if len(chain) == 1 else _PARTS) or any(step.kwargs for step in chain):
+            break
+        try:
+            found = [(step.target, tuple(_in_call(a, sizes) for a in step.args[1:])) for step in chain]
+        except UnknownSizeError:
+            break
+        base = chain[-1].args[0]
+        if not isinstance(base, torch.fx.Node) or not isinstance(base.meta.get("val"), torch.Tensor):
+            break
+        steps += found
         node = base
-    return View(position[node], tuple(reversed(steps)))
+    return node, tuple(reversed(steps))
 
 
-def _holds_nodes(argument: Any) -> bool:
-    return isinstance(argument, torch.fx.Node) or (
-        isinstance(argument, list | tuple) and any(_holds_nodes(a) for a in argument)
-    )
+def _in_call(argument: Any, sizes: Sizes) -> Any:
+    """An argument of a view, its sizes as places in what ``sizes`` gives.
+
+    Raises:
+        UnknownSizeError: It depends on data.
+    """
+    if isinstance(argument, torch.fx.Node):
+        val = argument.meta.get("val")
+        if not isinstance(val, torch.SymInt):
+            raise UnknownSizeError(f"{argument} is no size")
+        return Number(sizes.index(val))
+    if isinstance(argument, list | tuple):
+        return [_in_call(a, sizes) for a in argument]
+    return argument
 
 
 def _computed(node: torch.fx.Node, index: int, sizes: Sizes) -> Computed:
