@@ -43,7 +43,9 @@ def test_decoding_by_fused_operators(seeded: None) -> None:
         opset_version={"": 21, "com.microsoft": 1},
     )
     operators = program.statistics.operators
-    assert {operators.get(n) for n in ("MultiHeadAttention", "RotaryEmbedding")} == {2, 4}
+    assert operators.get("RotaryEmbedding") == 4
+    # Its heads share keys, which the plain form does not copy.
+    assert "MultiHeadAttention" not in operators
     for batch, length, step in ((2, 4, 3), (1, 1, 1), (3, 7, 2)):
         with torch.no_grad():
             past = model(input_ids=ids(batch, length)).past_key_values
