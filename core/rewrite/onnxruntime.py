@@ -14,12 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.build.matching import int_attribute, made_by, read_by, reads
+from onnxplug.build.matching import int_attribute, is_op, made_by, read_by, reads
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
 
+#: How many values are looked at, at most, to find the Transpose before one.
+_MOST_VALUES = 64
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
@@ -129,6 +131,50 @@ def double_scale_apart_from_matmul(g: GraphBuilder, node: ir.Node) -> ir.Value |
     return widened
 
 
+def _second_is_vector(node: ir.Node) -> bool:
+    """Whether a product has a vector as its second operand and a matrix, or several, as its first."""
+    first, second = (dims_of(value) for value in node.inputs)
+    return second is not None and len(second) == 1 and (first is None or len(first) > 1)
+
+
+def _is_transposed(value: ir.Value) -> bool:
+    """Whether a Transpose stands before a value, so that ONNX Runtime may move it up to the value."""
+    pending, seen = [value], {value}
+    while pending and len(seen) <= _MOST_VALUES:
+        node = pending.pop().producer()
+        if is_op(node, "Transpose"):
+            return True
+        # No Transpose is moved past a product.
+        before = (
+            [] if node is None or is_op(node, "MatMul", "Gemm", "Conv") else [v for v in node.inputs if v is not None]
+        )
+        pending += [v for v in before if v not in seen]
+        seen.update(before)
+    return False
+
+
+def vector_before_matrix(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``MatMul`` of a transposed matrix with a vector: the vector with the matrix itself.
+
+    ONNX Runtime fuses the Transpose into the product and then computes the wrong product of the matrix and the vector. The vector
+    as the first operand is right.
+    """
+    matrix, vector = node.inputs
+    assert matrix is not None and vector is not None
+    shape = dims_of(matrix)
+    if shape is None or not _is_transposed(matrix):
+        return None
+    swap = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+    transpose = made_by(matrix, "Transpose")
+    perm = transpose.attributes.get("perm") if transpose is not None else None
+    if transpose is not None and perm is not None and list(perm.as_ints()) == swap:
+        other = transpose.inputs[0]
+    else:
+        other = g.op.Transpose(matrix, perm=swap)
+    result: ir.Value = g.op.MatMul(vector, other)
+    return result
+
+
 def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """A ``ScatterND`` with a reduction is a ``ScatterElements`` of rows.
 
@@ -211,6 +257,12 @@ REWRITES = [
         pad_apart_from_pool,
         "ONNX Runtime fuses a Pad of 0 into the pool: a MaxPool then pads with −∞, and padding as wide as the kernel is an error",
         read_by("MaxPool", "AveragePool"),
+    ),
+    workaround(
+        "MatMul",
+        vector_before_matrix,
+        "ONNX Runtime fuses a Transpose of the first operand wrongly where the second is a vector",
+        _second_is_vector,
     ),
     workaround("Mul", one_scale_before_matmul, _SCALES, _SCALED),
     workaround("Div", one_scale_before_matmul, _SCALES, _SCALED),

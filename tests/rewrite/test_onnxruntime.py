@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import onnxplug
 from tests.chains.run import session
 from tests.support.check import Call, check
+from tests.support.tolerances import looser
 
 torch.manual_seed(0)
 IMAGE = -torch.rand(2, 3, 9, 9) - 0.5
@@ -75,6 +76,56 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
         HEADS,
     ),
 }
+
+
+SQUARE, VECTOR = torch.randn(2, 4, 4), torch.randn(4)
+#: Products of a transposed matrix and a vector.
+TRANSPOSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "matmul": lambda x: x.mT @ VECTOR,
+    "mv": lambda x: torch.mv(x[0].t(), VECTOR),
+    "addmv": lambda x: torch.addmv(VECTOR, x[0].t(), VECTOR),
+    "linear": lambda x: F.linear(x.mT, VECTOR),
+    "inner": lambda x: torch.inner(x.mT, VECTOR),
+    "scaled": lambda x: (x.mT * 0.3) @ VECTOR,
+    "scaled before": lambda x: (x * 0.3).mT @ VECTOR,
+    "scaled after": lambda x: (x.mT @ VECTOR) * 0.3,
+    "joined": lambda x: torch.cat([x.mT, x.mT], 1) @ VECTOR,
+    "squared": lambda x: (x.mT * x.mT) @ VECTOR,
+    "double": lambda x: x.double().mT @ VECTOR.double(),
+    "computed vector": lambda x: x.mT @ x[0, 0].sin(),
+}
+#: Their neighbours, which must stay right.
+BESIDE_TRANSPOSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    **TRANSPOSED,
+    "relu": lambda x: x.mT.relu() @ VECTOR,
+    "sliced": lambda x: x.mT[:, 1:] @ VECTOR,
+    "batch and rows": lambda x: x.permute(1, 2, 0) @ x[:, 0, 0],
+    "vector first": lambda x: VECTOR @ x.mT,
+    "einsum": lambda x: torch.einsum("bij,i->bj", x, VECTOR),
+    "tensordot": lambda x: torch.tensordot(x[0], VECTOR, ([0], [0])),
+    "of a product": lambda x: (x.mT @ x) @ VECTOR,
+    "half": lambda x: (x.half().mT @ VECTOR.half()).float(),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_TRANSPOSED)
+def test_a_transposed_matrix_and_a_vector(name: str) -> None:
+    others = [(x,) for x in (SQUARE[:1] * 2, torch.randn(3, 4, 4))]
+    axes: Any = ({0: torch.export.Dim.DYNAMIC},)
+    check(BESIDE_TRANSPOSED[name], SQUARE, others=others, dynamic=axes, **(looser("half") if name == "half" else {}))
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_the_plain_product_with_a_vector_is_still_wrong(name: str) -> None:
+    """When this fails ONNX Runtime has mended the fault: the rewrite can go."""
+    model = onnxplug.to_onnx(Call(TRANSPOSED[name]), (SQUARE,), target=None).model_proto.SerializeToString()
+    (plain,), (optimised,) = (outcome(model, SQUARE, on) for on in (False, True))
+    assert not np.allclose(plain, optimised, atol=1e-3)
+
+
+def test_a_transposed_matrix_and_a_vector_are_one_product(expect_graph: Any) -> None:
+    expect_graph(check(lambda x: x.mT @ x[0, 0], SQUARE, others=[(SQUARE * 2,)]), "Gather Gather MatMul")
+    expect_graph(check(lambda x: x @ x[0, 0], SQUARE, others=[(SQUARE * 2,)]), "Gather Gather MatMul")
 
 
 #: Products of doubles whose factor ONNX Runtime rounds to a float.
