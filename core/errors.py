@@ -22,11 +22,14 @@ class OnnxplugError(Exception):
 
     Attributes:
         located: Whether the message says already which operator, at which of the user's lines, it is about.
+        export: What was captured, how it was to be converted and the plugins that run it, where the conversion failed: what
+            ``onnxplug.bisect`` reduces.
     """
 
     message: str = ""
     hint: str | None = None
     located: bool = False
+    export: Any = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -96,7 +99,7 @@ class VerificationError(OnnxplugError):
 
     Attributes:
         verdict: Who is wrong (``onnxplug.diagnose.verdict.Verdict``), where that was asked for.
-        inputs: The flattened inputs on which it was found; set with ``verdict``.
+        inputs: The flattened inputs on which it was found, by ``verify``.
     """
 
     verdict: Any = None

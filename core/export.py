@@ -21,7 +21,7 @@ from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.diagnose.alignment import Alignment, Recipe
-from onnxplug.errors import UsageError
+from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.finish import finish
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost
@@ -143,10 +143,16 @@ def to_onnx(
     arguments.check_operators(call_rules, late=True)
     stage("conversion")
     started = time.perf_counter()
+    runners = CallHost(host, items) if items else host
     with collection_held():
         functional = prepare(captured, input_names=input_names, output_names=output_names)
         chosen = Target(opsets[""], opsets, runtime_name, bool(exact))
-        converted = convert(captured, functional, table, host, chosen, optimize=optimize)
+        recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
+        try:
+            converted = convert(captured, functional, table, host, chosen, optimize=optimize)
+        except OnnxplugError as error:
+            error.export = (captured, recipe, runners)
+            raise
     seconds = time.perf_counter() - started
     arguments.check_domains_used(converted, domains)
     operators = Counter(n.op_type for n in nodes_of(converted.graph))
@@ -164,8 +170,8 @@ def to_onnx(
             operators=dict(operators.most_common()),
             opset=opsets[""],
         ),
-        host=CallHost(host, items) if items else host,
-        recipe=recipe_of(captured, functional, table, host, chosen, optimize=optimize),
+        host=runners,
+        recipe=recipe,
     )
     if verify:
         stage("verification")
@@ -256,13 +262,15 @@ def recipe_of(
 ) -> Recipe:
     """How a graph is converted again: the arguments are those of :func:`convert`."""
 
-    def again(optimize: bool, without: Collection[str], alignment: Alignment | None) -> ir.Model:
+    def build(
+        graph: FunctionalGraph, optimize: bool, without: Collection[str], alignment: Alignment | None
+    ) -> ir.Model:
         with collection_held():
             return convert(
-                captured, functional, registry, host, target, optimize=optimize, without=without, alignment=alignment
+                captured, graph, registry, host, target, optimize=optimize, without=without, alignment=alignment
             )
 
-    return Recipe(functional, again, optimize, frozenset(without))
+    return Recipe(functional, build, optimize, frozenset(without))
 
 
 def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:

@@ -1,4 +1,4 @@
-"""The command line: ``onnxplug export | verify | inspect | plugins | why | ops``."""
+"""The command line: ``onnxplug export | verify | bisect | inspect | plugins | why | ops``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ import typer.main
 from rich.markup import escape
 from rich.table import Table
 
+from onnxplug.cli.bisect import bisect
 from onnxplug.cli.explain import ops, why
-from onnxplug.cli.options import ExactOption, RuntimeOption, choice, parse_runtime, plugin_options, registry
+from onnxplug.cli.options import (
+    DynamicOption,
+    ExactOption,
+    InputOption,
+    PretrainedOption,
+    RuntimeOption,
+    TargetArgument,
+    choice,
+    parse_runtime,
+    plugin_options,
+    registry,
+)
 from onnxplug.cli.plugins import plugins_app
 from onnxplug.errors import OnnxplugError, OpsetError, UsageError
 from onnxplug.registry.target import DEFAULT_RUNTIME
@@ -48,15 +60,7 @@ app = typer.Typer(
 app.add_typer(plugins_app, name="plugins")
 app.command()(plugin_options(why))
 app.command()(plugin_options(ops))
-TargetArgument = Annotated[str, typer.Argument(help="package.module:callable, file.py:callable, FILE.pt2 or timm:NAME")]
-InputOption = Annotated[
-    list[str] | None,
-    typer.Option("--input", help="'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
-]
-PretrainedOption = Annotated[
-    bool, typer.Option("--pretrained", help="Trained weights for timm:NAME instead of random ones")
-]
-DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
+app.command()(plugin_options(bisect))
 
 
 def _version(asked: bool) -> None:

@@ -32,6 +32,15 @@ ExactOption = Annotated[
     bool,
     typer.Option("--exact", help="NaN, infinities, ties and huge integers as in PyTorch, whatever it costs in time"),
 ]
+TargetArgument = Annotated[str, typer.Argument(help="package.module:callable, file.py:callable, FILE.pt2 or timm:NAME")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", help="'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
+]
+PretrainedOption = Annotated[
+    bool, typer.Option("--pretrained", help="Trained weights for timm:NAME instead of random ones")
+]
+DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
 StrictPlugins = Annotated[
     bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
 ]

@@ -46,19 +46,34 @@ def _is_read(value: ir.Value, graph: ir.Graph) -> bool:
     return producer.graph is graph if producer is not None else bool(value.uses())
 
 
+Build = Callable[[FunctionalGraph, bool, Collection[str], "Alignment | None"], ir.Model]
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """How a model was converted, so that it can be converted again in other ways.
+    """How a model was converted, so that it, or a part of it, can be converted again in other ways.
 
     Attributes:
         functional: The FX graph.
-        convert: ``(optimize, without, alignment) -> model``: converts it, leaving out the rewrites named;
-            ``None`` for no alignment.
+        build: ``(functional, optimize, without, alignment) -> model``: converts a graph.
         optimize: What the model was converted with.
         without: The rewrites that it was converted without.
     """
 
     functional: FunctionalGraph
-    convert: Callable[[bool, Collection[str], Alignment | None], ir.Model]
+    build: Build
     optimize: bool = True
     without: frozenset[str] = frozenset()
+
+    def convert(self, optimize: bool, without: Collection[str], alignment: Alignment | None) -> ir.Model:
+        """Converts the graph.
+
+        Args:
+            optimize: As ``to_onnx`` takes it.
+            without: Names of rewrites to leave out.
+            alignment: Takes what FX nodes became.
+
+        Raises:
+            ConversionError: A converter fails.
+        """
+        return self.build(self.functional, optimize, without, alignment)

@@ -42,6 +42,8 @@ class Culprit(Enum):
     """The evaluator is right, and ONNX Runtime is not."""
     EVALUATOR = "evaluator"
     """ONNX Runtime is right without its optimisations, and the evaluator is not."""
+    CAPTURE = "capture"
+    """The captured graph computes something else than the model: torch.export lost or fixed something."""
     UNKNOWN = "unknown"
     """No operator differs on its own inputs: rounding that later operators enlarge, or an operator that was not compared."""
 
@@ -78,6 +80,7 @@ _WORDS = {
     Culprit.CHANGE: "a change of program.model after the export",
     Culprit.ONNX_RUNTIME: "ONNX Runtime,",
     Culprit.EVALUATOR: "onnxplug.reference, the evaluator",
+    Culprit.CAPTURE: "torch.export; the graph that it captured computes something else than the model",
     Culprit.UNKNOWN: "unknown; no operator that was compared differs on its own inputs",
 }
 
@@ -90,21 +93,24 @@ ORT_ON = "ONNX Runtime"
 ORT_ALONE = "ONNX Runtime, the model's own outputs alone"
 
 
-def judge_program(program: Any, leaves: Sequence[Any]) -> Verdict:
+def judge_program(program: Any, leaves: Sequence[Any], failed: bool = False) -> Verdict:
     """Says who is wrong of a program, on some inputs.
 
     Args:
         program: An ``OnnxProgram`` with a recipe.
         leaves: The flattened inputs.
+        failed: Whether the program's outputs differ from those of the PyTorch model.
 
     Raises:
         VerificationError: Its weights are fake.
     """
     assert program.recipe is not None
-    return judge(program.model, program.recipe, program.host, leaves)
+    return judge(program.model, program.recipe, program.host, leaves, failed)
 
 
-def judge(model: ir.Model, recipe: Recipe, host: RuntimeHost | None, leaves: Sequence[Any]) -> Verdict:
+def judge(
+    model: ir.Model, recipe: Recipe, host: RuntimeHost | None, leaves: Sequence[Any], failed: bool = False
+) -> Verdict:
     """Says who is wrong of a model, on some inputs.
 
     Args:
@@ -112,11 +118,12 @@ def judge(model: ir.Model, recipe: Recipe, host: RuntimeHost | None, leaves: Seq
         recipe: How it was converted.
         host: The plugins that run its custom operators.
         leaves: The flattened inputs.
+        failed: Whether the model's outputs differ from those of the PyTorch model.
 
     Raises:
         VerificationError: Weights are fake.
     """
-    return _Judge(model, recipe, host, leaves).verdict()
+    return _Judge(model, recipe, host, leaves).verdict(failed)
 
 
 class _Judge:
@@ -131,14 +138,22 @@ class _Judge:
         self._runs = Runs(model, host, self._feed)
         self._result = Verdict(Culprit.NOBODY)
 
-    def verdict(self) -> Verdict:
+    def verdict(self, failed: bool) -> Verdict:
         """Looks for the fault from the first stage on: rules, rewrites, ONNX Runtime."""
         found = self._of_rules() or self._of_rewrites() or self._of_onnxruntime()
-        if found is None:
-            found = self._result
-            if any(isinstance(w, str) for how, w in found.walks.items() if how.startswith("evaluator")):
-                found.culprit = Culprit.UNKNOWN
-        return found
+        if found is not None:
+            return found
+        if failed:
+            return self._found(Culprit.CAPTURE if self._gives_what_was_captured() else Culprit.UNKNOWN)
+        return self._result if self._is_compared(EVALUATOR) else self._found(Culprit.UNKNOWN)
+
+    def _gives_what_was_captured(self) -> bool:
+        """Whether ONNX Runtime's outputs are those of the captured graph, which PyTorch runs."""
+        try:
+            got = self._runs.computed()
+        except Exception:
+            return False
+        return all(name in got and compare(got[name], value).equal for name, value in self._outputs().items())
 
     # -- stages --------------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,10 @@ class Tolerances:
 MODEL = Tolerances()
 
 
+#: ``(leaves, failed) -> verdict``: says who is wrong on flattened inputs; ``failed``: the outputs differ.
+Judge = Callable[[Sequence[Any], bool], Any]
+
+
 class Refused(Exception):
     """Eager PyTorch rejects the inputs; the cause says why."""
 
@@ -111,9 +115,9 @@ def verify_program(
     kwargs: Mapping[str, Any] | None = None,
     tolerances: Tolerances = MODEL,
     seeds: Sequence[int] = (0, 1, 2),
-    judge: Callable[[Sequence[Any]], Any] | None = None,
+    judge: Judge | None = None,
 ) -> VerificationReport:
-    """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong on flattened inputs."""
+    """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong."""
     captured, exported = _captured(program)
     if args is None and kwargs is None:
         args, kwargs = captured.args, captured.kwargs
@@ -125,8 +129,13 @@ def verify_program(
     try:
         comparer = _Comparer(program, tolerances, judge)
     except VerificationError as error:  # the model does not load
+        error.inputs = list(leaves)
+        if judge is None:
+            raise
         raise _judged(error, judge, leaves) from error
-    report = VerificationReport([comparer.given(leaves)], intermediates=judge(leaves) if judge is not None else None)
+    report = VerificationReport(
+        [comparer.given(leaves)], intermediates=judge(leaves, False) if judge is not None else None
+    )
     sizes = Sizes.of(leaves, comparer.values, exported.range_constraints, captured.dim_names, captured.conditions)
     for seed in seeds:
         tried = len(report.skipped)
@@ -168,13 +177,9 @@ def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgr
     return program.captured, program.exported_program
 
 
-def _judged(
-    error: VerificationError, judge: Callable[[Sequence[Any]], Any] | None, leaves: Sequence[Any]
-) -> VerificationError:
-    """An error with what a judge says of it; itself without one."""
-    if judge is None:
-        return error
-    verdict = judge(leaves)
+def _judged(error: VerificationError, judge: Judge, leaves: Sequence[Any]) -> VerificationError:
+    """An error with what a judge says of it."""
+    verdict = judge(leaves, True)
     new = VerificationError(f"{error.message}\n{verdict}")
     new.verdict, new.inputs = verdict, list(leaves)
     return new
@@ -183,9 +188,7 @@ def _judged(
 class _Comparer:
     """Runs both models of a program on inputs and compares every output."""
 
-    def __init__(
-        self, program: Verifiable, tolerances: Tolerances, judge: Callable[[Sequence[Any]], Any] | None = None
-    ) -> None:
+    def __init__(self, program: Verifiable, tolerances: Tolerances, judge: Judge | None = None) -> None:
         captured, exported = _captured(program)
         self._judge = judge
         self._program = program
@@ -224,6 +227,7 @@ class _Comparer:
         try:
             return self._compare(leaves, sizes, seed)
         except VerificationError as error:
+            error.inputs = list(leaves)
             if self._judge is None:
                 raise
             raise _judged(error, self._judge, leaves) from error

@@ -310,6 +310,18 @@ def test_what_is_folded_or_rewritten_away_is_counted() -> None:
     assert found.skipped
 
 
+def test_a_capture_that_lost_something() -> None:
+    class Counts(nn.Module):
+        times = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Counts.times += 1
+            return x * Counts.times
+
+    verdict = blamed(onnxplug.to_onnx(Counts(), (X,)))
+    assert (verdict.culprit, verdict.first) == (Culprit.CAPTURE, None)
+
+
 def test_a_program_made_by_hand_is_refused() -> None:
     program = onnxplug.to_onnx(Layers(), (X,))
     made = onnxplug.OnnxProgram(program.model, program.exported_program, captured=program.captured)
