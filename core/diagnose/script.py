@@ -128,7 +128,8 @@ def dynamic_shapes_of(piece: Piece) -> tuple[Any, ...] | None:
             continue
         val = slot.node.meta["val"]
         if isinstance(val, torch.Tensor):
-            found.append({i: str(d.node.expr) for i, d in enumerate(val.shape) if isinstance(d, torch.SymInt)} or None)
+            sizes: list[Any] = list(val.shape)
+            found.append({i: str(d.node.expr) for i, d in enumerate(sizes) if isinstance(d, torch.SymInt)} or None)
         else:
             found.append(torch.export.Dim.DYNAMIC)
     return tuple(found) if any(entry is not None for entry in found) else None

@@ -139,7 +139,7 @@ class _Walker:
             self._skip("rewritten away" if node in self._alignment.names else "folded or not in the ONNX graph")
         elif self._agrees(node, given, actual, result):
             return result
-        if fits:
+        if fits and isinstance(result, torch.Tensor):
             return _laid_out(actual, result)
         self._read[node] = given
         return result
