@@ -18,6 +18,9 @@ from onnxplug.cli.options import (
     DynamicOption,
     ExactOption,
     InputOption,
+    ModeOption,
+    OpsetOption,
+    OptimizeOption,
     PretrainedOption,
     RuntimeOption,
     TargetArgument,
@@ -90,7 +93,7 @@ def export(
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
     pretrained: PretrainedOption = False,
-    opset: Annotated[str | None, typer.Option("--opset", help="21, or 21,com.microsoft=1")] = None,
+    opset: OpsetOption = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with PyTorch at several sizes")] = False,
     external_data: Annotated[
         bool | None,
@@ -99,10 +102,10 @@ def export(
             help="Store the weights in a file beside the model; by default only large ones",
         ),
     ] = None,
-    optimize: Annotated[bool, typer.Option("--optimize/--no-optimize", help="Simplify and rewrite the graph")] = True,
+    optimize: OptimizeOption = True,
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
-    strict: Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")] = None,
+    strict: ModeOption = None,
     input_names: Annotated[
         str | None, typer.Option("--input-names", help="Names of the inputs, separated by commas")
     ] = None,
@@ -112,15 +115,14 @@ def export(
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
-    from onnxplug.cli.report import note, progress, summary, verification
-    from onnxplug.cli.targets import load_target
+    from onnxplug.cli.report import progress, summary, verification
+    from onnxplug.cli.targets import load_for_export
 
     opsets = parse_opset(opset)
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
     with progress() as shown:
         shown("loading")
-        import torch
 
         import onnxplug
         from onnxplug.arguments import check_destination, check_verifiable
@@ -129,12 +131,7 @@ def export(
         check_destination(output)
         if verify:
             check_verifiable(resolve_opsets(opsets)[""])
-        loaded = load_target(target, specs, pretrained=pretrained)
-        if loaded.note:
-            note(loaded.note)
-
-        if isinstance(loaded.model, torch.nn.Module) and not isinstance(loaded.model, torch.jit.ScriptModule):
-            loaded.model.eval()
+        loaded = load_for_export(target, specs, pretrained=pretrained)
         program = onnxplug.to_onnx(
             loaded.model,
             loaded.args,

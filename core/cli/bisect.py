@@ -11,6 +11,9 @@ from onnxplug.cli.options import (
     DynamicOption,
     ExactOption,
     InputOption,
+    ModeOption,
+    OpsetOption,
+    OptimizeOption,
     PretrainedOption,
     RuntimeOption,
     TargetArgument,
@@ -29,34 +32,28 @@ def bisect(
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
     pretrained: PretrainedOption = False,
-    opset: Annotated[str | None, typer.Option("--opset", help="21, or 21,com.microsoft=1")] = None,
-    optimize: Annotated[bool, typer.Option("--optimize/--no-optimize", help="Simplify and rewrite the graph")] = True,
+    opset: OpsetOption = None,
+    optimize: OptimizeOption = True,
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
-    strict: Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")] = None,
+    strict: ModeOption = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Seed of one draw of sizes and values; default: three draws")
     ] = None,
 ) -> None:
     """Reduce a model that fails or is wrong to the smallest graph that still does; exit status 1 if there is a fault."""
     from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
-    from onnxplug.cli.report import note, out, progress
-    from onnxplug.cli.targets import load_target
+    from onnxplug.cli.report import out, progress
+    from onnxplug.cli.targets import load_for_export
 
     opsets = parse_opset(opset)
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
     with progress() as shown:
         shown("loading")
-        import torch
-
         from onnxplug.diagnose.bisect import bisect as reduce_model
 
-        loaded = load_target(target, specs, pretrained=pretrained)
-        if loaded.note:
-            note(loaded.note)
-        if isinstance(loaded.model, torch.nn.Module) and not isinstance(loaded.model, torch.jit.ScriptModule):
-            loaded.model.eval()
+        loaded = load_for_export(target, specs, pretrained=pretrained)
         found = reduce_model(
             loaded.model,
             loaded.args,

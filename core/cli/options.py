@@ -41,6 +41,9 @@ PretrainedOption = Annotated[
     bool, typer.Option("--pretrained", help="Trained weights for timm:NAME instead of random ones")
 ]
 DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
+OpsetOption = Annotated[str | None, typer.Option("--opset", help="21, or 21,com.microsoft=1")]
+OptimizeOption = Annotated[bool, typer.Option("--optimize/--no-optimize", help="Simplify and rewrite the graph")]
+ModeOption = Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")]
 StrictPlugins = Annotated[
     bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
 ]

@@ -76,6 +76,20 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
     return target
 
 
+def load_for_export(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool = False) -> Target:
+    """Loads TARGET as :func:`load_target` does, says what the user should know of it, and puts it in evaluation mode."""
+    import torch
+
+    from onnxplug.cli.report import note
+
+    loaded = load_target(text, inputs, pretrained=pretrained)
+    if loaded.note:
+        note(loaded.note)
+    if isinstance(loaded.model, torch.nn.Module) and not isinstance(loaded.model, torch.jit.ScriptModule):
+        loaded.model.eval()
+    return loaded
+
+
 def _positional_names(model: Any) -> list[str]:
     """The names of a model's positional parameters, as far as they have one."""
     try:
