@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -35,7 +34,7 @@ def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, 
     if every:
         result: Value = emit(x, keepdims=keep)
     elif g.opset >= _AXES_ARE_INPUT.get(op_type, _AXES_ARE_INPUT_DEFAULT):
-        result = emit(x, g.const(np.array(axes, dtype=np.int64)), keepdims=keep)
+        result = emit(x, g.integers(axes), keepdims=keep)
     else:
         result = emit(x, axes=list(axes or ()), keepdims=keep)
     return result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -20,9 +19,8 @@ def slice_axis(g: GraphBuilder, x: Value, axis: int, start: Any, end: Any, step:
     size = x.shape[axis] if x.shape is not None else None
     if isinstance(start, int) and isinstance(size, int) and start <= -size:
         start = 0
-    return g.op.Slice(
-        x, g.as_vector(start), g.as_vector(end), np.array([axis]), None if step == 1 else np.array([step])
-    )
+    steps = None if step == 1 else g.integers([step])
+    return g.op.Slice(x, g.as_vector(start), g.as_vector(end), g.integers([axis]), steps)
 
 
 def diagonal_of(g: GraphBuilder, x: Value, offset: int, first: int, second: int) -> Value:

@@ -252,17 +252,18 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
 
     def _as_input(self, item: Any, spec: OpSpec, index: int, inputs: Sequence[Input]) -> Value:
         """A constant for a Python object given as input, of the dtype that the operator wants there."""
-        if isinstance(item, Value):
-            return item
-        if isinstance(item, torch.Tensor | np.ndarray | np.generic):
+        if isinstance(item, list | tuple):
+            if not set(map(type, item)) <= _INT and any(isinstance(part, Value) for part in item):
+                return self.vector(item)
+        elif isinstance(item, torch.Tensor | np.ndarray | np.generic):
             return self.const(item)
-        if isinstance(item, list | tuple) and any(isinstance(part, Value) for part in item):
-            return self.vector(item)
+        elif isinstance(item, Value):
+            return item
         dtype = spec.only_dtype(index)
         if dtype is None:
             group = spec.group_of(index)
             for position, other in enumerate(inputs):
-                if group and isinstance(other, Value) and spec.group_of(position) == group:
+                if group and type(other) is Value and spec.group_of(position) == group:
                     dtype = other.dtype
                     break
         return self.const(item, dtype)

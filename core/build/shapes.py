@@ -420,7 +420,9 @@ class ShapeMixin:
         found = self._shapes.get(dims)
         if found is None:
             found = ir.Shape(dims)
-            if all(isinstance(dim, int) or dim.value is not None for dim in found.dims):
-                found.freeze()
-                self._shapes[dims] = found
+            for dim in found.dims:
+                if not isinstance(dim, int) and dim.value is None:
+                    return found
+            found.freeze()
+            self._shapes[dims] = found
         return found

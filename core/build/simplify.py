@@ -23,8 +23,8 @@ class Emitter(Protocol):
     def op(self) -> Any:
         """The operators of ai.onnx."""
 
-    def const(self, value: Any) -> ir.Value:
-        """A shared constant."""
+    def integers(self, numbers: Sequence[int]) -> ir.Value:
+        """A shared constant, 1-dim and int64."""
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
         """The array that a value is known to be."""
@@ -112,7 +112,7 @@ def _copied_from(g: Emitter, shape: ir.Value | None, target: Sequence[int]) -> i
     if known is not None:
         leading = known[:count]
         fits = 0 not in leading and 0 not in rest and [*leading, *rest].count(-1) <= 1
-        return g.const(np.array([*leading, *rest], dtype=np.int64)) if fits else None
+        return g.integers([*leading, *rest]) if fits else None
     made = made_by(shape, "Concat")
     if made is None or not rest or 0 in rest or -1 in rest:
         return None
@@ -123,7 +123,7 @@ def _copied_from(g: Emitter, shape: ir.Value | None, target: Sequence[int]) -> i
             break
         parts.append(part)
         length += size
-    return g.op.Concat(*parts, g.const(np.array(rest, dtype=np.int64)), axis=0) if length == count else None
+    return g.op.Concat(*parts, g.integers(rest), axis=0) if length == count else None
 
 
 def _expand(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
@@ -192,7 +192,9 @@ def _neutral(g: Emitter, x: ir.Value | None, other: ir.Value | None, number: int
     if x is None or other is None or x.dtype != other.dtype:
         return False
     array = g.constant(other)
-    if array is None or not array.size or not (array == number).all():
+    if array is None or not array.size:
+        return False
+    if array.item() != number if array.size == 1 else not (array == number).all():
         return False
     dims = dims_of(x)
     return dims is not None and _same_dims(broadcast([dims, array.shape]), dims)
@@ -228,7 +230,7 @@ def _shape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | Non
         return None
     wanted = dims[attributes.get("start", 0) : attributes.get("end")]
     if all(isinstance(d, int) for d in wanted):
-        return g.const(np.array(wanted, dtype=np.int64))
+        return g.integers([int(d) for d in wanted])
     return None
 
 

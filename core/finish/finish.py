@@ -32,8 +32,7 @@ def finish(
         tensors: The tensors of the values that the model's weights are stored in.
         metadata: Metadata of the model.
     """
-    _register_initializers(graph, {**tensors, **g.derived_tensors()}, g.names)
-    used = {(node.domain, node.op_type) for node in nodes_of(graph)}
+    used = _register_initializers(graph, {**tensors, **g.derived_tensors()}, g.names)
     functions = _called(g.functions.values(), used)
     _prune_imports(graph, used, functions)
     return ir.Model(
@@ -58,11 +57,16 @@ def _version() -> str:
     return onnxplug.__version__
 
 
-def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], names: Names) -> None:
-    """Stores the state and the constants that nodes read."""
+def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], names: Names) -> set[tuple[str, str]]:
+    """Stores the state and the constants that nodes read; returns the operators, those of graphs within included."""
     seen: set[int] = set()
+    used: set[tuple[str, str]] = set()
     for node in graph:
-        for value in used_by(node) if graphs_of(node) else node.inputs:
+        used.add((node.domain, node.op_type))
+        graphs = graphs_of(node)
+        for inner in graphs:
+            used.update((n.domain, n.op_type) for n in nodes_of(inner))
+        for value in used_by(node) if graphs else node.inputs:
             if value is None or value.producer() is not None or id(value) in seen:
                 continue
             seen.add(id(value))
@@ -77,6 +81,7 @@ def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], nam
                 if value.name is None:
                     value.name = names.unique("constant")
                 graph.register_initializer(value)
+    return used
 
 
 def _called(known: Iterable[ir.Function], used: set[tuple[str, str]]) -> list[ir.Function]:
