@@ -34,7 +34,7 @@ def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, 
     if every:
         result: Value = emit(x, keepdims=keep)
     elif g.opset >= _AXES_ARE_INPUT.get(op_type, _AXES_ARE_INPUT_DEFAULT):
-        result = emit(x, g.integers(axes), keepdims=keep)
+        result = emit(x, g.integers(axes or ()), keepdims=keep)
     else:
         result = emit(x, axes=list(axes or ()), keepdims=keep)
     return result

@@ -303,11 +303,11 @@ class ShapeMixin:
         parts: list[ir.Value] = []
         pending: list[int] = []
         for size in sizes:
-            if type(size) is ir.SymbolicDim:
-                size = self._need(size)
             if isinstance(size, int):
                 pending.append(size)
                 continue
+            if not isinstance(size, ir.Value):
+                size = self._need(size)
             constant = self.constant(size)
             if constant is not None and constant.size == 1:
                 pending.append(int(constant.reshape(())))
@@ -377,8 +377,9 @@ class ShapeMixin:
             new = [a for a, size in given if type(size) is ir.SymbolicDim and self.known_symbol(size) is None]
             if len(unknown) == 1 or new:
                 target[(new or unknown)[0]] = -1
-        if None not in target:
-            constant = self.integers(target)
+        static = [size for size in target if size is not None]
+        if len(static) == len(target):
+            constant = self.integers(static)
             if has_zero and self.opset >= 14:
                 return self._reshaped(self.op.Reshape(x, constant, allowzero=1), sizes)
             if has_zero and any(t == 0 and (i >= len(source) or source[i] != 0) for i, t in enumerate(target)):

@@ -229,9 +229,8 @@ def _shape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | Non
     if dims is None:
         return None
     wanted = dims[attributes.get("start", 0) : attributes.get("end")]
-    if all(isinstance(d, int) for d in wanted):
-        return g.integers([int(d) for d in wanted])
-    return None
+    static = [d for d in wanted if isinstance(d, int)]
+    return g.integers(static) if len(static) == len(wanted) else None
 
 
 def _cancel_inverse(op_type: str) -> Simplifier:

@@ -204,7 +204,7 @@ class StoredMixin:
             )
         made = make(tensor)
         dtype = to_onnx_dtype(made.dtype)
-        shape = self.shape_of(tuple(made.shape) if isinstance(made, torch.Tensor) else made.shape.numpy())
+        shape = self.shape_of(tuple(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy()))
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
         known = self._derived.get(source)
         self._derived[value] = _Derived(source if known is None else known.root, made, form)

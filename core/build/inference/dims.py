@@ -24,7 +24,7 @@ def dims_of(value: ir.Value | None) -> Dims:
     return None if shape is None else shape.dims
 
 
-class Constant(ir.Tensor):
+class Constant(ir.Tensor[np.ndarray]):
     """The content of a constant that the builder made.
 
     Attributes:
