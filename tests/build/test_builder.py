@@ -317,3 +317,48 @@ def test_what_a_subgraph_computes_is_not_shared_outside_it() -> None:
     assert [n.op_type for n in graph] == ["Exp"]
     # The other way round, a branch uses what stands outside it.
     assert [n.op_type for n in g.subgraph(lambda: g.op.Neg(g.op.Exp(x)))] == ["Neg"]
+
+
+def test_values_of_equal_shapes_share_one_that_cannot_be_changed() -> None:
+    g = GraphBuilder({"": 20})
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 4]))
+    first, second = g.op.Sin(x), g.op.Cos(x)
+    assert first.shape is second.shape is not x.shape
+    with pytest.raises(TypeError, match="frozen"):
+        first.shape[0] = 3
+    assert x.shape is not None
+    x.shape[0] = 3
+    assert first.shape == ["batch", 4]
+
+
+def test_unknown_dimensions_are_not_taken_for_equal() -> None:
+    g = GraphBuilder({"": 20})
+    x, y = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["n", 4])) for n in "xy")
+    rows = [g.op.Compress(v, ir.Value(name="c", type=ir.TensorType(ir.DataType.BOOL)), axis=0) for v in (x, y)]
+    assert [v.shape.dims[1] for v in rows] == [4, 4]
+    assert rows[0].shape is not rows[1].shape
+    assert rows[0].shape.dims[0] is not rows[1].shape.dims[0]
+
+
+def test_outputs_of_a_graph_have_shapes_of_their_own() -> None:
+    g = GraphBuilder({"": 20})
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 4]))
+    outputs = [("a", g.op.Sin(x)), ("b", g.op.Cos(x))]
+    graph, _ = assemble(g, [x], outputs, {})
+    graph.outputs[0].shape[0] = "n"
+    assert [v.shape.dims[0].value for v in graph.outputs] == ["n", "batch"]
+
+
+def test_numbers_of_different_types_are_different_constants_and_attributes() -> None:
+    g = GraphBuilder({"": 20})
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 4]))
+    constants = [g.const(v) for v in (1, 1.0, True, [1], [1.0], [True], 0.0, -0.0)]
+    assert len({id(v) for v in constants}) == len(constants)
+    assert [v.dtype for v in constants[3:6]] == [ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.BOOL]
+    assert g.const([1]) is constants[3]
+    nodes = [g.domain("com.acme").Scale(x, by=by).producer() for by in (1, 1.0, 0.0, -0.0, [1], [1.0])]
+    kinds = [node.attributes["by"].type.name for node in nodes]
+    assert kinds == ["INT", "FLOAT", "FLOAT", "FLOAT", "INTS", "FLOATS"]
+    assert [str(node.attributes["by"].value) for node in nodes[2:4]] == ["0.0", "-0.0"]
+    leaky = [g.op.LeakyRelu(x, alpha=alpha) for alpha in (0.0, -0.0, 0.0)]
+    assert leaky[0] is leaky[2] is not leaky[1]
