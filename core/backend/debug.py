@@ -151,7 +151,8 @@ class DebugExecutable(Executable):
             results = self._session.run(names, feed)
         except OnnxplugError as error:
             raise RunError(f"the evaluator failed: {error.message}", hint=error.hint) from error
-        found = {name: to_torch(value) for name, value in zip(names, results, strict=True)}
+        # NumPy's transposes are views; what ONNX computes is contiguous.
+        found = {name: to_torch(value).contiguous() for name, value in zip(names, results, strict=True)}
         if self._options.compare:
             self._compare(values, found)
         return found

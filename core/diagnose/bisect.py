@@ -127,6 +127,11 @@ def bisect(
         SaveError: The folder can't be written.
     """
     stage = progress if progress is not None else lambda _: None
+    for name in ("f", "verify", "report"):
+        if options.get(name):
+            raise UsageError(
+                f"bisect takes no {name}=", hint="It verifies by itself; output= names the folder for what it writes."
+            )
     if output is not None:
         _check_folder(Path(output))
     if options.get("registry") is None:
@@ -275,8 +280,11 @@ def _check_folder(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}", hint="Name another folder.")
-    if not folder.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {folder.absolute().parent}")
+    parent = folder.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"there is no folder {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder {parent} can't be written")
 
 
 def _write(

@@ -20,6 +20,7 @@ from onnxplug.backend.debug import DifferenceError, onnxplug_debug_backend
 from onnxplug.backend.options import DebugOptions, parse_options
 from onnxplug.diagnose.verdict import Culprit
 from tests.backend.test_backend import Everything, compare
+from tests.support.check import Call
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,6 +77,38 @@ def test_all_that_a_graph_may_take_and_give() -> None:
 def test_training_with_draws_and_several_sizes() -> None:
     torch.manual_seed(0)
     equals_eager(Noisy(), *[(torch.randn(n, 4),) for n in (3, 7, 2)], train=True, dynamic=True)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm, self.out = nn.Embedding(9, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.out(self.lstm(self.embedding(x))[0]).flatten(0, 1), x.flatten())
+
+
+TRAINED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+    "recurrent": (Recurrent, torch.arange(8).reshape(2, 4)),
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2)),
+        torch.linspace(-2, 2, 108).reshape(3, 1, 6, 6).sin(),
+    ),
+    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.linspace(-2, 2, 24).reshape(2, 3, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_forward_and_backward(name: str) -> None:
+    """No operator of either is called wrong that isn't."""
+    torch.manual_seed(0)
+    make, x = TRAINED[name]
+    equals_eager(make(), (x,), train=True)
+
+
+def test_results_that_are_views_of_one_transposed() -> None:
+    model = Call(lambda x: ((y := (x + 1).t() * 2), y.t().view(-1), y.view(4, 3)))
+    equals_eager(model, (torch.randn(3, 4),))
 
 
 def test_nothing_to_compute() -> None:

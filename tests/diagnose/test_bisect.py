@@ -255,13 +255,22 @@ def test_an_exported_program_without_inputs(rules: str, tmp_path: Path) -> None:
         onnxplug.bisect(program, rules=[Rule("aten::tanh", f"{rules}:refuses")])
 
 
-def test_folders_that_are_in_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["f", "verify", "report"])
+def test_options_that_make_no_sense_here(name: str) -> None:
+    with pytest.raises(onnxplug.UsageError, match=f"takes no {name}="):
+        onnxplug.bisect(layers(), (X,), **{name: True})
+
+
+def test_folders_that_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("", encoding="utf-8")
     for name, message in (("file", "is a file"), ("full", "is not empty"), ("no/where", "there is no folder")):
         with pytest.raises(onnxplug.UsageError, match=message):
             onnxplug.bisect(layers(), (X,), output=tmp_path / name)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(onnxplug.UsageError, match="can't be written"):
+        onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
 
 
 def test_nothing_is_left_of_what_could_not_be_written(
