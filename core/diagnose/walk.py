@@ -135,6 +135,8 @@ class _Walker:
             if random and not fits:
                 self._random.add(node)
             self._skip("random" if random else "without defined elements")
+        elif _is_stated_otherwise(node, result):
+            self._skip("of another dtype than torch's graph states")
         elif actual is None:
             self._skip("rewritten away" if node in self._alignment.names else "folded or not in the ONNX graph")
         elif self._agrees(node, given, actual, result):
@@ -233,6 +235,12 @@ def _draws(node: torch.fx.Node) -> bool:
 
 def _is_undefined(node: torch.fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and operator_of(node).partition("::")[2].partition(".")[0] in _UNDEFINED
+
+
+def _is_stated_otherwise(node: torch.fx.Node, result: Any) -> bool:
+    """Whether PyTorch computes another dtype than its own graph states, which the export goes by."""
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and isinstance(result, torch.Tensor) and val.dtype != result.dtype
 
 
 def _same_form(actual: torch.Tensor, expected: Any) -> bool:

@@ -302,6 +302,25 @@ def test_a_dropout_that_does_nothing_is_not_random() -> None:
     assert "random" not in plain.skipped
 
 
+def test_a_dtype_that_torch_states_otherwise() -> None:
+    """Of the running statistics torch's graph says float32, and its kernel for half numbers gives these."""
+
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3).half()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            norm = self.norm
+            mean, variance = norm.running_mean, norm.running_var
+            return torch.ops.aten._batch_norm_with_update(x, norm.weight, norm.bias, mean, variance, 0.1, 1e-5)[0]
+
+    verdict = right(onnxplug.to_onnx(Norm().eval(), (torch.randn(4, 3).half(),)), seeds=())
+    plain = verdict.walks[PLAIN]
+    assert isinstance(plain, Walk)
+    assert "of another dtype than torch's graph states" in plain.skipped
+
+
 def test_what_is_folded_or_rewritten_away_is_counted() -> None:
     verdict = right(onnxplug.to_onnx(Call(lambda x: x @ (torch.ones(4, 4) * 2) + torch.arange(4)), (X,)))
     found = verdict.walks[EVALUATOR]
