@@ -28,9 +28,9 @@ def onnxplug_rules() -> Iterable[Rule]:
 @hookimpl
 def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:
     """Decompositions of backward operators, for which torch has none."""
-    from onnxplug.converters.gradients import DECOMPOSITIONS
+    from onnxplug.converters import gradients, gradients_sampling
 
-    return DECOMPOSITIONS
+    return {**gradients.DECOMPOSITIONS, **gradients_sampling.DECOMPOSITIONS}
 
 
 @hookimpl

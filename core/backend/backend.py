@@ -16,7 +16,7 @@ import torch
 from onnxplug.backend import cache
 from onnxplug.backend.binding import Executable, RunError
 from onnxplug.backend.dump import Dump, DumpingExecutable
-from onnxplug.backend.lowering import Lowered, lower, structure
+from onnxplug.backend.lowering import Lowered, guard_count, lower, structure
 from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runtime_of
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnose.alignment import Recipe
@@ -200,20 +200,22 @@ def _session(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> 
     return cache.session_for(f"{key} {_session_key(options)}", partial(_new_session, lowered, options, stored, key))
 
 
-def _new_session(lowered: Lowered, options: BackendOptions, stored: StoredGraph, key: str) -> Any:
-    if options.cache is None:
-        return _make_session(_converted(lowered, options, stored), options)
-    path = cache.path_of(options.cache, key)
-    kept = cache.read_model(path)
+def _new_session(lowered: Lowered, options: BackendOptions, stored: StoredGraph, key: str) -> tuple[Any, bool]:
+    """A session, and whether equal graphs may share it: not when the conversion has tied sizes to those of this call."""
+    path = cache.path_of(options.cache, key) if options.cache is not None else None
+    kept = cache.read_model(path) if path is not None else None
     if kept is not None:
         try:
-            return _make_session(kept, options)
+            return _make_session(kept, options), True
         except Exception as error:
             _warn(f"the stored model {path} is made anew, since it does not load", error, raises=False)
+    guards = guard_count(lowered.functional.graph)
     model = _converted(lowered, options, stored)
+    is_general = guard_count(lowered.functional.graph) == guards
     session = _make_session(model, options)
-    cache.write_model(path, model)
-    return session
+    if path is not None and is_general:
+        cache.write_model(path, model)
+    return session, is_general
 
 
 def _model_key(lowered: Lowered, options: BackendOptions) -> str | None:

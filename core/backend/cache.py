@@ -18,14 +18,20 @@ _sessions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def session_for(key: str, make: Callable[[], Any]) -> Any:
-    """The session of a graph's digest, made when no compiled graph holds one."""
+def session_for(key: str, make: Callable[[], tuple[Any, bool]]) -> Any:
+    """The session of a graph's digest.
+
+    Args:
+        key: The digest.
+        make: Makes the session when no compiled graph holds one; says too whether equal graphs may share it.
+    """
     with _lock:
         found = _sessions.get(key)
     if found is None:
-        made = make()
-        with _lock:
-            found = _sessions.setdefault(key, made)
+        found, is_shared = make()
+        if is_shared:
+            with _lock:
+                found = _sessions.setdefault(key, found)
     return found
 
 

@@ -304,9 +304,42 @@ def _take_draws(graph: torch.fx.Graph, sizes: Sizes) -> tuple[list[Draw | Mask],
 def structure(functional: FunctionalGraph) -> str:
     """A digest of a graph that is equal for graphs that become the same model."""
     digest = hashlib.sha256()
-    for line in _lines(functional.graph, {}):
+    symbols: dict[str, str] = {}
+    for line in _lines(functional.graph, symbols):
+        digest.update(line.encode())
+    for line in _known_of_sizes(functional.graph, symbols):
         digest.update(line.encode())
     return digest.hexdigest()
+
+
+def guard_count(graph: torch.fx.Graph) -> int:
+    """How many conditions on sizes torch has noted. A trace that asks for a size's value adds some."""
+    env = _shape_env(graph)
+    return 0 if env is None else len(env.guards)
+
+
+def _shape_env(graph: torch.fx.Graph) -> Any:
+    for node in graph.nodes:
+        val = node.meta.get("val")
+        sizes = val.shape if isinstance(val, torch.Tensor) else (val,)
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def _known_of_sizes(graph: torch.fx.Graph, symbols: dict[str, str]) -> Iterator[str]:
+    """What torch takes for granted of symbolic sizes: ranges and conditions, by which a trace may choose its way."""
+    env = _shape_env(graph)
+    if env is None:
+        return
+    new = {name: sympy.Symbol(text) for name, text in symbols.items()}
+    for symbol, values in env.var_to_range.items():
+        if str(symbol) in new:
+            yield f"{new[str(symbol)]} {values}\n"
+    for guard in env.guards:
+        if {str(s) for s in guard.expr.free_symbols} <= new.keys():
+            yield f"{guard.expr.xreplace({s: new[str(s)] for s in guard.expr.free_symbols})}\n"
 
 
 def _lines(graph: torch.fx.Graph, symbols: dict[str, str]) -> Iterator[str]:

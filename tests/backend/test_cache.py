@@ -112,6 +112,33 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert run(blocked / "models") == 2.718
 
 
+def test_graphs_whose_sizes_have_other_ranges_are_told_apart(tmp_path: Path) -> None:
+    for count, largest in enumerate((10, 1000, 10), start=1):
+        torch._dynamo.reset()
+        x = torch.ones(4)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=largest)
+        torch.compile(lambda x: x.exp(), backend="onnxplug", options={"cache": str(tmp_path), "fallback": False})(x)
+        assert kept(tmp_path) == min(count, 2)
+
+
+def test_a_graph_that_is_tied_to_the_sizes_of_a_call_is_not_kept(tmp_path: Path) -> None:
+    """The gradient of this pool asks, while it is traced, whether sizes are larger than 1."""
+    compiled = torch.compile(
+        lambda x: torch.nn.functional.avg_pool2d(x, 3, 2, 1).square(),
+        backend="onnxplug",
+        dynamic=True,
+        options={"cache": str(tmp_path), "fallback": False},
+    )
+    for size in (9, 12, 2):
+        x = torch.randn(2, 3, size, size, requires_grad=True)
+        other = x.detach().clone().requires_grad_()
+        compiled(x).sum().backward()
+        torch.nn.functional.avg_pool2d(other, 3, 2, 1).square().sum().backward()
+        torch.testing.assert_close(x.grad, other.grad)
+        if size == 9:
+            assert kept(tmp_path) == 1
+
+
 _CHILD = """
 import sys, torch
 from tests.backend.test_cache import tower

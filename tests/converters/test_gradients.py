@@ -110,17 +110,7 @@ FORWARD: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Image]] = {
 }
 
 
-NO_GRADIENT = "no rule for grid_sampler_2d_backward: torch can't trace the gradient of its decomposition"
-GRID_SAMPLE = (lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1) * 0.7, align_corners=False), (2, 3, 4, 5))
-
-
-@pytest.mark.parametrize(
-    ("forward", "size"),
-    [
-        *(pytest.param(*row, id=name) for name, row in FORWARD.items()),
-        pytest.param(*GRID_SAMPLE, id="grid_sample", marks=pytest.mark.xfail(strict=True, reason=NO_GRADIENT)),
-    ],
-)
+@pytest.mark.parametrize(("forward", "size"), list(FORWARD.values()), ids=list(FORWARD))
 def test_gradients_by_the_backend(forward: Callable[[torch.Tensor], torch.Tensor], size: Image) -> None:
     """torch.compile's backward graphs, which contain the operators of training."""
     torch._dynamo.reset()
@@ -131,6 +121,40 @@ def test_gradients_by_the_backend(forward: Callable[[torch.Tensor], torch.Tensor
         for x, run in ((mine, compiled), (theirs, forward)):
             run(x).cos().sum().backward()
         torch.testing.assert_close(mine.grad, theirs.grad, **looser("gradients"))
+
+
+GRIDS = [
+    (2, "bilinear", "zeros", False),
+    (2, "bilinear", "border", True),
+    (2, "bilinear", "reflection", False),
+    (2, "bilinear", "reflection", True),
+    (2, "nearest", "border", False),
+    (2, "bicubic", "zeros", True),
+    (2, "bicubic", "reflection", False),
+    (3, "bilinear", "reflection", True),
+    (3, "nearest", "zeros", False),
+]
+
+
+@pytest.mark.parametrize(("axes", "mode", "padding", "corners"), GRIDS)
+def test_gradients_of_grid_sample(axes: int, mode: str, padding: str, corners: bool) -> None:
+    """Of image and grid, with static sizes, then with dynamic ones; a third of the points lies outside the image."""
+
+    def forward(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, grid, mode, padding, corners)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(forward, backend="onnxplug", options={"fallback": False})
+    for n in (0, 1):
+        x = image(2, 3, *(4 + n, 5, 3)[:axes], seed=n)
+        grid = image(2, *(3, 4 + n, 2)[:axes], axes, seed=7) * 1.3
+        gradients = []
+        for run in (compiled, forward):
+            leaves = [x.clone().requires_grad_(), grid.clone().requires_grad_()]
+            run(*leaves).cos().sum().backward()
+            gradients.append([leaf.grad for leaf in leaves])
+        for mine, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(mine, theirs, **looser("images, grids"))
 
 
 class Net(nn.Module):
