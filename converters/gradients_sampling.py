@@ -68,12 +68,12 @@ def grid_sampler_backward(
             index = index * sizes[axis] + chosen[axis].place
         places = torch.where(inside, index, 0).reshape([lead[0], 1, -1]).expand_as(given)
         if wanted[0]:
-            weight = torch.where(inside, math.prod(tap.weight for tap in chosen), 0.0)  # type: ignore[arg-type]
+            weight = torch.where(inside, math.prod(tap.weight for tap in chosen), 0.0)
             image = image.scatter_add(2, places, given * weight.reshape([lead[0], 1, -1]))
         if mode != _NEAREST:
             along = torch.where(inside, (values.gather(2, places) * given).sum(1).reshape(inside.shape), 0.0)
             for axis in range(spatial):
-                rest = math.prod((tap.weight for i, tap in enumerate(chosen) if i != axis), start=chosen[axis].slope)  # type: ignore[arg-type]
+                rest = math.prod((tap.weight for i, tap in enumerate(chosen) if i != axis), start=chosen[axis].slope)
                 slopes[axis] = slopes[axis] + along * rest
     return image.reshape(x.shape) if wanted[0] else None, torch.stack(slopes[::-1], -1)
 
