@@ -186,7 +186,7 @@ class _Run:
                 new.shape = old.shape
             consumers.extend(old.consumers())
             producer = new.producer()
-            if is_op(producer, "Identity") and producer.inputs[0] is old:
+            if producer is not None and is_op(producer, "Identity") and producer.inputs[0] is old:
                 self._copy_for_output(graph, old, new)
                 continue
             if old.is_graph_output() and (producer is None or producer.graph is not graph or new.is_graph_output()):
