@@ -207,7 +207,7 @@ def _arguments(options: Mapping[str, Any], rules: str) -> list[str]:
             continue
         if name == "prefer" or isinstance(value, Mapping):
             value = dict(value)
-        text = repr(value).replace("_DimHint(type=<_DimHintType.DYNAMIC: 3>", "torch.export.Dim.DYNAMIC")
+        text = repr(value)
         if name == "dynamic_shapes":
             text = _shapes_text(value)
         elif "<" in text or (isinstance(value, list | tuple) and not all(isinstance(item, str) for item in value)):
