@@ -95,6 +95,6 @@ def test_gradients_of_a_model_equal_eager(name: str) -> None:
             if expected is None:
                 assert got is None
             else:
-                size = float(expected.abs().max()) or 1.0
+                size = float(expected.abs().max()) + 1e-3  # a bias of keys has the gradient 0, up to rounding
                 found = compare(got / size, expected / size, **looser("gradients of models"))
                 assert found.equal, f"the gradient of {parameter} {found}"

@@ -28,7 +28,7 @@ LOOSER: dict[str, Row] = {
     "fused": Row(1e-4, 1e-5, "a fused operator sums in another order"),
     "gradients": Row(1e-4, 1e-5, "sums over all places, in another order"),
     "gradients of models": Row(
-        1e-3, 1e-4, "sums over all places, layer after layer; of gradients divided by their greatest"
+        1e-3, 1e-4, "sums over all places, layer after layer; of gradients divided by the greatest"
     ),
     "graphs": Row(1e-4, 1e-5, "messages are summed in another order, layer after layer"),
     "grouped, bfloat16": Row(1.6e-2, 1.6e-2, "sums of products in bfloat16"),
