@@ -182,6 +182,7 @@ def models(names: Sequence[str]) -> None:
         ratios.append(first["onnxplug"] / first["inductor"])
         steady.append(costs[0]["onnxplug"] / costs[0]["inductor"])
         cells = [f"{cost[b] * 1e3:.2f}" for cost in costs for b in ("eager", "inductor", "onnxplug")]
+        console.print(f"{name}: first call {ratios[-1]:.2f}, a call {steady[-1]:.2f} of inductor's")
         table.add_row(name, f"{first['inductor']:.1f}", f"{first['onnxplug']:.1f}", f"{ratios[-1]:.2f}", *cells)
     console.print(table)
     console.print(
