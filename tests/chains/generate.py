@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.chains.operators import HELPERS, TEMPLATES
 
@@ -154,7 +155,12 @@ class _Maker:
                 continue
             text, fresh = filled
             try:
-                result = eval(text, {"torch": torch, "F": F, **HELPERS}, {**self.values, **self.parameters, **fresh})
+                with sdpa_kernel(
+                    SDPBackend.MATH
+                ):  # which refuses keys and values of different lengths, unlike the others
+                    result = eval(
+                        text, {"torch": torch, "F": F, **HELPERS}, {**self.values, **self.parameters, **fresh}
+                    )
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError):
                 continue
             if not isinstance(result, torch.Tensor) or not 0 < result.numel() <= MAX_ELEMENTS or result.dim() > 6:

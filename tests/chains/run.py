@@ -65,7 +65,11 @@ def run_chain(chain: Chain, **options: Any) -> Outcome:
     axes = {0: torch.export.Dim.DYNAMIC} if chain.dynamic and chain.inputs[0][0].shape[0] > 1 else None
     try:
         try:
-            program = exported(chain, module, axes, options)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                program = exported(chain, module, axes, options)
+            if any("the exported model is right only where" in str(warning.message) for warning in said):
+                axes = None  # such as the number of pieces that chunk gives: the user was told
         except onnxplug.CaptureError:
             # The first size is an example of an ordinary one in most chains; some operators fix it.
             if axes is None:
