@@ -237,7 +237,13 @@ def _fresh_dynamo() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("alone", "opset"), [(True, 13), (True, 21), (False, 18), (False, 23)])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("alone", "opset"),
+    [pytest.param(True, 13, marks=LONG), (True, 21), (False, 18), pytest.param(False, 23, marks=LONG)],
+)
 @pytest.mark.parametrize("name", FORMS)
 def test_form(name: str, alone: bool, opset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check_form(FORMS[name], opset, monkeypatch, patterns.REWRITES if alone else None)

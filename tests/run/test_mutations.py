@@ -233,13 +233,16 @@ def refused(program: onnxplug.OnnxProgram, count: int) -> tuple[list[str], int]:
     return unnoticed, tried
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if number % 2 else ()) for number, name in enumerate(SMALL)]
+)
 def test_small_models(name: str) -> None:
     unnoticed, tried = refused(small(name), 12)
     assert unnoticed == []
     assert tried > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "count"), WHOLE)
 def test_whole_models(name: str, count: int) -> None:
     unnoticed, tried = refused(whole(name), count)

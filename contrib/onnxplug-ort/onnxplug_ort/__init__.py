@@ -83,10 +83,22 @@ def _routed() -> tuple[Any, ...]:
     return torch.randn(5, 8), index, weights, torch.randn(4, 12, 8), torch.randn(4, 8, 6)
 
 
+def _written_out_attention(g: Any, node: Any) -> Any:
+    from onnxplug_ort.attention import written_out_attention  # imports onnx_ir, which an export needs anyway
+
+    return written_out_attention(g, node)
+
+
+def _self_attention(g: Any, node: Any) -> Any:
+    from onnxplug_ort.attention import self_attention
+
+    return self_attention(g, node)
+
+
 @hookimpl
 def onnxplug_rewrites() -> list[Rewrite]:
     """What is found in the finished graph, put together by models themselves."""
-    from onnxplug_ort import attention, rewrites
+    from onnxplug_ort import rewrites
 
     found = [
         ("fused_matmul", "MatMul", rewrites.fused_matmul),
@@ -96,8 +108,8 @@ def onnxplug_rewrites() -> list[Rewrite]:
         ("bias_gelu_before_20", f"{DOMAIN}::Gelu", rewrites.bias_gelu),
         ("bias_fast_gelu", f"{DOMAIN}::FastGelu", rewrites.bias_fast_gelu),
         ("rotary_embedding", "Add", rewrites.rotary_embedding),
-        ("written_out_attention", "Reshape", attention.written_out_attention),
-        ("self_attention", f"{DOMAIN}::MultiHeadAttention", attention.self_attention),
+        ("written_out_attention", "Reshape", _written_out_attention),
+        ("self_attention", f"{DOMAIN}::MultiHeadAttention", _self_attention),
     ]
     return [
         *(Rewrite(f"ort_{name}", op, apply, domains=_DOMAINS) for name, op, apply in found),
