@@ -29,10 +29,6 @@ def consumers(value: ir.Value) -> list[ir.Node]:
     return [use.node for use in value.uses()]
 
 
-def _is(node: ir.Node | None, *op_types: str) -> bool:
-    return node is not None and not node.domain and node.op_type in op_types
-
-
 def pad_apart_from_pool(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """A ``Pad`` with zeros before a pool pads a tensor of one more axis.
 
@@ -41,7 +37,7 @@ def pad_apart_from_pool(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """
     x, pads, fill, axes = [*node.inputs, None, None][:4]
     readers = consumers(node.outputs[0])
-    if not any(_is(n, "AveragePool") or (_is(n, "MaxPool") and len(n.outputs) == 1) for n in readers):
+    if not any(is_op(n, "AveragePool") or (is_op(n, "MaxPool") and len(n.outputs) == 1) for n in readers):
         return None
     shape, widths = dims_of(x), g.constant(pads)
     value = g.constant(fill) if fill is not None else np.zeros(())
@@ -65,7 +61,7 @@ def pad_apart_from_pool(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 def _scale_of(g: GraphBuilder, value: ir.Value | None) -> tuple[ir.Value, float] | None:
     """``(x, factor)`` of a value that is ``x`` times or divided by a constant number."""
     node = value.producer() if value is not None else None
-    if node is None or not _is(node, "Mul", "Div"):
+    if node is None or not is_op(node, "Mul", "Div"):
         return None
     pairs = [node.inputs] if node.op_type == "Div" else [node.inputs, node.inputs[::-1]]
     for x, factor in pairs:
@@ -101,9 +97,9 @@ def _feeds_matmul(node: ir.Node) -> bool:
     seen = [node]
     while seen:
         current = seen.pop()
-        if _is(current, "MatMul"):
+        if is_op(current, "MatMul"):
             return True
-        if _is(current, "Transpose", "Mul", "Div"):
+        if is_op(current, "Transpose", "Mul", "Div"):
             seen.extend(consumers(current.outputs[0]))
     return False
 
