@@ -63,6 +63,11 @@ def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
     return node if is_op(node, *op_types) and node.graph is producer.graph else None
 
 
+def attribute_values(node: ir.Node) -> dict[str, Any]:
+    """A node's attributes by name, to emit another node with them."""
+    return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
     """An attribute's value, or the operator's default."""
     found = node.attributes.get(name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.build.matching import made_by, reads, used_once
+from onnxplug.build.matching import attribute_values, made_by, reads, used_once
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def biases_added_once(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
             if not _is_added_again(first, second, outer) and not _is_smaller(first, second, node.inputs[0]):
                 continue
             biases = g.op.Add(first, second)
-            result: ir.Value = g.op.Softmax(g.op.Add(scores, biases), **_attributes(node))
+            result: ir.Value = g.op.Softmax(g.op.Add(scores, biases), **attribute_values(node))
             return result
     return None
 
@@ -60,10 +60,6 @@ def _is_smaller(first: ir.Value, second: ir.Value, total: ir.Value | None) -> bo
         return False
     padded = [(1,) * (len(whole) - len(shape)) + shape for shape in shapes if shape is not None]
     return any(size != 1 and a == 1 and b == 1 for size, a, b in zip(whole, *padded, strict=True))
-
-
-def _attributes(node: ir.Node) -> dict[str, object]:
-    return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 REWRITES = [Rewrite("biases_added_once", "Softmax", biases_added_once, when=reads("Add"))]

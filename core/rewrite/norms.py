@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.build.matching import int_attribute, is_op, made_by, read_by, reads, used_once
+from onnxplug.build.matching import attribute_values, int_attribute, is_op, made_by, read_by, reads, used_once
 from onnxplug.registry.target import is_onnxruntime_cpu
 from onnxplug.rewrite.rewrite import Rewrite
 
@@ -52,7 +52,7 @@ def root_mean_square_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
                 continue
             mean, epsilon = found
             squares = g.op.Pow(x, g.const(2.0, x.dtype))
-            again = g.op.ReduceMean(squares, *mean.inputs[1:], **_attributes(mean))
+            again = g.op.ReduceMean(squares, *mean.inputs[1:], **attribute_values(mean))
             result: ir.Value = g.op.Mul(g.op.Div(x, g.op.Sqrt(g.op.Add(again, epsilon))), weight)
             return result
     return None
@@ -91,10 +91,6 @@ def _over_last(g: GraphBuilder, mean: ir.Node, rank: int) -> bool:
         list(axes) if axes is not None else list(mean.attributes["axes"].as_ints()) if "axes" in mean.attributes else []
     )
     return bool(int_attribute(mean, "keepdims", 1)) and [int(a) for a in found] in ([-1], [rank - 1])
-
-
-def _attributes(node: ir.Node) -> dict[str, object]:
-    return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 REWRITES = [

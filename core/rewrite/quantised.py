@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.build.matching import int_attribute, is_op, made_by, only_reader, used_once
+from onnxplug.build.matching import attribute_values, int_attribute, is_op, made_by, only_reader, used_once
 from onnxplug.build.scope import graphs_of
 from onnxplug.rewrite.onnxruntime import consumers, workaround
 
@@ -168,8 +168,7 @@ def quantised_operands(g: GraphBuilder, node: ir.Node) -> ir.Value | Mapping[ir.
         return None
     if moves:
         return {restoring.outputs[0]: plain}
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    made: ir.Value = getattr(g.op, node.op_type)(plain, weight, *bias, **attributes)
+    made: ir.Value = getattr(g.op, node.op_type)(plain, weight, *bias, **attribute_values(node))
     return made
 
 
@@ -209,8 +208,7 @@ def unsigned_bytes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         if _is_constant(value) or not any(is_op(reader, *_MOVES) for reader in consumers(node.outputs[0])):
             return None
         bytes_ = g.cast(g.op.Add(g.cast(value, ir.DataType.INT32), g.const(128, ir.DataType.INT32)), ir.DataType.UINT8)
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    result: ir.Value = g.op.DequantizeLinear(bytes_, node.inputs[1], moved, **attributes)
+    result: ir.Value = g.op.DequantizeLinear(bytes_, node.inputs[1], moved, **attribute_values(node))
     return result
 
 
@@ -225,7 +223,7 @@ def _quantised_unsigned(g: GraphBuilder, value: ir.Value, zero: np.ndarray, move
     bounds = [g.constant(bound) for bound in clip.inputs[1:]] if clip is not None else []
     if any(bound is None for bound in bounds) or not np.array_equal(zero, np.asarray(_zero_point(g, quantise))):
         return None
-    kept = {name: a.value for name, a in quantise.attributes.items() if name != "output_dtype"}
+    kept = {name: value for name, value in attribute_values(quantise).items() if name != "output_dtype"}
     result: ir.Value = g.op.QuantizeLinear(quantise.inputs[0], quantise.inputs[1], moved, **kept)
     if clip is not None:
         result = g.op.Clip(result, *(g.const(_as_unsigned(bound)) for bound in bounds if bound is not None))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from onnxplug.build.matching import int_attribute, made_by, same_size, same_sizes, used_once
+from onnxplug.build.matching import attribute_values, int_attribute, made_by, same_size, same_sizes, used_once
 from onnxplug.registry.target import is_onnxruntime_cpu
 from onnxplug_ort import DOMAIN
 from onnxplug_ort.rewrites import all_float, made_by_op, scalar
@@ -186,8 +186,7 @@ def self_attention(g: Any, node: Any) -> Any:
     zeros = g.const([0.0] * width)
     weights = g.op.Concat(*(p.weight for p in projections), axis=1)
     biases = g.op.Concat(*(zeros if p.bias is None else p.bias for p in projections), axis=0)
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    return g.domain(DOMAIN).Attention(projections[0].rows, weights, biases, None, None, bias, **attributes)
+    return g.domain(DOMAIN).Attention(projections[0].rows, weights, biases, None, None, bias, **attribute_values(node))
 
 
 def _projection(g: Any, value: Any) -> _Projection | None:
