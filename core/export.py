@@ -15,7 +15,7 @@ import torch
 from onnxplug import arguments
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.collection import collection_held
+from onnxplug.build.collection import collect_if_due, collection_held
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture
@@ -132,6 +132,7 @@ def to_onnx(
     if call_patches and strict:
         raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
     stage("capture")
+    collect_if_due()
     captured = capture(
         model,
         args,

@@ -10,6 +10,20 @@ from contextlib import contextmanager
 _lock = threading.Lock()
 _holders = 0
 _was_enabled = False
+#: Objects that _age moved since the last full collection. Python's own count does not include them, so that it would
+#: not collect them before the process has grown by other means.
+_aged = 0
+#: How many of them make a full collection due: it takes about as long as exporting one or two small models, of which a
+#: hundred leave as many.
+_DUE = 200_000
+
+
+def collect_if_due() -> None:
+    """Frees what earlier conversions left, if that is much and the program lets the collector run."""
+    global _aged
+    if _aged > _DUE and gc.isenabled():
+        _aged = 0
+        gc.collect()
 
 
 @contextmanager
@@ -40,6 +54,8 @@ def _age() -> None:
 
     The first allocation after the collector is on would otherwise collect whatever was made in the meantime.
     """
+    global _aged
     if gc.get_freeze_count() == 0:  # else the program has frozen objects, which must stay so
+        _aged += gc.get_count()[0]
         gc.freeze()
         gc.unfreeze()

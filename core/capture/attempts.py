@@ -19,6 +19,7 @@ from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, chec
 from onnxplug.capture.guards import Condition, FixedExpressionError, at_least_two, conditions, fixed_by, warning_text
 from onnxplug.capture.locations import is_torch_file
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
+from onnxplug.capture.release import release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, zero_is_a_size
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import fx_config, pytree
@@ -209,7 +210,9 @@ class _Capture:
             # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
             args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
             self._recorded = stack.enter_context(recorded())
-            return torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
+            program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
+            release_inputs(program)
+            return program
 
 
 def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]:

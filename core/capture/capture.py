@@ -20,6 +20,7 @@ from onnxplug.capture.guards import conditions, warning_text
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
+from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.host import Patch
@@ -70,6 +71,7 @@ def capture(
             "exported model too. Call model.eval() first for inference.",
             stacklevel=3,
         )
+    clear_size_caches()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_keywords_spelled_out(module, keywords))
         stack.enter_context(onnx_export_flag())
