@@ -13,17 +13,21 @@ _was_enabled = False
 #: Objects that _age moved since the last full collection. Python's own count does not include them, so that it would
 #: not collect them before the process has grown by other means.
 _aged = 0
-#: How many of them make a full collection due: it takes about as long as exporting one or two small models, of which a
-#: hundred leave as many.
-_DUE = 200_000
+#: How many full collections there had been then.
+_collections = 0
+#: How many such objects make a full collection due, which visits about as many of torch's: two hundred exports of small
+#: models leave as many, or one of a thousand nodes.
+_DUE = 400_000
 
 
 def collect_if_due() -> None:
     """Frees what earlier conversions left, if that is much and the program lets the collector run."""
-    global _aged
-    if _aged > _DUE and gc.isenabled():
-        _aged = 0
+    if _aged > _DUE and gc.isenabled() and _collections == _full_collections():
         gc.collect()
+
+
+def _full_collections() -> int:
+    return gc.get_stats()[-1]["collections"]
 
 
 @contextmanager
@@ -54,8 +58,9 @@ def _age() -> None:
 
     The first allocation after the collector is on would otherwise collect whatever was made in the meantime.
     """
-    global _aged
+    global _aged, _collections
     if gc.get_freeze_count() == 0:  # else the program has frozen objects, which must stay so
-        _aged += gc.get_count()[0]
+        before, _collections = _collections, _full_collections()
+        _aged = gc.get_count()[0] + (_aged if before == _collections else 0)
         gc.freeze()
         gc.unfreeze()
