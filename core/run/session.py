@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,8 @@ class Runner:
             raise VerificationError(
                 f"onnxplug.reference can't run the model: {error.message}", hint=error.hint
             ) from error
+        if reason is not None and lacks_kernel(reason):
+            warnings.warn(f"{_no_kernel_text(reason)}: onnxplug.reference ran the model instead", stacklevel=4)
 
     @property
     def input_names(self) -> list[str]:
@@ -230,11 +233,19 @@ class Runner:
 _PORTABLE = frozenset({"portable", "portable, exact"})
 #: What ONNX Runtime says of kernels that are registered for an element type, and refuse it when they run.
 _REFUSAL = re.compile(r"operator does not support \w+ yet|data type is not supported")
+#: Which node it is, in the message of an error for want of a kernel.
+_LACKING = re.compile(r"Could not find an implementation for .*")
 
 
 def lacks_kernel(error: Exception) -> bool:
     """Whether ONNX Runtime refused a model for want of a kernel, not because the model is wrong."""
     return "NOT_IMPLEMENTED" in str(error) or type(error).__name__ == "NotImplemented"
+
+
+def _no_kernel_text(error: Exception) -> str:
+    """That ONNX Runtime can't run a model, and the node that it names, less its codes."""
+    said = _LACKING.search(str(error))
+    return f"ONNX Runtime can't run the model ({said[0] if said else error})"
 
 
 def to_ort_value(value: Any) -> Any:
