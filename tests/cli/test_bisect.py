@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onnxplug.cli.app import run
-from tests.support.distributions import Dist, pip_install, run_python
+from tests.support.distributions import Dist, place, run_python
 
 MODEL = """
 import torch
@@ -126,7 +126,7 @@ def onnxplug_rewrites():
 
 def test_a_wrong_rewrite_of_a_plugin(folder: Path) -> None:
     """It is named, and the script asks for the plugin."""
-    pip_install(folder, Dist("onnxplug-shop", PLUGIN))
+    place(folder, Dist("onnxplug-shop", PLUGIN))
     printed = run_python(folder, "-m", "onnxplug", "bisect", "bisected_model.py:good", status=1)
     assert "at fault: the rewrite careless" in printed
     assert "1 of 5 operators left" in printed

@@ -1,4 +1,4 @@
-"""`onnxplug plugins list | show | check | new`, `why`, `ops` and the plugin flags, on distributions installed by pip."""
+"""`onnxplug plugins list | show | check | new`, `why`, `ops` and the plugin flags, on installed distributions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxplug.cli.app import run
 from onnxplug.cli.options import read_settings
 from onnxplug.errors import UsageError
 from onnxplug.scaffold.write import write_package
-from tests.support.distributions import Dist, pip_install, run_python
+from tests.support.distributions import Dist, place, run_python
 
 OPERATORS = """
 import torch
@@ -87,7 +87,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One plugin that keeps what it promises, one that breaks all of it."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "shop_operators.py").write_text(OPERATORS, encoding="utf-8")
-    pip_install(folder, Dist("shop-good", GOOD, entry="good"), Dist("shop-bad", BAD, entry="bad"))
+    place(folder, Dist("shop-good", GOOD, entry="good"), Dist("shop-bad", BAD, entry="bad"))
     return folder
 
 
@@ -98,7 +98,7 @@ def onnxplug(folder: Path, *arguments: str, status: int = 0, **environment: str)
 
 
 def test_a_hanging_a_slow_and_a_crashing_plugin_are_listed(tmp_path: Path) -> None:
-    pip_install(
+    place(
         tmp_path,
         Dist("shop-hangs", HANGING, entry="hangs"),
         Dist("shop-slow", SLOW, entry="slow"),

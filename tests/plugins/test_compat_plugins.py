@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.distributions import Dist, pip_install, run_python
+from tests.support.distributions import Dist, place, run_python
 
 LIBRARY = """
 import torch
@@ -112,7 +112,7 @@ print("kept after", shop.Clamp.apply(torch.tensor([5.0]), 1.5).item(), shop.clam
 
 
 def test_a_plugin_of_what_was_written_for_torch_onnx(tmp_path: Path) -> None:
-    pip_install(tmp_path, Dist("onnxplug-shop", PLUGIN, module="onnxplug_shop"))
+    place(tmp_path, Dist("onnxplug-shop", PLUGIN, module="onnxplug_shop"))
     (tmp_path / "shop.py").write_text(LIBRARY, encoding="utf-8")
     printed = run_python(tmp_path, "-c", USE)
     assert "('Clamp', 1)" in printed

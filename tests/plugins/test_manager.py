@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.distributions import Dist, pip_install, run_python
+from tests.support.distributions import Dist, pip_install, place, run_python
 
 PRELUDE = """
 import sys, warnings
@@ -37,8 +37,8 @@ def onnxplug_rules():
 def install(
     folder: Path, name: str, source: str, *, module: str = "", entry: str = "shop", version: str = "1.0"
 ) -> None:
-    """A distribution that pip builds and installs into ``folder``."""
-    pip_install(folder, Dist(name, source, entry, module, version))
+    """A distribution installed in ``folder``."""
+    place(folder, Dist(name, source, entry, module, version))
 
 
 def rule(body: str, op: str = "shop::double", options: str = "") -> str:
@@ -55,8 +55,24 @@ EXPORT = "print(ops(onnxplug.to_onnx(model, (X,), verify=True)))"
 
 
 def test_an_installed_package_translates_its_operator(tmp_path: Path) -> None:
-    install(tmp_path, "onnxplug-shop", rule(MUL))
-    assert "['Mul']" in run(tmp_path, EXPORT)
+    """In a new process, built and installed by pip; the others start from files that ``place`` writes."""
+    shop, again = (
+        Dist("onnxplug-shop", rule(MUL), version="1.2"),
+        Dist("onnxplug-again", None, "again", "onnxplug_shop"),
+    )
+    by_pip, written = tmp_path / "pip", tmp_path / "written"
+    pip_install(by_pip, shop, again)
+    options = ("-W", "ignore::DeprecationWarning", "-c", PRELUDE + EXPORT.replace("(X,)", "(X,), plugins=['shop']"))
+    assert "['Mul']" in run_python(by_pip, *options, fresh=True)
+    written.mkdir()
+    place(written, shop, again)
+    of_pip_alone = {"REQUESTED", "WHEEL", "direct_url.json", "RECORD"}  # its own build, and the hashes of that
+
+    def files(folder: Path) -> dict[str, str]:
+        found = (p for p in folder.rglob("*") if p.is_file() and p.name not in of_pip_alone)
+        return {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in found}
+
+    assert files(written) == files(by_pip)
 
 
 def test_choosing_plugins(tmp_path: Path) -> None:
@@ -164,7 +180,7 @@ print([str(w.message) for w in seen if "override=True" in str(w.message)])
 
 def test_the_same_module_under_two_entry_points(tmp_path: Path) -> None:
     install(tmp_path, "onnxplug-shop", rule(MUL))
-    pip_install(tmp_path, Dist("onnxplug-again", None, entry="again", module="onnxplug_shop"))
+    place(tmp_path, Dist("onnxplug-again", None, entry="again", module="onnxplug_shop"))
     code = "print([(r.name, r.status) for r in registry_for()[1].records()]); " + EXPORT
     printed = run(tmp_path, code)
     assert "['Mul']" in printed

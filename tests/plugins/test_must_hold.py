@@ -1,4 +1,4 @@
-"""What must hold of plugins that misbehave; each is a real distribution, built and installed by pip."""
+"""What must hold of plugins that misbehave; each is a distribution of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.distributions import Dist, pip_install, run_python
+from tests.support.distributions import Dist, place, run_python
 
 OPS = """
 import sys, warnings, threading
@@ -53,7 +53,7 @@ def onnxplug_rules():
 
 
 def test_a_converter_that_returns_something_else(tmp_path: Path) -> None:
-    pip_install(tmp_path, Dist("onnxplug-shop", WRONG))
+    place(tmp_path, Dist("onnxplug-shop", WRONG))
     code = """
 for name in ("count", "dtype", "rank", "size", "nothing", "raises"):
     op = define(name)
@@ -74,7 +74,7 @@ for name in ("count", "dtype", "rank", "size", "nothing", "raises"):
 
 @pytest.mark.parametrize("optimize", [True, False])
 def test_decline_leaves_no_orphan(tmp_path: Path, optimize: bool) -> None:
-    pip_install(tmp_path, Dist("onnxplug-shop", WRONG))
+    place(tmp_path, Dist("onnxplug-shop", WRONG))
     code = f"""
 op = define("twice")
 print(attempt(lambda x: op(x), (X,), optimize={optimize}, verify=True))
@@ -99,7 +99,7 @@ def onnxplug_rewrites():
 
 
 def test_a_rewrite_that_does_not_end_or_changes_a_dtype_is_stopped_and_named(tmp_path: Path) -> None:
-    pip_install(tmp_path, Dist("onnxplug-shop", REWRITES))
+    place(tmp_path, Dist("onnxplug-shop", REWRITES))
     code = """
 for name in ("floor", "tan", "acos", "asin", "relu"):
     print(name, attempt(lambda x: getattr(x, name)(), (X,)))
@@ -136,7 +136,7 @@ def onnxplug_rules():
 
 
 def test_a_registry_changed_during_an_export_and_a_plugin_uninstalled_between_processes(tmp_path: Path) -> None:
-    pip_install(tmp_path, Dist("onnxplug-shop", CHANGING))
+    place(tmp_path, Dist("onnxplug-shop", CHANGING))
     (info,) = tmp_path.glob("onnxplug_shop-*.dist-info")
     code = """
 first, second = define("first"), define("second")
@@ -156,7 +156,7 @@ ADD = MUL.replace("g.op.Mul(node.args[0], 2.0)", "g.op.Add(node.args[0], node.ar
 
 
 def test_threads_with_different_plugins_never_see_each_other(tmp_path: Path) -> None:
-    pip_install(tmp_path, Dist("shop-a", MUL, entry="a"), Dist("shop-b", ADD, entry="b"))
+    place(tmp_path, Dist("shop-a", MUL, entry="a"), Dist("shop-b", ADD, entry="b"))
     code = """
 double = define("double")
 class M(torch.nn.Module):
@@ -177,7 +177,7 @@ print(seen["a"], seen["b"], seen["both"])
 
 def test_a_blocked_plugin_is_never_imported(tmp_path: Path) -> None:
     loud = "import pathlib; pathlib.Path(__file__).with_name('was-imported').touch(); raise RuntimeError('loud')"
-    pip_install(tmp_path, Dist("onnxplug-shop", loud), Dist("onnxplug-good", MUL, entry="good"))
+    place(tmp_path, Dist("onnxplug-shop", loud), Dist("onnxplug-good", MUL, entry="good"))
     for arguments, environment in (
         (["--no-plugin", "shop", "plugins", "list"], {}),
         (["plugins", "list", "--no-plugin", "onnxplug-shop"], {}),

@@ -1,4 +1,4 @@
-"""Plugins as real distributions: a project that pip builds and installs, into a folder put on the path."""
+"""Plugins as real distributions, in a folder put on the path: built and installed by pip, or the same files written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.child import run_fork
 
 _PROJECT = """
 [build-system]
@@ -63,12 +65,47 @@ def pip_install(folder: Path, *dists: Dist) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_python(folder: Path, *arguments: str, status: int | None = 0, **environment: str) -> str:
-    """Runs Python with the distributions of ``folder`` installed; returns what it printed, errors included."""
+def place(folder: Path, *dists: Dist) -> None:
+    """Writes the files that ``pip_install`` leaves in ``folder``: the module and its metadata, without building.
+
+    A pip takes two seconds; tests/plugins/test_manager.py holds the two to the same files.
+    """
+    for dist in dists:
+        stem = dist.name.replace("-", "_")
+        module = dist.module or stem
+        info = f"{stem}-{dist.version}.dist-info"
+        files = {
+            f"{info}/METADATA": f"Metadata-Version: 2.4\nName: {dist.name}\nVersion: {dist.version}\n",
+            f"{info}/entry_points.txt": f"[onnxplug]\n{dist.entry} = {module}\n",
+            f"{info}/top_level.txt": (module if dist.source is not None else "") + "\n",
+            f"{info}/INSTALLER": "pip\n",
+        }
+        if dist.source is not None:
+            files[f"{module}.py"] = dist.source
+        files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+        (folder / info).mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def run_python(folder: Path, *arguments: str, status: int | None = 0, fresh: bool = False, **environment: str) -> str:
+    """Runs Python with the distributions of ``folder`` installed; returns what it printed, errors included.
+
+    Args:
+        folder: The working folder, and the first on the path after it.
+        arguments: Of the interpreter: ``"-c", code`` or ``"-m", module``, what follows them, and ``-W`` before them.
+        status: The exit status that is expected; ``None``: any.
+        fresh: A new process, which imports torch itself, not the fork of one that has imported it
+            (``tests.support.forking``). Several of these run at the same time.
+        environment: Environment variables beside those of this process.
+    """
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", **environment}
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=env, cwd=folder, check=False
-    )
+    if fresh:
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, env=env, cwd=folder, check=False
+        )
+    else:
+        done = run_fork(*arguments, env=env, cwd=folder)
     assert status is None or done.returncode == status, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
