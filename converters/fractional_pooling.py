@@ -31,7 +31,7 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
     """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
 
     Graham (2014): with alpha = (n - k) / (o - 1) window i starts at floor((i + u) alpha) - floor(u alpha), the last one at
-    n - k; u is the random sample of the axis, one for each image and channel, the last axis's first.
+    n - k; u is the random sample of the axis, one for each image and channel.
     """
     x, kernel, out, samples = node.args
     single = rank_of(x) == spatial + 1
@@ -45,7 +45,8 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
     for axis, (size, k, o) in enumerate(zip(sizes, kernel, out, strict=True)):
         # torch computes the places in the dtype of the samples.
         dtype = samples.dtype
-        u = g.op.Gather(samples, g.const(spatial - 1 - axis), axis=2)
+        # torch's two kernels differ: the samples of planes are (width, height), those of volumes (depth, height, width).
+        u = g.op.Gather(samples, g.const(1 - axis if spatial == 2 else axis), axis=2)
         starts = _starts(g, u, size, k, o, dtype)
         window = g.op.Add(unsqueeze(g, starts, 3), g.const(np.arange(k, dtype=np.int64)))
         axes = [2 + a for a in range(2 * spatial) if a not in (axis, spatial + axis)]

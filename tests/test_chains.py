@@ -64,3 +64,10 @@ def test_the_summary_counts_every_chain() -> None:
     assert line == (
         "chains 100 to 109 (10): 7 right, 0 not captured, 2 no kernel, 0 refused, 1 wrong, 0 does not load; 3 s"
     )
+
+
+@pytest.mark.parametrize("number", [2447, 11472])
+def test_decompositions_that_ask_for_sizes(number: int) -> None:
+    """torch asks whether ``s**2 >= s``, and whether ``6*s > 6`` to sort axes by their strides: no size is excluded by that."""
+    outcome = run_chain(make(number))
+    assert (outcome.status, outcome.detail) == ("right", "")

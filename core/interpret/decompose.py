@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,9 +92,9 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         # A named tuple would stand in the graph as a call of its class.
         return tuple(results) if isinstance(results, tuple) else results
 
-    inputs = [known[node] for node in dynamic]
     fake_modes = {v.fake_mode for v in known.values() if isinstance(v, FakeTensor)}
     mode: Any = next(iter(fake_modes), None) or FakeTensorMode()
+    inputs = [_laid_out(known[node], mode) for node in dynamic]
     shape_env = getattr(mode, "shape_env", None)
     known_guards = len(shape_env.guards) if shape_env is not None else 0
     with mode, torch.no_grad():
@@ -129,12 +131,29 @@ def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.
 
     modes = [v.fake_mode for v in inputs if isinstance(v, FakeTensor)]
     mode: Any = modes[0] if modes else FakeTensorMode()
+    inputs = [_laid_out(value, mode) for value in inputs]
     known = len(mode.shape_env.guards) if mode.shape_env is not None else 0
     with mode, torch.no_grad():
         module = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
     if mode.shape_env is not None:
         _refuse_guards(mode.shape_env, known)
     return module
+
+
+def _laid_out(value: Any, mode: Any) -> Any:
+    """A fake tensor with axes in their order in memory, as all of ONNX's are, instead of one in another layout.
+
+    Strides that depend on dynamic sizes make torch ask for those sizes; and a tensor that is marked as to be conjugated or
+    negated later is so already here.
+    """
+    if not isinstance(value, FakeTensor) or value.layout is not torch.strided or value.is_quantized:
+        return value
+    if not (value.is_conj() or value.is_neg()) and not any(
+        isinstance(stride, torch.SymInt) for stride in value.stride()
+    ):
+        return value
+    with mode, torch.no_grad():
+        return torch.empty(value.shape, dtype=value.dtype, device=value.device)
 
 
 def _refuse_guards(shape_env: Any, known: int) -> None:
@@ -151,13 +170,41 @@ def _refuse_guards(shape_env: Any, known: int) -> None:
     for guard in shape_env.guards[known:]:
         frame = getattr(guard.sloc, "framework_loc", None)
         expr = guard.expr
-        if isinstance(expr, sympy.Ne) or any(part in getattr(frame, "name", "") for part in _LAYOUT):
+        if isinstance(expr, sympy.Ne) or _is_of_layout(frame):
             continue
         if isinstance(expr, sympy.Gt | sympy.Ge) and expr.args[1].is_number and expr.args[1] <= 2:
             continue
         if isinstance(expr, sympy.Lt | sympy.Le) and expr.args[0].is_number and expr.args[0] <= 2:
             continue
+        if _holds_from_two_on(expr):
+            continue
         raise ValueError(f"it holds only where {guard.expr}")
+
+
+#: Sizes that are tried to find out whether a condition holds for all but 0 and 1.
+_SIZES = (2, 3, 4, 5, 7, 8, 9, 16, 17, 64, 100, 1000, 1023)
+
+
+def _holds_from_two_on(expr: Any) -> bool:
+    """Whether a condition holds for all sizes of 2 or more, such as ``s**2 >= s``; False where there are too many to try."""
+    import sympy
+
+    symbols = sorted(expr.free_symbols, key=str)
+    if len(symbols) > 2:
+        return False
+    return all(
+        expr.xreplace(dict(zip(symbols, map(sympy.Integer, sizes), strict=True))) is sympy.true
+        for sizes in itertools.product(_SIZES, repeat=len(symbols))
+    )
+
+
+def _is_of_layout(frame: Any) -> bool:
+    """Whether torch asked in a function that settles strides."""
+    name = getattr(frame, "name", "")
+    if any(part in name for part in _LAYOUT):
+        return True
+    # Axes are sorted by their strides.
+    return name == "__lt__" and frame.filename.replace(os.sep, "/").endswith("torch/_prims_common/__init__.py")
 
 
 def _plain(argument: Any) -> Any:

@@ -289,6 +289,18 @@ def test_fractional_max_pool(out: tuple[int, int]) -> None:
     check(model, *first, others=others, dynamic=named)
 
 
+@pytest.mark.parametrize("out", [(3, 4, 2), (1, 2, 1)], ids=str)
+def test_fractional_max_pool_of_volumes(out: tuple[int, int, int]) -> None:
+    """The samples are in the order of the axes, unlike those of planes."""
+
+    def model(x: torch.Tensor, u: torch.Tensor) -> Any:
+        return F.fractional_max_pool3d(x, (2, 1, 2), output_size=out, return_indices=True, _random_samples=u)
+
+    # torch itself fixes the sizes.
+    for b, d, h, w in ((2, 9, 10, 5), (1, 6, 5, 4)):
+        check(model, torch.randn(b, 3, d, h, w), torch.rand(b, 3, 3))
+
+
 def test_a_size_that_is_data_to_torch_and_constant_in_the_graph() -> None:
     def model(x: torch.Tensor) -> Any:
         y = x.repeat_interleave(torch.tensor([2, 1]), 0)
