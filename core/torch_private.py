@@ -120,6 +120,7 @@ _NAMES = {
             "torchscript_registration": "registration:",
         }.items()
     },
+    "TracingContext": _Private("torch._guards:TracingContext", "torch.compile of training"),
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
     "aot_autograd": _Private("torch._dynamo.backends.common:aot_autograd", "torch.compile backends"),
     "disable_current_modes": _Private("torch.utils._python_dispatch:_disable_current_modes", "torch.compile backends"),
@@ -127,6 +128,9 @@ _NAMES = {
         "torch._functorch.partitioners:min_cut_rematerialization_partition", "torch.compile of training"
     ),
     # Without these something is less precise.
+    "keeps_graph": _Private(  # inputs of compiled graphs live as long as what was computed from them
+        "torch._C._autograd:_get_current_graph_task_keep_graph", "second derivatives", lambda: lambda: True
+    ),
     "higher_order_operators": _Private(  # names of higher-order operators are taken as given
         "torch._ops:_higher_order_ops", "the names of higher-order operators", dict
     ),

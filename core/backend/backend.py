@@ -14,10 +14,12 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.backend import cache
+from onnxplug.backend.aliases import SameMemory, writes_inputs
 from onnxplug.backend.binding import Executable, RunError
 from onnxplug.backend.dump import Dump, DumpingExecutable
 from onnxplug.backend.lowering import Lowered, guard_count, lower, structure
 from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runtime_of
+from onnxplug.backend.second_order import SecondOrder
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnose.alignment import Recipe
 from onnxplug.errors import OnnxplugError, UsageError
@@ -27,7 +29,12 @@ from onnxplug.opsets import resolve_opsets
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.kernels import CallHost, custom_operators, kernels_for, onnxruntime_module
 from onnxplug.run.session import LOG_SEVERITY, make_session, model_source
-from onnxplug.torch_private import aot_autograd, disable_current_modes, min_cut_rematerialization_partition
+from onnxplug.torch_private import (
+    TracingContext,
+    aot_autograd,
+    disable_current_modes,
+    min_cut_rematerialization_partition,
+)
 
 Compiled = Callable[..., Any]
 _GRAPH = {"forward": "a forward graph", "backward": "a backward graph", "inference": "an inference graph"}
@@ -95,10 +102,23 @@ def compile_graphs(
         name: partial(_compile, options=options, kind=kind, make=make)
         for name, kind in (("fw_compiler", "forward"), ("bw_compiler", "backward"), ("inference_compiler", "inference"))
     }
-    compiled: Compiled = aot_autograd(**compilers, partition_fn=min_cut_rematerialization_partition)(
-        module, example_inputs
-    )
-    return compiled
+    joints: list[torch.fx.GraphModule] = []
+
+    def partition(joint: torch.fx.GraphModule, *args: Any, **settings: Any) -> Any:
+        joints.append(joint)
+        return min_cut_rematerialization_partition(joint, *args, **settings)
+
+    compiled: Compiled = aot_autograd(**compilers, partition_fn=partition)(module, example_inputs)
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    # Unlike inductor, nothing of ours writes over what is saved for backward: it serves several passes.
+    donated = getattr(metadata, "bw_donated_idxs", None)
+    if donated:
+        donated.clear()
+    warn = partial(_warn, error=None) if options.fallback else None
+    if joints:
+        compiled = SecondOrder(compiled, module, joints[0], warn)
+    return SameMemory(compiled, module, example_inputs, warn) if writes_inputs(metadata) else compiled
 
 
 def _reset() -> None:
@@ -181,10 +201,11 @@ class _CompiledGraph:
         return self._module.forward(*given)
 
 
-def _warn(what: str, error: Exception, *, raises: bool = True) -> None:
+def _warn(what: str, error: Exception | None, *, raises: bool = True) -> None:
     text = error.message if isinstance(error, OnnxplugError) else f"{type(error).__name__}: {error}"
+    reason = f": {text}" if error is not None else ""
     instead = " (options={'fallback': False} raises instead)" if raises else ""
-    warnings.warn(f"torch.compile(backend='onnxplug'): {what}: {text}{instead}", stacklevel=2)
+    warnings.warn(f"torch.compile(backend='onnxplug'): {what}{reason}{instead}", stacklevel=2)
 
 
 # -- models and sessions ---------------------------------------------------------------------------------------------------

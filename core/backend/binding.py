@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from onnxplug.run.kernels import onnxruntime_module
 
 #: What PyTorch gives as a tensor's address when it has no element; ONNX Runtime wants one.
 _SOMEWHERE = torch.zeros(1, dtype=torch.complex128)
+
+#: Types of which ONNX Runtime makes no DLPack tensor.
+_NOT_IN_DLPACK = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz})
 
 
 class RunError(OnnxplugError):
@@ -206,7 +210,9 @@ def _adopt(value: Any, output: Computed, numbers: Sequence[int]) -> torch.Tensor
     real = _real(output.dtype)
     if value.element_type() != int(to_onnx_dtype(real)):
         raise RunError(f"ONNX Runtime gave the output {output.index} as {value.data_type()}, and it is {real}")
-    tensor = torch.utils.dlpack.from_dlpack(value)
+    tensor = (
+        torch.utils.dlpack.from_dlpack(value) if output.dtype not in _NOT_IN_DLPACK else _copied(value, output.dtype)
+    )
     if output.dtype.is_complex:
         tensor = torch.view_as_complex(tensor)
     elif tensor.dtype != output.dtype:
@@ -214,6 +220,12 @@ def _adopt(value: Any, output: Computed, numbers: Sequence[int]) -> torch.Tensor
     expected = None if output.shape is None else [numbers[i] for i in output.shape]
     if expected is not None and list(tensor.shape) != expected:
         raise RunError(f"ONNX Runtime gave the output {output.index} the shape {list(tensor.shape)}, not {expected}")
+    return tensor
+
+
+def _copied(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.empty(value.shape(), dtype=dtype)
+    ctypes.memmove(tensor.data_ptr(), value.data_ptr(), tensor.nbytes)
     return tensor
 
 

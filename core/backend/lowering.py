@@ -159,6 +159,16 @@ def _check_input(node: torch.fx.Node) -> None:
     val = node.meta.get("val")
     if isinstance(val, torch.Tensor) and (val.layout is not torch.strided or val.is_quantized):
         raise Unsupported(f"the input {node.name} is a {val.layout} tensor of {val.dtype}")
+    _check_device(node, "input")
+
+
+def _check_device(node: torch.fx.Node, kind: str) -> None:
+    """Memory that the CPU can't read is never given to a session."""
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor) and val.device.type != "cpu":
+        raise Unsupported(
+            f"the {kind} {node.name} is on {str(val.device)!r}, and sessions read and write the memory of the CPU"
+        )
 
 
 def _results(
@@ -240,7 +250,8 @@ def _in_call(argument: Any, sizes: Sizes) -> Any:
 def _computed(node: torch.fx.Node, index: int, sizes: Sizes) -> Computed:
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_quantized:
-        raise Unsupported(f"the output {node.name} is a {type(val).__name__}, which ONNX Runtime does not return")
+        raise Unsupported(f"the output {node.name} is a {_kind(val)}, which ONNX Runtime does not return")
+    _check_device(node, "output")
     try:
         shape = tuple(sizes.index(s) for s in val.shape)
         strides = tuple(sizes.index(s) for s in val.stride())
@@ -248,6 +259,12 @@ def _computed(node: torch.fx.Node, index: int, sizes: Sizes) -> Computed:
         order = _memory_order(val)
         return Computed(index, val.dtype, val.device, None, None, order == tuple(range(val.dim())), order)
     return Computed(index, val.dtype, val.device, shape, strides, _always_contiguous(val))
+
+
+def _kind(val: Any) -> str:
+    if not isinstance(val, torch.Tensor):
+        return type(val).__name__
+    return "quantized tensor" if val.is_quantized else f"{val.layout} tensor"
 
 
 def _memory_order(val: torch.Tensor) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import onnxplug
+from onnxplug.backend.binding import RunError
 from tests.backend.test_backend import compare
 
 STRICT = {"fallback": False}
@@ -167,6 +168,46 @@ def test_inputs_that_share_memory_and_are_written(name: str) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("first", ALIASED)
+def test_memory_that_is_shared_otherwise_in_a_later_call(first: str, dynamic: bool | None) -> None:
+    """Eager's answer: torch's own guards let such calls pass, and its other backends then give wrong numbers."""
+    later = [*ALIASED, first]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*share memory in another way")
+        compiled = torch.compile(add_and_double, backend="onnxplug", dynamic=dynamic)
+        for name in (first, *later):
+            mine, theirs = torch.arange(8.0).view(4, 2), torch.arange(8.0).view(4, 2)
+            torch.testing.assert_close(compiled(*ALIASED[name](mine)), add_and_double(*ALIASED[name](theirs)))
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_memory_that_is_shared_otherwise_warns_once_or_raises() -> None:
+    base = torch.arange(8.0)
+    for options in ({}, STRICT):
+        torch._dynamo.reset()
+        compiled = torch.compile(add_and_double, backend="onnxplug", options=options)
+        compiled(base[:4], base[4:])
+        if options:
+            with pytest.raises(RunError, match="share memory in another way"):
+                compiled(base[:4], base[2:6])
+        else:
+            with pytest.warns(UserWarning, match="share memory in another way"):
+                compiled(base[:4], base[2:6])
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                compiled(base[:4], base[1:5])
+
+
+def test_parts_of_one_memory_that_do_not_overlap() -> None:
+    """The slots of a cache: each call has others, and none is run by eager PyTorch."""
+    compiled = torch.compile(add_and_double, backend="onnxplug", options=STRICT)
+    mine, theirs = torch.arange(24.0).view(6, 4), torch.arange(24.0).view(6, 4)
+    for i, j in ((0, 1), (3, 2), (5, 0)):
+        torch.testing.assert_close(compiled(mine[i], mine[j]), add_and_double(theirs[i], theirs[j]))
+        torch.testing.assert_close(mine, theirs)
+
+
 class Changing(nn.Module):
     """Writes its parameter and its buffer, replaces another buffer, and counts calls in a Python attribute."""
 
@@ -218,6 +259,8 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor, d
         torch.arange(4, dtype=torch.int32).view(torch.complex32),
         {},
     ),
+    "an input that is not in memory": (lambda x: x * 2, torch.empty(3, device="meta"), {}),
+    "an output that is not in memory": (lambda x: (x * 2).to("meta"), torch.randn(3), {}),
 }
 
 
@@ -235,6 +278,25 @@ def test_what_onnx_runtime_does_not_run(name: str) -> None:
     strict = torch.compile(function, backend="onnxplug", options={**options, **STRICT})
     with pytest.raises(Exception, match=r"."):
         strict(x)
+
+
+@pytest.mark.parametrize(
+    "dtype", [getattr(torch, f"float8_{kind}") for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")]
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_float8_results(dtype: torch.dtype, dynamic: bool | None) -> None:
+    """ONNX Runtime gives no DLPack tensor of them."""
+
+    def function(x: torch.Tensor) -> Any:
+        return (x * 2).to(dtype), (x * 2).t().to(dtype), x[x > 1].to(dtype)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(function, backend="onnxplug", dynamic=dynamic, fullgraph=True, options=STRICT)
+        for rows in (3, 3, 5):
+            x = torch.randn(rows, 4)
+            for got, expected in zip(compiled(x), function(x), strict=True):
+                assert got.dtype == dtype
+                compare(got.view(torch.uint8), expected.view(torch.uint8))
 
 
 # -- custom operators ------------------------------------------------------------------------------------------------------

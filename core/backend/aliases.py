@@ -1,0 +1,95 @@
+"""Graphs that write to inputs: what AOTAutograd takes for granted of the memory of these, checked in every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from onnxplug.backend.binding import RunError
+
+#: Inputs that share memory with others, each with the first of that memory and, unless it is symbolic, its place there.
+Sharing = tuple[tuple[int, int, int | None], ...]
+
+
+class SameMemory:
+    """Calls a compiled graph where its inputs share memory as they did when it was compiled, and eager PyTorch elsewhere.
+
+    Where a graph writes to an input, AOTAutograd builds into it which inputs lie in one memory, and at which place. Dynamo's
+    guards check little of that again (torch 2.13: whether inputs of symbolic sizes overlap), and numbers would be wrong.
+
+    Args:
+        compiled: What AOTAutograd gave.
+        module: What Dynamo captured.
+        example_inputs: What it was captured with.
+        warn: Takes what is run by eager PyTorch, in words, the first time; ``None`` raises instead.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        module: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        warn: Callable[[str], None] | None,
+    ) -> None:
+        self._compiled = compiled
+        self._module = module
+        self._is_static = [_is_static(value) for value in example_inputs]
+        self._sharing = self._found(example_inputs)
+        self._warn = warn
+        self._has_warned = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the graph.
+
+        Raises:
+            RunError: Inputs share memory in another way, and there is no eager PyTorch to fall back to.
+        """
+        if self._found(args) == self._sharing:
+            return self._compiled(*args)
+        what = "inputs that are written to share memory in another way than when their graph was compiled"
+        if self._warn is None:
+            raise RunError(what, hint="Clone one of them before the call.")
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(f"a call is run by eager PyTorch: {what}")
+        return self._module(*args)
+
+    def _found(self, args: Sequence[Any]) -> Sharing:
+        by_storage: dict[int, list[int]] = {}
+        for i, value in enumerate(args):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                by_storage.setdefault(value.untyped_storage()._cdata, []).append(i)
+        if all(len(group) == 1 for group in by_storage.values()):
+            return ()
+        found: list[tuple[int, int, int | None]] = []
+        for group in by_storage.values():
+            overlapping = _overlapping([args[i] for i in group]) if all(self._is_static[i] for i in group) else None
+            for place, i in enumerate(group if len(group) > 1 else ()):
+                if overlapping is None or overlapping[place]:
+                    found.append((i, group[0], args[i].storage_offset() if self._is_static[i] else None))
+        return tuple(found)
+
+
+def _overlapping(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Of each tensor of one memory, whether it may have an element in common with another."""
+    ends = [
+        (t.storage_offset(), t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+        for t in tensors
+    ]
+    return [
+        any(first <= other[1] and other[0] <= last for j, other in enumerate(ends) if j != i)
+        for i, (first, last) in enumerate(ends)
+    ]
+
+
+def writes_inputs(metadata: Any) -> bool:
+    """Whether a graph writes to an input, a parameter or a buffer, by AOTAutograd's metadata of it."""
+    return any(info.mutates_data or info.mutates_metadata for info in getattr(metadata, "input_info", ()))
+
+
+def _is_static(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return all(isinstance(size, int) for size in (*value.shape, *value.stride(), value.storage_offset()))
