@@ -11,7 +11,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tests see the plugins they ask for, not those of the developer's shell.
 os.environ.pop("ONNXPLUG_PLUGINS", None)
 
+import subprocess
 from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -63,3 +67,15 @@ def seeded() -> Iterator[None]:
         np.random.seed(0)
         yield
     np.random.set_state(state)
+
+
+@pytest.fixture
+def forked_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bisect` tries its scripts in forks of a process that has imported torch, not in new interpreters."""
+    from tests.support.child import run_fork
+
+    def run(command: list[str], *, cwd: Path, **_: Any) -> subprocess.CompletedProcess[str]:
+        return run_fork(*command[1:], env=dict(os.environ), cwd=cwd)
+
+    instead = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("onnxplug.diagnose.bisect.subprocess", instead)

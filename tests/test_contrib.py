@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
+
+from tests.support.distributions import environment, pip_of
 
 ROOT = Path(__file__).resolve().parent.parent
 USE = """
@@ -20,6 +20,9 @@ program = onnxplug.to_onnx(
 )
 print([n.op_type for n in program.model.graph], program.model.opset_imports, [f.name for f in program.model.functions.values()])
 import onnx; onnx.checker.check_model(program.model_proto, full_check=True)
+from onnxplug.cli.app import run
+for line in ("plugins list --json", "why softcap::softcap", "plugins check softcap --opset 18 --opset 21"):
+    assert run(line.split()) == 0, line
 """
 MISSING = """
 import warnings; warnings.filterwarnings("ignore")
@@ -43,35 +46,24 @@ def run(python: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean virtual environment that sees this one's packages (torch takes long to install), and installs its own."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
-    found = folder / "bin" / "python"
-    site = run(found, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip()
-    here = next(p for p in sys.path if p.endswith("site-packages"))
-    # The old setuptools that comes with venv would hide the pinned one.
-    run(found, "-m", "pip", "uninstall", "--yes", "--quiet", "setuptools")
-    Path(site, "parent.pth").write_text(f"import site; site.addsitedir({here!r})\n", encoding="utf-8")
-    return found
+    """Shared by the tests here: each installs a package and uninstalls it."""
+    return environment(tmp_path_factory.mktemp("environment"))
 
 
 def test_softcap_installs_translates_and_uninstalls(python: Path) -> None:
     assert "missing ['softcap::softcap.default']" in run(python, "-c", MISSING)
     package = str(ROOT / "contrib" / "onnxplug-softcap")
-    run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", package)
+    pip_of(python, "install", package)
     printed = run(python, "-c", USE)
     assert "['Softcap', 'Add', 'Softcap']" in printed
     assert "'onnxplug.softcap': 1" in printed
-    listed = run(python, "-m", "onnxplug", "plugins", "list", "--json")
-    assert '"onnxplug-softcap"' in listed
-    assert '"loaded"' in listed
-    reason = run(python, "-m", "onnxplug", "why", "softcap::softcap")
-    assert "onnxplug_softcap.plugin:softcap" in reason
-    checked = run(python, "-m", "onnxplug", "plugins", "check", "softcap", "--opset", "18", "--opset", "21")
-    assert "softcap::softcap agrees with PyTorch at opsets 18, 21" in checked
+    assert '"onnxplug-softcap"' in printed
+    assert '"loaded"' in printed
+    assert "onnxplug_softcap.plugin:softcap" in printed
+    assert "softcap::softcap agrees with PyTorch at opsets 18, 21" in printed
     own = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{package}/tests")
     assert " passed" in own
-    run(python, "-m", "pip", "uninstall", "--yes", "--quiet", "onnxplug-softcap")
+    pip_of(python, "uninstall", "onnxplug-softcap")
     assert "missing ['softcap::softcap.default']" in run(python, "-c", MISSING)
 
 
@@ -99,7 +91,7 @@ def test_example_cpp_builds_exports_runs_and_uninstalls(python: Path, tmp_path: 
     package = Path(shutil.copytree(ROOT / "contrib" / "onnxplug-example-cpp", tmp_path / "source"))
     shutil.rmtree(package / "build", ignore_errors=True)
     model = str(tmp_path / "model.onnx")
-    run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", str(package))
+    pip_of(python, "install", str(package))
     printed = run(python, "-c", CPP, model)
     assert "['LeakySum', 'Add'] {'onnxruntime'}" in printed
     library = Path(printed.splitlines()[-1])
@@ -111,7 +103,7 @@ def test_example_cpp_builds_exports_runs_and_uninstalls(python: Path, tmp_path: 
     assert f"the library {library} of the plugin example_cpp (onnxplug-example-cpp 0.1.0) is not there" in run(
         python, "-c", LOST, model
     )
-    run(python, "-m", "pip", "uninstall", "--yes", "--quiet", "onnxplug-example-cpp")
+    pip_of(python, "uninstall", "onnxplug-example-cpp")
     printed = run(python, "-c", LOST, model)
     assert "nothing runs onnxplug.example::LeakySum: no library has it" in printed
     assert "No installed plugin declares the domain onnxplug.example." in printed

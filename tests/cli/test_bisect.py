@@ -52,7 +52,7 @@ def uncapturable():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_scripts: None) -> Path:
     (tmp_path / "bisected_model.py").write_text(MODEL, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -125,7 +125,7 @@ def onnxplug_rewrites():
 
 
 def test_a_wrong_rewrite_of_a_plugin(folder: Path) -> None:
-    """It is named, and the script asks for the plugin."""
+    """It is named, and the script, run by a new interpreter, asks for the plugin."""
     place(folder, Dist("onnxplug-shop", PLUGIN))
     printed = run_python(folder, "-m", "onnxplug", "bisect", "bisected_model.py:good", status=1)
     assert "at fault: the rewrite careless" in printed

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import textwrap
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from onnxplug.cli.app import run
 from onnxplug.cli.options import read_settings
 from onnxplug.errors import UsageError
 from onnxplug.scaffold.write import write_package
-from tests.support.distributions import Dist, place, run_python
+from tests.support.distributions import Dist, environment, pip_of, place, run_python
 
 OPERATORS = """
 import torch
@@ -283,22 +281,14 @@ def test_new_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_new_writes_a_package_that_installs_and_whose_tests_pass(tmp_path: Path) -> None:
     """As a user does it: pip in a fresh environment; its tests, its README and `plugins check` as they were written."""
     made = write_package("onnxplug-my-lib", tmp_path, "my_lib::squeeze_in")
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], capture_output=True, text=True, check=True
-    ).stdout.strip()  # fmt: skip
-    here = next(p for p in sys.path if p.endswith("site-packages"))
-    # This environment's packages (torch takes long to install); the old setuptools of venv would hide the pinned one.
-    subprocess.run([python, "-m", "pip", "uninstall", "--yes", "-q", "setuptools"], check=True, capture_output=True)
-    Path(site, "parent.pth").write_text(f"import site; site.addsitedir({here!r})\n", encoding="utf-8")
+    python = environment(tmp_path / "venv")
 
     def succeed(*arguments: str) -> str:
-        done = subprocess.run([python, *arguments], capture_output=True, text=True, cwd=made.folder, check=False)
+        done = subprocess.run([str(python), *arguments], capture_output=True, text=True, cwd=made.folder, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    succeed("-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps", ".")
+    pip_of(python, "install", str(made.folder))
     # Before this checkout was installed with its entry point pytest11, the fixtures have to be named.
     from importlib.metadata import entry_points
 

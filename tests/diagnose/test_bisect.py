@@ -20,6 +20,9 @@ from onnxplug.diagnose.trouble import Kind
 from onnxplug.diagnose.verdict import Culprit
 from tests.support.check import Call
 
+#: A new interpreter runs the script in `test_a_wrong_rule`, and those of the command line's plugins.
+pytestmark = pytest.mark.usefixtures("forked_scripts")
+
 RULES = """
 from onnxplug import Unsupported
 

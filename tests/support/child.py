@@ -49,7 +49,7 @@ def run_fork(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.Comp
     For tests of what onnxplug does in a process of its own. What is imported, and when, is for :func:`run_child`.
 
     Args:
-        arguments: Arguments of the interpreter: ``"-c", code`` or ``"-m", module`` and what follows, ``-W`` before them.
+        arguments: Arguments of the interpreter: ``"-c", code``, ``"-m", module`` or a file, and what follows; ``-W`` before them.
         env: All environment variables.
         cwd: The working folder.
     """

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,26 @@ def place(folder: Path, *dists: Dist) -> None:
         (folder / info).mkdir()
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
+
+
+def environment(folder: Path) -> Path:
+    """A clean virtual environment that sees this one's packages (torch takes long to install); returns its Python.
+
+    It has no pip: ``pip_of`` has this one's work in it.
+    """
+    venv.create(folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    here = next(p for p in sys.path if p.endswith("site-packages"))
+    (site / "parent.pth").write_text(f"import site; site.addsitedir({here!r})\n", encoding="utf-8")
+    return folder / "bin" / "python"
+
+
+def pip_of(python: Path, *arguments: str) -> None:
+    """Runs pip on the environment of ``python``: ``install`` without an index, or ``uninstall``."""
+    options = ["--no-index", "--no-build-isolation", "--no-deps"] if arguments[0] == "install" else ["--yes"]
+    command = [sys.executable, "-m", "pip", "--python", str(python), arguments[0], "--quiet", *options, *arguments[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def run_python(folder: Path, *arguments: str, status: int | None = 0, fresh: bool = False, **environment: str) -> str:

@@ -3,8 +3,8 @@
 Importing torch and what an export needs takes three seconds; forking takes hundredths. A fork is a process of its own: its
 modules, warnings, plugins and environment are its own, and it ends as Python does. No plugin and no converter is imported here.
 
-Requests are lines of JSON on standard input, with the keys ``arguments`` (``-c CODE …`` or ``-m MODULE …``, and ``-W`` before
-them), ``environment``, ``folder``, ``stdout`` and ``stderr`` (files). The answer is a line with the exit status.
+Requests are lines of JSON on standard input, with the keys ``arguments`` (``-c CODE …``, ``-m MODULE …`` or ``FILE …``, and
+``-W`` before them), ``environment``, ``folder``, ``stdout`` and ``stderr`` (files). The answer is a line with the exit status.
 """
 
 from __future__ import annotations
@@ -62,12 +62,17 @@ def become(request: dict[str, Any]) -> None:
         action, _, category = arguments[1].partition("::")
         warnings.simplefilter(action, getattr(builtins, category or "Warning"))
         del arguments[:2]
-    option, program = arguments[:2]
-    first = {"-c": "", "-m": request["folder"]}[option]
+    option = arguments[0]
+    first = {"-c": "", "-m": request["folder"]}.get(option, os.path.dirname(os.path.abspath(option)))
     # In place of the folder of this file.
     sys.path[:1] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     importlib.invalidate_caches()
-    sys.argv = [option, *arguments[2:]]
+    if option not in ("-c", "-m"):
+        sys.argv = arguments
+        runpy.run_path(option, run_name="__main__")
+        return
+    program = arguments.pop(1)
+    sys.argv = arguments
     if option == "-m":
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
