@@ -60,6 +60,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, No
         return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` leaves out the long ones
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each sample runs at one in four of its opsets by default, each with others than its neighbours; the rest is long."""
+    samples: dict[tuple[Path, int], list[pytest.Item]] = {}
+    for item in items:
+        case = item.callspec.params.get("onnx_sample") if hasattr(item, "callspec") else None
+        if case is not None and item.path.is_relative_to(CONTRIB):
+            samples.setdefault((item.path, id(case.sample)), []).append(item)
+    for number, opsets in enumerate(samples.values()):
+        for place, item in enumerate(opsets):
+            if place % 4 != number % min(4, len(opsets)):
+                item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _installed(request: pytest.FixtureRequest) -> Iterator[None]:
     with installed(request.path):

@@ -10,6 +10,7 @@ import torch
 from tests.opdb.expected import EXPECTED, ONLY, UNCAPTURED, expected, uncaptured
 from tests.opdb.measure import GOOD, UNMEASURABLE, entries, measure, module_of, samples
 from tests.opdb.report import OPSETS
+from tests.support.sampling import rotated
 
 ENTRIES = entries()
 NAMES = sorted(ENTRIES)
@@ -44,28 +45,27 @@ def check(name: str, dtype: torch.dtype, **options: Any) -> None:
         assert not bad, bad[0]
 
 
-@pytest.mark.parametrize("name", NAMES[::5])
+@pytest.mark.parametrize("name", rotated(NAMES[::5], every=2))
 def test_float32(name: str) -> None:
     check(name, torch.float32)
 
 
-@pytest.mark.parametrize("name", NAMES[3::40])
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64],
-    ids=str,
-)
+DTYPES = [
+    torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype"), rotated(NAMES[3::40], DTYPES, every=3))
 def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     check(name, dtype)
 
 
-@pytest.mark.parametrize("name", NAMES[1::12])
+@pytest.mark.parametrize("name", rotated(NAMES[1::12], every=2))
 def test_dynamic_dimensions(name: str) -> None:
     check(name, torch.float32, dynamic=True)
 
 
-@pytest.mark.parametrize("name", NAMES[::40])
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize(("name", "opset"), rotated(NAMES[::40], OPSETS, every=3))
 def test_opsets(name: str, opset: int) -> None:
     check(name, torch.float32, opset=opset)
 

@@ -18,6 +18,7 @@ from torch.ao.quantization import quantize_fx
 import onnxplug
 from onnxplug.errors import Unsupported
 from tests.support.check import check
+from tests.support.sampling import rotated
 from tests.support.tolerances import looser
 
 AUTO = torch.export.Dim.AUTO
@@ -54,9 +55,10 @@ RANGES: dict[str, tuple[torch.dtype, int, int, int]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scale", [0.25, 1.0, 0.0371])
-@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize(
+    ("name", "scale", "dtype"),
+    rotated(RANGES, [0.25, 1.0, 0.0371], [torch.float32, torch.float16, torch.bfloat16], every=3),
+)
 def test_per_tensor(name: str, scale: float, dtype: torch.dtype) -> None:
     stored, low, high, zero = RANGES[name]
     x = (HARD if scale != 0.0371 else tensor(3, 7, scale=2.0)).to(dtype)
@@ -76,8 +78,10 @@ def test_per_tensor(name: str, scale: float, dtype: torch.dtype) -> None:
         )
 
 
-@pytest.mark.parametrize("name", [n for n in RANGES if n != "zero_point_outside"])
-@pytest.mark.parametrize("parameter", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    rotated([n for n in RANGES if n != "zero_point_outside"], [torch.float32, torch.float64], every=2),
+)
 def test_per_tensor_with_tensors(name: str, parameter: torch.dtype) -> None:
     stored, low, high, zero = RANGES[name]
     for shape in ((), (1,)):
@@ -94,9 +98,10 @@ def test_per_tensor_with_tensors(name: str, parameter: torch.dtype) -> None:
         )
 
 
-@pytest.mark.parametrize("name", [n for n in RANGES if n != "zero_point_outside"])
-@pytest.mark.parametrize("parameter", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("axis", [0, -2])
+@pytest.mark.parametrize(
+    ("name", "parameter", "axis"),
+    rotated([n for n in RANGES if n != "zero_point_outside"], [torch.float32, torch.float64], [0, -2], every=2),
+)
 def test_per_channel(name: str, parameter: torch.dtype, axis: int) -> None:
     stored, low, high, zero = RANGES[name]
     x = HARD[:, :, None].expand(3, 7, 2).contiguous()
@@ -167,8 +172,9 @@ PARAMETERS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), rotated(PARAMETERS, [torch.float32, torch.float16, torch.bfloat16], every=3)
+)
 def test_parameters(name: str, dtype: torch.dtype) -> None:
     inputs = [
         tensor(3, 5),
@@ -219,8 +225,9 @@ FAKE = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", FAKE)
+@pytest.mark.parametrize(
+    ("name", "dtype"), rotated(FAKE, [torch.float32, torch.float64, torch.float16, torch.bfloat16], every=2)
+)
 def test_fake(name: str, dtype: torch.dtype) -> None:
     low, high, zero = FAKE[name]
     hard = HARD.to(dtype)

@@ -1,0 +1,25 @@
+"""Which part of a large table `make test` goes through; `make zoo` goes through the rest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+LONG = pytest.mark.long
+
+
+def rotated(*axes: Iterable[Any], every: int) -> list[Any]:
+    """The cases of a cross product, for ``parametrize``: one in ``every`` runs by default, the others are long.
+
+    Those whose places in the axes add up to a multiple of ``every``. So each value of each axis runs by default, with
+    others of the other axes in turn, as long as some other axis has at least ``every`` values; of two axes with
+    ``every`` values each, each value once.
+    """
+    cases = itertools.product(*(enumerate(axis) for axis in axes))
+    return [
+        pytest.param(*values, id="-".join(map(str, values)), marks=() if sum(places) % every == 0 else LONG)
+        for places, values in (zip(*case, strict=True) for case in cases)
+    ]
