@@ -22,12 +22,22 @@ from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runt
 from onnxplug.backend.second_order import SecondOrder
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnose.alignment import Recipe
-from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.export import plugins_of_call, recipe_of
 from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
 from onnxplug.registry.target import Target, check_runtime
-from onnxplug.run.kernels import CallHost, custom_operators, kernels_for, onnxruntime_module
+from onnxplug.run.kernels import (
+    MISSING_HINT,
+    CallHost,
+    Kernels,
+    custom_operators,
+    kernels_for,
+    lacks_operator,
+    missing_text,
+    onnxruntime_module,
+    unknown_operators,
+)
 from onnxplug.run.session import LOG_SEVERITY, make_session, model_source
 from onnxplug.torch_private import (
     TracingContext,
@@ -315,16 +325,32 @@ def _switched_off(options: BackendOptions, rewrites: Sequence[Any]) -> set[str]:
 
 
 def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
+    """A session.
+
+    Raises:
+        RunError: ONNX Runtime does not load the model.
+        PluginError: Nothing of the plugins' runs a custom operator.
+    """
     custom = custom_operators(model)
-    libraries: Sequence[Any] = ()
+    kernels, host = Kernels(), None
     providers = list(options.providers)
     if custom.domains:
-        _, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
-        libraries = kernels_for(custom, CallHost(host, options.runtime), [_name(p) for p in providers]).libraries
+        _, plugins = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
+        host = CallHost(plugins, options.runtime)
+        kernels = kernels_for(custom, host, [_name(p) for p in providers])
+    session_options = _session_options(options)
     source, folder = (model, None) if isinstance(model, bytes) else model_source(model)
-    session = make_session(
-        source, options.threads, libraries=libraries, providers=providers, options=_session_options(options)
-    )
+    try:
+        session = make_session(
+            source, options.threads, libraries=kernels.libraries, providers=providers, options=session_options
+        )
+    except OnnxplugError:
+        raise
+    except Exception as error:
+        if host is not None and lacks_operator(error):
+            text = missing_text(kernels, host, unknown_operators(error, custom), reference=False)
+            raise PluginError(text, hint=MISSING_HINT) from error
+        raise RunError(f"ONNX Runtime can't load the model: {error}") from error
     session._onnxplug_folder = folder  # what the session reads lives as long as it
     return session
 

@@ -55,6 +55,8 @@ def to_onnx_dtype(dtype: torch.dtype | ir.DataType) -> ir.DataType:
         return dtype
     found = TORCH_TO_ONNX.get(dtype)
     if found is None:
+        if not isinstance(dtype, torch.dtype):
+            raise Unsupported(f"{dtype!r} is no dtype: give a torch.dtype or an onnx_ir.DataType")
         raise Unsupported(f"ONNX has no element type for {dtype}")
     return found
 
