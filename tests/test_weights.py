@@ -15,6 +15,7 @@ import onnxplug
 from onnxplug import UsageError
 from onnxplug.build.dtypes import as_array
 from onnxplug.run.compare import compare
+from tests.support.sampling import rotated
 from tests.support.zoo import ZOO
 
 MODELS = ("resnet18", "vit", "bert", "gpt2", "llama", "t5")
@@ -66,7 +67,7 @@ def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | Non
     return program
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rotated(MODELS, every=2))
 def test_whole_models(name: str) -> None:
     case = ZOO[name]()
     check(case.module, case.args, case.kwargs, dynamic_shapes=case.dynamic_shapes)

@@ -14,6 +14,7 @@ from onnxplug.errors import UsageError
 from tests.converters.test_weight_only import DYNAMIC, TOLERANCES, Affine, Packed
 from tests.support.check import check
 from tests.support.contrib import plugged
+from tests.support.sampling import rotated
 from tests.test_torchao import CONFIGS, quantised
 
 REGISTRY = plugged("onnxplug-ort")
@@ -51,9 +52,9 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("opset", [13, 18, 21, 24])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "opset"), rotated(CASES, [torch.float32, torch.float16], [13, 18, 21, 24], every=2)
+)
 def test_nibbles(name: str, dtype: torch.dtype, opset: int) -> None:
     how, size = CASES[name]
     (node,) = products(Affine(**how, dtype=dtype), how["columns"], dtype, opset)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.check import check
+from tests.support.sampling import rotated
 
 INF, NAN = float("inf"), float("nan")
 MIN, MAX = -(2**63), 2**63 - 1
@@ -130,9 +131,9 @@ def test_nan_and_infinity(name: str) -> None:
     check(FLOATS[name], ROWS, others=[(FINITE,), (ROWS.flip(0),)], exact=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("target", ["onnxruntime", None], ids=str)
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize(
+    ("name", "target", "dtype"), rotated(FLOATS, ["onnxruntime", None], [torch.float32, torch.float64], every=2)
+)
 def test_ordinary_floats(name: str, target: str | None, dtype: torch.dtype) -> None:
     """Finite numbers of any magnitude and sign, with ties and zeros."""
     sizes = torch.tensor(

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.check import check
+from tests.support.sampling import rotated
 from tests.support.tolerances import looser
 
 AUTO = torch.export.Dim.AUTO
@@ -108,8 +109,7 @@ def interpolations() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
 INTERPOLATIONS = interpolations()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", INTERPOLATIONS)
+@pytest.mark.parametrize(("name", "dtype"), rotated(INTERPOLATIONS, [torch.float32, torch.float64], every=2))
 def test_interpolation(name: str, dtype: torch.dtype) -> None:
     # Cubic weights are rounded to float32 at other steps than torch's.
     tolerance = looser("images, filters") if dtype == torch.float32 else {}
@@ -122,11 +122,10 @@ def test_interpolation_of_dynamic_sizes(mode: str) -> None:
     check(lambda x: F.interpolate(x, scale_factor=2, mode=mode), X, others=OTHERS, dynamic=SIZES, **looser("images"))
 
 
-GRIDS = list(itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True)))
+GRIDS = (("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True))
 
 
-@pytest.mark.parametrize("opset", [13, 17, 21])
-@pytest.mark.parametrize(("mode", "padding", "corners"), GRIDS)
+@pytest.mark.parametrize(("mode", "padding", "corners", "opset"), rotated(*GRIDS, [13, 17, 21], every=3))
 def test_grid_sample(mode: str, padding: str, corners: bool, opset: int) -> None:
     grid = torch.rand(2, 4, 5, 2, generator=torch.Generator().manual_seed(1)) * 2.6 - 1.3
     other = torch.rand(2, 4, 5, 2, generator=torch.Generator().manual_seed(2)) * 1.8 - 0.9

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.support.check import check
+from tests.support.sampling import rotated
 
 AUTO = torch.export.Dim.AUTO
 
@@ -55,10 +56,10 @@ def inputs(model: Tagger, steps: int, lengths: list[int], seed: int) -> tuple[to
     return x, torch.tensor(sorted(lengths, reverse=True) if model.in_order else lengths)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("to_full_length", [False, True])
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "in_order", "to_full_length", "dynamic"),
+    rotated(LAYERS, [True, False], [False, True], [False, True], every=2),
+)
 def test_there_and_back(name: str, in_order: bool, to_full_length: bool, dynamic: bool) -> None:
     model = tagger(name, in_order, to_full_length)
     others = [inputs(model, 5, [2, 4, 1], 1), inputs(model, 5, [1, 1, 1], 2), inputs(model, 5, [5, 5, 5], 3)]

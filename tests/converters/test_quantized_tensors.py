@@ -15,6 +15,7 @@ import torch
 import onnxplug
 from onnxplug.errors import CaptureError, ConversionError, Unsupported
 from tests.support.check import check
+from tests.support.sampling import rotated
 
 ROWS = {0: torch.export.Dim.DYNAMIC}
 Function = Callable[..., Any]
@@ -107,8 +108,7 @@ MOVES: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8], ids=str)
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize(("name", "dtype"), rotated(MOVES, [torch.quint8, torch.qint8], every=2))
 def test_moved_about(name: str, dtype: torch.dtype) -> None:
     check(
         lambda x: MOVES[name](quantized(x, 0.25, 10, dtype)).dequantize(),

@@ -11,6 +11,7 @@ from torch import nn
 
 import onnxplug
 from tests.support.check import check
+from tests.support.sampling import rotated
 from tests.support.tolerances import looser
 
 AUTO = torch.export.Dim.AUTO
@@ -54,8 +55,9 @@ def states(module: nn.RNNBase, batch: int | None, dtype: torch.dtype, seed: int 
     return (h, tensor(count, *middle, module.hidden_size, seed=seed + 1).to(dtype)) if module.mode == "LSTM" else h
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), rotated(LAYERS, [torch.float32, torch.float64, torch.float16, torch.bfloat16], every=2)
+)
 def test_layer(name: str, dtype: torch.dtype) -> None:
     module = layer(name, dtype)
     inputs = [tensor(*shape, 3, seed=s).to(dtype) for s, shape in enumerate([(4, 6), (9, 2), (1, 1), (2, 17)])]

@@ -15,6 +15,7 @@ import onnxplug
 from onnxplug import Unsupported
 from onnxplug.errors import UsageError
 from tests.support.check import check
+from tests.support.sampling import rotated
 from tests.support.tolerances import looser
 
 with warnings.catch_warnings():
@@ -83,9 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("opset", [18, 21, 24])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype", "opset"), rotated(CASES, TOLERANCES, [18, 21, 24], every=3))
 def test_nibbles(name: str, dtype: torch.dtype, opset: int) -> None:
     model = Affine(**CASES[name], dtype=dtype)
     columns = model.levels.shape[1]
@@ -202,9 +201,15 @@ class Packed(nn.Module):
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, self.group, self.scales)
 
 
-@pytest.mark.parametrize("opset", [13, 18, 21, 24])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("shape", [(64, 64, 32), (16, 128, 64), (48, 64, 32), (160, 96, 32), (128, 256, 256)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "opset"),
+    rotated(
+        [(64, 64, 32), (16, 128, 64), (48, 64, 32), (160, 96, 32), (128, 256, 256)],
+        TOLERANCES,
+        [13, 18, 21, 24],
+        every=2,
+    ),
+)
 def test_packed_nibbles(shape: tuple[int, int, int], dtype: torch.dtype, opset: int) -> None:
     columns = shape[1]
     others = [(torch.randn(1, columns).to(dtype) * 3,), (torch.randn(9, columns).to(dtype),)]
@@ -334,9 +339,7 @@ def exactly(model: nn.Module, **options: Any) -> None:
     check(model, torch.randn(2, 5, 64), others=others, dynamic=FIVE, **looser("weights only"), **options)
 
 
-@pytest.mark.parametrize("opset", [18, 21])
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "use", "opset"), rotated(KINDS, USES, [18, 21], every=2))
 def test_activations_are_not_rounded(kind: str, use: str, opset: int) -> None:
     """ONNX Runtime's own fusion of DequantizeLinear and MatMul would round them to bytes, a hundredth off."""
     exactly(Restored(kind, use), opset=opset)

@@ -15,6 +15,7 @@ import onnxplug
 from tests.chains.operators import c8, s8, u8, w8
 from tests.rewrite.test_onnxruntime import outcome
 from tests.support.check import Call, check
+from tests.support.sampling import rotated
 from tests.support.tolerances import looser
 
 torch.manual_seed(0)
@@ -109,8 +110,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("opset", [13, 19, 21, 23])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "opset"), rotated(CASES, [13, 19, 21, 23], every=2))
 def test_right_with_optimisations(name: str, opset: int) -> None:
     function, x = CASES[name]
     check(function, x, others=[(x[:2] * 1.5,)], dynamic=({0: torch.export.Dim.DYNAMIC},), opset=opset)
