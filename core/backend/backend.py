@@ -107,11 +107,15 @@ def compile_graphs(
         example_inputs: Its inputs, fake or not.
         options: The options.
         make: ``(lowered, options, stored)``: gives what runs a graph of AOTAutograd.
+
+    Raises:
+        UsageError: An option names what there is not. No graph is at fault, and eager PyTorch no answer.
     """
     compilers = {
         name: partial(_compile, options=options, kind=kind, make=make)
         for name, kind in (("fw_compiler", "forward"), ("bw_compiler", "backward"), ("inference_compiler", "inference"))
     }
+    _check_options(options)
     joints: list[torch.fx.GraphModule] = []
 
     def partition(joint: torch.fx.GraphModule, *args: Any, **settings: Any) -> Any:
@@ -313,6 +317,18 @@ def recipe_for(lowered: Lowered, options: BackendOptions) -> tuple[Recipe, Calla
     return recipe, transformed, CallHost(host, options.runtime)
 
 
+def _check_options(options: BackendOptions) -> None:
+    """Checks what the options' class can't: names of plugins, rewrites, targets and attributes of sessions.
+
+    Raises:
+        UsageError: There is no such plugin, rewrite, target or attribute.
+    """
+    table, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
+    check_runtime(runtime_of(options), table.targets() | host.targets())
+    _switched_off(options, host.rewrites())
+    _session_options(options)
+
+
 def _switched_off(options: BackendOptions, rewrites: Sequence[Any]) -> set[str]:
     known = {rewrite.name for rewrite in rewrites}
     unknown = [name for name in options.rewrites if name not in known]
@@ -370,7 +386,10 @@ def _session_options(options: BackendOptions) -> Any:
         for name, value in (given or {}).items():
             if not hasattr(made, name):
                 raise UsageError(f"onnxruntime.SessionOptions has no attribute {name!r}")
-            setattr(made, name, value)
+            try:
+                setattr(made, name, value)
+            except TypeError as error:
+                raise UsageError(f"options['session_options']: {name} can't be {value!r}") from error
     if options.optimization is not None:
         made.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, LEVELS[options.optimization])
     return made
