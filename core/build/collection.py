@@ -15,15 +15,22 @@ _was_enabled = False
 _aged = 0
 #: How many full collections there had been then.
 _collections = 0
-#: How many such objects make a full collection due, which visits about as many of torch's: two hundred exports of small
-#: models leave as many, or one of a thousand nodes.
+#: How many such objects make a full collection due: two hundred exports of small models leave as many, or one of a
+#: thousand nodes.
 _DUE = 400_000
+#: The same where the last one left more than twice as many: it visits them all.
+_due_by_size = 0
 
 
 def collect_if_due() -> None:
     """Frees what earlier conversions left, if that is much and the program lets the collector run."""
-    if _aged > _DUE and gc.isenabled() and _collections == _full_collections():
+    global _due_by_size
+    if _aged > max(_DUE, _due_by_size) and gc.isenabled() and _collections == _full_collections():
         gc.collect()
+        if gc.get_freeze_count() == 0:
+            gc.freeze()
+            _due_by_size = gc.get_freeze_count() // 2
+            gc.unfreeze()
 
 
 def _full_collections() -> int:
