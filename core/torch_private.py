@@ -120,6 +120,7 @@ _NAMES = {
             "torchscript_registration": "registration:",
         }.items()
     },
+    "torch_c": _Private("torch._C:", "LSTMs under torch.compile"),
     "TracingContext": _Private("torch._guards:TracingContext", "torch.compile of training"),
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
     "aot_autograd": _Private("torch._dynamo.backends.common:aot_autograd", "torch.compile backends"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import onnx
 import onnx_ir as ir
@@ -44,6 +46,7 @@ from onnxplug.torch_private import (
     aot_autograd,
     disable_current_modes,
     min_cut_rematerialization_partition,
+    torch_c,
 )
 
 Compiled = Callable[..., Any]
@@ -122,7 +125,8 @@ def compile_graphs(
         joints.append(joint)
         return min_cut_rematerialization_partition(joint, *args, **settings)
 
-    compiled: Compiled = aot_autograd(**compilers, partition_fn=partition)(module, example_inputs)
+    with _recurrent_layers_decomposed(module):
+        compiled: Compiled = aot_autograd(**compilers, partition_fn=partition)(module, example_inputs)
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     # Unlike inductor, nothing of ours writes over what is saved for backward: it serves several passes.
@@ -315,6 +319,19 @@ def recipe_for(lowered: Lowered, options: BackendOptions) -> tuple[Recipe, Calla
         return model
 
     return recipe, transformed, CallHost(host, options.runtime)
+
+
+@contextlib.contextmanager
+def _recurrent_layers_decomposed(module: torch.fx.GraphModule) -> Iterator[None]:
+    """Has AOTAutograd take an LSTM apart by its definition.
+
+    Where its input needs no gradient torch takes oneDNN's layer, which has no rule, and whose training AOTAutograd refuses.
+    """
+    if all(getattr(node.target, "__name__", "") != "lstm" for node in module.graph.nodes):
+        yield
+        return
+    with mock.patch.object(torch_c, "_get_mkldnn_enabled", lambda: False):  # no kernel asks there
+        yield
 
 
 def _check_options(options: BackendOptions) -> None:

@@ -193,3 +193,22 @@ def test_gradients_accumulate_and_clip() -> None:
     torch.testing.assert_close(norms[1], norms[0], **looser("gradients"))
     for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, **looser("gradients"))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("settings", [{"batch_first": True}, {"num_layers": 2, "bidirectional": True}], ids=str)
+def test_an_lstm_on_plain_inputs(settings: dict[str, Any], training: bool) -> None:
+    """Where the input needs no gradient torch takes oneDNN's layer, and its other backends can't train it."""
+    layer = nn.LSTM(4, 6, **settings)
+    eager = copy.deepcopy(layer)
+    compiled = torch.compile(layer, backend="onnxplug", options={"fallback": False})
+    with torch.set_grad_enabled(training):
+        for steps in (3, 5):
+            x = torch.randn(2, steps, 4)
+            got, expected = compiled(x), eager(x)
+            torch.testing.assert_close(got, expected)
+            if training:
+                got[0].square().sum().backward()
+                expected[0].square().sum().backward()
+    for one, other in zip(layer.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
