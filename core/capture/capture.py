@@ -18,6 +18,7 @@ from onnxplug.capture.attempts import export_program, first_lines, quiet
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.guards import conditions, warning_text
 from onnxplug.capture.kernels import shape_kernels
+from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.release import clear_size_caches
@@ -75,8 +76,9 @@ def capture(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_keywords_spelled_out(module, keywords))
         stack.enter_context(onnx_export_flag())
-        stack.enter_context(shape_kernels(module))
-        stack.enter_context(packed_sequences(module))
+        mentions = Mentions(module)
+        stack.enter_context(shape_kernels(mentions))
+        stack.enter_context(packed_sequences(mentions))
         for patch in patches:
             stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.mentions import mentions
+from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched_kernel
 from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode
 
@@ -81,7 +81,7 @@ def _fake_quantize_operators() -> Iterator[OpOverload]:
 
 
 @contextlib.contextmanager
-def shape_kernels(model: torch.nn.Module) -> Iterator[None]:
+def shape_kernels(mentions: Mentions) -> Iterator[None]:
     """While it holds, tracing these operators computes the shapes of their results and nothing else.
 
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes as long as there
@@ -89,13 +89,13 @@ def shape_kernels(model: torch.nn.Module) -> Iterator[None]:
     use is patched.
     """
     with contextlib.ExitStack() as stack:
-        if mentions(model, is_recurrent):
+        if mentions(is_recurrent):
             for op, key, kernel in list(_recurrent_kernels()):
                 stack.enter_context(patched_kernel(op, key, kernel))
-        if mentions(model, _is_fake_quantization):
+        if mentions(_is_fake_quantization):
             for op in _fake_quantize_operators():
                 stack.enter_context(patched_kernel(op, DispatchKey.Meta, _result_and_mask))
-        if mentions(model, _is_dequantization):
+        if mentions(_is_dequantization):
             packet = torch.ops.aten.dequantize
             for op, kernel in ((packet.self, _as_float), (packet.tensors, _all_as_float)):
                 if DispatchKey.Meta not in op.py_kernels:

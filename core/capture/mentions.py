@@ -6,7 +6,8 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -30,37 +31,52 @@ _PLAIN = (
 _SKIPPED = frozenset({"torch", *sys.stdlib_module_names} - {"__main__"})
 
 
-def mentions(model: torch.nn.Module, wanted: Callable[[str], bool]) -> bool:
-    """Whether a model has a layer, or its code names a function or layer, for which ``wanted(name)`` holds.
+class Mentions:
+    """The names of a model's layers, and of the functions and layers that its code names.
 
     The search starts at ``forward`` and follows what the code names: functions, objects and their attributes, methods of
-    the classes of every object that it meets. The answer may be yes for code that never runs; it is no only where none of
-    the code has such a name.
+    the classes of every object that it meets. It is done once, when it is first asked.
     """
-    return _Search(wanted).run(model)
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    @functools.cached_property
+    def _names(self) -> Set[str] | None:
+        return _Search().run(self._model)
+
+    def __call__(self, wanted: Callable[[str], bool]) -> bool:
+        """Whether ``wanted(name)`` holds for a name.
+
+        The answer may be yes for code that never runs; it is no only where none of the code has such a name.
+        """
+        return self._names is None or any(map(wanted, self._names))
 
 
 class _Search:
-    """One search: the objects met, the names that their code has, and the classes whose methods those names reach."""
+    """One search: the objects met, the names that their code has, and the methods that those names reach."""
 
-    def __init__(self, wanted: Callable[[str], bool]) -> None:
-        self._wanted = wanted
+    def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
         self._pending: list[Any] = []
-        self._names: set[str] = {"forward", "__call__"}
-        self._classes: dict[type, None] = {}
+        self._named: set[str] = {"forward", "__call__"}
+        self._found: set[str] = set()
+        self._classes: set[type] = set()
+        # What the classes met have of each name. The names of a code are looked up here: there may be thousands of classes.
+        self._attributes: dict[str, list[Any]] = defaultdict(list)
 
-    def run(self, model: torch.nn.Module) -> bool:
-        """Whether a wanted name is met."""
+    def run(self, model: torch.nn.Module) -> Set[str] | None:
+        """The names met, or ``None`` where the search gave up."""
         self._pending.append(model)
         while self._pending:
             item = self._pending.pop()
             if isinstance(item, _PLAIN) or id(item) in self._seen:
                 continue
             self._seen[id(item)] = item  # kept alive: an id may be given again
-            if len(self._seen) > _MOST or any(map(self._wanted, self._meet(item))):
-                return True
-        return False
+            if len(self._seen) > _MOST:
+                return None
+            self._found.update(self._meet(item))
+        return self._found
 
     def _meet(self, item: Any) -> Iterable[str]:
         """Puts what an object reaches on the list; returns the names that it brings."""
@@ -82,10 +98,12 @@ class _Search:
     def _meet_class(self, kind: type) -> Iterable[str]:
         if kind in self._classes:
             return ()
-        self._classes[kind] = None
         for base in kind.__mro__:
-            if not _is_skipped(base.__module__):
-                self._pending += (_function(vars(base)[name]) for name in self._names & vars(base).keys())
+            if base not in self._classes and not _is_skipped(base.__module__):
+                for name, attribute in vars(base).items():
+                    self._attributes[name].append(attribute)
+                self._pending += (_function(vars(base)[name]) for name in self._named & vars(base).keys())
+            self._classes.add(base)
         return [base.__name__ for base in kind.__mro__] if issubclass(kind, torch.nn.Module) else ()
 
     def _meet_code(self, function: types.FunctionType) -> Iterable[str]:
@@ -103,12 +121,9 @@ class _Search:
         self._pending += function.__defaults__ or ()
         self._pending += (function.__kwdefaults__ or {}).values()
         self._pending.append(getattr(function, "__wrapped__", None))
-        new = names - self._names
-        self._names |= new
-        for kind in self._classes:
-            for base in kind.__mro__:
-                if not _is_skipped(base.__module__):
-                    self._pending += (_function(vars(base)[name]) for name in new & vars(base).keys())
+        for name in names - self._named:
+            self._pending += map(_function, self._attributes.get(name, ()))
+        self._named |= names
         return names
 
 

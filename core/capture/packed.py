@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.rnn import PackedSequence
 
 from onnxplug import torch_private
-from onnxplug.capture.mentions import mentions
+from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched
 from onnxplug.torch_private import detect_fake_mode
 
@@ -119,13 +119,13 @@ def _is_packing(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def packed_sequences(model: torch.nn.Module) -> Iterator[None]:
+def packed_sequences(mentions: Mentions) -> Iterator[None]:
     """While it holds, tracing gets through packed sequences and the recurrent layers over them.
 
     torch.export knows neither how many rows a packed sequence has nor, from the sequence alone, how many sequences there
     are; and its functions ask both in order to go on. Nothing is patched for a model that packs no sequences.
     """
-    if not mentions(model, _is_packing):
+    if not mentions(_is_packing):
         yield
         return
     patches = _Patches()
