@@ -55,7 +55,8 @@ def export_program(
         The first attempt that succeeded.
 
     Raises:
-        CaptureError: No attempt succeeded; at most three are made, and none after an error that depends on data alone.
+        CaptureError: No attempt succeeded; at most three are made, and one more, in strict mode, after an error that depends
+            on data alone.
     """
     capture = _Capture(module, args, kwargs, shapes)
     errors: list[Exception] = []
@@ -67,7 +68,7 @@ def export_program(
             check_dynamic(program, shapes)
         except Exception as error:
             errors.append(error)
-            if is_data_dependent(error) and not (oblivious and asks_of_a_size(error)):
+            if len(errors) > 1 and _is_about_data_alone(error, oblivious):
                 break
         else:
             capture.warn()
@@ -86,8 +87,9 @@ def _next_attempt(
     """Mode, whether one name is one size, and whether the sizes 0 and 1 are kept symbolic; ``None`` ends the attempts."""
     first = bool(strict)
     order = [(first, True, True)]
-    if errors and isinstance(errors[0], FixedExpressionError):
-        # The strict mode keeps int(size * 1.5) an expression; others than these modes say the same again.
+    if errors and (isinstance(errors[0], FixedExpressionError) or _is_about_data_alone(errors[0], oblivious=True)):
+        # The strict mode keeps int(size * 1.5) an expression and float(tensor) a number of the graph; others than these
+        # modes say the same again.
         order += [(True, True, True)] if strict is None else []
         return order[len(errors)] if len(errors) < len(order) else None
     if any(True for _ in shapes.asked()):
@@ -264,6 +266,10 @@ def asks_of_a_size(error: BaseException) -> bool:
     """
     expression = re.search(r"unhinted: (.*?)\)\.", str(error))
     return expression is not None and re.search(r"\bs\d+\b", expression.group(1)) is not None
+
+
+def _is_about_data_alone(error: BaseException, oblivious: bool) -> bool:
+    return is_data_dependent(error) and not (oblivious and asks_of_a_size(error))
 
 
 def is_data_dependent(error: BaseException) -> bool:

@@ -47,13 +47,55 @@ def raises(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("model", [branch_on_a_value, loop_over_a_value])
 @pytest.mark.parametrize("shapes", [None, ({0: "batch"},), ({0: Dim.AUTO, 1: "n"},)])
-def test_a_data_dependent_model_is_tried_once(model: Any, shapes: Any, exports: list[bool]) -> None:
+def test_a_data_dependent_model_is_tried_once_in_each_mode(model: Any, shapes: Any, exports: list[bool]) -> None:
     with pytest.raises(
         CaptureError, match=r"test_attempts\.py:\d+.*values that are known only when the model"
     ) as caught:
         onnxplug.to_onnx(model, (X,), dynamic_shapes=shapes)
-    assert exports == [False]
+    assert exports == [False, True]
     assert "fixed by the model" not in str(caught.value)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_mode_that_is_asked_for_is_the_only_one(strict: bool, exports: list[bool]) -> None:
+    with pytest.raises(CaptureError):
+        onnxplug.to_onnx(branch_on_a_value, (X,), strict=strict)
+    assert exports == [strict]
+
+
+class OwnNumbers(nn.Module):
+    """Reads numbers from its parameters, as filters do whose width is learned."""
+
+    def __init__(self, requires_grad: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5), requires_grad=requires_grad)
+        self.register_buffer("width", torch.tensor(1.9))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : int(max(float(self.width), 1.0))] * float(self.scale.to(x.device, torch.float32))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_numbers_read_from_the_models_own_tensors_are_captured_in_strict_mode(
+    requires_grad: bool, exports: list[bool]
+) -> None:
+    model = OwnNumbers(requires_grad).eval()
+    program = onnxplug.to_onnx(model, (X,), dynamic_shapes=({0: "batch"},))
+    assert exports == [False, True]
+    for rows in (1, 2, 5):
+        x = torch.arange(3.0 * rows).reshape(rows, 3) - 2
+        torch.testing.assert_close(program(x)[0], model(x).detach())
+
+
+def scaled_by_its_sum(x: torch.Tensor) -> torch.Tensor:
+    return x * max(float(x.sum()), 1.0)
+
+
+def test_a_number_of_the_inputs_stays_a_number_of_the_graph(exports: list[bool]) -> None:
+    program = onnxplug.to_onnx(scaled_by_its_sum, (X,), dynamic_shapes=({0: "batch"},))
+    assert exports == [False, True]
+    for x in (X, X - 10, torch.ones(5, 3)):
+        torch.testing.assert_close(program(x)[0], scaled_by_its_sum(x))
 
 
 def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
