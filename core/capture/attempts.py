@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 import os
-import re
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence, Set
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, text_warnings
+from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, check_dynamic, declared_ranges, size_names
 from onnxplug.capture.guards import Condition, FixedExpressionError, at_least_two, conditions, fixed_by, warning_text
 from onnxplug.capture.locations import is_torch_file
@@ -26,7 +26,6 @@ from onnxplug.torch_private import fx_config, pytree
 
 #: How often a model that can't be captured is traced, refined dynamic shapes included.
 LIMIT = 3
-_DATA_DEPENDENT = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException"}
 _ABOUT_SIZES = ("Constraints violated", "specialized", "size of tensor", "inferred a static shape", "ranges")
 
 
@@ -55,8 +54,8 @@ def export_program(
         The first attempt that succeeded.
 
     Raises:
-        CaptureError: No attempt succeeded; at most three are made, and one more, in strict mode, after an error that depends
-            on data alone.
+        CaptureError: No attempt succeeded; at most three are made. After an error that depends on data alone there is one more
+            where the model computes with the number in question, and none where that decides a branch.
     """
     capture = _Capture(module, args, kwargs, shapes)
     errors: list[Exception] = []
@@ -68,7 +67,8 @@ def export_program(
             check_dynamic(program, shapes)
         except Exception as error:
             errors.append(error)
-            if len(errors) > 1 and _is_about_data_alone(error, oblivious):
+            about_data = is_data_dependent(error) and not (oblivious and asks_of_a_size(error))
+            if about_data and (len(errors) > 1 or strict is not None or not is_computed_with(error)):
                 break
         else:
             capture.warn()
@@ -87,7 +87,8 @@ def _next_attempt(
     """Mode, whether one name is one size, and whether the sizes 0 and 1 are kept symbolic; ``None`` ends the attempts."""
     first = bool(strict)
     order = [(first, True, True)]
-    if errors and (isinstance(errors[0], FixedExpressionError) or _is_about_data_alone(errors[0], oblivious=True)):
+    about_data = bool(errors) and is_data_dependent(errors[0]) and not asks_of_a_size(errors[0])
+    if about_data or (errors and isinstance(errors[0], FixedExpressionError)):
         # The strict mode keeps int(size * 1.5) an expression and float(tensor) a number of the graph; others than these
         # modes say the same again.
         order += [(True, True, True)] if strict is None else []
@@ -257,29 +258,6 @@ def quiet() -> Iterator[None]:
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
-
-
-def asks_of_a_size(error: BaseException) -> bool:
-    """Whether a data-dependent error is about an input's size too: it may be decided where sizes are at least 2.
-
-    ``Eq(s0 + u0, 0)`` is never true then. torch calls a size ``s`` and a number that follows from data ``u``.
-    """
-    expression = re.search(r"unhinted: (.*?)\)\.", str(error))
-    return expression is not None and re.search(r"\bs\d+\b", expression.group(1)) is not None
-
-
-def _is_about_data_alone(error: BaseException, oblivious: bool) -> bool:
-    return is_data_dependent(error) and not (oblivious and asks_of_a_size(error))
-
-
-def is_data_dependent(error: BaseException) -> bool:
-    """Whether capture failed because the model's Python code depends on a tensor's values."""
-    current: BaseException | None = error
-    while current is not None:
-        if type(current).__name__ in _DATA_DEPENDENT or "data-dependent" in str(current).lower():
-            return True
-        current = current.__cause__
-    return False
 
 
 def capture_error(error: Exception, shapes: DynamicShapes) -> CaptureError:

@@ -1,0 +1,90 @@
+"""Errors of torch.export that depend on tensors' values: what was asked, and whether the strict mode may do without it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import re
+import traceback
+
+from onnxplug.capture.locations import is_core_file, is_torch_file
+
+_DATA_DEPENDENT = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException"}
+#: Files of torch that are a part of models, not of what captures them.
+_OF_MODELS = re.compile(r"[/\\]torch[/\\](nn|distributions)[/\\]|[/\\]torch[/\\]functional\.py$")
+
+
+def is_data_dependent(error: BaseException) -> bool:
+    """Whether capture failed because the model's Python code depends on a tensor's values."""
+    current: BaseException | None = error
+    while current is not None:
+        if type(current).__name__ in _DATA_DEPENDENT or "data-dependent" in str(current).lower():
+            return True
+        current = current.__cause__
+    return False
+
+
+def asks_of_a_size(error: BaseException) -> bool:
+    """Whether a data-dependent error is about an input's size too: it may be decided where sizes are at least 2.
+
+    ``Eq(s0 + u0, 0)`` is never true then. torch calls a size ``s`` and a number that follows from data ``u``.
+    """
+    expression = re.search(r"unhinted: (.*?)\)\.", str(error))
+    return expression is not None and re.search(r"\bs\d+\b", expression.group(1)) is not None
+
+
+def is_computed_with(error: BaseException) -> bool:
+    """Whether the model only computes with the number that a data-dependent error is about, as in ``max(float(x), 1.0)``.
+
+    The strict mode keeps such a number in the graph. It can no more decide a branch or count a loop by it than the other.
+    """
+    frame = _frame_of_model(error)
+    if frame is None or frame.lineno is None or frame.colno is None:
+        return False
+    place = frame.lineno, frame.colno
+    return not any(start <= place < end for start, end in _deciding(frame.filename))
+
+
+def _frame_of_model(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost frame of the model that an error came through."""
+    current: BaseException | None = error
+    while current is not None:
+        for frame in reversed(traceback.extract_tb(current.__traceback__)):
+            file = frame.filename
+            machinery = is_torch_file(file) and not _OF_MODELS.search(file)
+            if (
+                not machinery
+                and not is_core_file(file)
+                and not file.startswith("<")
+                and f"{os.sep}contextlib.py" not in file
+            ):
+                return frame
+        current = current.__cause__ or current.__context__
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _deciding(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Start and end, as line and column in bytes, of the expressions that decide what code of a file runs."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    deciding: list[tuple[ast.stmt | ast.expr, ast.expr]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.While | ast.Assert):
+            deciding.append((node, node.test))  # the jump itself stands where the statement begins
+        elif isinstance(node, ast.IfExp):
+            deciding.append((node.test, node.test))
+        elif isinstance(node, ast.For | ast.comprehension):
+            deciding += [(e, e) for e in (node.iter, *getattr(node, "ifs", ()))]
+        elif isinstance(node, ast.BoolOp):
+            deciding += [(e, e) for e in node.values[:-1]]
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            deciding.append((node, node))
+    return [
+        ((first.lineno, first.col_offset), (last.end_lineno or last.lineno, last.end_col_offset or last.col_offset))
+        for first, last in deciding
+    ]
