@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.errors import OnnxplugError, PluginError, UsageError
+from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.text import type_with_article
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def inference_session(
         UsageError: ``model`` is no model, there is no such file, or ``runtime`` holds something else.
         OnnxplugError: ONNX Runtime is not installed, or can't load the model.
     """
-    from onnxplug.run.kernels import MISSING_HINT, lacks_operator, missing_text, unknown_operators
+    from onnxplug.run.kernels import no_library_error
     from onnxplug.run.session import make_session
 
     source, folder, ir_model = _source(model)
@@ -67,10 +67,8 @@ def inference_session(
     except OnnxplugError:
         raise
     except Exception as error:
-        if host is not None and lacks_operator(error):
-            text = missing_text(kernels, host, unknown_operators(error, custom), reference=False)
-            raise PluginError(text, hint=MISSING_HINT) from error
-        raise OnnxplugError(f"ONNX Runtime can't load the model: {error}") from error
+        lacking = no_library_error(error, custom, kernels, host)
+        raise lacking or OnnxplugError(f"ONNX Runtime can't load the model: {error}") from error
     finally:
         if folder is not None:
             folder.cleanup()

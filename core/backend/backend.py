@@ -24,21 +24,18 @@ from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runt
 from onnxplug.backend.second_order import SecondOrder
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnose.alignment import Recipe
-from onnxplug.errors import OnnxplugError, PluginError, UsageError
+from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.export import plugins_of_call, recipe_of
 from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.kernels import (
-    MISSING_HINT,
     CallHost,
     Kernels,
     custom_operators,
     kernels_for,
-    lacks_operator,
-    missing_text,
+    no_library_error,
     onnxruntime_module,
-    unknown_operators,
 )
 from onnxplug.run.session import LOG_SEVERITY, make_session, model_source
 from onnxplug.torch_private import (
@@ -380,10 +377,8 @@ def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
     except OnnxplugError:
         raise
     except Exception as error:
-        if host is not None and lacks_operator(error):
-            text = missing_text(kernels, host, unknown_operators(error, custom), reference=False)
-            raise PluginError(text, hint=MISSING_HINT) from error
-        raise RunError(f"ONNX Runtime can't load the model: {error}") from error
+        lacking = no_library_error(error, custom, kernels, host)
+        raise lacking or RunError(f"ONNX Runtime can't load the model: {error}") from error
     session._onnxplug_folder = folder  # what the session reads lives as long as it
     return session
 

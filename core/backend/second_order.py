@@ -117,22 +117,35 @@ class SecondOrder:
             inputs: The graph's; those that require a gradient are no part of any graph that leads to another of them.
             tangents: The gradients of its outputs.
         """
-        outputs = self._module(*inputs)
-        pairs = [
-            (output, tangent)
-            for output, tangent in zip(outputs, tangents, strict=True)
-            if isinstance(output, torch.Tensor) and output.requires_grad and tangent is not None
-        ]
-        wanted = [i for i, value in enumerate(inputs) if _is_wanted(value)]
-        found = torch.autograd.grad(
-            [output for output, _ in pairs],
-            [inputs[i] for i in wanted],
-            [tangent for _, tangent in pairs],
-            create_graph=True,
-            allow_unused=True,
-        )
-        by_place = dict(zip(wanted, found, strict=True))
-        return [by_place.get(i) for i in range(len(inputs))]
+        return _gradients(self._module(*inputs), tangents, inputs, create_graph=True)
+
+
+def _gradients(
+    results: Sequence[Any], tangents: Sequence[Any], given: Sequence[Any], *, create_graph: bool
+) -> list[Any]:
+    """The gradients of what was computed from ``given``, ``None`` for what needs none.
+
+    Args:
+        results: Values computed from them; those that are no tensors or need no gradient are left out.
+        tangents: The gradients of the results, ``None`` for one that is not read.
+        given: Tensors and other values.
+        create_graph: Whether the gradients can be differentiated again.
+    """
+    pairs = [
+        (result, tangent)
+        for result, tangent in zip(results, tangents, strict=True)
+        if tangent is not None and isinstance(result, torch.Tensor) and result.requires_grad
+    ]
+    differentiated = [i for i, value in enumerate(given) if _is_wanted(value)]
+    found = torch.autograd.grad(
+        [result for result, _ in pairs],
+        [given[i] for i in differentiated],
+        [tangent for _, tangent in pairs],
+        create_graph=create_graph,
+        allow_unused=True,
+    )
+    by_place = dict(zip(differentiated, found, strict=True))
+    return [by_place.get(i) for i in range(len(given))]
 
 
 class _Inputs:
@@ -168,21 +181,8 @@ class _Gradient(torch.autograd.Function):
                 for saved, other in zip(ctx.saved_tensors, ctx.others, strict=True)
             ]
             gradients = ctx.owner.gradients(given[: ctx.count], given[ctx.count :])
-            pairs = [
-                (gradient, second)
-                for gradient, second in zip(gradients, seconds, strict=True)
-                if second is not None and gradient is not None and gradient.requires_grad
-            ]
-            wanted = [i for i, value in enumerate(given) if _is_wanted(value)]
-            found = torch.autograd.grad(
-                [gradient for gradient, _ in pairs],
-                [given[i] for i in wanted],
-                [second for _, second in pairs],
-                create_graph=goes_on,
-                allow_unused=True,
-            )
-        by_place = dict(zip(wanted, found, strict=True))
-        return (None, None, None, *(by_place.get(i) for i in range(len(given))))
+            results = _gradients(gradients, seconds, given, create_graph=goes_on)
+        return (None, None, None, *results)
 
 
 def _compiled_node(node: Any) -> Any:
