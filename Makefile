@@ -53,7 +53,7 @@ opdb: $(VENV)/installed
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.opdb.report
 
 chains: $(VENV)/installed
-	@echo "==> Random chains of operators, ONNX Runtime's optimisations off and on: about 30 minutes, two workers"
+	@echo "==> Random chains of operators, ONNX Runtime's optimisations off and on: about 15 minutes, two workers"
 	@for start in 0 10000; do OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.chains.run --start $$start --count 10000 & pids+=" $$!"; done; \
 	  for pid in $$pids; do wait $$pid; done
 
