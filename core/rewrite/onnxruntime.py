@@ -230,6 +230,27 @@ def gather_by_range(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return result
 
 
+def clip_of_relu(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``Clip(Relu(x), low, high)`` is ``Clip(x, max(low, 0), high)``.
+
+    ONNX Runtime does the same, for 32- and 16-bit floats; a model of any other type does not load.
+    """
+    relu = made_by(node.inputs[0], "Relu")
+    low = g.constant(node.inputs[1]) if relu is not None and len(node.inputs) > 1 else None
+    if relu is None or low is None:
+        return None
+    bounds = [g.const(np.maximum(low, np.zeros_like(low))), *node.inputs[2:]]
+    result: ir.Value = g.op.Clip(relu.inputs[0], *bounds)
+    return result
+
+
+_AFTER_RELU = reads("Relu")
+
+
+def _is_not_fused_with_relu(node: ir.Node) -> bool:
+    return node.outputs[0].dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16) and _AFTER_RELU(node)
+
+
 def workaround(
     op: str,
     apply: Callable[[GraphBuilder, ir.Node], ir.Value | Mapping[ir.Value, ir.Value] | None],
@@ -265,6 +286,12 @@ REWRITES = [
     *(
         workaround(op, double_scale_apart_from_matmul, "ONNX Runtime rounds a double's factor to float", _of_doubles)
         for op in ("Mul", "Div")
+    ),
+    workaround(
+        "Clip",
+        clip_of_relu,
+        "ONNX Runtime fuses Relu and Clip of 32- and 16-bit floats, and fails on other types",
+        _is_not_fused_with_relu,
     ),
     workaround("Gather", gather_by_range, "ONNX Runtime makes a Slice of it, to which -1 is the last", reads("Range")),
     workaround("ScatterND", scatter_in_turn, "ONNX Runtime reduces in several threads without a lock"),

@@ -56,7 +56,7 @@ FAMILIES: dict[str, str] = {
     "unary": "{f}.abs() | {f}.sin() | {f}.cos() | {f}.exp().clamp(max=50) | torch.log({f}.abs() + {p}) | torch.sqrt({f}.abs() + {p})"
     " | torch.rsqrt({f}.abs() + {p}) | torch.reciprocal({f}.abs() + {p}) | {f}.erf() | {f}.floor() | {f}.ceil() | {f}.round() | {f}.trunc() | {f}.frac() | {f}.sign()"
     " | {f}.atan() | {f}.expm1().clamp(max=50) | torch.log1p({f}.abs()) | torch.nan_to_num({f}) | {f}.asinh()",
-    "matmul": "{f} @ {f'}.transpose(-1, -2) | torch.matmul({f}, {f'}) | {f} @ {w:2,f} | F.linear({f}, {w:2,f}.t()) | F.linear({f}, {w:2,f}.t(), {g} * torch.ones(5))"
+    "matmul": "{f} @ {f'}.transpose(-1, -2) | torch.matmul({f}, {f'}) | {f} @ {w:2,f} | F.linear({f}, {w:2,f}.t()) | F.linear({f}, {w:2,f}.t(), ({g} * torch.ones(5)).to({f}.dtype))"
     " | ({f} * {p}) @ ({f'}.transpose(-1, -2) * {p}) | torch.matmul({f}.transpose(-1, -2), {f'}) | ({f} @ {w:2,f}) * {g} | ({f} / {p}) @ {w:2,f} | {f} @ ({w:2,f} * {p})"
     " | torch.einsum('...i,...i->...', {f}, {f'}) | torch.einsum('...ij,...kj->...ik', {f}, {f'}) | torch.addmm({f2}, {f2'}, {w:2,f2'}, alpha={p}, beta={g})"
     " | torch.baddbmm({f3}, {f3'}, {f3'}.transpose(1, 2), beta={p}, alpha={g}) | ({f} @ {w:2,f}) + {f'} | {f} @ {w:2,f} @ torch.ones(5, 3) | torch.outer({f}.flatten()[:4], {f'}.flatten()[:3])",

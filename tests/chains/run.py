@@ -150,10 +150,16 @@ class _Nudged(TorchFunctionMode):
         return tree_map_only(torch.Tensor, lambda x: self.nudge(x, 0.0 if rounded else 0.3), result)
 
     def nudge(self, x: torch.Tensor, shift: float = 0.3) -> torch.Tensor:
-        """Floating-point numbers times about 1, plus about 0 (``shift`` units); anything else as it is."""
+        """Floating-point numbers times about 1, plus about 0 (``shift`` units); anything else as it is.
+
+        What ordinary numbers leave when they cancel is 0 half of the time, as in another order of summation.
+        """
         if not x.is_floating_point():
             return x
         factor, addend = (torch.randn(x.shape, generator=self.generator, dtype=torch.float64) for _ in range(2))
+        if shift:
+            cancelled = (x.abs() < 4 * self.unit) & (torch.rand(x.shape, generator=self.generator) < 0.5)
+            x, addend = x.masked_fill(cancelled, 0), addend.masked_fill(cancelled, 0)
         return (x * (1 + self.unit * factor) + shift * self.unit * addend).to(x.dtype)
 
 

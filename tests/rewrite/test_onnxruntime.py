@@ -57,6 +57,11 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "int8, transposed": (lambda x: quantised(x).transpose(1, 2).sin(), HEADS),
     "int8, sliced": (lambda x: quantised(x)[..., 1:].sin(), HEADS),
     "int8, max pool": (lambda x: F.max_pool2d(quantised(x), 2).sin(), IMAGE),
+    "relu, clip of doubles": (lambda x: x.relu().clamp(0, 6), HEADS.double() * 5),
+    "relu, clip above 0": (lambda x: x.relu().clamp(1, 2), HEADS.double() * 5),
+    "relu, clip from below 0 to below 0": (lambda x: x.relu().clamp(-3, -1), HEADS.double() * 5),
+    "relu, clip of int8": (lambda x: x.relu().clamp(1, 6), (HEADS * 20).to(torch.int8)),
+    "relu, clip of int32": (lambda x: x.relu().clamp(min=2), (HEADS * 20).to(torch.int32)),
     "quantised twice": (
         lambda x: torch.fake_quantize_per_tensor_affine(
             torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127), 0.05, 3, -128, 127
@@ -68,6 +73,12 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
 #: Their neighbours, which must stay right.
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     **WRONG,
+    "relu read twice": (lambda x: [(r := x.relu()).clamp(0, 6), r + 1], HEADS.double() * 5),
+    "relu, clip of floats": (lambda x: x.relu().clamp(1, 6), HEADS * 5),
+    "relu, clip to infinity, of doubles with NaN": (
+        lambda x: x.relu().clamp(0.5, float("inf")),
+        torch.tensor([[float("nan"), -float("inf"), float("inf"), -0.0]] * 2, dtype=torch.float64),
+    ),
     "pad read twice": (lambda x: [F.max_pool2d(p := F.pad(x, [1, 1, 1, 1]), 3), F.avg_pool2d(p, 3)], IMAGE),
     "int8 per channel, transposed": (
         lambda x: torch.fake_quantize_per_channel_affine(
