@@ -73,8 +73,10 @@ def test_models_that_differentiate_in_forward(make: Callable[[], nn.Module], tra
             torch.testing.assert_close(got, expected)
             for one, other in zip(mine.parameters(), eager.parameters(), strict=True):
                 torch.testing.assert_close(one.grad, other.grad)
+        # torch 2.15 leaves a function that makes a leaf require gradients to eager whole.
+        graphs = torch._dynamo.explain(make())(torch.randn(3, 4)).graph_count
     # One a graph: the sizes of the second call made another.
-    assert len(messages) == (0 if traced else 2)
+    assert len(messages) == (2 if graphs and not traced else 0)
 
 
 def test_derivatives_of_every_order() -> None:

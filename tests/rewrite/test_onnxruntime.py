@@ -232,8 +232,12 @@ RANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_gather_by_a_range(name: str, opset: int) -> None:
     x, both = torch.randn(5, 6, 2), {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     check(RANGES[name], x, others=[(torch.randn(n, n + 1, 2),) for n in (2, 9)], dynamic=(both,), opset=opset)
-    plain = onnxplug.to_onnx(Call(RANGES[name]), (x,), dynamic_shapes=((both,),), target=None).model_proto
-    off, on = (outcome(plain.SerializeToString(), x, on) for on in (False, True))
+    program = onnxplug.to_onnx(Call(RANGES[name]), (x,), dynamic_shapes=((both,),), target=None)
+    (places,) = [node.inputs[1] for node in program.model.graph if node.op_type == "Gather"]
+    if places.producer().op_type != "Range":  # torch 2.15 computes the numbers of "by numbers" in floats
+        assert name == "by numbers"
+        return
+    off, on = (outcome(program.model_proto.SerializeToString(), x, on) for on in (False, True))
     assert isinstance(on, str) or on[0].shape != off[0].shape or not np.allclose(off[0], on[0])
 
 
