@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, t
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, check_dynamic, declared_ranges, size_names
 from onnxplug.capture.guards import Condition, FixedExpressionError, at_least_two, conditions, fixed_by, warning_text
-from onnxplug.capture.locations import is_torch_file
+from onnxplug.capture.locations import frames_of_model, is_torch_file
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.release import release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, zero_is_a_size
@@ -59,16 +57,18 @@ def export_program(
     """
     capture = _Capture(module, args, kwargs, shapes)
     errors: list[Exception] = []
-    while capture.left and (attempt := _next_attempt(errors, shapes, strict)) is not None:
-        mode, tied, oblivious = attempt
+    remaining = [(bool(strict), True, True)]
+    while capture.left and remaining:
+        mode, tied, oblivious = remaining.pop(0)
         try:
             program = capture.refined(mode, capture.shapes.reading(tied), oblivious)
             program = capture.settled(program, mode, tied, oblivious)
             check_dynamic(program, shapes)
         except Exception as error:
             errors.append(error)
-            about_data = is_data_dependent(error) and not (oblivious and asks_of_a_size(error))
-            if about_data and (len(errors) > 1 or strict is not None or not is_computed_with(error)):
+            if len(errors) == 1:
+                remaining = _further_attempts(error, shapes, strict)
+            elif is_data_dependent(error) and not (oblivious and asks_of_a_size(error)):
                 break
         else:
             capture.warn()
@@ -81,28 +81,25 @@ def export_program(
     raise capture_error(errors[0], shapes) from errors[0]
 
 
-def _next_attempt(
-    errors: list[Exception], shapes: DynamicShapes, strict: bool | None
-) -> tuple[bool, bool, bool] | None:
-    """Mode, whether one name is one size, and whether the sizes 0 and 1 are kept symbolic; ``None`` ends the attempts."""
-    first = bool(strict)
-    order = [(first, True, True)]
-    about_data = bool(errors) and is_data_dependent(errors[0]) and not asks_of_a_size(errors[0])
-    if about_data or (errors and isinstance(errors[0], FixedExpressionError)):
-        # The strict mode keeps int(size * 1.5) an expression and float(tensor) a number of the graph; others than these
-        # modes say the same again.
-        order += [(True, True, True)] if strict is None else []
-        return order[len(errors)] if len(errors) < len(order) else None
-    if any(True for _ in shapes.asked()):
-        order.append((first, True, False))  # some models only get through this way
-    last = []
-    if shapes.shared:
-        last.append((first, False, True))
-    if strict is None:
-        about_sizes = bool(errors) and any(text in str(errors[0]) for text in _ABOUT_SIZES)
-        last.insert(len(last) if about_sizes else 0, (True, True, True))
-    order += last
-    return order[len(errors)] if len(errors) < len(order) else None
+def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[tuple[bool, bool, bool]]:
+    """What is worth trying after the first attempt's error.
+
+    Returns:
+        For each attempt the mode, whether one name is one size, and whether the sizes 0 and 1 are kept symbolic.
+    """
+    in_strict_mode = [(True, True, True)] if strict is None else []
+    if is_data_dependent(error) and not asks_of_a_size(error):
+        # The strict mode keeps float(tensor) a number of the graph; the other readings say the same again.
+        return in_strict_mode if is_computed_with(error) else []
+    if isinstance(error, FixedExpressionError):
+        return in_strict_mode  # which keeps int(size * 1.5) an expression
+    mode = bool(strict)
+    attempts = (
+        [(mode, True, False)] if any(True for _ in shapes.asked()) else []
+    )  # some models only get through this way
+    not_tied = [(mode, False, True)] if shapes.shared else []
+    about_sizes = any(text in str(error) for text in _ABOUT_SIZES)
+    return attempts + (not_tied + in_strict_mode if about_sizes else in_strict_mode + not_tied)
 
 
 class _Capture:
@@ -263,7 +260,7 @@ def quiet() -> Iterator[None]:
 def capture_error(error: Exception, shapes: DynamicShapes) -> CaptureError:
     """What torch.export raised, as an error that names the user's line."""
     text = first_lines(error)
-    place = _user_frame(error)
+    place = _place_in_user_code(error)
     where = f" at {place}" if place else ""
     if is_data_dependent(error):
         return CaptureError(
@@ -301,14 +298,7 @@ def first_lines(error: BaseException) -> str:
     return "\n".join(lines[:16]) or type(error).__name__
 
 
-def _user_frame(error: BaseException) -> str | None:
+def _place_in_user_code(error: BaseException) -> str | None:
     """``file:line`` of the innermost frame of the user's that the error came through."""
-    own = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    current: BaseException | None = error
-    while current is not None:
-        for frame in reversed(traceback.extract_tb(current.__traceback__)):
-            inside = is_torch_file(frame.filename) or frame.filename.startswith((own, "<"))
-            if not inside and os.sep + "contextlib.py" not in frame.filename:
-                return f"{frame.filename}:{frame.lineno}" if frame.name != "<module>" else None
-        current = current.__cause__ or current.__context__
-    return None
+    frame = next((f for f in frames_of_model(error) if not is_torch_file(f.filename)), None)
+    return f"{frame.filename}:{frame.lineno}" if frame is not None and frame.name != "<module>" else None

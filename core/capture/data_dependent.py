@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import os
 import re
-import traceback
 
-from onnxplug.capture.locations import is_core_file, is_torch_file
+from onnxplug.capture.locations import frames_of_model, is_torch_file
 
 _DATA_DEPENDENT = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException"}
 #: Files of torch that are a part of models, not of what captures them.
@@ -40,29 +38,12 @@ def is_computed_with(error: BaseException) -> bool:
 
     The strict mode keeps such a number in the graph. It can no more decide a branch or count a loop by it than the other.
     """
-    frame = _frame_of_model(error)
+    innermost = (f for f in frames_of_model(error) if _OF_MODELS.search(f.filename) or not is_torch_file(f.filename))
+    frame = next(innermost, None)
     if frame is None or frame.lineno is None or frame.colno is None:
         return False
     place = frame.lineno, frame.colno
     return not any(start <= place < end for start, end in _deciding(frame.filename))
-
-
-def _frame_of_model(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame of the model that an error came through."""
-    current: BaseException | None = error
-    while current is not None:
-        for frame in reversed(traceback.extract_tb(current.__traceback__)):
-            file = frame.filename
-            machinery = is_torch_file(file) and not _OF_MODELS.search(file)
-            if (
-                not machinery
-                and not is_core_file(file)
-                and not file.startswith("<")
-                and f"{os.sep}contextlib.py" not in file
-            ):
-                return frame
-        current = current.__cause__ or current.__context__
-    return None
 
 
 @functools.lru_cache(maxsize=64)

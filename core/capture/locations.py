@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,6 +44,20 @@ def source_location(fx: torch.fx.Node) -> str | None:
     """The user's ``file:line`` of an FX node, ``None`` when torch recorded none."""
     trace = fx.meta.get("stack_trace")
     return _parse(trace) if trace else None
+
+
+def frames_of_model(error: BaseException) -> Iterator[traceback.FrameSummary]:
+    """The frames that an error of capture came through, innermost first, then those of the errors that caused it.
+
+    Left out are onnxplug's core, generated code and context managers; torch's own stay, for parts of models are among them.
+    """
+    current: BaseException | None = error
+    while current is not None:
+        for frame in reversed(traceback.extract_tb(current.__traceback__)):
+            file = frame.filename
+            if not is_core_file(file) and not file.startswith("<") and os.path.basename(file) != "contextlib.py":
+                yield frame
+        current = current.__cause__ or current.__context__
 
 
 def raised_at(error: BaseException, function: Any = None) -> str:

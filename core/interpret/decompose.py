@@ -94,7 +94,7 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
 
     fake_modes = {v.fake_mode for v in known.values() if isinstance(v, FakeTensor)}
     mode: Any = next(iter(fake_modes), None) or FakeTensorMode()
-    inputs = [_laid_out(known[node], mode) for node in dynamic]
+    inputs = [known[node] for node in dynamic]
     shape_env = getattr(mode, "shape_env", None)
     known_guards = len(shape_env.guards) if shape_env is not None else 0
     with mode, torch.no_grad():
@@ -131,29 +131,12 @@ def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.
 
     modes = [v.fake_mode for v in inputs if isinstance(v, FakeTensor)]
     mode: Any = modes[0] if modes else FakeTensorMode()
-    inputs = [_laid_out(value, mode) for value in inputs]
     known = len(mode.shape_env.guards) if mode.shape_env is not None else 0
     with mode, torch.no_grad():
         module = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
     if mode.shape_env is not None:
         _refuse_guards(mode.shape_env, known)
     return module
-
-
-def _laid_out(value: Any, mode: Any) -> Any:
-    """A fake tensor with axes in their order in memory, as all of ONNX's are, instead of one in another layout.
-
-    Strides that depend on dynamic sizes make torch ask for those sizes; and a tensor that is marked as to be conjugated or
-    negated later is so already here.
-    """
-    if not isinstance(value, FakeTensor) or value.layout is not torch.strided or value.is_quantized:
-        return value
-    if not (value.is_conj() or value.is_neg()) and not any(
-        isinstance(stride, torch.SymInt) for stride in value.stride()
-    ):
-        return value
-    with mode, torch.no_grad():
-        return torch.empty(value.shape, dtype=value.dtype, device=value.device)
 
 
 def _refuse_guards(shape_env: Any, known: int) -> None:
@@ -172,29 +155,31 @@ def _refuse_guards(shape_env: Any, known: int) -> None:
         expr = guard.expr
         if isinstance(expr, sympy.Ne) or _is_of_layout(frame):
             continue
-        if isinstance(expr, sympy.Gt | sympy.Ge) and expr.args[1].is_number and expr.args[1] <= 2:
-            continue
-        if isinstance(expr, sympy.Lt | sympy.Le) and expr.args[0].is_number and expr.args[0] <= 2:
-            continue
         if _holds_from_two_on(expr):
             continue
         raise ValueError(f"it holds only where {guard.expr}")
 
 
-#: Sizes that are tried to find out whether a condition holds for all but 0 and 1.
-_SIZES = (2, 3, 4, 5, 7, 8, 9, 16, 17, 64, 100, 1000, 1023)
+#: Sizes that are tried to find out whether a condition holds for all but 0 and 1: fewer where several are combined.
+_SIZES = (2, 3, 4, 5, 7, 8, 9, 16, 17, 64, 100, 1000, 1023, 10**5, 2**31, 2**40)
+_FEWER_SIZES = (2, 3, 17, 2**31)
+_MOST_COMBINATIONS = 4096
 
 
 def _holds_from_two_on(expr: Any) -> bool:
-    """Whether a condition holds for all sizes of 2 or more, such as ``s**2 >= s``; False where there are too many to try."""
+    """Whether a condition such as ``s**2 >= s`` holds for all sizes of 2 or more, as far as trying tells.
+
+    False where it has too many sizes to try them together.
+    """
     import sympy
 
     symbols = sorted(expr.free_symbols, key=str)
-    if len(symbols) > 2:
+    sizes = _SIZES if len(symbols) <= 2 else _FEWER_SIZES
+    if len(sizes) ** len(symbols) > _MOST_COMBINATIONS:
         return False
     return all(
-        expr.xreplace(dict(zip(symbols, map(sympy.Integer, sizes), strict=True))) is sympy.true
-        for sizes in itertools.product(_SIZES, repeat=len(symbols))
+        expr.xreplace(dict(zip(symbols, map(sympy.Integer, chosen), strict=True))) is sympy.true
+        for chosen in itertools.product(sizes, repeat=len(symbols))
     )
 
 
