@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnxplug.backend.lowering import Computed, Constant, Lowered, Number, Passed, Result, View
-from onnxplug.backend.randomness import Draw, Mask, generators_of
+from onnxplug.backend.randomness import AnyDraw, generators_of
 from onnxplug.backend.sizes import Evaluate
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.errors import OnnxplugError
@@ -71,7 +71,7 @@ class Executable:
 
     def __init__(self, session: Any, lowered: Lowered, device: tuple[str, int] = ("cpu", 0)) -> None:
         self._boxed_call = True  # AOTAutograd then gives a list
-        self._draws: list[Draw | Mask] = lowered.draws
+        self._draws: list[AnyDraw] = lowered.draws
         self._generators = generators_of(lowered.draws)
         self._evaluate: Evaluate | None = lowered.sizes.function()
         self._session: Any = session._sess if session is not None else None
@@ -107,7 +107,7 @@ class Executable:
         values, states = args, []
         if self._draws:
             states = [(generator, generator.get_state()) for generator in self._generators]
-            values = [*args, *[draw(numbers) for draw in self._draws]]
+            values = [*args, *[draw(numbers, args) for draw in self._draws]]
         outputs: list[Any] = []
         if self._session is not None:
             try:

@@ -16,7 +16,18 @@ from typing import Any
 import sympy
 import torch
 
-from onnxplug.backend.randomness import DRAWS, DROPOUT, Draw, Mask, apply_mask
+from onnxplug.backend.randomness import (
+    DROPOUT,
+    AnyDraw,
+    Draw,
+    Mask,
+    Replay,
+    State,
+    apply_mask,
+    generator_state,
+    is_drawn,
+    unwrap_states,
+)
 from onnxplug.backend.sizes import Sizes, UnknownSizeError
 from onnxplug.capture.signature import FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import Unsupported
@@ -117,7 +128,7 @@ class Lowered:
 
     functional: FunctionalGraph
     results: list[Result]
-    draws: list[Draw | Mask]
+    draws: list[AnyDraw]
     sizes: Sizes = field(repr=False)
 
 
@@ -289,19 +300,31 @@ def _expr(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _take_draws(graph: torch.fx.Graph, sizes: Sizes) -> tuple[list[Draw | Mask], list[torch.fx.Node]]:
-    """Makes an input of every random operator that PyTorch can run before the graph."""
-    draws: list[Draw | Mask] = []
+def _take_draws(graph: torch.fx.Graph, sizes: Sizes) -> tuple[list[AnyDraw], list[torch.fx.Node]]:
+    """Makes an input of every random operator that PyTorch can run before the graph.
+
+    Raises:
+        Unsupported: One of a checkpointed module, whose numbers are to be drawn twice, is not among these.
+    """
+    draws: list[AnyDraw] = []
     inputs: list[torch.fx.Node] = []
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    repeated = unwrap_states(graph)
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
     for node in list(graph.nodes):
-        is_dropout = node.target is DROPOUT and node.args[2] is not False and node.args[1] != 0
-        if node.op != "call_function" or not (is_dropout or node.target in DRAWS):
+        if node.op != "call_function" or not is_drawn(node):
             continue
+        is_dropout = node.target is DROPOUT
+        kind = Mask if is_dropout else State if node.target is generator_state else Draw
         try:
-            draw = Mask(node, sizes) if is_dropout else Draw(node, sizes)
-        except UnknownSizeError:
+            draw: AnyDraw = kind(node, sizes)
+        except UnknownSizeError as error:
+            if node in repeated:
+                raise Unsupported(f"{node.target} draws random numbers in a checkpointed module: {error}") from error
             continue
+        state = repeated.get(node)
+        if state is not None:
+            draw = Replay(draw, placeholders.index(state))
         assert first is not None
         with graph.inserting_before(first):
             new = graph.placeholder(f"draw_{len(draws)}")

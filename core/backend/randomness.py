@@ -5,12 +5,15 @@ ONNX's random operators draw from generators of their own, and no seed of PyTorc
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from onnxplug.backend.sizes import Sizes, UnknownSizeError
+from onnxplug.errors import Unsupported
+from onnxplug.torch_private import FakeTensor, HigherOrderOperator, OpOverload, pytree
 
 _ATEN = torch.ops.aten
 #: Random operators that take of their tensor arguments no more than shape, dtype and device.
@@ -60,11 +63,12 @@ class Draw:
         self._args = [_argument(a, sizes) for a in node.args]
         self._kwargs = {name: _argument(a, sizes) for name, a in node.kwargs.items()}
 
-    def __call__(self, numbers: Sequence[int]) -> torch.Tensor:
+    def __call__(self, numbers: Sequence[int], inputs: Sequence[Any]) -> torch.Tensor:
         """Draws.
 
         Args:
             numbers: What the function of ``sizes`` returned for this call.
+            inputs: The arguments of the call.
         """
         args = [argument(numbers) for argument in self._args]
         drawn: torch.Tensor = self._target(*args, **{name: a(numbers) for name, a in self._kwargs.items()})
@@ -89,13 +93,143 @@ class Mask:
         self._pattern = _pattern(given.meta["val"], sizes)
         self._probability: Any = node.args[1]
 
-    def __call__(self, numbers: Sequence[int]) -> torch.Tensor:
+    def __call__(self, numbers: Sequence[int], inputs: Sequence[Any]) -> torch.Tensor:
         """Draws the mask as eager's dropout does."""
         mask: torch.Tensor = DROPOUT(self._pattern(numbers), self._probability, True)[1]
         return mask
 
 
-def generators_of(draws: Sequence[Draw | Mask]) -> list[torch.Generator]:
+class State:
+    """The state of a generator before a draw, which the backward graph of a checkpointed module repeats.
+
+    Args:
+        node: Its FX node, a call of :func:`generator_state`.
+        sizes: Not needed; every draw is made of both.
+    """
+
+    def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
+        device = node.args[0]
+        assert isinstance(device, torch.device)
+        self.device = device
+
+    def __call__(self, numbers: Sequence[int], inputs: Sequence[Any]) -> torch.Tensor:
+        """Reads the state."""
+        return generator_state(self.device)
+
+
+class Replay:
+    """A draw from a generator in a state that is an input; the generator is left as it was.
+
+    Args:
+        draw: What to draw.
+        position: The place of the state among the inputs.
+    """
+
+    def __init__(self, draw: Draw | Mask, position: int) -> None:
+        self.device = draw.device
+        self._draw = draw
+        self._position = position
+
+    def __call__(self, numbers: Sequence[int], inputs: Sequence[Any]) -> torch.Tensor:
+        """Draws what was drawn when the state was saved."""
+        current = generator_state(self.device)
+        try:
+            _set_state(self.device, inputs[self._position])
+            return self._draw(numbers, inputs)
+        finally:
+            _set_state(self.device, current)
+
+
+AnyDraw = Draw | Mask | State | Replay
+
+
+def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
+    """Replaces the operators of checkpointing that save or set a generator's state by the random operator each of them runs.
+
+    A state that is saved becomes a node of its own before the random operator, a call of :func:`generator_state`.
+
+    Returns:
+        The random operators. Those that are to draw from a state that is given have its node beside them.
+
+    Raises:
+        Unsupported: PyTorch can't draw for the operator before the graph: what is drawn could not be repeated.
+    """
+    found: dict[torch.fx.Node, torch.fx.Node | None] = {}
+    for node in list(graph.nodes):
+        name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
+        if name not in (_SAVING, _SETTING):
+            continue
+        given = node.args[0] if name == _SETTING else None
+        target, *args = node.args[given is not None :]
+        with graph.inserting_before(node):
+            inner = graph.call_function(target, tuple(args), dict(node.kwargs))
+        inner.meta.update(node.meta, val=_result_of(inner))
+        found[inner] = given
+        if given is not None:
+            node.replace_all_uses_with(inner)
+        else:
+            device = pytree.tree_leaves(inner.meta["val"])[0].device
+            with graph.inserting_before(inner):
+                state = graph.call_function(generator_state, (device,))
+            for user in list(node.users):
+                assert user.target is operator.getitem
+                if user.args[1] == 0:
+                    state.meta.update(user.meta)
+                user.replace_all_uses_with(state if user.args[1] == 0 else inner)
+                graph.erase_node(user)
+        graph.erase_node(node)
+        if not (is_drawn(inner) or _draws_nothing(inner)):
+            raise Unsupported(f"{target} draws random numbers in a checkpointed module")
+    return found
+
+
+def _result_of(node: torch.fx.Node) -> Any:
+    """What a new node gives, as fake tensors."""
+    target: Any = node.target
+    known = [n.meta.get("val") for n in (*node.all_input_nodes, *node.graph.find_nodes(op="placeholder"))]
+    mode = next(val.fake_mode for val in known if isinstance(val, FakeTensor))
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with mode:
+        return target(*args, **kwargs)
+
+
+_SAVING, _SETTING = "run_and_save_rng_state", "run_with_rng_state"
+
+
+def is_drawn(node: torch.fx.Node) -> bool:
+    """Whether a node is a random operator that PyTorch may run before the graph, or the state of a generator."""
+    if node.target is DROPOUT:
+        return node.args[2] is not False and node.args[1] != 0
+    return node.target in DRAWS or node.target is generator_state
+
+
+def _draws_nothing(node: torch.fx.Node) -> bool:
+    """Whether an operator that may draw does not with these arguments, such as attention without dropout."""
+    if node.target is DROPOUT:
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    arguments = node.target._schema.arguments
+    for place, argument in enumerate(arguments):
+        if argument.name == "dropout_p":
+            return (node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0)) == 0
+    return False
+
+
+def generator_state(device: torch.device) -> torch.Tensor:
+    """The state of PyTorch's generator for a device."""
+    state: torch.Tensor = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return state
+
+
+def _set_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def generators_of(draws: Sequence[AnyDraw]) -> list[torch.Generator]:
     """The generators that these draws advance."""
     found = []
     for device in {draw.device for draw in draws}:
