@@ -113,7 +113,7 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
     program = _with_gradients_in_structure(program)
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
-    found = conditions(program, {})
+    found = conditions(program, {}, one_size=False)  # who exported it has named the sizes
     for condition in found:
         warnings.warn(warning_text(condition, {}), stacklevel=4)
     return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=found)

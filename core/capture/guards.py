@@ -80,12 +80,15 @@ class Condition:
         return may_hold(self.expr, sizes) is True
 
 
-def conditions(program: torch.export.ExportedProgram, allowed: Mapping[Any, tuple[int, int]]) -> list[Condition]:
+def conditions(
+    program: torch.export.ExportedProgram, allowed: Mapping[Any, tuple[int, int]], *, one_size: bool = True
+) -> list[Condition]:
     """What the Python code of a captured model asks of its dynamic sizes, beyond their being no 0 and no 1.
 
     Args:
         program: The captured program.
         allowed: Symbol to the smallest and largest size that the user declared for it.
+        one_size: Whether that two sizes are the same one is such a condition; the types of the program's inputs say it too.
     """
     import sympy
 
@@ -100,7 +103,7 @@ def conditions(program: torch.export.ExportedProgram, allowed: Mapping[Any, tupl
     }
     for guard in env.guards:
         expr = env.replace(guard.expr)
-        if not expr.free_symbols and all(env.replace(s).free_symbols for s in guard.expr.free_symbols):
+        if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in guard.expr.free_symbols):
             expr = guard.expr  # sizes are what others are from here on, so that the guard is true of itself
         if not expr.free_symbols or expr in found:
             continue

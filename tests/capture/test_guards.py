@@ -229,6 +229,21 @@ def test_a_given_program_is_warned_of() -> None:
         onnxplug.to_onnx(given)
 
 
+def test_a_given_program_says_by_its_inputs_which_sizes_are_one() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(x, y)
+
+    batch = Dim("batch")
+    inputs = torch.randn(B, N), torch.randn(B, N)
+    given = torch.export.export(Model(), inputs, dynamic_shapes=({0: batch}, {0: batch}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        program = onnxplug.to_onnx(given)
+    assert len({value.shape[0].value for value in program.model.graph.inputs}) == 1
+    torch.testing.assert_close(program(2 * inputs[1], inputs[0])[0], Model()(2 * inputs[1], inputs[0]))
+
+
 def test_what_operators_ask_is_no_limit() -> None:
     """PyTorch itself refuses the other sizes."""
     weights = torch.randn(4, 3)
