@@ -21,6 +21,8 @@ def grid_sampler(modes: tuple[str, str, str]) -> Converter:
         x, grid, mode, padding, corners = node.args
         if rank_of(x) == 5 and mode == 2:
             raise Unsupported("cubic interpolation of a volume: torch itself refuses it")
+        if rank_of(x) == 5 and g.opset < 20:
+            raise Decline("GridSample takes volumes since opset 20")
         dtype = node.dtype
         inner = computed_in(g, "GridSample", dtype)
         if not has_kernel(g, "GridSample", inner):
@@ -43,4 +45,6 @@ RULES: list[Rule] = [
     Rule("aten::grid_sampler_2d.default", _EARLY, opset=(16, 19)),
     Rule("aten::grid_sampler_2d.default", _LATE, opset=(20, None)),
     Rule("aten::grid_sampler_3d.default", _LATE, opset=(20, None)),
+    Rule("aten::grid_sampler.default", _EARLY, opset=(16, 19)),
+    Rule("aten::grid_sampler.default", _LATE, opset=(20, None)),
 ]

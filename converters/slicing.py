@@ -13,7 +13,7 @@ from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
 from onnxplug.converters.helpers.slices import INT_MAX, slice_axis
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
-from onnxplug.registry.rule import Rule
+from onnxplug.registry.rule import Converter, Rule
 
 _INT_MIN = -INT_MAX
 
@@ -93,7 +93,10 @@ def _split(g: GraphBuilder, x: Value, axis: int, sizes: list[Any]) -> list[Value
 def tensor_split(g: GraphBuilder, node: FxNode) -> list[Value]:
     """tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]"""
     x, _, axis = node.args
-    axis = normalize_axis(axis, rank_of(x))
+    return _sections(g, node, x, normalize_axis(axis, rank_of(x)))
+
+
+def _sections(g: GraphBuilder, node: FxNode, x: Value, axis: int) -> list[Value]:
     sizes = [spec.shape[axis] if spec is not None else None for spec in node.outputs]
     if all(isinstance(s, int) for s in sizes):
         return _split(g, x, axis, sizes)
@@ -105,14 +108,31 @@ def tensor_split(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def tensor_split_at(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """tensor_split.indices(Tensor(a -> *) self, SymInt[] indices, int dim=0) -> Tensor(a)[]
-
-    The pieces between the indices, which have the meaning of a slice's bounds.
-    """
+    """tensor_split.indices(Tensor(a -> *) self, SymInt[] indices, int dim=0) -> Tensor(a)[]"""
     x, places, axis = node.args
-    axis = normalize_axis(axis, rank_of(x))
-    bounds = [0, *places, None]
-    return [slice_axis(g, x, axis, start, end) for start, end in pairwise(bounds)]
+    return _between(g, x, places, normalize_axis(axis, rank_of(x)))
+
+
+def _between(g: GraphBuilder, x: Value, places: list[Any], axis: int) -> list[Value]:
+    """The pieces between the indices, which have the meaning of a slice's bounds."""
+    return [slice_axis(g, x, axis, start, end) for start, end in pairwise([0, *places, None])]
+
+
+#: hsplit, vsplit and dsplit: name to the axis that they split. hsplit splits the only axis of a vector.
+_SPLIT_AXES = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
+
+
+def split_axis(axis: int, by_indices: bool) -> Converter:
+    """hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[], hsplit.array(Tensor(a -> *) self, int[] indices)
+    -> Tensor(a)[], and their siblings for other axes."""
+
+    def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
+        x, given = node.args
+        at = min(axis, rank_of(x) - 1)
+        return _between(g, x, given, at) if by_indices else _sections(g, node, x, at)
+
+    convert.__name__ = convert.__qualname__ = "split_axis"
+    return convert
 
 
 def unbind(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -226,6 +246,11 @@ RULES: list[Rule] = [
     Rule("aten::unsafe_chunk.default", chunk),
     Rule("aten::tensor_split.sections", tensor_split),
     Rule("aten::tensor_split.indices", tensor_split_at),
+    *(
+        Rule(f"aten::{name}.{overload}", split_axis(axis, overload == "array"))
+        for name, axis in _SPLIT_AXES.items()
+        for overload in ("int", "array")
+    ),
     Rule("aten::unbind.int", unbind),
     Rule("aten::flip.default", flip),
     Rule("aten::roll.default", roll),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -14,6 +15,7 @@ import torch
 from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of
+from onnxplug.interpret.shape_env import has_small_examples, other_examples, undone_on_error, with_current_examples
 from onnxplug.torch_private import DispatchKey, DispatchKeySet, FakeTensor, FakeTensorMode, OpOverload, pytree
 
 Decompositions = Mapping[str, "Callable[..., Any] | None"]
@@ -73,6 +75,7 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         The graph, and the FX arguments (Nodes) that its placeholders stand for, in order.
 
     Raises:
+        SomeSizesError: The trace holds for some of the dynamic sizes alone.
         Exception: Whatever the function raises on these arguments.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -95,26 +98,97 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
     fake_modes = {v.fake_mode for v in known.values() if isinstance(v, FakeTensor)}
     mode: Any = next(iter(fake_modes), None) or FakeTensorMode()
     inputs = [known[node] for node in dynamic]
-    shape_env = getattr(mode, "shape_env", None)
-    known_guards = len(shape_env.guards) if shape_env is not None else 0
-    with mode, torch.no_grad():
-        # Before dispatch, composite operators inside stay whole, so that their own rules get them.
-        module = make_fx(call, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
-        if any(node.target is fx.target for node in module.graph.nodes):
-            module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
-    _drop_dead(module.graph)
-    if writes(module.graph):
+    env = getattr(mode, "shape_env", None)
+
+    def trace(inputs: list[Any]) -> torch.fx.GraphModule:
+        with mode, torch.no_grad():
+            # Before dispatch, composite operators inside stay whole, so that their own rules get them.
+            module = make_fx(call, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
+            if any(node.target is fx.target for node in module.graph.nodes):
+                module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+        _drop_dead(module.graph)
+        if not writes(module.graph):
+            return module
         functional = make_functional(module.graph)
-        if functional is None:
-            with mode, torch.no_grad():
-                module = make_fx(torch.func.functionalize(call), tracing_mode="real", _allow_non_fake_inputs=True)(
-                    *inputs
-                )
-        else:
-            module = torch.fx.GraphModule(module, functional.graph)
-    if shape_env is not None:
-        _refuse_guards(shape_env, known_guards)
-    return module, list(dynamic)
+        if functional is not None:
+            return torch.fx.GraphModule(module, functional.graph)
+        with mode, torch.no_grad():
+            return make_fx(torch.func.functionalize(call), tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+
+    return _for_all_sizes(trace, inputs, env), list(dynamic)
+
+
+class SomeSizesError(ValueError):
+    """A trace holds for some sizes alone."""
+
+
+def _for_all_sizes(
+    trace: Callable[[list[Any]], torch.fx.GraphModule], inputs: list[Any], env: Any
+) -> torch.fx.GraphModule:
+    """A trace that holds for all sizes; where the example's sizes 0 and 1 are in the way, that of larger ones.
+
+    Raises:
+        SomeSizesError: It does not.
+    """
+    if env is None:
+        return trace(inputs)
+    small = has_small_examples(env, inputs)
+    try:
+        with undone_on_error(env):
+            known = len(env.guards)
+            module = trace(inputs)
+            asked = _refuse_guards(env, known)
+            if asked and small:
+                raise SomeSizesError(f"it holds only where {asked[0]}")
+    except SomeSizesError:
+        if not small:
+            raise
+    else:
+        if asked:
+            _check_other_examples(trace, inputs, env, module, asked[0])
+        return module
+    with other_examples(env, small=True):
+        known = len(env.guards)
+        module = trace([with_current_examples(env, value) for value in inputs])
+        _refuse_guards(env, known)
+        return module
+
+
+class _Undo(Exception):
+    """Ends a trace that was made to be compared."""
+
+
+def _check_other_examples(
+    trace: Callable[[list[Any]], torch.fx.GraphModule],
+    inputs: list[Any],
+    env: Any,
+    module: torch.fx.GraphModule,
+    asked: Any,
+) -> None:
+    """Traces once more, on other sizes: what was asked of the memory's layout may have answered another question too.
+
+    Raises:
+        SomeSizesError: The trace is another one.
+    """
+    same = True
+    with contextlib.suppress(_Undo), other_examples(env, small=False):
+        other = trace([with_current_examples(env, value) for value in inputs])
+        same = _operators(other.graph) == _operators(module.graph)
+        raise _Undo
+    if not same:
+        raise SomeSizesError(f"it holds only where {asked}")
+
+
+#: What a decomposition takes or leaves by the memory's layout.
+_COPIES = ("clone", "contiguous", "_to_copy", "detach", "alias")
+_RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy", "flatten", "_reshape_copy")
+
+
+def _operators(graph: torch.fx.Graph) -> list[str]:
+    names = [
+        str(node.target).removeprefix("aten.").partition(".")[0] for node in graph.nodes if node.op == "call_function"
+    ]
+    return ["reshape" if name in _RESHAPES else name for name in names if name not in _COPIES]
 
 
 #: Parts of the names of torch's functions that ask for sizes to settle strides, which ONNX doesn't have.
@@ -125,39 +199,42 @@ def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.
     """Traces a function of tensors on fake ones.
 
     Raises:
-        Exception: Whatever the function raises, and ``ValueError`` where the trace holds for some sizes alone.
+        Exception: Whatever the function raises, and :class:`SomeSizesError`.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     modes = [v.fake_mode for v in inputs if isinstance(v, FakeTensor)]
     mode: Any = modes[0] if modes else FakeTensorMode()
-    known = len(mode.shape_env.guards) if mode.shape_env is not None else 0
-    with mode, torch.no_grad():
-        module = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
-    if mode.shape_env is not None:
-        _refuse_guards(mode.shape_env, known)
-    return module
+
+    def trace(inputs: list[Any]) -> torch.fx.GraphModule:
+        with mode, torch.no_grad():
+            return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+
+    return _for_all_sizes(trace, inputs, mode.shape_env)
 
 
-def _refuse_guards(shape_env: Any, known: int) -> None:
+def _refuse_guards(shape_env: Any, known: int) -> list[Any]:
     """Refuses a trace that holds for some sizes alone: torch added conditions on dynamic sizes while it traced.
 
     Conditions on the memory's layout don't matter, and neither does that sizes differ or are more than 1: the general way
     was taken then, which ONNX's operators, broadcasting at run time, follow where they are equal or 1 too.
 
+    Returns:
+        The conditions on the layout that do not hold for all sizes. torch takes them for granted in what it is asked next.
+
     Raises:
-        ValueError: Names the first of the conditions.
+        SomeSizesError: Names the first of the conditions.
     """
     import sympy
 
+    of_layout: list[Any] = []
     for guard in shape_env.guards[known:]:
-        frame = getattr(guard.sloc, "framework_loc", None)
-        expr = guard.expr
-        if isinstance(expr, sympy.Ne) or _is_of_layout(frame):
+        if isinstance(guard.expr, sympy.Ne) or _holds_from_two_on(guard.expr):
             continue
-        if _holds_from_two_on(expr):
-            continue
-        raise ValueError(f"it holds only where {guard.expr}")
+        if not _is_of_layout(getattr(guard.sloc, "framework_loc", None)):
+            raise SomeSizesError(f"it holds only where {guard.expr}")
+        of_layout.append(guard.expr)
+    return of_layout
 
 
 #: Sizes that are tried to find out whether a condition holds for all but 0 and 1: fewer where several are combined.

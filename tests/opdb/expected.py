@@ -10,7 +10,6 @@ _PRIVATE = "torch's own memory-saving kernel, without a decomposition"
 _EIG = "eigenvalues of a general matrix: ONNX has no operator for them, and no rule computes them"
 _LDL = "an indefinite factorisation: ONNX has no operator for it, and no rule computes it"
 _EMPTY = "a dynamic axis of size 0: ONNX Runtime's own MatMul and Reshape refuse it"
-_SQUEEZE = "torch.export keeps a dynamic axis, also where it is 1; eager squeezes it"
 _STATIC = "needs this size static; the error says so"
 _BYTES = "torch interpolates bytes by integer weights of 16 bits: off by one where the true value is halfway"
 _TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
@@ -63,7 +62,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "atanh|complex64": ("value", "near the branch point 1 a rounding of the argument is a large change of the result"),
     "_segment_reduce.lengths|float32": ("unsupported", "segments along another axis than the first"),
     "_segment_reduce.offsets|float32": ("unsupported", "segments along another axis than the first"),
-    "grid_sampler_3d|float64": ("missing", "ONNX Runtime samples grids in float, and torch has no decomposition"),
     "nn.functional.interpolate.bilinear|uint8": ("value", _BYTES),
     "nn.functional.interpolate.bicubic|uint8": ("value", _BYTES),
     "nn.functional.upsample_bilinear|uint8": ("value", _BYTES),
@@ -71,14 +69,9 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "nn.functional.adaptive_avg_pool3d||dynamic": ("run", _EMPTY),
     "nn.functional.bilinear||dynamic": ("run", _EMPTY),
     "nn.functional.conv3d||dynamic": ("unsupported", _STATIC),
-    "nn.functional.pad.replicate_negative||dynamic": ("unsupported", _STATIC),
     "_chunk_cat||dynamic": ("missing", _TRACE),
-    "linalg.matrix_power||dynamic": ("missing", _TRACE),
     "linalg.tensorinv||dynamic": ("missing", _TRACE),
     "linalg.tensorsolve||dynamic": ("missing", _TRACE),
-    "squeeze||dynamic": ("shape", _SQUEEZE),
-    "squeeze.multiple||dynamic": ("shape", _SQUEEZE),
-    "squeeze_copy||dynamic": ("unsupported", _SQUEEZE),
     "nn.functional.avg_pool1d|int64": ("unsupported", _INTEGER_MEAN),
     "nn.functional.avg_pool2d|int64": ("unsupported", _INTEGER_MEAN),
     "nn.functional.avg_pool3d|int64": ("unsupported", _INTEGER_MEAN),

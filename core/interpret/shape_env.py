@@ -1,0 +1,113 @@
+"""What torch notes of dynamic sizes while an operator is traced, kept apart from what it knows of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from onnxplug.torch_private import FakeTensor
+
+#: The first of the sizes that stand for examples of 0 and 1; the others are the next odd numbers.
+_LARGER = 11
+
+
+@contextlib.contextmanager
+def undone_on_error(env: ShapeEnv | None) -> Iterator[None]:
+    """Takes back what torch notes of sizes while it holds, where it ends with an error.
+
+    A trace that is refused because it holds for some sizes alone has told torch that the program has these sizes: later
+    nodes would be converted for them.
+    """
+    if env is None:
+        yield
+        return
+    saved = _state(env)
+    try:
+        yield
+    except BaseException:
+        _restore(env, saved)
+        raise
+
+
+@contextlib.contextmanager
+def other_examples(env: ShapeEnv, *, small: bool) -> Iterator[None]:
+    """While it holds, torch decides what it is asked of sizes by other examples than those of the inputs.
+
+    Args:
+        env: torch's notes.
+        small: Of the sizes whose example is 0 or 1 alone.
+    """
+    import sympy
+
+    saved = _state(env)
+    examples: Any = env.backed_var_to_val
+    changed = [symbol for symbol, value in examples.items() if not small or value in (0, 1)]
+    # The last one is the least: what was said of the order of sizes is no longer so.
+    examples.update({symbol: sympy.Integer(_LARGER + 2 * i) for i, symbol in enumerate(reversed(changed))})
+    env.fake_tensor_cache.clear()
+    _forget_answers(env)
+    try:
+        yield
+    except BaseException:
+        _restore(env, saved)
+        raise
+    examples.clear()
+    examples.update(saved["backed_var_to_val"])
+    env.fake_tensor_cache.clear()
+    _forget_answers(env)
+
+
+def has_small_examples(env: ShapeEnv | None, values: Iterable[Any]) -> bool:
+    """Whether a size of some tensors was 0 or 1 in the example inputs."""
+    if env is None:
+        return False
+    sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
+    symbols = {symbol for s in sizes if isinstance(s, torch.SymInt) for symbol in s.node.expr.free_symbols}
+    return any(env.backed_var_to_val.get(symbol) in (0, 1) for symbol in symbols)
+
+
+def with_current_examples(env: ShapeEnv, value: Any) -> Any:
+    """A fake tensor or size like another one, whose sizes have the examples that hold now."""
+
+    def size(s: Any) -> Any:
+        if not isinstance(s, torch.SymInt):
+            return s
+        expr = s.node.expr
+        hint = expr.xreplace(env.backed_var_to_val)
+        return env.create_symintnode(expr, hint=int(hint) if hint.is_number else None)
+
+    if isinstance(value, torch.SymInt):
+        return size(value)
+    if not isinstance(value, FakeTensor) or value.is_conj() or value.is_neg() or value.layout is not torch.strided:
+        return value
+    shape, strides = [size(s) for s in value.shape], [size(s) for s in value.stride()]
+    with value.fake_mode:
+        return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+
+
+def _state(env: ShapeEnv) -> dict[str, Any]:
+    return {n: copy.copy(v) for n, v in vars(env).items() if hasattr(v, "clear") and hasattr(v, "copy")}
+
+
+def _restore(env: ShapeEnv, saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        held = getattr(env, name)
+        held.clear()
+        (held.extend if isinstance(held, list) else held.update)(value)
+    _forget_answers(env)
+
+
+def _forget_answers(env: ShapeEnv) -> None:
+    """Empties torch's caches of what it has found out of sizes."""
+    env._update_version_counter()
+    if hasattr(env, "_replacements_version_counter"):
+        env._replacements_version_counter += 1
+    for method in vars(ShapeEnv).values():
+        forget = getattr(method, "cache_clear", None)
+        if forget is not None:
+            forget()

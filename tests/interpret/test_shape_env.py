@@ -1,0 +1,82 @@
+"""Traces of single operators leave what torch knows of a program's sizes as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+import onnxplug
+from onnxplug.interpret.decompose import SomeSizesError, trace_function
+from onnxplug.torch_private import FakeTensorMode
+from tests.support.check import check
+
+
+def fake(*shape: int) -> Any:
+    """A tensor whose sizes are all dynamic, with these examples."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=False, duck_shape=False))
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape))
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        return mode.from_tensor(torch.ones(shape), symbolic_context=context)
+
+
+def branching(size: int) -> Any:
+    return lambda x: x * 2 if x.shape[0] == size else x.sum(0)
+
+
+def test_a_refused_trace_is_forgotten() -> None:
+    x = fake(5, 3)
+    env = x.fake_mode.shape_env
+    before = str(env.guards), dict(env.replacements), dict(env.var_to_range)
+    for _ in range(2):  # torch keeps its answers: the second time it would not ask
+        with pytest.raises(SomeSizesError, match="Eq"):
+            trace_function(branching(5), [x])
+        assert (str(env.guards), dict(env.replacements), dict(env.var_to_range)) == before
+    assert str(x.shape[0].node.expr).startswith("s")
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_an_example_of_0_or_1_stands_for_larger_ones(size: int) -> None:
+    x = fake(size, 3)
+    env = x.fake_mode.shape_env
+    symbol = x.shape[0].node.expr
+    module = trace_function(branching(size), [x])
+    assert [node.target for node in module.graph.nodes if node.op == "call_function"] == [
+        torch.ops.aten.sum.dim_IntList
+    ]
+    assert env.backed_var_to_val[symbol] == size
+    assert not env.replacements
+
+
+def test_later_nodes_are_converted_for_every_size() -> None:
+    """The decomposition of the product by squaring is refused; what follows must not be taken for its sizes."""
+
+    def model(x: torch.Tensor) -> Any:
+        a, b, c = torch.hsplit(x, (1, 2))
+        return a + b, c, torch.arange(x.shape[1]) * 2, x.new_ones(x.shape[1] * x.shape[0])
+
+    dynamic: Any = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    check(model, torch.randn(5, 3), others=[(torch.randn(4, 6),), (torch.randn(1, 2),)], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+@pytest.mark.parametrize("name", ["logdet", "inv", "svdvals", "binary_cross_entropy", "diff", "grid_sample"])
+def test_examples_of_every_size(name: str, size: int) -> None:
+    functions: dict[str, Any] = {
+        "logdet": torch.logdet,
+        "inv": torch.linalg.inv,
+        "svdvals": torch.linalg.svdvals,
+        "binary_cross_entropy": lambda x: torch.nn.functional.binary_cross_entropy(x.sigmoid(), x.cos().abs()),
+        "diff": lambda x: torch.diff(x, dim=1),
+        "grid_sample": lambda x: torch.nn.functional.grid_sample(x[:, None], x[..., :2].tanh()[:, None]),
+    }
+    if size == 0 and name in ("grid_sample", "binary_cross_entropy"):
+        pytest.skip("torch refuses it, or gives NaN")
+    eye = torch.eye(3) * 4
+    x, others = torch.rand(size, 3, 3) + eye, [(torch.rand(n, 3, 3) + eye,) for n in (3, 4)]
+    program = check(functions[name], x, others=others, dynamic=({0: Dim.DYNAMIC},))
+    assert not isinstance(program.model.graph.inputs[0].shape[0], int)
+    assert isinstance(program, onnxplug.OnnxProgram)
