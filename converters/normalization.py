@@ -258,6 +258,24 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
         return _as_specified(
             g, node, [_batch_norm(g, x, weight, bias, mean, variance, eps), empty, empty, mean, variance]
         )
+    return _as_specified(g, node, _updating(g, x, weight, bias, mean, variance, momentum, eps))
+
+
+def batch_norm_with_update(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_batch_norm_with_update_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)
+
+    The fourth result is room for cuDNN, empty on the CPU.
+    """  # noqa: E501
+    result, batch_mean, inverse, *updated = _updating(g, *node.args)
+    spec = node.outputs[3]
+    room = g.const(np.zeros(0), spec.dtype if spec is not None else result.dtype)
+    return _as_specified(g, node, [result, batch_mean, inverse, room, *updated])
+
+
+def _updating(
+    g: GraphBuilder, x: Value, weight: Any, bias: Any, mean: Value, variance: Value, momentum: float, eps: float
+) -> list[Value]:
+    """The tensor normalised by the batch, its mean and reciprocal deviation, and the running statistics, updated."""
     result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
     inner = batch_mean.dtype
     assert inner is not None and mean.dtype is not None
@@ -273,7 +291,7 @@ def native_batch_norm_functional(g: GraphBuilder, node: FxNode) -> list[Value | 
         for old, fresh in ((mean, batch_mean), (variance, unbiased))
     ]
     inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(batch_variance, g.const(eps, inner))))
-    return _as_specified(g, node, [result, batch_mean, inverse, *updated])
+    return [result, batch_mean, inverse, *updated]
 
 
 def _as_specified(g: GraphBuilder, node: FxNode, values: Sequence[Value]) -> list[Value | None]:
@@ -301,6 +319,7 @@ RULES: list[Rule] = [
     Rule("aten::batch_norm.default", batch_norm),
     Rule("aten::_native_batch_norm_legit_no_training.default", native_batch_norm_inference),
     Rule("aten::_native_batch_norm_legit_functional.default", native_batch_norm_functional),
+    Rule("aten::_batch_norm_with_update_functional.default", batch_norm_with_update),
     Rule("aten::_native_batch_norm_legit.no_stats", native_batch_norm),
     Rule("aten::native_batch_norm.default", native_batch_norm),
 ]
