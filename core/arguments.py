@@ -93,6 +93,19 @@ def check_names(
 # -- what runs and where it goes ---------------------------------------------------------------------------------------
 
 
+def captures_blocks(capture: Any) -> bool:
+    """Whether ``capture=`` asks that repeated modules be traced once.
+
+    Raises:
+        UsageError: It is neither ``"blocks"`` nor ``"whole"``.
+    """
+    if capture not in ("blocks", "whole"):
+        raise UsageError(
+            f"capture= takes 'blocks' (modules that the model repeats are traced once) or 'whole', not {capture!r}"
+        )
+    return bool(capture == "blocks")
+
+
 def check_destination(f: Any) -> None:
     """Checks that a model can be written there.
 

@@ -18,7 +18,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collect_if_due, collection_held
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import nodes_of
-from onnxplug.capture.capture import capture
+from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.diagnose.alignment import Alignment, Recipe
 from onnxplug.errors import OnnxplugError, UsageError
@@ -63,6 +63,7 @@ def to_onnx(
     verify: bool = False,
     report: bool = False,
     strict: bool | None = None,
+    capture: str = "blocks",
     external_data: bool | None = None,
     progress: Progress | None = None,
     registry: tuple[OnnxRegistry, PluginHost] | None = None,
@@ -95,6 +96,8 @@ def to_onnx(
         verify: Compare the result with eager PyTorch, on these inputs and on others.
         report: Print what was exported and how long it took.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
+        capture: ``"blocks"`` traces modules that the model repeats once, where the others are provably the same but for
+            their weights; ``"whole"`` traces each. The program is the same.
         external_data: Save weights beside the model; ``None`` decides by size.
         progress: Called with the name of each stage as it begins.
         registry: A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select.
@@ -114,6 +117,7 @@ def to_onnx(
     """
     stage = progress if progress is not None else lambda _: None
     opsets = resolve_opsets(opset_version)
+    blocks = arguments.captures_blocks(capture)
     items = tuple(CallHost.checked(runtime))
     call_rules = arguments.rules_of_call(rules, custom_translation_table)
     args, kwargs = arguments.positional_and_named(model, args, kwargs)
@@ -133,12 +137,13 @@ def to_onnx(
         raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
     stage("capture")
     collect_if_due()
-    captured = capture(
+    captured = capture_model(
         model,
         args,
         kwargs,
         dynamic_shapes=dynamic_shapes,
         strict=False if call_patches else strict,
+        blocks=blocks,
         patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
     )
     arguments.check_operators(call_rules, late=True)
@@ -170,6 +175,7 @@ def to_onnx(
             onnx_nodes=operators.total(),
             operators=dict(operators.most_common()),
             opset=opsets[""],
+            blocks=captured.blocks,
         ),
         host=runners,
         recipe=recipe,

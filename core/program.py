@@ -39,6 +39,7 @@ class ExportStatistics:
         fx_nodes, onnx_nodes: Number of nodes before and after.
         operators: Operator type to the number of its nodes, most frequent first.
         opset: Version of ai.onnx.
+        blocks: Class of modules to how many of them are copies of a like one's trace (``capture="blocks"``).
     """
 
     capture_seconds: float = 0.0
@@ -47,6 +48,7 @@ class ExportStatistics:
     onnx_nodes: int = 0
     operators: Mapping[str, int] = field(default_factory=dict)
     opset: int = 0
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
 
 class OnnxProgram(torch.onnx.ONNXProgram):

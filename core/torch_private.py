@@ -58,6 +58,14 @@ def _no_op(*_: Any) -> None:
     """In place of a function that only informs torch."""
 
 
+def _no_tracer() -> type:
+    return type("NoTracer", (), {"call_module": _no_op})
+
+
+def _no_traceback() -> Any:
+    return SimpleNamespace(extract=lambda: SimpleNamespace(summary=list))
+
+
 def _sympy_notation() -> type:
     from sympy.printing.str import StrPrinter
 
@@ -167,6 +175,22 @@ _NAMES = {
     "onnx_export_flags": _Private(  # torch.onnx.is_in_onnx_export() is False during capture
         "torch.onnx._internal.exporter._flags:", "is_in_onnx_export() during capture", SimpleNamespace
     ),
+    # Repeated modules are traced each time.
+    "ModuleStackTracer": _Private(
+        "torch.fx.experimental.proxy_tensor:_ModuleStackTracer", "tracing repeated modules once", _no_tracer
+    ),
+    "CapturedTraceback": _Private(
+        "torch.utils._traceback:CapturedTraceback", "lines of repeated modules", _no_traceback
+    ),
+    **{
+        name: _Private(f"torch.fx.experimental.proxy_tensor:{place}", "tracing repeated modules once", lambda: _no_op)
+        for name, place in {
+            "current_proxy_mode": "get_proxy_mode",
+            "enable_thunkify": "_enable_thunkify",
+            "snapshot_fake": "snapshot_fake",
+            "track_tensor": "track_tensor",
+        }.items()
+    },
     # Operators without a rule are decomposed by their composite kernel alone.
     "decomposition_table": _Private("torch._decomp:decomposition_table", "torch's decompositions", dict),
     "references": _Private("torch._refs:", "torch's decompositions", SimpleNamespace),

@@ -125,8 +125,8 @@ class Replay:
         position: The place of the state among the inputs.
     """
 
-    def __init__(self, draw: Draw | Mask, position: int) -> None:
-        self.device = draw.device
+    def __init__(self, draw: AnyDraw, position: int) -> None:
+        self.device: torch.device = draw.device
         self._draw = draw
         self._position = position
 
@@ -199,7 +199,7 @@ _SAVING, _SETTING = "run_and_save_rng_state", "run_with_rng_state"
 def is_drawn(node: torch.fx.Node) -> bool:
     """Whether a node is a random operator that PyTorch may run before the graph, or the state of a generator."""
     if node.target is DROPOUT:
-        return node.args[2] is not False and node.args[1] != 0
+        return node.args[2] is not False and bool(node.args[1] != 0)
     return node.target in DRAWS or node.target is generator_state
 
 
@@ -212,7 +212,7 @@ def _draws_nothing(node: torch.fx.Node) -> bool:
     arguments = node.target._schema.arguments
     for place, argument in enumerate(arguments):
         if argument.name == "dropout_p":
-            return (node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0)) == 0
+            return bool((node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0)) == 0)
     return False
 
 

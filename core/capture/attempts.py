@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import traceback
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug.capture.blocks import each_block_once
 from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, text_warnings
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, check_dynamic, declared_ranges, size_names
 from onnxplug.capture.guards import Condition, FixedExpressionError, at_least_two, conditions, fixed_by, warning_text
-from onnxplug.capture.locations import frames_of_model, is_torch_file
+from onnxplug.capture.locations import frames_of_model, is_core_file, is_torch_file
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.release import release_inputs
-from onnxplug.capture.small_sizes import Dependence, dependences, zero_is_a_size
+from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import fx_config, pytree
 
@@ -35,18 +37,27 @@ class Attempt(NamedTuple):
         strategy: The mode and the reading of the dynamic shapes that it was captured in.
         conditions: What the model's code asks of the sizes.
         assumptions: What it asks of them that only the size 1 does not fulfil.
+        copied: Class of modules to how many are copies of another one's trace.
     """
 
     program: torch.export.ExportedProgram
     strategy: str
     conditions: list[Condition]
     assumptions: list[Condition]
+    copied: dict[str, int]
 
 
 def export_program(
-    module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None
+    module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None, blocks: bool = False
 ) -> Attempt:
     """Captures a module.
+
+    Args:
+        module: The model.
+        args, kwargs: Its example inputs.
+        shapes: Its dynamic dimensions.
+        strict: torch.export's mode; ``None`` for either.
+        blocks: Trace modules that the model repeats once, in the non-strict mode.
 
     Returns:
         The first attempt that succeeded.
@@ -55,7 +66,7 @@ def export_program(
         CaptureError: No attempt succeeded; at most three are made. After an error that depends on data alone there is one more
             where the model computes with the number in question, and none where that decides a branch.
     """
-    capture = _Capture(module, args, kwargs, shapes)
+    capture = _Capture(module, args, kwargs, shapes, blocks)
     errors: list[Exception] = []
     remaining = [(bool(strict), True, True)]
     while capture.left and remaining:
@@ -73,7 +84,7 @@ def export_program(
         else:
             capture.warn()
             strategy = ("strict" if mode else "non-strict") + ("" if tied else ", sizes of one name not tied")
-            return Attempt(program, strategy, capture.conditions, capture.assumptions)
+            return Attempt(program, strategy, capture.conditions, capture.assumptions, capture.copied)
     # A dimension found static says more than what torch raises in the other modes.
     for failure in errors:
         if isinstance(failure, CaptureError):
@@ -105,12 +116,14 @@ def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | No
 class _Capture:
     """The attempts at one model; each call of torch.export is counted."""
 
-    def __init__(self, module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes) -> None:
+    def __init__(self, module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, blocks: bool) -> None:
         self.module = module
         self.args = args
         self.kwargs = kwargs
         self.shapes = shapes
         self.left = LIMIT
+        self.copied: dict[str, int] = {}
+        self._blocks = blocks
         self.conditions: list[Condition] = []
         self.assumptions: list[Condition] = []
         self._recorded = Recorded()
@@ -197,12 +210,30 @@ class _Capture:
 
     def _once(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
         self.left -= 1
+        copied: Mapping[str, int] = {}
+        if self._blocks and not strict:
+            with each_block_once(self.module) as copied:
+                try:
+                    program = self._export(strict, spec, oblivious)
+                except Exception as error:
+                    if not copied and not is_core_file(_innermost_file(error)):
+                        raise
+                else:
+                    self.copied = dict(copied)
+                    return program
+            # The model may well be one that can't be captured: what torch says of the whole trace is what counts.
+        self.copied = {}
+        return self._export(strict, spec, oblivious)
+
+    def _export(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet())
             stack.enter_context(torch.no_grad())
             # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
             # constants.
             stack.enter_context(fx_config.patch(backed_size_oblivious=oblivious))
+            if oblivious:
+                stack.enter_context(layout_may_depend_on_one())
             if oblivious and self.shapes.has_empty():
                 stack.enter_context(zero_is_a_size())
             if strict:
@@ -211,8 +242,14 @@ class _Capture:
             args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
             self._recorded = stack.enter_context(recorded())
             program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
+
             release_inputs(program)
             return program
+
+
+def _innermost_file(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename if frames else ""
 
 
 def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]:

@@ -36,6 +36,7 @@ def capture(
     *,
     dynamic_shapes: Any = None,
     strict: bool | None = None,
+    blocks: bool = True,
     patches: Iterable[Patch] = (),
 ) -> Captured:
     """Captures a model.
@@ -46,6 +47,7 @@ def capture(
         kwargs: Keyword example inputs.
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
+        blocks: Trace modules that the model repeats once (:mod:`onnxplug.capture.blocks`).
         patches: Context managers, or functions that make one, that hold during capture.
 
     Raises:
@@ -84,9 +86,9 @@ def capture(
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
         check_expressions(shapes, pytree.tree_leaves((positional, keywords)))
-        attempt = export_program(module, positional, keywords, shapes, strict)
+        attempt = export_program(module, positional, keywords, shapes, strict, blocks)
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
-    result.conditions, result.assumptions = attempt.conditions, attempt.assumptions
+    result.conditions, result.assumptions, result.blocks = attempt.conditions, attempt.assumptions, attempt.copied
     result.dim_names = dimension_names(attempt.program, shapes)
     return result
 

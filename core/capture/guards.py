@@ -108,7 +108,7 @@ def conditions(
         if not expr.free_symbols or expr in found:
             continue
         place = user_line(guard.sloc)
-        if not _is_of_python(guard.sloc):
+        if not is_of_python(guard.sloc):
             if (constant := constants.of_guard(guard)) is None:
                 continue
             place = constant.place or place
@@ -128,7 +128,7 @@ def python_guards(program: torch.export.ExportedProgram) -> Iterator[tuple[Any, 
     """torch's guards that Python code asked for, each with the user's line."""
     for size in itertools.islice(_input_sizes(program), 1):
         for guard in size.node.shape_env.guards:
-            if _is_of_python(guard.sloc):
+            if is_of_python(guard.sloc):
                 yield size.node.shape_env.replace(guard.expr), user_line(guard.sloc)
 
 
@@ -192,7 +192,7 @@ def _input_sizes(program: torch.export.ExportedProgram) -> Iterator[torch.SymInt
             yield from (size for size in sizes if isinstance(size, torch.SymInt))
 
 
-def _is_of_python(sloc: Any) -> bool:
+def is_of_python(sloc: Any) -> bool:
     """Whether code in Python asked, of the model or of torch's layers and functions, and no operator."""
     file = getattr(getattr(sloc, "framework_loc", None), "filename", None)
     if file is None or not is_torch_file(file):

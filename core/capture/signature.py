@@ -106,6 +106,7 @@ class Captured:
         seconds: Time that capture took.
         conditions: What the model's code asks of the sizes; the program is right where all hold.
         assumptions: What it asks that only the size 1 does not fulfil; often the program is right there too.
+        blocks: Class of modules to how many are copies of another one's trace.
     """
 
     program: torch.export.ExportedProgram
@@ -117,3 +118,4 @@ class Captured:
     seconds: float = 0.0
     conditions: list[Condition] = field(default_factory=list)
     assumptions: list[Condition] = field(default_factory=list)
+    blocks: dict[str, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from onnxplug.capture.guards import may_hold, user_line
+from onnxplug.capture.guards import holds_for_all, is_of_python, may_hold, user_line
 from onnxplug.capture.locations import source_location
 
 _SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
@@ -65,6 +65,45 @@ def zero_is_a_size() -> Iterator[None]:
             _depth -= 1
             if not _depth:
                 ShapeEnv.create_symbol = _original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def layout_may_depend_on_one() -> Iterator[None]:
+    """While it holds, what operators ask of sizes of 2 or more in order to lay out memory is no constraint on a dimension.
+
+    torch refuses a named dimension of which ``reshape`` asks whether its size is 1, as ``matmul`` makes it do.
+    """
+    global _layout_depth
+    with _lock:
+        _layout_depth += 1
+        ShapeEnv.produce_guards = _produce_guards  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            _layout_depth -= 1
+            if not _layout_depth:
+                ShapeEnv.produce_guards = _original_guards  # type: ignore[method-assign]
+
+
+_layout_depth = 0
+_original_guards = ShapeEnv.produce_guards
+
+
+def _produce_guards(self: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
+    guards = self.guards
+    self.guards = [guard for guard in guards if not _is_of_layout(self, guard)]
+    try:
+        return _original_guards(self, *args, **kwargs)
+    finally:
+        self.guards = guards
+
+
+def _is_of_layout(env: Any, guard: Any) -> bool:
+    if is_of_python(guard.sloc):
+        return False
+    hints = [env.backed_var_to_val.get(symbol) for symbol in guard.expr.free_symbols]
+    return all(hint is not None and hint > 1 for hint in hints) and holds_for_all(guard.expr, {})
 
 
 def _create_symbol(self: ShapeEnv, val: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from rich.table import Table
 from onnxplug.cli.bisect import bisect
 from onnxplug.cli.explain import ops, why
 from onnxplug.cli.options import (
+    CaptureOption,
     DynamicOption,
     ExactOption,
     InputOption,
@@ -106,6 +107,7 @@ def export(
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
     strict: ModeOption = None,
+    capture: CaptureOption = "blocks",
     input_names: Annotated[
         str | None, typer.Option("--input-names", help="Names of the inputs, separated by commas")
     ] = None,
@@ -142,6 +144,7 @@ def export(
             exact=exact,
             optimize=optimize,
             strict=strict,
+            capture=capture,
             input_names=input_names.split(",") if input_names else None,
             output_names=output_names.split(",") if output_names else None,
             registry=registry(),

@@ -44,6 +44,9 @@ DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=b
 OpsetOption = Annotated[str | None, typer.Option("--opset", help="21, or 21,com.microsoft=1")]
 OptimizeOption = Annotated[bool, typer.Option("--optimize/--no-optimize", help="Simplify and rewrite the graph")]
 ModeOption = Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")]
+CaptureOption = Annotated[
+    str, typer.Option("--capture", help="blocks: modules that are repeated are traced once; whole: each is traced")
+]
 StrictPlugins = Annotated[
     bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
 ]
