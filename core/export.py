@@ -71,7 +71,7 @@ def to_onnx(
     """Exports a PyTorch model to ONNX.
 
     Args:
-        model: A Module, a function, an ``ExportedProgram``, a ``GraphModule`` or a ScriptModule.
+        model: A Module, a function, an ``ExportedProgram``, a ``GraphModule``, a ScriptModule or a ScriptFunction.
         args: Example positional inputs; a dict at the end holds keyword inputs, as in ``torch.onnx.export``.
         f: File to save to; not saved when ``None``.
         kwargs: Example keyword inputs.

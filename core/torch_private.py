@@ -107,7 +107,9 @@ _NAMES = {
         "torch._functorch._aot_autograd.subclass_parametrization:unwrap_tensor_subclass_parameters",
         "weights that are tensor subclasses",
     ),
-    "TS2EPConverter": _Private("torch._export.converter:TS2EPConverter", "ScriptModules"),
+    "inline_calls": _Private("torch._C:_jit_pass_inline", "functions that ScriptModules call"),
+    "cond_op": _Private("torch._higher_order_ops.cond:cond_op", "branches of ScriptModules"),
+    "while_loop_op": _Private("torch._higher_order_ops.while_loop:while_loop_op", "loops of ScriptModules"),
     "has_kernel_for_dispatch_key": _Private(
         "torch._C:_dispatch_has_kernel_for_dispatch_key", "operators of libraries without a kernel for shapes"
     ),

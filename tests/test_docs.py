@@ -13,11 +13,16 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_run(
+    page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    sources = tmp_path_factory.mktemp("sources")  # torch.jit.script reads the source of what it compiles
     namespace: dict[str, object] = {"__name__": "docs"}
     for number, code in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
-        exec(compile(code, f"{page.name} block {number}", "exec", dont_inherit=True), namespace)
+        source = sources / f"{page.name} block {number}"
+        source.write_text(code, encoding="utf-8")
+        exec(compile(code, str(source), "exec", dont_inherit=True), namespace)
 
 
 def test_readme_begins_with_the_two_commands() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import OutputKind
 
-from onnxplug.capture.attempts import export_program, first_lines, quiet
+from onnxplug.capture.attempts import export_program
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.guards import conditions, warning_text
 from onnxplug.capture.kernels import shape_kernels
@@ -23,7 +24,8 @@ from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
-from onnxplug.errors import CaptureError, UsageError
+from onnxplug.capture.torchscript.module import from_script, is_script
+from onnxplug.errors import UsageError
 from onnxplug.host import Patch
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import BatchNorm, DropoutNd, is_traceable_wrapper_subclass, pytree, warn_if_untested
@@ -42,7 +44,7 @@ def capture(
     """Captures a model.
 
     Args:
-        model: A Module, a function, an ``ExportedProgram`` (taken as it is), a ``GraphModule`` or a ScriptModule.
+        model: A Module, a function, an ``ExportedProgram`` (taken as it is), a ``GraphModule``, a ScriptModule or a ScriptFunction.
         args: Positional example inputs: a tuple or list, or a single tensor.
         kwargs: Keyword example inputs.
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
@@ -60,12 +62,12 @@ def capture(
     if isinstance(model, torch.export.ExportedProgram):
         return _given(model, positional, keywords, dynamic_shapes)
     started = time.perf_counter()
-    module = _as_module(model)
-    if isinstance(module, torch.jit.ScriptModule):
-        if dynamic_shapes is not None:
-            raise UsageError("a ScriptModule is captured with static shapes: dynamic_shapes can't be used with it")
-        program = _from_script(module, positional, keywords)
-        return _captured(program, model, positional, keywords, "script", started)
+    module = model if is_script(model) else _as_module(model)
+    if is_script(model):
+        if strict:
+            raise UsageError("a script is captured in torch.export's non-strict mode, but strict=True is given")
+        # Its modules are all of one class here, and what they do is in their graphs.
+        module, strict, blocks = from_script(model), False, False
     _check_signature(module, positional, keywords)
     module = _without_subclasses(module)
     if module.training and any(_depends_on_training(m) for m in module.modules()):
@@ -237,6 +239,8 @@ def _record_source_lines(function: Any) -> None:
 
 
 def _depends_on_training(module: torch.nn.Module) -> bool:
+    if hasattr(module, "original_name"):  # of a script: the name of the class that it was made from
+        return module.training and re.fullmatch(r"\w*(Dropout|BatchNorm)\w*", str(module.original_name)) is not None
     if isinstance(module, torch.nn.RNNBase):
         return bool(module.dropout and module.num_layers > 1)
     return isinstance(module, (DropoutNd, BatchNorm))
@@ -254,18 +258,3 @@ def _check_signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Map
             f"the inputs don't fit forward{signature}: {error}",
             hint="args= holds the positional inputs, kwargs= the named ones.",
         ) from None
-
-
-def _from_script(module: torch.jit.ScriptModule, args: Any, kwargs: Any) -> torch.export.ExportedProgram:
-    from onnxplug.torch_private import TS2EPConverter
-
-    try:
-        with quiet(), torch.no_grad(), onnx_export_flag():
-            converted = TS2EPConverter(module, args, kwargs).convert()
-            # torch makes every dimension dynamic that the model allows to be, and leaves no way to say otherwise.
-            return torch.export.export(converted.module(), args, dict(kwargs) or None)
-    except Exception as error:
-        raise CaptureError(
-            f"the ScriptModule can't be captured: {first_lines(error)}",
-            hint="Export the nn.Module that it was scripted from.",
-        ) from error

@@ -401,13 +401,13 @@ def eager_outputs(
         if value is not None:
             expected.append((slot.name, value))
     inputs = {slot.node.name: slot for slot in program.inputs} | {slot.name: slot for slot in program.inputs}
-    buffers = dict(model.named_buffers(remove_duplicate=False)) if isinstance(model, torch.nn.Module) else {}
     for slot in program.slots:
         if slot.kind is OutputKind.USER or slot.value is None:
             continue
         source = inputs.get(slot.target or "")
-        if slot.kind is OutputKind.BUFFER_MUTATION and slot.target in buffers:
-            expected.append((slot.name, buffers[slot.target]))
+        state = state_of(model, slot.target or "") if slot.kind is OutputKind.BUFFER_MUTATION else None
+        if state is not None:
+            expected.append((slot.name, state))
         elif slot.kind is OutputKind.INPUT_MUTATION and source is not None and source.position is not None:
             expected.append((slot.name, leaves[source.position]))
         else:
@@ -415,6 +415,24 @@ def eager_outputs(
                 f"the output {slot.name!r} holds the new value of {slot.target!r}, which the PyTorch model does not have"
             )
     return expected
+
+
+def state_of(model: Any, name: str) -> torch.Tensor | None:
+    """What a model holds by the name of a buffer; of a ScriptModule also a tensor in another attribute, or in a list there."""
+    if not isinstance(model, torch.nn.Module):
+        return None
+    buffer = dict(model.named_buffers(remove_duplicate=False)).get(name)
+    if buffer is not None or not isinstance(model, torch.jit.ScriptModule):
+        return buffer
+    owner: Any = model
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    if isinstance(owner, list | tuple | dict):
+        tensors = [leaf for leaf in pytree.tree_leaves(owner) if isinstance(leaf, torch.Tensor)]
+        return tensors[int(last)] if last.isdigit() and int(last) < len(tensors) else None
+    found = getattr(owner, last, None)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def verify_file(
@@ -522,11 +540,11 @@ def _eager_by_name(
         returned = pytree.tree_leaves(copied(*args, **kwargs))
     results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float)]
     expected = list(zip(output_names, results, strict=False))
-    buffers = dict(copied.named_buffers(remove_duplicate=False)) if isinstance(copied, torch.nn.Module) else {}
     for name in output_names[len(results) :]:
         written = name.removesuffix("_out")
-        if written != name and written in buffers:
-            expected.append((name, buffers[written]))
+        state = state_of(copied, written) if written != name else None
+        if state is not None:
+            expected.append((name, state))
         elif written != name and written in inputs:
             expected.append((name, leaves[inputs[written]]))
         else:

@@ -1,0 +1,122 @@
+"""Branches of a script: decided while the script is interpreted, or made part of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from onnxplug.capture.torchscript.graphs import Step
+from onnxplug.capture.torchscript.interpreter import Interpreter, Values
+from onnxplug.capture.torchscript.numbers import truth_tensor
+from onnxplug.capture.torchscript.regions import (
+    ContainerChanged,
+    Region,
+    as_before,
+    as_result,
+    filled,
+    is_computed,
+    kinds,
+    same,
+)
+from onnxplug.capture.torchscript.values import (
+    UNINITIALIZED,
+    ScalarTensor,
+    is_symbolic,
+    is_unbacked,
+    leaves,
+    mapped,
+    structure,
+)
+from onnxplug.errors import CaptureError
+from onnxplug.torch_private import cond_op
+
+
+def branch(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
+    """``prim::If``: decided now where the condition is known or is about sizes, else ``torch.cond``."""
+    holds = decided(step, values[step.inputs[0]])
+    if holds is not None:
+        return interpreter.run(step.blocks[0 if holds else 1], values)
+    condition = truth_tensor(values[step.inputs[0]])
+    raising = [block.raises() for block in step.blocks]
+    if any(raising):
+        asserted = condition.logical_not() if raising[0] else condition
+        text = f"the script's condition at {step.place} does not hold"
+        step.place.call(torch.ops.aten._assert_async.msg, asserted, text)
+        return interpreter.run(step.blocks[1 if raising[0] else 0], values)
+    region = Region(interpreter, step, values)
+    try:
+        return _cond(region, condition)
+    except ContainerChanged:
+        raise CaptureError(
+            f"the branch at {step.place} depends on a tensor's values and changes a list or dict that is made outside of it: "
+            "what that holds would be known only when the model runs",
+            hint="Give the tensors of both branches as results instead, or use torch.where.",
+        ) from None
+
+
+def decided(step: Step, condition: Any) -> bool | None:
+    """What a condition is; ``None``: it depends on a tensor's values."""
+    if isinstance(condition, ScalarTensor):
+        condition = condition.value
+    if isinstance(condition, torch.Tensor):
+        return None
+    if is_unbacked(condition):
+        if statically_known_true(condition):
+            return True
+        return False if statically_known_true(torch.sym_not(condition)) else None
+    return bool(step.place.call(bool, condition))
+
+
+def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
+    step = region.step
+    runs = [region.function(block) for block in step.blocks]
+    tried = [region.tried(run) for run in runs]
+    sides = [filled(tried[0], tried[1]), filled(tried[1], tried[0])]
+    pairs = list(zip(leaves(sides[0]), leaves(sides[1]), strict=False))
+    if structure(sides[0]) != structure(sides[1]) or any(_apart(a, b) for a, b in pairs):
+        raise CaptureError(
+            f"the branches at {step.place} depend on a tensor's values and give results of different kinds: "
+            f"{kinds(sides[0])} and {kinds(sides[1])}",
+            hint="Let both branches give tensors (or numbers) in the same places.",
+        )
+    joined = [_joined(a, b) for a, b in pairs]
+    chosen = [index for index, like in enumerate(joined) if like is not None]
+
+    def traced(run: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*operands: Any) -> tuple[Any, ...]:
+            found = list(leaves(filled(run(operands), sides[0])))
+            return tuple(as_result(found[i], joined[i], operands) for i in chosen)
+
+        return function
+
+    results: Sequence[Any] = ()
+    if chosen:
+        results = step.place.call(cond_op, condition, traced(runs[0]), traced(runs[1]), tuple(region.operands))
+    found = dict(zip(chosen, results, strict=True))
+    rest = iter(
+        as_before(found[i], joined[i]) if i in found else pair[0] if pair[0] is not UNINITIALIZED else pair[1]
+        for i, pair in enumerate(pairs)
+    )
+    return region.accepted(mapped(sides[0], lambda _: next(rest)))
+
+
+def _apart(a: Any, b: Any) -> bool:
+    """Whether two results of branches can't be one value."""
+    if a is UNINITIALIZED or b is UNINITIALIZED:
+        return False
+    if is_computed(a) and is_computed(b):
+        return False
+    return not same(a, b)
+
+
+def _joined(a: Any, b: Any) -> Any:
+    """What a result of the operator is like: a value of one of the branches; ``None`` where both are the same constant."""
+    if a is UNINITIALIZED or b is UNINITIALIZED:
+        other = b if a is UNINITIALIZED else a
+        return other if isinstance(other, torch.Tensor | ScalarTensor) or is_symbolic(other) else None
+    if same(a, b) and not isinstance(a, torch.Tensor | ScalarTensor):
+        return None
+    return a

@@ -1,0 +1,184 @@
+"""Values of a script that Python has no type for, and the tensors and numbers within values."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+#: torch's dtypes in the order of their numbers in a script.
+_DTYPES = (
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16 "
+    "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 "
+    "uint32 uint64"
+).split()
+_CODES = {getattr(torch, name): code for code, name in enumerate(_DTYPES) if hasattr(torch, name)}
+_BY_CODE = {code: dtype for dtype, code in _CODES.items()}
+_MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
+_LAYOUTS = (torch.strided, torch.sparse_coo)
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The number that a script has for a dtype."""
+    return _CODES[dtype]
+
+
+def as_dtype(code: Any) -> Any:
+    """The dtype of a script's number for it."""
+    return _BY_CODE[code] if isinstance(code, int) else code
+
+
+def as_memory_format(code: Any) -> Any:
+    """The memory format of a script's number for it."""
+    return _MEMORY_FORMATS[code] if isinstance(code, int) else code
+
+
+def as_layout(code: Any) -> Any:
+    """The layout of a script's number for it."""
+    return _LAYOUTS[code] if isinstance(code, int) else code
+
+
+class _Uninitialized:
+    """The value of a variable that is not set on the way that was taken (``prim::Uninitialized``)."""
+
+    def __repr__(self) -> str:
+        return "uninitialized"
+
+
+UNINITIALIZED = _Uninitialized()
+
+
+@dataclass(eq=False)
+class Instance:
+    """An object of a class of the script (``@torch.jit.script class``).
+
+    Attributes:
+        type_name: The qualified name of its class.
+        attributes: Its attributes.
+    """
+
+    type_name: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ScalarTensor:
+    """A tensor without axes whose number is known: ``prim::NumToTensor``, and constants.
+
+    A trace computes with sizes in such tensors; as numbers they stay sizes.
+
+    Attributes:
+        value: The number; it may be symbolic.
+        dtype: The tensor's dtype.
+    """
+
+    value: Any
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor."""
+        return scalar(self.value, self.dtype)
+
+    shape = torch.Size()
+    device = torch.device("cpu")
+    is_quantized = False
+    requires_grad = False
+
+    def dim(self) -> int:
+        """No axes."""
+        return 0
+
+    def numel(self) -> int:
+        """One element."""
+        return 1
+
+    def stride(self) -> tuple[int, ...]:
+        """No strides."""
+        return ()
+
+    def is_floating_point(self) -> bool:
+        """Whether the number is real."""
+        return self.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        """Never."""
+        return False
+
+
+def scalar(number: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without axes of a number, symbolic or not."""
+    return torch.scalar_tensor(number, dtype=dtype)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number or truth value of Python's, symbolic or not."""
+    return isinstance(value, bool | int | float | torch.SymBool | torch.SymInt | torch.SymFloat)
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a symbolic number."""
+    return isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat)
+
+
+def is_unbacked(value: Any) -> bool:
+    """Whether a symbolic number follows from a tensor's values, and not only from sizes of the inputs."""
+    return is_symbolic(value) and not value.node.has_hint()
+
+
+@lru_cache(maxsize=256)
+def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    """A class of named tuples."""
+    return namedtuple(name, fields)
+
+
+# -- tensors and numbers within values -----------------------------------------------------------------------------------
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with each of its leaves changed; containers are copied, modules are leaves."""
+    if isinstance(value, tuple):
+        items = [mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, Instance):
+        return Instance(value.type_name, mapped(value.attributes, change))
+    return change(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The leaves of a value in their order."""
+    items: Any
+    if isinstance(value, tuple | list):
+        items = value
+    elif isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, Instance):
+        items = value.attributes.values()
+    else:
+        yield value
+        return
+    for item in items:
+        yield from leaves(item)
+
+
+def structure(value: Any) -> Any:
+    """What a value is made of, leaves aside: two of one structure compare equal."""
+    if isinstance(value, tuple | list):
+        return type(value).__name__, tuple(structure(item) for item in value)
+    if isinstance(value, dict):
+        return "dict", tuple((key, structure(item)) for key, item in value.items())
+    if isinstance(value, Instance):
+        return value.type_name, structure(value.attributes)
+    return "leaf"
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors within a value."""
+    return (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))

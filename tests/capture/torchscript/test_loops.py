@@ -1,0 +1,168 @@
+"""Loops of scripts: with an end that is known, that is a size, or that a tensor decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+from onnxplug import CaptureError
+from tests.support.scripts import check_script, scripted
+
+X, Y = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.25, 0.125]]), torch.randn(5, 3) - 1
+BATCH = ({0: "batch"},)
+
+
+def until_a_sum(x: torch.Tensor):
+    i = 0
+    while x.sum() < 10.0 and i < 20:
+        x = x + 1
+        i += 1
+    return x, i
+
+
+def leaves_early(x: torch.Tensor):
+    for i in range(4):
+        if x.sum() > 5:
+            return x, i
+        x = x + 1
+    return x, 10
+
+
+def breaks_and_continues(x: torch.Tensor):
+    total = torch.zeros(3)
+    for i in range(6):
+        if x[0, 0] + i == 2:
+            continue
+        if total.sum() > 30:
+            break
+        total = total + x.sum(0) * i
+    return total
+
+
+def over_a_size(x: torch.Tensor):
+    total = torch.zeros(3)
+    for i in range(x.size(0)):
+        total = total * 0.5 + x[i]
+    return total
+
+
+def over_a_size_backwards(x: torch.Tensor):
+    total = torch.ones(3)
+    n = 0
+    for i in range(x.size(0) - 1, -1, -1):
+        total = total * 0.5 + x[i]
+        n += i
+    return total, n
+
+
+def over_a_number_of_a_tensor(x: torch.Tensor):
+    y = x
+    for _ in range(int(x.abs().max())):
+        y = y * 1.5
+    return y
+
+
+def nested(x: torch.Tensor):
+    n = torch.zeros(())
+    while bool(n < 3):
+        y = x
+        k = 0.5
+        while bool(y.sum() < 4) and k < 8:
+            y = y + k
+            k = k * 2
+        x = x + y.mean()
+        n = n + 1
+    return x
+
+
+def unrolled(x: torch.Tensor):
+    found: list[torch.Tensor] = []
+    for i in range(1, 7, 2):
+        found.append(x * i)
+    i = 0
+    while i < 3:
+        i += 1
+        found[0] = found[0] + i
+    for name in ["a", "b"]:
+        if name == "b":
+            found.insert(0, x)
+    return torch.cat(found, 1), i
+
+
+def writes_a_tensor(x: torch.Tensor):
+    result = torch.zeros(x.size(0), 3)
+    for i in range(x.size(0)):
+        result[i] = x[i] * i
+    return result
+
+
+LOOPS = [
+    until_a_sum,
+    leaves_early,
+    breaks_and_continues,
+    over_a_size,
+    over_a_size_backwards,
+    over_a_number_of_a_tensor,
+    nested,
+    unrolled,
+]
+
+
+@pytest.mark.parametrize("function", LOOPS, ids=lambda f: f.__name__)
+def test_loops(function: Any) -> None:
+    program = check_script(scripted(function), (X,), (Y,), (X * 3,), (X[:1] * 0.1,), dynamic=BATCH)
+    kinds = {node.op_type for node in program.model.graph}
+    assert ("Loop" in kinds) == (function is not unrolled)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+
+    def forward(self, x: torch.Tensor, limit: float = 1.0):
+        h = torch.zeros(x.size(1), 4)
+        steps = 0
+        while bool(h.abs().max() < limit) and steps < x.size(0):
+            h = self.cell(x[steps], h)
+            steps += 1
+        return h, steps
+
+
+def test_weights_in_a_loop() -> None:
+    small, large = torch.randn(4, 2, 3) * 0.1, torch.randn(6, 1, 3) * 9
+    check_script(scripted(Recurrent().eval()), (small,), (large,), dynamic=({0: "time", 1: "batch"},))
+
+
+def grows(x: torch.Tensor):
+    while x.sum() < 10:
+        x = torch.cat([x, x])
+    return x
+
+
+def collects(x: torch.Tensor):
+    found = [x]
+    while found[-1].sum() < 10:
+        found.append(found[-1] + 1)
+    return found
+
+
+def sets_an_optional(x: torch.Tensor):
+    last: torch.Tensor | None = None
+    while x.sum() < 10:
+        last = x
+        x = x + 1
+    return x if last is None else x + last
+
+
+@pytest.mark.parametrize("function", [grows, collects, sets_an_optional], ids=lambda f: f.__name__)
+def test_what_no_loop_of_a_graph_can_do(function: Any) -> None:
+    with pytest.raises(CaptureError, match=r"the loop at .* ends by a tensor's values") as caught:
+        onnxplug.to_onnx(scripted(function), (X,))
+    line = function.__code__.co_firstlineno
+    assert any(f"{__file__}:{line + offset}" in str(caught.value) for offset in (1, 2, 3)), str(caught.value)
+    assert caught.value.hint
