@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxplug.capture.torchscript.graphs import Step
 from onnxplug.capture.torchscript.interpreter import Interpreter, Values
-from onnxplug.capture.torchscript.numbers import truth_tensor
+from onnxplug.capture.torchscript.numbers import as_bool, truth_tensor
 from onnxplug.capture.torchscript.regions import (
     ContainerChanged,
     Region,
@@ -39,7 +39,7 @@ def branch(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
     holds = decided(step, values[step.inputs[0]])
     if holds is not None:
         return interpreter.run(step.blocks[0 if holds else 1], values)
-    condition = truth_tensor(values[step.inputs[0]])
+    condition = truth_tensor(as_bool(values[step.inputs[0]]))
     raising = [block.raises() for block in step.blocks]
     if any(raising):
         asserted = condition.logical_not() if raising[0] else condition
@@ -60,7 +60,7 @@ def branch(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
 def decided(step: Step, condition: Any) -> bool | None:
     """What a condition is; ``None``: it depends on a tensor's values."""
     if isinstance(condition, ScalarTensor):
-        condition = condition.value
+        condition = condition.known()
     if isinstance(condition, torch.Tensor):
         return None
     if is_unbacked(condition):
@@ -74,6 +74,8 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
     step = region.step
     runs = [region.function(block) for block in step.blocks]
     tried = [region.tried(run) for run in runs]
+    if region.mutated:  # by the one or the other
+        tried = [region.tried(run) for run in runs]
     sides = [filled(tried[0], tried[1]), filled(tried[1], tried[0])]
     pairs = list(zip(leaves(sides[0]), leaves(sides[1]), strict=False))
     if structure(sides[0]) != structure(sides[1]) or any(_apart(a, b) for a, b in pairs):
@@ -82,7 +84,8 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
             f"{kinds(sides[0])} and {kinds(sides[1])}",
             hint="Let both branches give tensors (or numbers) in the same places.",
         )
-    joined = [_joined(a, b) for a, b in pairs]
+    kept = [region.operand(a, b) for a, b in pairs]
+    joined = [_joined(a, b) if operand is None else None for (a, b), operand in zip(pairs, kept, strict=True)]
     chosen = [index for index, like in enumerate(joined) if like is not None]
 
     def traced(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,11 +99,21 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
     if chosen:
         results = step.place.call(cond_op, condition, traced(runs[0]), traced(runs[1]), tuple(region.operands))
     found = dict(zip(chosen, results, strict=True))
-    rest = iter(
-        as_before(found[i], joined[i]) if i in found else pair[0] if pair[0] is not UNINITIALIZED else pair[1]
-        for i, pair in enumerate(pairs)
-    )
-    return region.accepted(mapped(sides[0], lambda _: next(rest)))
+    every = [
+        as_before(found[i], joined[i]) if i in found else _constant(kept[i], *pair) for i, pair in enumerate(pairs)
+    ]
+    rest = iter(every)
+    outputs = region.accepted(mapped(sides[0], lambda _: next(rest)))
+    for i, result in found.items():
+        region.remember(result, *pairs[i])
+    return outputs
+
+
+def _constant(operand: Any, a: Any, b: Any) -> Any:
+    """A result that is the same in both branches."""
+    if operand is not None:
+        return operand
+    return b if a is UNINITIALIZED else a
 
 
 def _apart(a: Any, b: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from onnxplug.capture.torchscript.numbers import as_bool, as_float, as_int, truth_tensor
+from onnxplug.capture.torchscript.numbers import as_bool, as_float, as_int, as_item, truth_tensor
 from onnxplug.capture.torchscript.values import (
     ScalarTensor,
     as_dtype,
@@ -107,6 +107,9 @@ def _tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: boo
         if made.dtype == torch.float64:
             made = made.to(torch.get_default_dtype())
         return made.to(dtype or made.dtype)
+    if isinstance(data, bool | int | float):
+        kinds = ((bool, torch.bool), (int, torch.int64), (float, torch.get_default_dtype()))
+        return scalar(data, dtype or next(kind for python, kind in kinds if isinstance(data, python)))
     return torch.tensor(data, dtype=dtype)
 
 
@@ -156,15 +159,6 @@ def _upsample_nearest(value: Any, size: Any = None, factor: Any = None) -> Any:
 
 def _upsample_bilinear(value: Any, size: Any = None, factor: Any = None) -> Any:
     return functional.interpolate(value, size, factor, "bilinear", align_corners=True)
-
-
-def _select(value: Any, axis: int, index: Any) -> Any:
-    if isinstance(index, torch.SymInt) and not index.node.has_hint():
-        # An index that follows from data selects in the graph.
-        chosen = scalar(index, torch.int64).reshape(1)
-        chosen = torch.where(chosen < 0, chosen + value.shape[axis], chosen)
-        return value.index_select(axis, chosen).squeeze(axis)
-    return torch.ops.aten.select.int(value, axis, index)
 
 
 def _convolved(
@@ -282,7 +276,7 @@ GENERIC: dict[str, Callable[..., Any]] = {
     "aten::__upsample": _upsample,
     "aten::__upsample_nearest": _upsample_nearest,
     "aten::__upsample_bilinear": _upsample_bilinear,
-    "aten::ScalarImplicit": lambda value: value.value if isinstance(value, ScalarTensor) else value.item(),
+    "aten::ScalarImplicit": lambda value: as_item(value),
     "aten::is_scripting": _constant(True),
     "aten::_get_tracing_state": _constant(False),
     "aten::has_torch_function": _constant(False),
@@ -357,11 +351,10 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::is_floating_point": lambda value: value.is_floating_point(),
     "aten::is_complex": lambda value: value.is_complex(),
     "aten::is_signed": lambda value: value.dtype.is_signed,
-    "aten::item": lambda value: value.value if isinstance(value, ScalarTensor) else value.item(),
+    "aten::item": lambda value: as_item(value),
     "aten::is_nonzero": as_bool,
     "aten::index.Tensor_hacked_twin": lambda value, indices: torch.ops.aten.index.Tensor(value, _indices(indices)),
     "aten::requires_grad_": lambda value, *_: value,
-    "aten::select.int": _select,
     "aten::to_mkldnn": lambda value, *_: value,
     "aten::to_dense": lambda value, *_: value.to_dense() if value.is_sparse else value,
     "aten::add.str": lambda a, b: a + b,

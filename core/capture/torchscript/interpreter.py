@@ -6,6 +6,7 @@ import builtins
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,10 +31,32 @@ Attribute = tuple[Any, str]
 Control = Callable[["Interpreter", Step, Values], list[Any]]
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A result of a branch of the graph that is, in the script, a tensor or view of the outside in one of the branches.
+
+    In the graph it is a tensor of its own, which makes no difference as long as neither is written in place.
+    """
+
+    step: Step
+    tensors: tuple[torch.Tensor, torch.Tensor]
+    versions: tuple[int, int]
+
+    def check(self) -> None:
+        """Raises: CaptureError: One of the tensors was written in place since."""
+        if self.versions != (self.tensors[0]._version, self.tensors[1]._version):
+            raise CaptureError(
+                f"what the code at {self.step.place} gives depends on a tensor's values, and is one of the tensors that it uses "
+                "in one case: the script writes to it in place later",
+                hint="Give a copy (.clone()) there.",
+            )
+
+
 class Interpreter:
     """Runs graphs.
 
     Attributes:
+        shared: Results that share their memory in the script, of this branch or body.
         attributes: What modules' attributes hold now, of those that were read or set during the call.
         written: Where an attribute was set last.
     """
@@ -43,6 +66,7 @@ class Interpreter:
         self.control = control
         self.attributes: dict[Attribute, Any] = {}
         self.written: dict[Attribute, Step] = {}
+        self.shared: list[Shared] = []
         self._functions: dict[Step, Callable[..., Any]] = {}
         self._constants: dict[Step, Any] = {}
         self._bodies: dict[Any, ScriptGraph] = {}
@@ -76,12 +100,14 @@ class Interpreter:
         Args:
             attributes: What attributes hold at its start.
         """
-        outside, written = self.attributes, dict(self.written)
-        self.attributes = dict(attributes)
+        outside, written, shared = self.attributes, dict(self.written), self.shared
+        self.attributes, self.shared = dict(attributes), []
         try:
             yield self.attributes
+            for one in self.shared:
+                one.check()
         finally:
-            self.attributes, self.written = outside, written
+            self.attributes, self.written, self.shared = outside, written, shared
 
     def _results(self, step: Step, values: Values) -> Sequence[Any]:
         control = self.control.get(step.kind)
@@ -109,7 +135,7 @@ class Interpreter:
             return self.attributes[held] if held in self.attributes else held[0].attribute(held[1])
         if step not in self._constants:
             self._constants[step] = _constant(step)
-        return mapped(self._constants[step], lambda leaf: leaf)
+        return mapped(self._constants[step], lambda leaf: replace(leaf) if isinstance(leaf, ScalarTensor) else leaf)
 
     def get_attribute(self, step: Step, args: Sequence[Any]) -> Any:
         """``prim::GetAttr``"""

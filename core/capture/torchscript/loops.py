@@ -32,7 +32,7 @@ from onnxplug.capture.torchscript.values import (
     structure,
 )
 from onnxplug.errors import CaptureError
-from onnxplug.torch_private import while_loop_op
+from onnxplug.torch_private import is_alias_of, while_loop_op
 
 _UNBOUNDED = 2**31 - 1
 
@@ -77,7 +77,7 @@ def _depends_on_data(
 
 def _decided_quietly(step: Step, condition: Any) -> bool | None:
     if isinstance(condition, ScalarTensor):
-        condition = condition.value
+        condition = condition.known()
     if isinstance(condition, torch.Tensor) or is_unbacked(condition):
         return None
     return True
@@ -115,29 +115,36 @@ def _unrolled(
 def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any]) -> list[Any]:
     step = region.step
     (body,) = step.blocks
-    attributes = [region.attributes[key] for key in region.written]
     number_of_outputs = len(body.outputs)
-    tried = region.tried(region.function(body, [0, *carried], attributes))
+    tried = region.tried(region.function(body, [0, *carried]))
+    outer = region.outer
     carried = filled(carried, tried[1:number_of_outputs])
     shape = structure(carried)
-    start = [*leaves(carried), *leaves(attributes)]
+    start = [*leaves(carried), *leaves(outer)]
 
     def rebuilt(flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         rest = iter(flat)
-        return mapped(carried, lambda _: next(rest)), mapped(attributes, lambda _: next(rest))
+        return mapped(carried, lambda _: next(rest)), mapped(outer, lambda _: next(rest))
 
     def iterated(number: Any, flat: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, list[Any]]:
-        now, set_now = rebuilt(flat)
-        after = region.function(body, [number, *now], set_now)(operands)
-        results, set_after = after[:number_of_outputs], after[number_of_outputs:]
+        now, outer_now = rebuilt(flat)
+        after = region.function(body, [number, *now], outer_now)(operands)
+        results, outer_after = after[:number_of_outputs], after[number_of_outputs:]
         results[1:] = filled(results[1:], carried)
-        if structure(results[1:]) != shape or structure(set_after) != structure(attributes):
+        if structure(results[1:]) != shape or structure(outer_after) != structure(outer):
             raise _changes_kind(step, carried, results[1:])
-        return results[0], [*leaves(results[1:]), *leaves(set_after)]
+        return results[0], [*leaves(results[1:]), *leaves(outer_after)]
 
     _, after = region.tried(lambda operands: iterated(0, start, operands))
     kept = [a if a is not UNINITIALIZED else b for a, b in zip(start, after, strict=True)]
-    moving = [i for i, (a, b) in enumerate(zip(kept, after, strict=True)) if is_computed(b) or not same(a, b)]
+    # What the body only passes on, or writes in place, is the tensor of the outside.
+    tied = [isinstance(a, torch.Tensor) and region.operand(b) is a for a, b in zip(kept, after, strict=True)]
+    moving = [
+        i
+        for i, (a, b) in enumerate(zip(kept, after, strict=True))
+        if not tied[i] and (is_computed(b) or not same(a, b))
+    ]
+    _check_writes(region, [kept[i] for i in moving if i < len(kept) - len(region.mutated)])
     for i in moving:
         if not is_computed(kept[i]) or not (is_computed(after[i]) or after[i] is UNINITIALIZED):
             raise _changes_kind(step, kept[i], after[i])
@@ -159,7 +166,7 @@ def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any
         state, operands = rest[: len(moving)], rest[len(moving) + bounded :]
         still, flat = iterated(number.item(), unpacked(state), operands)
         for i in set(range(len(kept))).difference(moving):
-            if not same(flat[i], kept[i]):
+            if not (region.operand(flat[i]) is kept[i] if tied[i] else same(flat[i], kept[i])):
                 raise _changes_kind(step, kept[i], flat[i])
         results = [as_result(flat[i], like, [*operands, *state]) for i, like in zip(moving, likes, strict=True)]
         return number + 1, truth_tensor(still).clone(), *results
@@ -177,8 +184,27 @@ def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any
             hint="What it carries must keep its shape and dtype; let the number of iterations be known otherwise.",
         ) from error
     flat = unpacked(results[2:])
-    now, set_now = rebuilt(flat)
-    return region.accepted([*now, *set_now])
+    now, outer_now = rebuilt(flat)
+    outputs = region.accepted([*now, *outer_now])
+    for i, result in zip(moving, results[2:], strict=True):
+        region.remember(result, after[i])
+    return outputs
+
+
+def _check_writes(region: Region, carried: Sequence[Any]) -> None:
+    """Refuses a body that writes in place to what the first iteration is given, and carries another tensor on.
+
+    Raises:
+        CaptureError: It does: only the first iteration would write to the outside.
+    """
+    written = [region.operands[position] for position in region.mutated]
+    tensors = [value for value in carried if isinstance(value, torch.Tensor)]
+    if any(is_alias_of(a, b) for a in written for b in tensors):
+        raise CaptureError(
+            f"the loop at {region.step.place} ends by a tensor's values, and writes in place to a tensor that it replaces by "
+            "another one later",
+            hint="Give the loop a copy (.clone()), and compute what it carries without writing in place (x = x + y).",
+        )
 
 
 def _changes_kind(step: Step, before: Any, after: Any) -> CaptureError:

@@ -55,10 +55,10 @@ def from_script(script: Any) -> torch.nn.Module:
                 f"the ScriptModule {script.original_name} has no forward, only {', '.join(script._c._method_names()) or 'data'}",
                 hint="Export a function or module that calls the method.",
             )
+        _check_hooks(script)
         graph, schema = module.graph_of("forward"), script._c._get_method("forward").schema
     else:
         graph, schema = ScriptGraph(script.graph), script.schema
-    module.train(module.training)
     _hold_tensors(module, graph)
     run = Interpreter(module, _CONTROL)
     for part in module.modules():
@@ -75,6 +75,19 @@ def from_script(script: Any) -> torch.nn.Module:
     forward.__signature__ = signature  # type: ignore[attr-defined]
     module.__dict__["forward"] = forward
     return module
+
+
+def _check_hooks(script: Any) -> None:
+    """Refuses a script whose call runs more than its graph; those of its parts are in the graphs that call them.
+
+    Raises:
+        CaptureError: It has forward hooks.
+    """
+    if script._forward_hooks or script._forward_pre_hooks or script._c._get_forward_hooks():
+        raise CaptureError(
+            f"the ScriptModule {script.original_name} has forward hooks, which are not in its graph",
+            hint="Script a module that calls it: the graph of the caller has the hooks.",
+        )
 
 
 @dataclass(eq=False)
@@ -121,7 +134,7 @@ class _Module(torch.nn.Module):
         if script._c.hasattr("training"):
             self.training = bool(script._c.getattr("training"))
         for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
-            self._parameters[name] = made.setdefault(id(parameter), _as_parameter(parameter))
+            self._parameters[name] = made.setdefault(id(parameter), (parameter, _as_parameter(parameter)))[1]
         for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
             self.register_buffer(name, buffer)
         for name, child in script._modules.items():

@@ -17,10 +17,17 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from onnxplug.capture.torchscript.values import ScalarTensor, is_symbolic, is_unbacked, scalar
 
 
+def as_item(value: Any) -> Any:
+    """``value.item()``."""
+    if isinstance(value, ScalarTensor):
+        value = value.known()
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
 def as_int(value: Any) -> Any:
     """``int(value)``, of a tensor too: an item of it is a symbolic number."""
     if isinstance(value, ScalarTensor):
-        value = value.value
+        value = value.known()
     if isinstance(value, torch.Tensor):
         exact = not value.is_floating_point() and value.dtype != torch.bool
         return (value if exact else value.to(torch.int64)).item()
@@ -34,7 +41,7 @@ def as_int(value: Any) -> Any:
 def as_float(value: Any) -> Any:
     """``float(value)``, of a tensor too."""
     if isinstance(value, ScalarTensor):
-        value = value.value
+        value = value.known()
     if isinstance(value, torch.Tensor):
         return value.to(torch.float64).item()
     if isinstance(value, torch.SymBool):
@@ -45,7 +52,7 @@ def as_float(value: Any) -> Any:
 def as_bool(value: Any) -> Any:
     """``bool(value)``; that of a tensor is a tensor, as a branch on it is one of the graph."""
     if isinstance(value, ScalarTensor):
-        value = value.value
+        value = value.known()
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise RuntimeError(f"bool() of a tensor of shape {list(value.shape)}")

@@ -77,7 +77,8 @@ def _of_torch(step: Step) -> Callable[..., Any]:
     names = [argument.name if argument.kwarg_only else None for argument in arguments]
 
     def apply(*args: Any) -> Any:
-        if any(isinstance(leaf, ScalarTensor) for arg in args for leaf in leaves(arg)):
+        known_tensors = [leaf for arg in args for leaf in leaves(arg) if isinstance(leaf, ScalarTensor)]
+        if known_tensors and all(tensor.written is None for tensor in known_tensors):
             known = _on_known_numbers(step.kind, conversions, args)
             if known is not None:
                 return known
@@ -116,11 +117,17 @@ def _conversion(argument: Any) -> Callable[[Any], Any]:
     kind = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
     if kind in CONVERSIONS:
         return CONVERSIONS[kind]
+    if argument.alias_info is not None and argument.alias_info.is_write:
+        return _to_write
     return _as_truth if kind == "bool" else _materialised
 
 
 def _as_truth(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _to_write(value: Any) -> Any:
+    return value.to_write() if isinstance(value, ScalarTensor) else value
 
 
 def _materialised(value: Any) -> Any:

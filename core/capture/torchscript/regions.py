@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from onnxplug.capture.torchscript.graphs import Block, ScriptGraph, Step
-from onnxplug.capture.torchscript.interpreter import Attribute, Interpreter, Values
+from onnxplug.capture.torchscript.interpreter import Attribute, Interpreter, Shared, Values
 from onnxplug.capture.torchscript.numbers import truth_tensor
 from onnxplug.capture.torchscript.values import (
     UNINITIALIZED,
@@ -22,6 +22,7 @@ from onnxplug.capture.torchscript.values import (
     scalar,
     structure,
 )
+from onnxplug.errors import CaptureError
 from onnxplug.torch_private import detect_fake_mode, is_alias_of
 
 _ZEROS = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool: False}
@@ -38,6 +39,7 @@ class Region:
         operands: The tensors and symbolic numbers that they use.
         attributes: The attributes of modules that they may read or set, with what those hold before.
         written: Those that they may set.
+        mutated: The positions of the operands that they write in place, found by trying them.
     """
 
     def __init__(self, interpreter: Interpreter, step: Step, values: Values) -> None:
@@ -63,13 +65,36 @@ class Region:
                 self._position[id(leaf)] = len(self.operands)
                 self.operands.append(_as_operand(leaf))
         self._kept = flat  # so that no other leaf takes the place of one in memory
+        self.mutated: list[int] = []
+        self._leaves = {position: leaf for leaf in flat if (position := self._position.get(id(leaf))) is not None}
+        self._same: dict[int, tuple[Any, int]] = {}  # results that are operands
+        self._aliased: dict[
+            int, tuple[torch.Tensor, int]
+        ] = {}  # tensors of tries, with the operand that each is a view of
+
+    @property
+    def outer(self) -> list[Any]:
+        """What the blocks may change: the attributes that may be set, and the operands that are written in place."""
+        return [*(self.attributes[key] for key in self.written), *(self.operands[i] for i in self.mutated)]
 
     def function(
-        self, block: Block, inputs: Sequence[Any] = (), written: Sequence[Any] | None = None
+        self, block: Block, inputs: Sequence[Any] = (), outer: Sequence[Any] | None = None
     ) -> Callable[[Sequence[Any]], list[Any]]:
-        """A block as a function of the operands: its outputs, then what the attributes hold that may be set."""
+        """A block as a function of the operands: its outputs, then what it may change of the outside.
+
+        Args:
+            block: The block.
+            inputs: Its inputs.
+            outer: What that is before, where it is not what the operands say.
+        """
 
         def run(operands: Sequence[Any]) -> list[Any]:
+            operands = list(operands)
+            count = len(self.written)
+            for i, position in enumerate(self.mutated):
+                now = operands[position] if outer is None else outer[count + i]
+                operands[position] = now.clone()
+
             def inside(leaf: Any) -> Any:
                 position = self._position.get(id(leaf))
                 if position is None:
@@ -78,8 +103,8 @@ class Region:
 
             values = {number: mapped(value, inside) for number, value in self._values.items()}
             attributes = {key: mapped(value, inside) for key, value in self.attributes.items()}
-            if written is not None:
-                attributes.update(zip(self.written, written, strict=True))
+            if outer is not None:
+                attributes.update(zip(self.written, outer[:count], strict=True))
             values.update(zip(block.inputs, [mapped(value, inside) for value in inputs], strict=True))
             given = list(values.values())
             before = [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in given]
@@ -90,19 +115,64 @@ class Region:
             if [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in given] != before:
                 raise ContainerChanged
             del alive
-            return results
+            here = {id(operand): i for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)}
+            for leaf in leaves(results):
+                if id(leaf) in here:
+                    self._same[id(leaf)] = (leaf, here[id(leaf)])
+            return results + [operands[position].clone() for position in self.mutated]
 
         return run
 
     def tried(self, run: Callable[[Sequence[Any]], Any]) -> Any:
-        """What a function gives for the operands, without a trace in the graph."""
+        """What a function gives for the operands, without a trace in the graph.
+
+        Raises:
+            CaptureError: The blocks write in place to a tensor that another one shares its memory with.
+        """
         with _untraced():
-            return run(self.operands)
+            copies = [o.clone() if isinstance(o, torch.Tensor) else o for o in self.operands]
+            versions = [o._version if isinstance(o, torch.Tensor) else 0 for o in copies]
+            result = run(copies)
+            self._aliased.update(
+                (id(leaf), (leaf, position))
+                for leaf in leaves(result)
+                for position, copy in enumerate(copies)
+                if isinstance(leaf, torch.Tensor) and isinstance(copy, torch.Tensor) and is_alias_of(leaf, copy)
+            )
+        found = [i for i, o in enumerate(copies) if isinstance(o, torch.Tensor) and o._version != versions[i]]
+        self.mutated += found
+        for position in found:
+            tensor = self.operands[position]
+            others = [o for o in self.operands if isinstance(o, torch.Tensor) and o is not tensor]
+            if any(is_alias_of(tensor, other) for other in others):
+                raise CaptureError(
+                    f"the code at {self.step.place} depends on a tensor's values, and writes in place to a tensor that shares "
+                    "its memory with another one that it uses",
+                    hint="Write to a copy (.clone()), or take the other tensor from it in the same branch.",
+                )
+        return self.tried(run) if found else result
+
+    def operand(self, *results: Any) -> Any:
+        """The tensor of the outside that results of the blocks are; ``None`` where one is not."""
+        positions = {self._same.get(id(result), (None, None))[1] for result in results}
+        return self._leaves.get(next(iter(positions))) if len(positions) == 1 else None
+
+    def remember(self, result: Any, *tried: Any) -> None:
+        """Notes a result of the operator which a try found to be a view of an operand."""
+        for leaf in tried:
+            _, position = self._aliased.get(id(leaf), (None, None))
+            if position is not None and isinstance(result, torch.Tensor):
+                tensors = (result, self.operands[position])
+                versions = (tensors[0]._version, tensors[1]._version)
+                self.interpreter.shared.append(Shared(self.step, tensors, versions))
 
     def accepted(self, results: list[Any]) -> list[Any]:
-        """The outputs of the blocks; the attributes that were set are set outside."""
-        count = len(results) - len(self.written)
-        for key, value in zip(self.written, results[count:], strict=True):
+        """The outputs of the blocks; what they change of the outside is changed."""
+        count = len(results) - len(self.written) - len(self.mutated)
+        changed = results[count + len(self.written) :]
+        for position, value in zip(self.mutated, changed, strict=True):
+            self.step.place.call(self.operands[position].copy_, value)
+        for key, value in zip(self.written, results[count : count + len(self.written)], strict=True):
             held = self._containers.get(key)
             if key not in self._set and isinstance(held, list):
                 held[:] = value  # it stays the object that others may hold too

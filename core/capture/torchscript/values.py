@@ -65,7 +65,7 @@ class Instance:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ScalarTensor:
     """A tensor without axes whose number is known: ``prim::NumToTensor``, and constants.
 
@@ -74,14 +74,25 @@ class ScalarTensor:
     Attributes:
         value: The number; it may be symbolic.
         dtype: The tensor's dtype.
+        written: The tensor, once an operator has written it in place; its number is not known any more.
     """
 
     value: Any
     dtype: torch.dtype
+    written: torch.Tensor | None = None
 
     def tensor(self) -> torch.Tensor:
         """The tensor."""
-        return scalar(self.value, self.dtype)
+        return scalar(self.value, self.dtype) if self.written is None else self.written
+
+    def to_write(self) -> torch.Tensor:
+        """The tensor for an operator that writes it."""
+        self.written = self.tensor()
+        return self.written
+
+    def known(self) -> Any:
+        """The number, or the tensor where the number is not known."""
+        return self.value if self.written is None else self.written
 
     shape = torch.Size()
     device = torch.device("cpu")

@@ -100,6 +100,17 @@ def writes_a_tensor(x: torch.Tensor):
     return result
 
 
+def adds_in_place(x: torch.Tensor):
+    total = torch.zeros(3)
+    same = total
+    for i in range(x.size(0)):
+        total += x[i]
+    other = torch.ones(3)
+    while other.sum() < 5:
+        other += 1
+    return total, same + 1, other
+
+
 LOOPS = [
     until_a_sum,
     leaves_early,
@@ -108,6 +119,8 @@ LOOPS = [
     over_a_size_backwards,
     over_a_number_of_a_tensor,
     nested,
+    writes_a_tensor,
+    adds_in_place,
     unrolled,
 ]
 
@@ -159,10 +172,19 @@ def sets_an_optional(x: torch.Tensor):
     return x if last is None else x + last
 
 
-@pytest.mark.parametrize("function", [grows, collects, sets_an_optional], ids=lambda f: f.__name__)
+def writes_and_replaces(x: torch.Tensor):
+    y = x + 1
+    z = y
+    while z.sum() < 10:
+        z += 1
+        z = z * 2
+    return y, z
+
+
+@pytest.mark.parametrize("function", [writes_and_replaces, grows, collects, sets_an_optional], ids=lambda f: f.__name__)
 def test_what_no_loop_of_a_graph_can_do(function: Any) -> None:
     with pytest.raises(CaptureError, match=r"the loop at .* ends by a tensor's values") as caught:
         onnxplug.to_onnx(scripted(function), (X,))
     line = function.__code__.co_firstlineno
-    assert any(f"{__file__}:{line + offset}" in str(caught.value) for offset in (1, 2, 3)), str(caught.value)
+    assert any(f"{__file__}:{line + offset}" in str(caught.value) for offset in (1, 2, 3, 4)), str(caught.value)
     assert caught.value.hint

@@ -318,3 +318,48 @@ def test_an_error_names_the_line_of_the_script() -> None:
 def test_a_script_without_forward() -> None:
     with pytest.raises(CaptureError, match="has no forward, only"):
         onnxplug.to_onnx(scripted(nn.LSTM(3, 4)), (torch.randn(2, 5, 3),))
+
+
+def adds_one(module: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor):
+    return output + 1
+
+
+def test_hooks_of_parts_are_in_the_graph_and_those_of_the_whole_are_not() -> None:
+    class Part(nn.Module):
+        def forward(self, x: torch.Tensor):
+            return x * 2
+
+    class Whole(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part = part
+
+        def forward(self, x: torch.Tensor):
+            return self.part(x)
+
+    part = Part()
+    part.register_forward_hook(adds_one)
+    check_script(scripted(Whole(part)), (X,), (Y,), dynamic=BATCH)
+    with pytest.raises(CaptureError, match="Part has forward hooks, which are not in its graph"):
+        onnxplug.to_onnx(scripted(part), (X,))
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+        self.mean = torch.zeros(3)
+        self.seen = {"last": [torch.zeros(3), torch.ones(3)]}
+
+    def forward(self, x: torch.Tensor):
+        for i in range(x.size(0)):
+            if x[i].sum() > 0:
+                self.total.add_(x[i])
+                self.mean = self.mean * 0.5 + x[i]
+        if x.sum() > 0:
+            self.seen["last"] = [self.seen["last"][1], self.total]
+        return self.total * self.mean + self.seen["last"][0]
+
+
+def test_state_that_a_branch_in_a_loop_writes() -> None:
+    check_script(scripted(Nested()), (X,), (Y,), (Y.abs(),), dynamic=BATCH)
