@@ -241,11 +241,7 @@ _ROUNDED: dict[str, Callable[[Any], Any]] = {
 
 def _floored(kind: str, args: list[Any]) -> Any:
     """Floor and ceiling of a symbolic quotient of sizes."""
-    rounding: Callable[[Any], Any] | None = {
-        "aten::floor": math.floor,
-        "aten::ceil": math.ceil,
-        "aten::trunc": math.trunc,
-    }.get(kind)
+    rounding = _ROUNDED.get(kind)
     if rounding is None or not isinstance(args[0].value, torch.SymFloat) or is_unbacked(args[0].value):
         return None
     return ScalarTensor(torch.sym_float(rounding(args[0].value)), args[0].dtype)

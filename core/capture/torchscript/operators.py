@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.torchscript.containers import CONVERSIONS, EXACT, GENERIC
+from onnxplug.capture.torchscript.fused import FUSED
 from onnxplug.capture.torchscript.graphs import Step
 from onnxplug.capture.torchscript.numbers import SYMBOLIC, as_float, as_int, on_scalar_tensors
 from onnxplug.capture.torchscript.values import ScalarTensor, is_number, is_symbolic, leaves, mapped
@@ -26,8 +27,8 @@ def function_of(step: Step) -> Callable[..., Any]:
         CaptureError: Neither torch nor a table here has the operator.
     """
     name, kind = step.operator, step.kind
-    if name in EXACT:
-        return EXACT[name]
+    if name in EXACT or name in FUSED:
+        return EXACT.get(name) or FUSED[name]
     if not _is_dispatched(name):
         if kind in SYMBOLIC:
             return _on_numbers(step)

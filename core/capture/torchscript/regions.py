@@ -154,8 +154,8 @@ class Region:
 
     def operand(self, *results: Any) -> Any:
         """The tensor of the outside that results of the blocks are; ``None`` where one is not."""
-        positions = {self._same.get(id(result), (None, None))[1] for result in results}
-        return self._leaves.get(next(iter(positions))) if len(positions) == 1 else None
+        positions = {self._same.get(id(result), (None, -1))[1] for result in results}
+        return self._leaves.get(positions.pop()) if len(positions) == 1 else None
 
     def remember(self, result: Any, *tried: Any) -> None:
         """Notes a result of the operator which a try found to be a view of an operand."""
