@@ -6,6 +6,7 @@ first asked for. One that is gone raises :class:`OnnxplugError`, unless somethin
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import warnings
@@ -59,7 +60,7 @@ def _no_op(*_: Any) -> None:
 
 
 def _no_tracer() -> type:
-    return type("NoTracer", (), {"call_module": _no_op})
+    return type("NoTracer", (), {"call_module": _no_op, "create_node": _no_op})
 
 
 def _no_traceback() -> Any:
@@ -193,6 +194,9 @@ _NAMES = {
             "track_tensor": "track_tensor",
         }.items()
     },
+    "use_lazy_graph_module": _Private(  # graphs between torch.export's passes become Python code
+        "torch.fx._lazy_graph_module:_use_lazy_graph_module", "capture in less time", lambda: contextlib.nullcontext
+    ),
     # Operators without a rule are decomposed by their composite kernel alone.
     "decomposition_table": _Private("torch._decomp:decomposition_table", "torch's decompositions", dict),
     "references": _Private("torch._refs:", "torch's decompositions", SimpleNamespace),

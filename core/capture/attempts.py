@@ -21,6 +21,7 @@ from onnxplug.capture.locations import frames_of_model, is_core_file, is_torch_f
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.release import release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
+from onnxplug.capture.tracing import lean_tracing
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import fx_config, pytree
 
@@ -236,8 +237,7 @@ class _Capture:
                 stack.enter_context(layout_may_depend_on_one())
             if oblivious and self.shapes.has_empty():
                 stack.enter_context(zero_is_a_size())
-            if strict:
-                stack.enter_context(onnx_export_flag_in_dynamo())
+            stack.enter_context(onnx_export_flag_in_dynamo() if strict else lean_tracing())
             # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
             args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
             self._recorded = stack.enter_context(recorded())
