@@ -17,9 +17,13 @@ from onnxplug.registry.rule import Rule
 def to(g: GraphBuilder, node: FxNode) -> Value:
     """to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 
-    ONNX has no devices and no memory formats, so these arguments are ignored.
+    ONNX has no devices and no memory formats, so these arguments are ignored. In a graph that torch decomposed, a Python number
+    may stand for a tensor.
     """  # noqa: E501
-    return convert_dtype(g, node.args[0], node.dtype)
+    source = node.args[0]
+    if isinstance(source, bool | int | float):
+        return g.const(source, node.dtype)
+    return convert_dtype(g, source, node.dtype)
 
 
 def identity(g: GraphBuilder, node: FxNode) -> Value:

@@ -61,6 +61,9 @@ def _several(values: Any) -> tuple[Value, ...]:
     return (values,) if isinstance(values, Value) else tuple(values)
 
 
+#: Higher-order operators that run their graph unchanged on the inputs after it.
+_WITH_INPUTS = ("wrap", "tag_activation_checkpoint", "wrap_activation_checkpoint", "local_map_hop")
+
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
@@ -68,6 +71,25 @@ def inlined(g: GraphBuilder, node: FxNode) -> Any:
     """A region under another gradient or autocast mode, inlined: its operators already have the dtypes of that mode."""
     position = next(i for i, a in enumerate(node.args) if isinstance(a, torch.fx.GraphModule))
     return g.inline(node.args[position], node.args[position + 1 :])
+
+
+def invoked(g: GraphBuilder, node: FxNode) -> Any:
+    """A region that is compiled once (``nested_compile_region``) or checkpointed, inlined: (graph, identifier, *inputs)."""
+    return g.inline(node.args[0], node.args[2:])
+
+
+def hinted(g: GraphBuilder, node: FxNode) -> Any:
+    """A region with hints for a compiler, inlined: (graph, inputs, named inputs, hints)."""
+    graph, inputs, named, _ = node.args
+    if named:
+        raise Unsupported("named inputs of a hints_wrapper")
+    return g.inline(graph, inputs)
+
+
+def checkpointed(g: GraphBuilder, node: FxNode) -> Any:
+    """A region that is checkpointed, or placed on a mesh of devices, inlined: (graph, *inputs), and keywords that say how."""
+    inputs = node.args[1 : len(node.fx.args)]
+    return g.inline(node.args[0], inputs)
 
 
 def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
@@ -139,6 +161,9 @@ def _scanned(
 RULES: list[Rule] = [
     Rule("wrap_with_set_grad_enabled", inlined),
     Rule("wrap_with_autocast", inlined),
+    *(Rule(name, checkpointed) for name in _WITH_INPUTS),
+    Rule("invoke_subgraph", invoked),
+    Rule("hints_wrapper", hinted),
     Rule("cond", cond),
     Rule("while_loop", while_loop),
     Rule("scan", scan),

@@ -58,6 +58,15 @@ def fill_like(value: int) -> Converter:
     return convert
 
 
+def zeros_of_features(g: GraphBuilder, node: FxNode) -> Value:
+    """_new_zeros_with_same_feature_meta(Tensor self, Tensor other, *, int self_num_batch_dims=0) -> Tensor
+
+    The first axes of self, as many as are said, then the axes of other: a tangent of zeros.
+    """
+    batched, other, count = node.args
+    return filled(g, 0, [*g.dims(batched)[:count], *g.dims(other)], node.dtype)
+
+
 def scalar_tensor(g: GraphBuilder, node: FxNode) -> Value:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"""  # noqa: E501
     return operand(g, node.args[0], node.dtype)
@@ -199,6 +208,7 @@ RULES: list[Rule] = [
     Rule("aten::empty.memory_format", constant_fill(0, 0)),
     Rule("aten::empty_strided.default", constant_fill(0, 0)),
     Rule("aten::empty_permuted.default", constant_fill(0, 0)),
+    Rule("aten::_new_zeros_with_same_feature_meta.default", zeros_of_features),
     Rule("aten::new_zeros.default", constant_fill(0, 1)),
     Rule("aten::new_ones.default", constant_fill(1, 1)),
     Rule("aten::new_empty.default", constant_fill(0, 1)),

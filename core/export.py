@@ -27,6 +27,7 @@ from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
+from onnxplug.interpret.last_resort import LastResort, checked_table
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.opsets import resolve_opsets
 from onnxplug.program import ExportStatistics, OnnxProgram
@@ -65,6 +66,7 @@ def to_onnx(
     strict: bool | None = None,
     capture: str = "blocks",
     external_data: bool | None = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | str | None = None,
     progress: Progress | None = None,
     registry: tuple[OnnxRegistry, PluginHost] | None = None,
 ) -> OnnxProgram:
@@ -99,6 +101,9 @@ def to_onnx(
         capture: ``"blocks"`` traces modules that the model repeats once, where the others are provably the same but for
             their weights; ``"whole"`` traces each. The program is the same.
         external_data: Save weights beside the model; ``None`` decides by size.
+        decompositions: Operators that torch decomposes in the captured program before it is converted: a table from overloads to
+            functions, as ``ExportedProgram.run_decompositions`` takes it, or ``"core"`` for torch's own table of everything
+            outside of Core ATen. ``None`` decomposes the program only where nothing else translates it.
         progress: Called with the name of each stage as it begins.
         registry: A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select.
 
@@ -120,6 +125,7 @@ def to_onnx(
     blocks = arguments.captures_blocks(capture)
     items = tuple(CallHost.checked(runtime))
     call_rules = arguments.rules_of_call(rules, custom_translation_table)
+    decomposition_table = checked_table(decompositions)
     args, kwargs = arguments.positional_and_named(model, args, kwargs)
     arguments.check_names(input_names, output_names, (args, kwargs) if args or kwargs else None)
     arguments.check_destination(f)
@@ -151,14 +157,20 @@ def to_onnx(
     started = time.perf_counter()
     runners = CallHost(host, items) if items else host
     with collection_held():
-        functional = prepare(captured, input_names=input_names, output_names=output_names)
         chosen = Target(opsets[""], opsets, runtime_name, bool(exact))
-        recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
-        try:
-            converted = convert(captured, functional, table, host, chosen, optimize=optimize)
-        except OnnxplugError as error:
-            error.export = (captured, recipe, runners)
-            raise
+        recipe = None
+        resort = LastResort(captured, registry=table, table=decomposition_table)
+        while True:
+            captured = resort.captured
+            try:
+                functional = prepare(captured, input_names=input_names, output_names=output_names)
+                recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
+                converted = convert(captured, functional, table, host, chosen, optimize=optimize)
+                break
+            except OnnxplugError as error:
+                if recipe is not None:
+                    error.export = (captured, recipe, runners)
+                resort.further(error)
     seconds = time.perf_counter() - started
     arguments.check_domains_used(converted, domains)
     operators = Counter(n.op_type for n in nodes_of(converted.graph))
@@ -176,6 +188,8 @@ def to_onnx(
             operators=dict(operators.most_common()),
             opset=opsets[""],
             blocks=captured.blocks,
+            strategy=captured.strategy,
+            decomposed=resort.reasons,
         ),
         host=runners,
         recipe=recipe,

@@ -40,6 +40,9 @@ class ExportStatistics:
         operators: Operator type to the number of its nodes, most frequent first.
         opset: Version of ai.onnx.
         blocks: Class of modules to how many of them are copies of a like one's trace (``capture="blocks"``).
+        strategy: How the program was captured: ``"given"``, ``"non-strict"``, ``"strict"``, …
+        decomposed: The operators because of which torch decomposed the whole program: those that nothing else translates, or
+            those that ``decompositions`` names.
     """
 
     capture_seconds: float = 0.0
@@ -49,6 +52,8 @@ class ExportStatistics:
     operators: Mapping[str, int] = field(default_factory=dict)
     opset: int = 0
     blocks: Mapping[str, int] = field(default_factory=dict)
+    strategy: str = "given"
+    decomposed: Sequence[str] = ()
 
 
 class OnnxProgram(torch.onnx.ONNXProgram):

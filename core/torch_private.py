@@ -139,7 +139,25 @@ _NAMES = {
     "min_cut_rematerialization_partition": _Private(
         "torch._functorch.partitioners:min_cut_rematerialization_partition", "torch.compile of training"
     ),
+    "disable_torch_function": _Private("torch._C:DisableTorchFunction", "transforms of functions within a model"),
     # Without these something is less precise.
+    "compiled_codes": _Private(  # sizes of a capture before may make those of the next one constants
+        "torch._dynamo.convert_frame:input_codes", "higher-order operators", lambda: SimpleNamespace(seen=())
+    ),
+    "forget_compiled": _Private("torch._dynamo.eval_frame:remove_from_cache", "higher-order operators", lambda: _no_op),
+    "is_transformed": _Private(
+        "torch._C._functorch:is_functorch_wrapped_tensor",
+        "transforms of functions within a model",
+        lambda: lambda _: False,
+    ),
+    "transforms_depth": _Private(  # a capture that fails within torch.vmap leaves it open
+        "torch._C._functorch:get_dynamic_layer_stack_depth", "transforms of functions within a model", lambda: lambda: 0
+    ),
+    "undo_transforms": _Private(
+        "torch._C._functorch:pop_dynamic_layer_stack_and_undo_to_depth",
+        "transforms of functions within a model",
+        lambda: _no_op,
+    ),
     "keeps_graph": _Private(  # inputs of compiled graphs live as long as what was computed from them
         "torch._C._autograd:_get_current_graph_task_keep_graph", "second derivatives", lambda: lambda: True
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -15,13 +16,31 @@ import torch
 from onnxplug.capture.blocks import each_block_once
 from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, text_warnings
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
-from onnxplug.capture.dynamic import AskedSize, DynamicShapes, asked_sizes, check_dynamic, declared_ranges, size_names
-from onnxplug.capture.guards import Condition, FixedExpressionError, at_least_two, conditions, fixed_by, warning_text
+from onnxplug.capture.dynamic import (
+    AskedSize,
+    DynamicShapes,
+    asked_sizes,
+    check_dynamic,
+    declared_ranges,
+    says_one_name,
+    size_names,
+)
+from onnxplug.capture.guards import (
+    Condition,
+    FixedExpressionError,
+    at_least_two,
+    conditions,
+    conditions_of_decompositions,
+    fixed_by,
+    warning_text,
+)
 from onnxplug.capture.locations import frames_of_model, is_core_file, is_torch_file
+from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
-from onnxplug.capture.release import release_inputs
+from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
 from onnxplug.capture.tracing import lean_tracing
+from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import fx_config, pytree
 
@@ -48,8 +67,39 @@ class Attempt(NamedTuple):
     copied: dict[str, int]
 
 
+class _Way(NamedTuple):
+    """How to capture.
+
+    Attributes:
+        strict: torch.export's mode.
+        tied: Whether one name is one size.
+        oblivious: Whether the sizes 0 and 1 are kept symbolic.
+        below: Whether what the model computes below autograd and functorch is recorded.
+    """
+
+    strict: bool
+    tied: bool = True
+    oblivious: bool = True
+    below: bool = False
+
+    def text(self) -> str:
+        """In words."""
+        parts = ["strict" if self.strict else "non-strict"]
+        if not self.tied:
+            parts.append("sizes of one name not tied")
+        if self.below:
+            parts.append("below autograd and functorch")
+        return ", ".join(parts)
+
+
 def export_program(
-    module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, strict: bool | None, blocks: bool = False
+    module: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    shapes: DynamicShapes,
+    strict: bool | None,
+    blocks: bool = False,
+    mentions: Mentions | None = None,
 ) -> Attempt:
     """Captures a module.
 
@@ -59,33 +109,37 @@ def export_program(
         shapes: Its dynamic dimensions.
         strict: torch.export's mode; ``None`` for either.
         blocks: Trace modules that the model repeats once, in the non-strict mode.
+        mentions: What the model's code names; read off the module where it isn't given.
 
     Returns:
         The first attempt that succeeded.
 
     Raises:
-        CaptureError: No attempt succeeded; at most three are made. After an error that depends on data alone there is one more
-            where the model computes with the number in question, and none where that decides a branch.
+        CaptureError: No attempt succeeded; at most three are made, four of a model that names a transform of functions. After an
+            error that depends on data alone there is one more where the model computes with the number in question, and none
+            where that decides a branch.
     """
     capture = _Capture(module, args, kwargs, shapes, blocks)
     errors: list[Exception] = []
-    remaining = [(bool(strict), True, True)]
+    remaining = [_Way(bool(strict))]
     while capture.left and remaining:
-        mode, tied, oblivious = remaining.pop(0)
+        way = remaining.pop(0)
         try:
-            program = capture.refined(mode, capture.shapes.reading(tied), oblivious)
-            program = capture.settled(program, mode, tied, oblivious)
+            program = capture.refined(way, capture.shapes.reading(way.tied))
+            program = capture.settled(program, way)
             check_dynamic(program, shapes)
         except Exception as error:
             errors.append(error)
             if len(errors) == 1:
                 remaining = _further_attempts(error, shapes, strict)
-            elif is_data_dependent(error) and not (oblivious and asks_of_a_size(error)):
+                if not strict and names_transforms(mentions if mentions is not None else Mentions(module)):
+                    remaining.insert(0, _Way(False, below=True))
+                    capture.left += 1
+            elif is_data_dependent(error) and not (way.oblivious and asks_of_a_size(error)):
                 break
         else:
             capture.warn()
-            strategy = ("strict" if mode else "non-strict") + ("" if tied else ", sizes of one name not tied")
-            return Attempt(program, strategy, capture.conditions, capture.assumptions, capture.copied)
+            return Attempt(program, way.text(), capture.conditions, capture.assumptions, capture.copied)
     # A dimension found static says more than what torch raises in the other modes.
     for failure in errors:
         if isinstance(failure, CaptureError):
@@ -93,23 +147,18 @@ def export_program(
     raise capture_error(errors[0], shapes) from errors[0]
 
 
-def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[tuple[bool, bool, bool]]:
-    """What is worth trying after the first attempt's error.
-
-    Returns:
-        For each attempt the mode, whether one name is one size, and whether the sizes 0 and 1 are kept symbolic.
-    """
-    in_strict_mode = [(True, True, True)] if strict is None else []
+def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[_Way]:
+    """What is worth trying after the first attempt's error."""
+    in_strict_mode = [_Way(True)] if strict is None else []
     if is_data_dependent(error) and not asks_of_a_size(error):
         # The strict mode keeps float(tensor) a number of the graph; the other readings say the same again.
         return in_strict_mode if is_computed_with(error) else []
     if isinstance(error, FixedExpressionError):
         return in_strict_mode  # which keeps int(size * 1.5) an expression
     mode = bool(strict)
-    attempts = (
-        [(mode, True, False)] if any(True for _ in shapes.asked()) else []
-    )  # some models only get through this way
-    not_tied = [(mode, False, True)] if shapes.shared else []
+    # some models only get through this way
+    attempts = [_Way(mode, oblivious=False)] if any(True for _ in shapes.asked()) else []
+    not_tied = [_Way(mode, tied=False)] if shapes.shared else []
     about_sizes = any(text in str(error) for text in _ABOUT_SIZES)
     return attempts + (not_tied + in_strict_mode if about_sizes else in_strict_mode + not_tied)
 
@@ -130,13 +179,13 @@ class _Capture:
         self._recorded = Recorded()
         self._warnings: list[str] = []
 
-    def refined(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
+    def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         """Exports; where torch finds a narrower range or a relation for a dimension that is only named, takes its word."""
         from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
         while True:
             try:
-                return self._once(strict, spec, oblivious)
+                return self._once(way, spec)
             except Exception as error:
                 text = str(error).partition("Suggested fixes:\n")[2].partition("\n\n")[0]
                 fixes = [f.strip() for f in text.splitlines()]
@@ -150,9 +199,7 @@ class _Capture:
                     # It has no place for Dim.DYNAMIC and Dim.AUTO beside named dimensions.
                     raise error from None
 
-    def settled(
-        self, program: torch.export.ExportedProgram, strict: bool, tied: bool, oblivious: bool
-    ) -> torch.export.ExportedProgram:
+    def settled(self, program: torch.export.ExportedProgram, way: _Way) -> torch.export.ExportedProgram:
         """The program, captured again where a ``Dim.AUTO`` dimension must be static as the model depends on its size.
 
         Raises:
@@ -160,14 +207,14 @@ class _Capture:
         """
         self._warnings, self.conditions, self.assumptions = [], [], []
         sizes = asked_sizes(program, self.shapes)
-        static = self._depending_on_small_sizes(program, sizes) if oblivious else set()
-        static |= self._fixed(program, sizes)
+        static = self._depending_on_small_sizes(program, sizes) if way.oblivious else set()
+        static |= self._fixed(program, sizes, way)
         if not static:
             return program
         self.shapes = self.shapes.with_static(static)
         self.left = max(self.left, 1)
-        program = self.refined(strict, self.shapes.reading(tied), oblivious)
-        return self.settled(program, strict, tied, oblivious)
+        program = self.refined(way, self.shapes.reading(way.tied))
+        return self.settled(program, way)
 
     def _depending_on_small_sizes(
         self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]
@@ -184,7 +231,9 @@ class _Capture:
                     static.add((leaf, axis))
         return static
 
-    def _fixed(self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]) -> set[tuple[int, int]]:
+    def _fixed(
+        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], way: _Way
+    ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
         static: set[tuple[int, int]] = set()
         names = size_names(self.shapes, sizes)
@@ -193,7 +242,14 @@ class _Capture:
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
-        for condition in conditions(program, ranges):
+        found = conditions(program, ranges)
+        if way.below:
+            known = {condition.expr for condition in found}
+            further = conditions_of_decompositions(program, ranges, since=sys.maxsize)
+            found += [condition for condition in further if condition.expr not in known]
+        for condition in found:
+            if way.tied and says_one_name(self.shapes, sizes, condition.expr):
+                continue
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
             for leaf, axis, must_be_dynamic, _ in concerned:
                 if must_be_dynamic:
@@ -209,13 +265,14 @@ class _Capture:
         for text in dict.fromkeys(self._warnings):
             warnings.warn(text, stacklevel=5)
 
-    def _once(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
+    def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         self.left -= 1
+        forget_compiled_wrappers()
         copied: Mapping[str, int] = {}
-        if self._blocks and not strict:
+        if self._blocks and not way.strict and not way.below:
             with each_block_once(self.module) as copied:
                 try:
-                    program = self._export(strict, spec, oblivious)
+                    program = self._export(way, spec)
                 except Exception as error:
                     if not copied and not is_core_file(_innermost_file(error)):
                         raise
@@ -224,25 +281,28 @@ class _Capture:
                     return program
             # The model may well be one that can't be captured: what torch says of the whole trace is what counts.
         self.copied = {}
-        return self._export(strict, spec, oblivious)
+        return self._export(way, spec)
 
-    def _export(self, strict: bool, spec: Any, oblivious: bool) -> torch.export.ExportedProgram:
+    def _export(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet())
+            stack.enter_context(transforms_closed())
             stack.enter_context(torch.no_grad())
             # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
             # constants.
-            stack.enter_context(fx_config.patch(backed_size_oblivious=oblivious))
-            if oblivious:
+            stack.enter_context(fx_config.patch(backed_size_oblivious=way.oblivious))
+            if way.oblivious:
                 stack.enter_context(layout_may_depend_on_one())
-            if oblivious and self.shapes.has_empty():
+            if way.oblivious and self.shapes.has_empty():
                 stack.enter_context(zero_is_a_size())
-            stack.enter_context(onnx_export_flag_in_dynamo() if strict else lean_tracing())
+            stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
+            if way.below:
+                stack.enter_context(traced_below(self.module))
             # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
             args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
             self._recorded = stack.enter_context(recorded())
-            program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=strict)
-
+            program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
+            check_constants(program)
             release_inputs(program)
             return program
 

@@ -88,7 +88,7 @@ def capture(
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
         check_expressions(shapes, pytree.tree_leaves((positional, keywords)))
-        attempt = export_program(module, positional, keywords, shapes, strict, blocks)
+        attempt = export_program(module, positional, keywords, shapes, strict, blocks, mentions)
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.blocks = attempt.conditions, attempt.assumptions, attempt.copied
     result.dim_names = dimension_names(attempt.program, shapes)

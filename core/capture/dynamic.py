@@ -351,6 +351,22 @@ def size_names(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[str, s
     return names
 
 
+def says_one_name(shapes: DynamicShapes, sizes: Sequence[AskedSize], expr: Any) -> bool:
+    """Whether a guard only says that sizes are equal to which the user gave one name.
+
+    Args:
+        shapes: What the user asked for.
+        sizes: The sizes asked to be dynamic.
+        expr: The guard.
+    """
+    if expr.func.__name__ != "Equality" or not all(side.is_Symbol for side in expr.args) or not sizes:
+        return False
+    replaced = sizes[0][3].node.shape_env.replacements
+    kept = {replaced.get(side, side) for side in expr.args}
+    names = [_name_of(shapes.wanted(leaf, axis)) for leaf, axis, _, size in sizes if size.node.expr in kept]
+    return len(kept) == 1 and len(names) > 1 and None not in names and len(set(names)) == 1
+
+
 def _called(shapes: DynamicShapes, leaf: int, axis: int) -> str:
     return _name_of(shapes.wanted(leaf, axis)) or f"{shapes.paths[leaf]}.shape[{axis}]"
 

@@ -46,6 +46,14 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _CHECKS = re.compile(r"_check\w*|_assert\w*")
 
 
+#: Parts of the names of torch's functions that ask for sizes to settle strides, which ONNX doesn't have.
+_LAYOUT = ("contiguous", "channels_last", "strides", "dense", "memory_format")
+#: Sizes that are tried to find out whether a condition holds for all but 0 and 1: fewer where several are combined.
+_SIZES = (2, 3, 4, 5, 7, 8, 9, 16, 17, 64, 100, 1000, 1023, 10**5, 2**31, 2**40)
+_FEWER_SIZES = (2, 3, 17, 2**31)
+_MOST_COMBINATIONS = 4096
+
+
 @dataclass(frozen=True)
 class Condition:
     """What holds for the example's sizes, and not for all.
@@ -90,17 +98,13 @@ def conditions(
         allowed: Symbol to the smallest and largest size that the user declared for it.
         one_size: Whether that two sizes are the same one is such a condition; the types of the program's inputs say it too.
     """
-    import sympy
-
     found: dict[Any, Condition] = {}
     sizes = list(_input_sizes(program))
     if not sizes:
         return []
     env = sizes[0].node.shape_env
     constants = Constants(program)
-    hints = {
-        s.node.expr: sympy.Integer(s.node.hint) for s in sizes if s.node.expr.is_Symbol and s.node.hint is not None
-    }
+    hints = _hints(sizes)
     for guard in env.guards:
         expr = env.replace(guard.expr)
         if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in guard.expr.free_symbols):
@@ -117,6 +121,34 @@ def conditions(
             examples = {s: env.replace(s).xreplace(hints) for s in expr.free_symbols}
             found[expr] = Condition(expr, place, _is_fixed(expr, examples))
     return list(found.values())
+
+
+def condition_of(
+    guard: Any, program: torch.export.ExportedProgram, allowed: Mapping[Any, tuple[int, int]]
+) -> Condition | None:
+    """What a guard asks of the sizes of a program, whoever asked for it; ``None`` where it holds for all that are allowed.
+
+    Args:
+        guard: torch's guard.
+        program: The program.
+        allowed: Symbol to the smallest and largest size that it may have.
+    """
+    sizes = list(_input_sizes(program))
+    expr = sizes[0].node.shape_env.replace(guard.expr) if sizes else guard.expr
+    if not expr.free_symbols:
+        expr = guard.expr  # a size is a constant from here on, so that the guard is true of itself
+    if holds_for_all(expr, allowed):
+        return None
+    hints = _hints(sizes)
+    examples = {s: s.xreplace(hints) for s in expr.free_symbols}
+    return Condition(expr, user_line(guard.sloc), _is_fixed(expr, examples))
+
+
+def _hints(sizes: Iterable[torch.SymInt]) -> dict[Any, Any]:
+    """Symbol to its size in the example inputs."""
+    import sympy
+
+    return {s.node.expr: sympy.Integer(s.node.hint) for s in sizes if s.node.expr.is_Symbol and s.node.hint is not None}
 
 
 def at_least_two(declared: Mapping[Any, tuple[int, int]]) -> list[Condition]:
@@ -278,3 +310,78 @@ def _is_check(node: ast.AST) -> bool:
         name = getattr(function, "attr", getattr(function, "id", ""))
         return isinstance(node.value, ast.Call) and _CHECKS.fullmatch(name) is not None
     return isinstance(node, ast.Assert)
+
+
+# -- conditions of decompositions --------------------------------------------------------------------------------------
+
+
+def conditions_of_decompositions(
+    program: torch.export.ExportedProgram, allowed: Mapping[Any, tuple[int, int]], *, since: int
+) -> list[Condition]:
+    """What decompositions ask of the sizes of a program that has them in its graph, beyond what :func:`conditions` finds.
+
+    torch runs decompositions in capture too, to work out the shapes of results. What they ask of sizes there doesn't matter for a
+    graph that has the operator itself, but it does for one that has its decomposition.
+
+    Args:
+        program: The program.
+        allowed: Symbol to the smallest and largest size that it may have.
+        since: The first of torch's guards that no code of the model can have asked for.
+    """
+    found: dict[Any, Condition] = {}
+    for size in itertools.islice(_input_sizes(program), 1):
+        for position, guard in enumerate(size.node.shape_env.guards):
+            if position < since and (is_of_python(guard.sloc) or _equates_two(guard.expr)):
+                continue
+            condition = condition_of(guard, program, allowed) if narrows(guard, layout=position >= since) else None
+            if condition is not None:
+                found.setdefault(condition.expr, condition)
+    return list(found.values())
+
+
+def _equates_two(expr: Any) -> bool:
+    """Whether a condition is that two sizes are the same one, without which an operator rejects them."""
+    return expr.func.__name__ == "Equality" and all(side.is_Symbol for side in expr.args)
+
+
+def narrows(guard: Any, *, layout: bool) -> bool:
+    """Whether a guard of torch's makes a trace hold for some sizes alone.
+
+    That sizes differ or are more than 1 doesn't: the general way was taken then, which ONNX's operators, broadcasting at run
+    time, follow where they are equal or 1 too.
+
+    Args:
+        guard: The guard.
+        layout: Whether conditions on the memory's layout, which ONNX doesn't have, may have answered other questions too.
+    """
+    import sympy
+
+    if isinstance(guard.expr, sympy.Ne) or holds_from_two_on(guard.expr):
+        return False
+    return layout or not is_of_layout(getattr(guard.sloc, "framework_loc", None))
+
+
+def holds_from_two_on(expr: Any) -> bool:
+    """Whether a condition such as ``s**2 >= s`` holds for all sizes of 2 or more, as far as trying tells.
+
+    False where it has too many sizes to try them together.
+    """
+    import sympy
+
+    symbols = sorted(expr.free_symbols, key=str)
+    sizes = _SIZES if len(symbols) <= 2 else _FEWER_SIZES
+    if len(sizes) ** len(symbols) > _MOST_COMBINATIONS:
+        return False
+    return all(
+        expr.xreplace(dict(zip(symbols, map(sympy.Integer, chosen), strict=True))) is sympy.true
+        for chosen in itertools.product(sizes, repeat=len(symbols))
+    )
+
+
+def is_of_layout(frame: Any) -> bool:
+    """Whether torch asked in a function that settles strides."""
+    name = getattr(frame, "name", "")
+    if any(part in name for part in _LAYOUT):
+        return True
+    # Axes are sorted by their strides.
+    return name == "__lt__" and frame.filename.replace(os.sep, "/").endswith("torch/_prims_common/__init__.py")

@@ -6,8 +6,12 @@ collections become slower with every one.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from onnxplug.capture.locations import is_torch_file
 
 
 def clear_size_caches() -> None:
@@ -20,6 +24,27 @@ def clear_size_caches() -> None:
         clear = getattr(method, "cache_clear", None)
         if clear is not None:
             clear()
+
+
+def forget_compiled_wrappers() -> None:
+    """Has Dynamo compile torch's own wrappers of higher-order operators anew, as each capture of a model with them does.
+
+    Otherwise it first compares the dynamic sizes of this capture with the sizes of one before it in the process, and that alone
+    makes them constants.
+    """
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return
+    from onnxplug.torch_private import compiled_codes, forget_compiled
+
+    for reference in list(compiled_codes.seen):
+        code = reference()
+        if code is not None and is_torch_file(code.co_filename) and _of_wrapper(code.co_filename):
+            forget_compiled(code)
+
+
+def _of_wrapper(file: str) -> bool:
+    parts = file.replace("\\", "/").split("/")
+    return "_higher_order_ops" in parts or parts[-1] == "flex_attention.py"
 
 
 def release_inputs(program: torch.export.ExportedProgram) -> None:

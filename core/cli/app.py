@@ -108,6 +108,12 @@ def export(
     exact: ExactOption = False,
     strict: ModeOption = None,
     capture: CaptureOption = "blocks",
+    decompositions: Annotated[
+        str | None,
+        typer.Option(
+            "--decompositions", help="core: torch decomposes the program into Core ATen before it is converted"
+        ),
+    ] = None,
     input_names: Annotated[
         str | None, typer.Option("--input-names", help="Names of the inputs, separated by commas")
     ] = None,
@@ -145,6 +151,7 @@ def export(
             optimize=optimize,
             strict=strict,
             capture=capture,
+            decompositions=decompositions,
             input_names=input_names.split(",") if input_names else None,
             output_names=output_names.split(",") if output_names else None,
             registry=registry(),

@@ -94,9 +94,11 @@ def summary(program: OnnxProgram, path: Path) -> None:
         ("nodes", f"{statistics.onnx_nodes} from {statistics.fx_nodes} FX nodes: {operators}"),
         ("inputs", ", ".join(f"{v.name} {value_text(v)}" for v in program.model.graph.inputs)),
         ("outputs", ", ".join(f"{v.name} {value_text(v)}" for v in program.model.graph.outputs)),
-        ("capture", f"{statistics.capture_seconds:.2f} s"),
+        ("capture", f"{statistics.capture_seconds:.2f} s, {statistics.strategy}"),
         ("conversion", f"{statistics.conversion_seconds:.2f} s"),
     ]
+    if statistics.decomposed:
+        rows.append(("decomposed", f"the whole program, by torch, because of {', '.join(statistics.decomposed)}"))
     for name, value in rows:
         table.add_row(name, escape(value))
     out.print(table)

@@ -15,7 +15,8 @@ from onnxplug.build.quantized import Quantized
 from onnxplug.build.stored import META, Origin
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import InputKind, InputSlot, OutputSlot
-from onnxplug.errors import Unsupported, UsageError
+from onnxplug.capture.transforms import is_lost
+from onnxplug.errors import CaptureError, Unsupported, UsageError
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.torch_private import FakeTensor
 
@@ -30,6 +31,7 @@ def bind_inputs(
 
     Raises:
         UsageError: The program lacks a tensor of its state.
+        CaptureError: A constant that is read has no values.
     """
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[ir.Value] = []
@@ -48,6 +50,13 @@ def bind_inputs(
             _add_symbols(builder, symbols, slot, value)
         elif slot.tensor is None:
             raise UsageError(f"the exported program holds no tensor for {slot.name!r}")
+        elif is_lost(slot.tensor):  # left by a trace of a torch.func transform, often without any reader
+            if slot.node.users:
+                raise CaptureError(
+                    f"torch.export left {slot.name!r}, a tensor that the model's code makes, without its values",
+                    hint="Register it as a buffer of the module, or make it outside of the function that torch.func transforms.",
+                )
+            values[slot.node] = None
         elif slot.kind is InputKind.CONSTANT and slot.tensor.numel() <= 64 and not slot.tensor.is_complex():
             values[slot.node] = builder.const(slot.tensor)
         else:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import operator
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from onnxplug.capture.guards import holds_from_two_on, is_of_layout
 from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of
@@ -191,10 +190,6 @@ def _operators(graph: torch.fx.Graph) -> list[str]:
     return ["reshape" if name in _RESHAPES else name for name in names if name not in _COPIES]
 
 
-#: Parts of the names of torch's functions that ask for sizes to settle strides, which ONNX doesn't have.
-_LAYOUT = ("contiguous", "channels_last", "strides", "dense", "memory_format")
-
-
 def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.GraphModule:
     """Traces a function of tensors on fake ones.
 
@@ -229,44 +224,12 @@ def _refuse_guards(shape_env: Any, known: int) -> list[Any]:
 
     of_layout: list[Any] = []
     for guard in shape_env.guards[known:]:
-        if isinstance(guard.expr, sympy.Ne) or _holds_from_two_on(guard.expr):
+        if isinstance(guard.expr, sympy.Ne) or holds_from_two_on(guard.expr):
             continue
-        if not _is_of_layout(getattr(guard.sloc, "framework_loc", None)):
+        if not is_of_layout(getattr(guard.sloc, "framework_loc", None)):
             raise SomeSizesError(f"it holds only where {guard.expr}")
         of_layout.append(guard.expr)
     return of_layout
-
-
-#: Sizes that are tried to find out whether a condition holds for all but 0 and 1: fewer where several are combined.
-_SIZES = (2, 3, 4, 5, 7, 8, 9, 16, 17, 64, 100, 1000, 1023, 10**5, 2**31, 2**40)
-_FEWER_SIZES = (2, 3, 17, 2**31)
-_MOST_COMBINATIONS = 4096
-
-
-def _holds_from_two_on(expr: Any) -> bool:
-    """Whether a condition such as ``s**2 >= s`` holds for all sizes of 2 or more, as far as trying tells.
-
-    False where it has too many sizes to try them together.
-    """
-    import sympy
-
-    symbols = sorted(expr.free_symbols, key=str)
-    sizes = _SIZES if len(symbols) <= 2 else _FEWER_SIZES
-    if len(sizes) ** len(symbols) > _MOST_COMBINATIONS:
-        return False
-    return all(
-        expr.xreplace(dict(zip(symbols, map(sympy.Integer, chosen), strict=True))) is sympy.true
-        for chosen in itertools.product(sizes, repeat=len(symbols))
-    )
-
-
-def _is_of_layout(frame: Any) -> bool:
-    """Whether torch asked in a function that settles strides."""
-    name = getattr(frame, "name", "")
-    if any(part in name for part in _LAYOUT):
-        return True
-    # Axes are sorted by their strides.
-    return name == "__lt__" and frame.filename.replace(os.sep, "/").endswith("torch/_prims_common/__init__.py")
 
 
 def _plain(argument: Any) -> Any:

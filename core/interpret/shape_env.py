@@ -26,11 +26,11 @@ def undone_on_error(env: ShapeEnv | None) -> Iterator[None]:
     if env is None:
         yield
         return
-    saved = _state(env)
+    saved = state_of(env)
     try:
         yield
     except BaseException:
-        _restore(env, saved)
+        restore(env, saved)
         raise
 
 
@@ -44,7 +44,7 @@ def other_examples(env: ShapeEnv, *, small: bool) -> Iterator[None]:
     """
     import sympy
 
-    saved = _state(env)
+    saved = state_of(env)
     examples: Any = env.backed_var_to_val
     changed = [symbol for symbol, value in examples.items() if not small or value in (0, 1)]
     # The last one is the least: what was said of the order of sizes is no longer so.
@@ -54,7 +54,7 @@ def other_examples(env: ShapeEnv, *, small: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _restore(env, saved)
+        restore(env, saved)
         raise
     examples.clear()
     examples.update(saved["backed_var_to_val"])
@@ -90,11 +90,18 @@ def with_current_examples(env: ShapeEnv, value: Any) -> Any:
         return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
 
 
-def _state(env: ShapeEnv) -> dict[str, Any]:
+def state_of(env: ShapeEnv) -> dict[str, Any]:
+    """What torch has noted of sizes so far."""
     return {n: copy.copy(v) for n, v in vars(env).items() if hasattr(v, "clear") and hasattr(v, "copy")}
 
 
-def _restore(env: ShapeEnv, saved: dict[str, Any]) -> None:
+def restore(env: ShapeEnv, saved: dict[str, Any]) -> None:
+    """Takes back what torch has noted since.
+
+    Args:
+        env: torch's notes.
+        saved: What :func:`state_of` gave.
+    """
     for name, value in saved.items():
         held = getattr(env, name)
         held.clear()

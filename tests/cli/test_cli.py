@@ -58,6 +58,15 @@ def test_module_form() -> None:
     assert done.stdout.startswith("onnxplug 0.")
 
 
+def test_export_with_decompositions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "my_model.py:make", "-o", "m.onnx", "--decompositions", "core", "--verify"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "decomposed" in said
+    assert "aten::linear.default" in said
+    assert run(["export", "my_model.py:make", "-o", "m.onnx", "--decompositions", "all"]) == 2
+    assert "decompositions='all' is unknown" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("target", ["my_model.py:make", "my_model:make", "my_model.py:with_keywords"])
 def test_export_and_verify(folder: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", target, "-o", "model.onnx", "--dynamic", "x=batch,_", "--verify"]) == 0

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch._higher_order_ops import scan, while_loop
 from torch._higher_order_ops.map import map as map_over
+from torch.utils.checkpoint import checkpoint
 
-from tests.support.check import check
+import onnxplug
+from tests.support.check import Call, check
 from tests.support.tolerances import looser
 
 D = torch.export.Dim.DYNAMIC
@@ -146,3 +148,63 @@ def test_complex_tensors_go_through_a_region() -> None:
 
     x = torch.randn(2, 3, requires_grad=True)
     check(model, x, others=[(torch.randn(4, 3),)], dynamic=({0: D},))
+
+
+# -- regions that run unchanged ----------------------------------------------------------------------------------------
+
+
+@torch.compiler.nested_compile_region
+def compiled_once(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return (x * y).sin(), x + y
+
+
+def calls_twice(x: torch.Tensor) -> Any:
+    first, second = compiled_once(x, x + 1)
+    return sum(compiled_once(first, second))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_region_that_is_compiled_once(strict: bool) -> None:
+    others = [(torch.randn(7, 4),), (torch.randn(1, 4),)]
+    check(calls_twice, torch.randn(3, 4), others=others, dynamic=({0: "batch"},), strict=strict)
+
+
+def with_the_region_as(name: str, **options: Any) -> torch.export.ExportedProgram:
+    """A program whose region is called by another higher-order operator; torch's exports rarely leave these in a graph."""
+    program = torch.export.export(Call(calls_twice), (torch.randn(3, 4),), strict=True)
+    regions = 0
+    for node in program.graph.nodes:
+        if getattr(node.target, "__name__", "") == "invoke_subgraph":
+            regions += 1
+            graph, _, *inputs = node.args
+            node.target = getattr(torch.ops.higher_order, name)
+            node.args = (graph, tuple(inputs), {}, {}) if name == "hints_wrapper" else (graph, *inputs)
+            node.kwargs = options
+    assert regions == 2
+    return program
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("wrap", {}),
+        ("tag_activation_checkpoint", {"use_reentrant": False}),
+        ("wrap_activation_checkpoint", {}),
+        ("local_map_hop", {}),
+        ("hints_wrapper", {}),
+    ],
+)
+def test_other_regions(name: str, options: dict[str, Any]) -> None:
+    program = onnxplug.to_onnx(with_the_region_as(name, **options))
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(program(x)[0], calls_twice(x))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints(use_reentrant: bool) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()).eval()
+
+    def run(x: torch.Tensor) -> Any:
+        return checkpoint(network, x, use_reentrant=use_reentrant) + x
+
+    check(run, torch.randn(3, 4), others=[(torch.randn(6, 4),)], dynamic=({0: "batch"},))

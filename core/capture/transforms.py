@@ -1,0 +1,135 @@
+"""Transforms of functions within a model: ``torch.func``, ``torch.vmap`` and ``torch.autograd.grad``.
+
+torch.export records the operators of a model before autograd and functorch see them, so that a gradient is out of its reach,
+and of ``torch.vmap`` there are only calls that open and close it (:mod:`onnxplug.interpret.last_resort` dissolves those). A
+model with other transforms is captured in two steps: what its ``forward`` computes below autograd and functorch is traced
+first, and torch.export records that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from onnxplug.capture.mentions import Mentions
+from onnxplug.errors import CaptureError
+from onnxplug.torch_private import (
+    FakeTensor,
+    detect_fake_mode,
+    disable_current_modes,
+    disable_torch_function,
+    is_transformed,
+    pytree,
+    transforms_depth,
+    undo_transforms,
+)
+
+#: Names by which a model's code calls a transform.
+_NAMES = frozenset(
+    "vmap grad grad_and_value vjp jvp jacrev jacfwd jacobian hessian linearize functionalize forward_ad backward".split()
+)
+
+
+def names_transforms(mentions: Mentions) -> bool:
+    """Whether a model's code names a transform."""
+    return mentions(_NAMES.__contains__)
+
+
+@contextlib.contextmanager
+def transforms_closed() -> Iterator[None]:
+    """Closes the transforms that a trace which failed has left open: they would apply to whatever the process does next."""
+    depth = transforms_depth()
+    try:
+        yield
+    finally:
+        if transforms_depth() > depth:
+            undo_transforms(depth)
+
+
+def is_lost(tensor: Any) -> bool:
+    """Whether a constant of an exported program is a tensor of the trace alone, without values."""
+    return isinstance(tensor, FakeTensor) or (isinstance(tensor, torch.Tensor) and is_transformed(tensor))
+
+
+def check_constants(program: torch.export.ExportedProgram) -> None:
+    """Checks that no constant that a result needs is a tensor of the trace alone, as a trace within a transform leaves them.
+
+    Raises:
+        CaptureError: There is one.
+    """
+    lost = {name for name, tensor in program.constants.items() if is_lost(tensor)}
+    if not lost:
+        return
+    inputs = zip(program.graph.nodes, program.graph_signature.input_specs, strict=False)
+    pending = [node for node, spec in inputs if spec.target in lost]
+    reached = set(pending)
+    while pending:
+        for user in pending.pop().users:
+            if user.op == "output":
+                raise CaptureError(
+                    "torch.export can't capture the model: it keeps a tensor that the model's code makes within a transform of "
+                    "torch.func as a constant, without its values",
+                    hint="Make the tensor outside of the function that is transformed.",
+                )
+            if user not in reached:
+                reached.add(user)
+                pending.append(user)
+
+
+@contextlib.contextmanager
+def traced_below(module: torch.nn.Module) -> Iterator[None]:
+    """Has torch.export record what a module's ``forward`` computes below autograd and functorch.
+
+    Composite operators come out decomposed.
+    """
+    own = module.__dict__.get("forward")
+    original = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        module.__dict__["forward"] = original
+        try:
+            return _run_traced(module, args, kwargs)
+        finally:
+            module.__dict__["forward"] = traced
+
+    traced = functools.wraps(original)(forward)
+    module.__dict__["forward"] = traced
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
+
+
+def _run_traced(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    """Calls a module on fake tensors: its graph is made first, without the modes under which it is called, and run under them."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    state = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    flat, spec = pytree.tree_flatten((state, args, kwargs))
+    places = [i for i, item in enumerate(flat) if isinstance(item, torch.Tensor | torch.SymInt | torch.SymFloat)]
+    inputs = [flat[i] for i in places]
+    structure: Any = None
+
+    def call(*values: Any) -> list[Any]:
+        nonlocal structure
+        given = list(flat)
+        for place, value in zip(places, values, strict=True):
+            given[place] = value
+        results = torch.func.functional_call(module, *pytree.tree_unflatten(given, spec))
+        leaves, structure = pytree.tree_flatten(results)
+        return leaves
+
+    mode = detect_fake_mode(inputs)
+    with disable_torch_function(), disable_current_modes(), mode if mode is not None else contextlib.nullcontext():
+        graph = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+    return pytree.tree_unflatten(graph(*inputs), structure)

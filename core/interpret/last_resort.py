@@ -1,0 +1,274 @@
+"""The last resort: torch's ``run_decompositions`` on the whole program, for what no rule and no decomposition of its own covers.
+
+It costs more than everything else after capture together, so that it runs only where something needs it: functorch's
+transforms (``torch.vmap``, ``torch.func.jvp``), which stand in a captured graph as calls that only mean something as a whole;
+regions under ``torch.autocast``, whose operators are captured with the dtypes from before the casts; and operators without a rule
+whose single decomposition fails. What torch asks of the sizes meanwhile is treated like what capture asks of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from onnxplug.capture.attempts import quiet
+from onnxplug.capture.guards import Condition, FixedExpressionError, conditions_of_decompositions
+from onnxplug.capture.signature import Captured
+from onnxplug.capture.transforms import transforms_closed
+from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
+from onnxplug.functionalize.subgraphs import subgraph_at
+from onnxplug.interpret.shape_env import restore, state_of
+from onnxplug.registry.names import qualified_name, without_prefix
+from onnxplug.registry.registry import Layer, OnnxRegistry
+from onnxplug.text import type_with_article
+from onnxplug.torch_private import OpOverload, fx_config
+
+Table = Mapping[Any, Callable[..., Any]]
+
+#: The module of the functions by which functorch's transforms stand in a captured graph.
+_TRANSFORMS = "torch._functorch.predispatch"
+_AUTOCAST = "wrap_with_autocast"
+
+
+def checked_table(decompositions: Any) -> Table | None:
+    """The table that the argument ``decompositions`` of ``to_onnx`` means; ``None`` where it isn't given.
+
+    Raises:
+        UsageError: It is neither a table nor ``"core"``.
+    """
+    if decompositions is None:
+        return None
+    if isinstance(decompositions, str):
+        if decompositions != "core":
+            raise UsageError(
+                f"decompositions={decompositions!r} is unknown",
+                hint='Give "core", or a table from operators to functions, as torch.export.default_decompositions() is one.',
+            )
+        core: Table = torch.export.default_decompositions()
+        return core
+    if not isinstance(decompositions, Mapping):
+        raise UsageError(
+            f"decompositions must be a table from operators to functions or 'core', got {type_with_article(decompositions)}",
+            hint="{torch.ops.aten.gelu.default: my_gelu}",
+        )
+    for operator, function in decompositions.items():
+        if not isinstance(operator, OpOverload):
+            raise UsageError(
+                f"decompositions has {operator!r} as a key, which is no overload of an operator",
+                hint="Name one overload: torch.ops.aten.gelu.default, not torch.ops.aten.gelu.",
+            )
+        if not callable(function):
+            raise UsageError(f"decompositions has {function!r} for {operator}, which is no function")
+    return decompositions
+
+
+def dissolving(program: torch.export.ExportedProgram) -> list[str]:
+    """The operators of a program that only torch's decomposition of the whole dissolves: transforms, and autocast regions.
+
+    Returns:
+        Their names, each once, in the order of the graph.
+    """
+    nodes = _nodes(program.graph_module)
+    found = (name for node in nodes if node.users and (name := _dissolves(node)) is not None)
+    return list(dict.fromkeys(found))
+
+
+def _dissolves(node: torch.fx.Node) -> str | None:
+    target = node.target
+    if node.op != "call_function" or isinstance(target, OpOverload):
+        return None
+    if getattr(target, "__module__", "") == _TRANSFORMS:
+        return qualified_name(target)
+    if getattr(target, "__name__", "") != _AUTOCAST:
+        return None
+    # (device type, dtype, enabled, cache, graph, ...)
+    enabled = node.args[2] if len(node.args) > 2 else True
+    return qualified_name(target) if enabled else None
+
+
+class LastResort:
+    """The programs to convert, one after the other: as captured, then decomposed further by torch while operators have no rule.
+
+    Args:
+        captured: The capture.
+        registry: The rules. What a rule from outside onnxplug claims is not decomposed.
+        table: What the caller wants decomposed first.
+
+    Attributes:
+        captured: The capture to convert now.
+        reasons: The operators because of which its program was decomposed.
+
+    Raises:
+        CaptureError: torch can't decompose the program, or a dynamic dimension comes out static.
+    """
+
+    def __init__(self, captured: Captured, *, registry: OnnxRegistry, table: Table | None = None) -> None:
+        self.captured = captured
+        self.reasons: tuple[str, ...] = ()
+        self._registry = registry
+        self._tables: Iterator[Table] = iter(())
+        self._undo: Callable[[], None] | None = None
+        self._first: MissingRuleError | None = None
+        if table is not None:
+            self.reasons = tuple(_of_table(captured.program, table))
+        else:
+            self.reasons = tuple(dissolving(captured.program))
+        if table is not None or self.reasons:
+            self.captured = decomposed(captured, table if table is not None else {})
+
+    def further(self, error: OnnxplugError) -> None:
+        """Decomposes the program further, after its conversion failed because operators have no rule.
+
+        Raises:
+            OnnxplugError: The error itself if it is another one, or the first that was given, once nothing is left to try.
+        """
+        if self._first is None:
+            if not isinstance(error, MissingRuleError):
+                raise error
+            self._first = error
+            kept = {rule.op for layer, rule in self._registry.rules() if layer is not Layer.BUILTIN}
+            self._start, env = self.captured, _shape_env(self.captured.program)
+            self._undo = partial(restore, env, state_of(env)) if env is not None else None
+            self._tables = tables(self.captured.program, error.missing, kept)
+            self._asked = tuple(dict.fromkeys((*self.reasons, *map(without_prefix, error.missing))))
+        else:
+            self._first.add_note(f"Decomposing the whole program did not help: {error}")
+        for table in self._tables:
+            if self._undo is not None:
+                self._undo()
+            try:
+                self.captured = decomposed(self._start, table)
+            except CaptureError as failure:
+                self._first.add_note(f"Decomposing the whole program did not help: {failure}")
+                continue
+            self.reasons = self._asked
+            return
+        raise self._first
+
+
+def tables(program: torch.export.ExportedProgram, missing: Collection[str], kept: Collection[str]) -> Iterator[Table]:
+    """The tables to decompose a program by, the one that decomposes least first.
+
+    Args:
+        program: The program.
+        missing: Names of its operators that have neither rule nor decomposition. None if no table has all of them.
+        kept: Names of the operators, or of their packets, that are not to be decomposed.
+    """
+    names = {without_prefix(name) for name in missing}
+    targets = {n.target for n in _nodes(program.graph_module) if n.op == "call_function"}
+    wanted = {t for t in targets if isinstance(t, OpOverload) and qualified_name(t) in names}
+    if not wanted or {qualified_name(t) for t in wanted} < names:
+        return
+    core = torch.export.default_decompositions()
+    if not all(target in core for target in wanted):
+        return
+    yield {target: core[target] for target in wanted}
+    yield {
+        target: core[target]
+        for target in list(core.keys())
+        if target in wanted
+        or (isinstance(target, OpOverload) and not {qualified_name(target), target._schema.name} & set(kept))
+    }
+
+
+def _of_table(program: torch.export.ExportedProgram, table: Table) -> list[str]:
+    """The names of a program's operators that a table has, each once."""
+    calls = (node.target for node in _nodes(program.graph_module) if node.op == "call_function")
+    return list(dict.fromkeys(qualified_name(t) for t in calls if isinstance(t, OpOverload) and t in table))
+
+
+def decomposed(captured: Captured, table: Table) -> Captured:
+    """The capture with its program decomposed by torch.
+
+    Args:
+        captured: The capture; it stays as it is.
+        table: Operator to the function that computes it by others. Composite operators that are not in it stay whole,
+            where torch can keep them.
+
+    Raises:
+        CaptureError: torch can't decompose the program, or a dynamic dimension comes out static.
+    """
+    program = captured.program
+    env = _shape_env(program)
+    known = len(env.guards) if env is not None else 0
+    try:
+        # As in capture: sizes 0 and 1 of the example inputs say nothing about other sizes.
+        with quiet(), transforms_closed(), torch.no_grad(), fx_config.patch(backed_size_oblivious=True):
+            made = program.run_decompositions(dict(table))
+    except Exception as error:
+        text = (str(error).strip() or "no message").splitlines()[0]
+        raise CaptureError(
+            f"torch can't decompose the program: {type(error).__name__}: {text}",
+            hint="torch.export.export(...).run_decompositions(...) shows torch's whole error.",
+        ) from error
+    found = [*captured.conditions, *_further_conditions(captured, known)]
+    reference = captured.reference
+    return dataclasses.replace(
+        captured,
+        program=made,
+        conditions=found,
+        reference=reference if reference is not None else program.module(),
+    )
+
+
+def _further_conditions(captured: Captured, known: int) -> list[Condition]:
+    """What a decomposition asks of the sizes beyond what is known; each is said in a warning.
+
+    Args:
+        captured: The capture, before the decomposition.
+        known: How many guards torch had before the decomposition.
+
+    Raises:
+        CaptureError: A size comes out static.
+    """
+    program, names = captured.program, captured.dim_names
+    ranges = {s: _ints(limits) for s, limits in program.range_constraints.items()}
+    expressions = {condition.expr for condition in captured.conditions}
+    found = []
+    for condition in conditions_of_decompositions(program, ranges, since=known):
+        if condition.expr in expressions:
+            continue
+        if condition.fixed:
+            called = " and ".join(repr(names.get(symbol, symbol)) for symbol in sorted(map(str, condition.symbols)))
+            raise FixedExpressionError(
+                f"{called} came out static: torch's decomposition of the program holds only where {condition.text(names)}",
+                hint="Make that dimension static in dynamic_shapes, or write the code that depends on its value in another way.",
+            )
+        warnings.warn(
+            f"the exported model is right only where {condition.text(names)}: torch's decomposition of the program depends on it. "
+            "Declare the range (torch.export.Dim(name, min=..., max=...)).",
+            stacklevel=5,
+        )
+        found.append(condition)
+    return found
+
+
+def _ints(limits: Any) -> tuple[int, int]:
+    """The smallest and the largest of a range of torch's, whose ends may be infinite."""
+    low, high = limits.lower, limits.upper
+    return int(low) if low.is_Integer else 0, int(high) if high.is_Integer else 2**63
+
+
+def _shape_env(program: torch.export.ExportedProgram) -> Any:
+    """What torch knows of the program's dynamic sizes; ``None`` where it has none."""
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+                if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+                    return size.node.shape_env
+    return None
+
+
+def _nodes(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of a graph and of every graph within it."""
+    for node in module.graph.nodes:
+        inner = subgraph_at(node, module)
+        if inner is not None:
+            yield from _nodes(inner)
+        yield node

@@ -1,0 +1,285 @@
+"""The last resort: programs that torch decomposes as a whole, because of what nothing else translates or by request."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call, jvp, stack_module_state
+
+import onnxplug
+from onnxplug import CaptureError, MissingRuleError, Rule, UsageError
+from tests.support.check import Call, check
+from tests.support.tolerances import looser
+
+X = torch.randn(3, 4)
+W = torch.randn(2, 4)
+BATCH = ({0: "batch"},)
+OTHERS = [(torch.randn(7, 4) * 3,), (torch.randn(1, 4),)]
+
+
+class Ensemble(torch.nn.Module):
+    """Three networks by one call of vmap over their stacked weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        networks = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)) for _ in "abc"]
+        stacked, _ = stack_module_state(networks)
+        self.names = list(stacked)
+        self.weights = torch.nn.ParameterList([weight.detach().clone() for weight in stacked.values()])
+        self.network = [networks[0]]  # no submodule: it is there for its structure alone
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = dict(zip(self.names, self.weights, strict=True))
+        return torch.vmap(lambda w, x: functional_call(self.network[0], w, (x,)), in_dims=(0, None))(weights, x)
+
+
+def in_dims(x: torch.Tensor) -> Any:
+    return torch.vmap(lambda row, other: torch.softmax(row, 0) + other.sum(), in_dims=(1, None), out_dims=0)(x, x)
+
+
+def nested(x: torch.Tensor) -> Any:
+    """Distances of all pairs of rows."""
+    pairs = torch.vmap(lambda a: torch.vmap(lambda b: torch.exp(-((a - b) ** 2).sum()))(x))
+    return pairs(x)
+
+
+VMAPS: dict[str, Callable[..., Any]] = {
+    "plain": lambda x: torch.vmap(lambda row: row.sin().sum() * row)(x),
+    "in_dims": in_dims,
+    "nested": nested,
+    "an index that depends on data": lambda x: torch.vmap(lambda row: row[row.argmax()])(x),
+    "same randomness": lambda x: torch.vmap(lambda row: row + 0 * torch.rand(4), randomness="same")(x),
+    "composite operators around it": lambda x: torch.nn.functional.linear(torch.vmap(torch.cos)(x), torch.ones(2, 4)),
+    "jvp": lambda x: jvp(lambda z: z.sin() * z, (x,), (torch.ones_like(x),)),
+    "functional_call": Ensemble().eval(),
+}
+
+
+@pytest.mark.parametrize("name", VMAPS)
+def test_transforms(name: str) -> None:
+    program = check(VMAPS[name], X, others=OTHERS, dynamic=BATCH, **looser("core"))
+    by_torch = any(operator.startswith("torch._functorch") for operator in program.statistics.decomposed)
+    assert by_torch != program.statistics.strategy.endswith("below autograd and functorch")
+
+
+def test_a_program_that_torch_exported() -> None:
+    """What is verified against is the program as it was given, not what torch made of it."""
+    exported = torch.export.export(Call(VMAPS["plain"]), (X,), dynamic_shapes=(({0: torch.export.Dim.DYNAMIC},),))
+    program = onnxplug.to_onnx(exported)
+    assert program.statistics.decomposed
+    assert len(program.verify().cases) > 1
+
+
+def test_composite_operators_keep_their_rules() -> None:
+    program = onnxplug.to_onnx(Call(VMAPS["composite operators around it"]), (X,))
+    assert any(node.target is torch.ops.aten.linear.default for node in program.exported_program.graph.nodes)
+
+
+def test_a_program_without_need_is_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("decomposed")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", never)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).eval()
+    assert onnxplug.to_onnx(model, (X,)).statistics.decomposed == ()
+
+
+# -- autocast ----------------------------------------------------------------------------------------------------------
+
+
+class UnderAutocast(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype, enabled: bool = True) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.dtype, self.enabled = dtype, enabled
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=self.dtype, enabled=self.enabled):
+            y = torch.relu(self.linear(x))
+            with torch.autocast("cpu", enabled=False):
+                z = y.float() @ y.float().t()
+        return y, z
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(dtype: torch.dtype) -> None:
+    """Products are of rounded operands: the captured graph has none of the casts."""
+    model = UnderAutocast(dtype).eval()
+    program = onnxplug.to_onnx(model, (X,), dynamic_shapes=BATCH)
+    assert program.statistics.decomposed == ("wrap_with_autocast",)
+    linear = next(n for n in program.exported_program.graph.nodes if n.target is torch.ops.aten.linear.default)
+    assert [argument.meta["val"].dtype for argument in linear.args] == [dtype] * 3
+    eps = torch.finfo(dtype).eps
+    for x in (X, *(other for (other,) in OTHERS)):
+        for ours, theirs in zip(program(x), model(x), strict=True):
+            assert ours.dtype is theirs.dtype
+            torch.testing.assert_close(ours, theirs, rtol=4 * eps, atol=4 * eps)
+
+
+def test_autocast_that_is_off_costs_nothing() -> None:
+    program = onnxplug.to_onnx(UnderAutocast(torch.bfloat16, enabled=False).eval(), (X,), dynamic_shapes=BATCH)
+    assert program.statistics.decomposed == ()
+    assert program.verify().cases
+
+
+# -- operators whose own decomposition fails ---------------------------------------------------------------------------
+
+
+LIBRARY = torch.library.Library("lastresort", "FRAGMENT")
+LIBRARY.define("unknown(Tensor x) -> Tensor")
+
+
+@torch.library.impl(LIBRARY, "unknown", "CompositeExplicitAutograd")
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.register_fake("lastresort::unknown", lib=LIBRARY)
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def in_halves(x: torch.Tensor) -> torch.Tensor:
+    """Its decomposition pads an odd number of rows, or not, by the example's size."""
+    return torch.ops.aten._chunk_cat([x, x + 1], 0, 2)
+
+
+ROWS = torch.randn(4, 6)
+
+
+def test_what_the_decomposition_asks_of_sizes_is_said() -> None:
+    """A single decomposition is refused; the whole program's is right where the condition holds, and verified there."""
+    with pytest.warns(UserWarning, match="right only where .*batch.*: torch's decomposition"):
+        program = onnxplug.to_onnx(in_halves, (ROWS,), dynamic_shapes=BATCH)
+    assert program.statistics.decomposed == ("aten::_chunk_cat.default",)
+    sizes = [case.sizes["batch"] for case in program.verify().cases]
+    assert len(set(sizes)) > 1
+    assert not any(size % 2 for size in sizes)
+
+
+def test_a_dimension_that_the_decomposition_fixes() -> None:
+    def by_size(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] == 3 else x - 1
+
+    table = {torch.ops.aten.cos.default: by_size}
+    with pytest.raises(CaptureError, match=r"'batch' came out static.*batch == 3"):
+        onnxplug.to_onnx(lambda x: x.cos(), (X,), dynamic_shapes=BATCH, decompositions=table)
+
+
+def test_a_condition_of_a_table() -> None:
+    def by_size(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] > 2 else x - 1
+
+    table = {torch.ops.aten.cos.default: by_size}
+    with pytest.warns(UserWarning, match="right only where batch > 2"):
+        program = onnxplug.to_onnx(lambda x: x.cos(), (X,), dynamic_shapes=BATCH, decompositions=table)
+    assert [str(condition.expr).partition(" ")[2] for condition in program.captured.conditions] == ["> 2"]
+
+
+def test_a_range_in_which_a_condition_holds() -> None:
+    def by_size(x: torch.Tensor) -> torch.Tensor:
+        return x.cos().exp() if x.shape[0] > 2 else x - 1
+
+    dims = ({0: torch.export.Dim("batch", min=3, max=64)},)
+    table = {torch.ops.aten.sin.default: by_size}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(lambda x: x.sin(), (X,), dynamic_shapes=dims, decompositions=table)
+    torch.testing.assert_close(program(torch.ones(5, 4))[0], torch.ones(5, 4).cos().exp())
+
+
+def test_operators_that_nothing_translates_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is not asked where it can't help."""
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", None)
+    with pytest.raises(MissingRuleError) as raised:
+        onnxplug.to_onnx(lambda x: torch.ops.lastresort.unknown(in_halves(x)), (ROWS,), dynamic_shapes=BATCH)
+    assert set(raised.value.missing) == {"aten::_chunk_cat.default", "lastresort::unknown.default"}
+
+
+def test_a_failing_decomposition_leaves_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no way")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", failing)
+    with pytest.raises(MissingRuleError, match="_chunk_cat") as raised:
+        onnxplug.to_onnx(in_halves, (ROWS,), dynamic_shapes=BATCH)
+    assert any("no way" in note for note in raised.value.__notes__)
+
+
+def test_a_refused_decomposition_leaves_no_condition_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next one for the same sizes would find it true, and be taken with the example's branch."""
+
+    def by_size(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() if x.shape[0] > 2 else x.sin()
+
+    monkeypatch.setattr("onnxplug.interpret.interpreter.find_decompositions", lambda *_: [by_size, by_size])
+    with pytest.raises(MissingRuleError, match=r"holds only where .* > 2; .*holds only where .* > 2"):
+        onnxplug.to_onnx(lambda x: torch.ops.lastresort.unknown(x), (X,), dynamic_shapes=BATCH)
+
+
+# -- decompositions= ---------------------------------------------------------------------------------------------------
+
+
+def gelu_by_sigmoid(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def test_a_table() -> None:
+    """The function given is what is exported, and the rule of the operator is not asked."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).eval()
+    table = {torch.ops.aten.gelu.default: gelu_by_sigmoid}
+    program = onnxplug.to_onnx(model, (X,), dynamic_shapes=BATCH, decompositions=table)
+    assert program.statistics.decomposed == ("aten::gelu.default",)
+    assert "Sigmoid" in program.statistics.operators
+    for x in (X, *(other for (other,) in OTHERS)):
+        torch.testing.assert_close(program(x)[0], gelu_by_sigmoid(model[0](x)).detach())
+
+
+def test_core() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Hardswish(), torch.nn.LayerNorm(4)).eval()
+    program = onnxplug.to_onnx(model, (X,), dynamic_shapes=BATCH, decompositions="core")
+    assert {"aten::linear.default", "aten::hardswish.default"} <= set(program.statistics.decomposed)
+    targets = {node.target for node in program.exported_program.graph.nodes}
+    assert not targets & {torch.ops.aten.linear.default, torch.ops.aten.layer_norm.default}
+    assert program.verify().cases
+
+
+def test_torchs_own_table() -> None:
+    table = torch.export.default_decompositions()
+    check(lambda x: torch.nn.functional.hardswish(x), X, others=OTHERS, dynamic=BATCH, decompositions=table)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("all", "decompositions='all' is unknown"),
+        ([torch.ops.aten.gelu.default], "must be a table from operators to functions or 'core', got a list"),
+        ({torch.ops.aten.gelu: gelu_by_sigmoid}, "no overload of an operator"),
+        ({"aten::gelu": gelu_by_sigmoid}, "no overload of an operator"),
+        ({torch.ops.aten.gelu.default: "sigmoid"}, "'sigmoid' for aten.gelu.default, which is no function"),
+    ],
+)
+def test_what_is_no_table(given: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found before the model is captured."""
+    monkeypatch.setattr("onnxplug.export.capture_model", None)
+    with pytest.raises(UsageError, match=message):
+        onnxplug.to_onnx(lambda x: x, (X,), decompositions=given)
+
+
+def test_a_rule_of_the_call_is_not_decomposed_away() -> None:
+    """Torch's whole table, tried last, leaves alone what a rule from outside claims."""
+
+    def convert(g: Any, node: Any) -> Any:
+        return g.op.HardSwish(node.args[0])
+
+    program = onnxplug.to_onnx(
+        lambda x: torch.vmap(torch.exp)(torch.nn.functional.hardswish(x)),
+        (X,),
+        rules=[Rule("aten::hardswish", convert)],
+        verify=True,
+    )
+    assert "HardSwish" in program.statistics.operators
