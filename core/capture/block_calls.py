@@ -45,7 +45,7 @@ def site_of(
 ) -> Site | None:
     """The call; ``None`` where an argument is no tensor that is traced and no plain value."""
     with apart_from_trace(tracer):
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = flat_arguments(args, kwargs)
         places: dict[int, int] = {}
         tensors: list[torch.Tensor] = []
         shape: list[Any] = []
@@ -88,6 +88,13 @@ def site_of(
         *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")),
     )
     return Site(tracer, module, tree, path, leaves, spec, tensors, arguments, nodes, (shape, state))
+
+
+def flat_arguments(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of arguments. What is no tuple, list or dict is a leaf: caches change when they are used."""
+    return pytree.tree_flatten(
+        (args, kwargs), is_leaf=lambda v: not (type(v) in (tuple, list, dict) or hasattr(v, "_fields"))
+    )  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

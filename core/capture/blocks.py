@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from onnxplug.capture.block_calls import Site, site_of
+from onnxplug.capture.block_calls import Site, flat_arguments, site_of
 from onnxplug.capture.block_traces import FEWEST_NODES, Recording, Template
 from onnxplug.capture.sameness import Structures, attributes_noted
+from onnxplug.errors import Unsupported
 from onnxplug.torch_private import ModuleStackTracer, current_proxy_mode, pytree
 
 #: How many traces of one class and structure are kept; each stands for arguments of another kind.
@@ -130,6 +131,10 @@ class _Blocks:
         try:
             args, kwargs = pytree.tree_unflatten(recording.leaves, site.spec)
             result = forward(*args, **kwargs)
+            leaves, spec = flat_arguments(args, kwargs)
+            if spec != site.spec or any(a is not b for a, b in zip(leaves, recording.leaves, strict=True)):
+                # It was done to a list of ours: the capture is made again without blocks.
+                raise Unsupported(f"{site.path} changes a list or dict that it is given")
         except BaseException:
             recording.finish()
             raise

@@ -254,6 +254,35 @@ class Reader(nn.Module):
         return self.body(x) + self.seen["x"] * 2
 
 
+class Collecting(nn.Module):
+    """Adds to a list, a dict or a cache that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: torch.Tensor, seen: Any) -> torch.Tensor:
+        y = self.body(x)
+        if isinstance(seen, dict):
+            seen["last"] = y + seen.get("last", 0)
+        else:
+            seen.append(y)
+        return y
+
+
+class Cache(list[torch.Tensor]):
+    """A list of another class."""
+
+
+def collecting(seen: Callable[[], Any]) -> nn.Module:
+    def run(model: Any, x: torch.Tensor) -> Any:
+        found = seen()
+        y = model.b(model.a(x, found), found)
+        return [y, *(found.values() if isinstance(found, dict) else found)]
+
+    return Sequence(run, a=Collecting(), b=Collecting())
+
+
 SHARED: dict[str, Any] = {}
 
 #: Name to a model and how many modules are copies.
@@ -293,6 +322,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, int]]] = {
         lambda: Sequence(outer, first=Reader(SHARED), second=Reader(SHARED)),
         {"Sequential": 1},
     ),
+    "a list that grows": (lambda: collecting(list), {}),
+    "a dict that grows": (lambda: collecting(dict), {}),
+    "a cache that grows": (lambda: collecting(Cache), {"Sequential": 1}),
     "another dtype": (
         lambda: Sequence(lambda m, x: m.b(m.a(x).double()), a=mlp(), b=mlp().double()),
         {},

@@ -29,6 +29,7 @@ def test_without_transformers_nothing_is_imported() -> None:
 
 def test_decoding_by_fused_operators(seeded: None) -> None:
     """The cache and ONNX Runtime's own operators in one model."""
+    registry = plugged("onnxplug-transformers", "onnxplug-ort")
     from onnxplug_transformers import cache_shapes
 
     model = ZOO["llama"].module()
@@ -39,7 +40,7 @@ def test_decoding_by_fused_operators(seeded: None) -> None:
         model,
         kwargs={"input_ids": ids(2, 3), "attention_mask": mask(2, 7), "past_key_values": past},
         dynamic_shapes={**TEXT, "past_key_values": cache_shapes(past)},
-        registry=plugged("onnxplug-transformers", "onnxplug-ort"),
+        registry=registry,
         opset_version={"": 21, "com.microsoft": 1},
     )
     operators = program.statistics.operators
