@@ -15,7 +15,7 @@ from onnxplug.capture.torchscript.regions import (
     ContainerChanged,
     Region,
     as_before,
-    as_result,
+    as_results,
     filled,
     is_computed,
     kinds,
@@ -91,7 +91,7 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
     def traced(run: Callable[..., Any]) -> Callable[..., Any]:
         def function(*operands: Any) -> tuple[Any, ...]:
             found = list(leaves(filled(run(operands), sides[0])))
-            return tuple(as_result(found[i], joined[i], operands) for i in chosen)
+            return tuple(as_results([found[i] for i in chosen], [joined[i] for i in chosen], operands))
 
         return function
 
@@ -104,8 +104,7 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
     ]
     rest = iter(every)
     outputs = region.accepted(mapped(sides[0], lambda _: next(rest)))
-    for i, result in found.items():
-        region.remember(result, *pairs[i])
+    region.remember(results, [pairs[i][0] for i in chosen], [pairs[i][1] for i in chosen])
     return outputs
 
 

@@ -47,7 +47,7 @@ class Shared:
         if self.versions != (self.tensors[0]._version, self.tensors[1]._version):
             raise CaptureError(
                 f"what the code at {self.step.place} gives depends on a tensor's values, and is one of the tensors that it uses "
-                "in one case: the script writes to it in place later",
+                "in one case, or twice the same: the script writes to it in place later",
                 hint="Give a copy (.clone()) there.",
             )
 

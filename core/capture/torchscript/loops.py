@@ -15,7 +15,7 @@ from onnxplug.capture.torchscript.regions import (
     ContainerChanged,
     Region,
     as_before,
-    as_result,
+    as_results,
     filled,
     is_computed,
     kinds,
@@ -149,7 +149,7 @@ def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any
         if not is_computed(kept[i]) or not (is_computed(after[i]) or after[i] is UNINITIALIZED):
             raise _changes_kind(step, kept[i], after[i])
     likes = [after[i] if isinstance(after[i], torch.Tensor) else kept[i] for i in moving]
-    first = [as_result(start[i], like, region.operands) for i, like in zip(moving, likes, strict=True)]
+    first = as_results([start[i] for i in moving], likes, region.operands)
     last = step.place.call(as_int, count) if not isinstance(count, torch.SymInt) else count
 
     def unpacked(state: Sequence[Any]) -> list[Any]:
@@ -160,7 +160,7 @@ def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any
 
     def condition(number: Any, still: Any, *rest: Any) -> torch.Tensor:
         limit = rest[len(moving)] if bounded else None
-        return still if limit is None else torch.logical_and(still, number < limit)
+        return still.clone() if limit is None else torch.logical_and(still, number < limit)
 
     def step_once(number: Any, _: Any, *rest: Any) -> tuple[Any, ...]:
         state, operands = rest[: len(moving)], rest[len(moving) + bounded :]
@@ -168,7 +168,7 @@ def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any
         for i in set(range(len(kept))).difference(moving):
             if not (region.operand(flat[i]) is kept[i] if tied[i] else same(flat[i], kept[i])):
                 raise _changes_kind(step, kept[i], flat[i])
-        results = [as_result(flat[i], like, [*operands, *state]) for i, like in zip(moving, likes, strict=True)]
+        results = as_results([flat[i] for i in moving], likes, [*operands, *state])
         return number + 1, truth_tensor(still).clone(), *results
 
     bounded = not (isinstance(last, int) and last >= _UNBOUNDED)
@@ -186,8 +186,7 @@ def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any
     flat = unpacked(results[2:])
     now, outer_now = rebuilt(flat)
     outputs = region.accepted([*now, *outer_now])
-    for i, result in zip(moving, results[2:], strict=True):
-        region.remember(result, after[i])
+    region.remember(results[2:], [start[i] for i in moving], [after[i] for i in moving])
     return outputs
 
 

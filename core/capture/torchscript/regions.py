@@ -157,14 +157,27 @@ class Region:
         positions = {self._same.get(id(result), (None, -1))[1] for result in results}
         return self._leaves.get(positions.pop()) if len(positions) == 1 else None
 
-    def remember(self, result: Any, *tried: Any) -> None:
-        """Notes a result of the operator which a try found to be a view of an operand."""
-        for leaf in tried:
-            _, position = self._aliased.get(id(leaf), (None, None))
-            if position is not None and isinstance(result, torch.Tensor):
-                tensors = (result, self.operands[position])
-                versions = (tensors[0]._version, tensors[1]._version)
-                self.interpreter.shared.append(Shared(self.step, tensors, versions))
+    def remember(self, results: Sequence[Any], *tried: Sequence[Any]) -> None:
+        """Notes the results of the operator which a try found to share their memory with an operand or another result.
+
+        Args:
+            results: The results.
+            tried: What tries gave in their places.
+        """
+        for leaves_of_try in tried:
+            for index, (result, leaf) in enumerate(zip(results, leaves_of_try, strict=True)):
+                if not isinstance(leaf, torch.Tensor):
+                    continue
+                _, position = self._aliased.get(id(leaf), (None, -1))
+                if position >= 0:
+                    self._share(result, self.operands[position])
+                for other, earlier in zip(results[:index], leaves_of_try, strict=False):
+                    if isinstance(earlier, torch.Tensor) and is_alias_of(leaf, earlier):
+                        self._share(result, other)
+
+    def _share(self, result: torch.Tensor, other: torch.Tensor) -> None:
+        shared = Shared(self.step, (result, other), (result._version, other._version))
+        self.interpreter.shared.append(shared)
 
     def accepted(self, results: list[Any]) -> list[Any]:
         """The outputs of the blocks; what they change of the outside is changed."""
@@ -271,8 +284,19 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and not is_symbolic(a) and not isinstance(a, torch.Tensor) and bool(a == b)
 
 
-def as_result(value: Any, like: Any, operands: Sequence[Any]) -> Any:
-    """A leaf as the operator takes it: a tensor of its own, or an integer."""
+def as_results(values: Sequence[Any], likes: Sequence[Any], operands: Sequence[Any]) -> list[torch.Tensor]:
+    """Leaves as an operator with graphs gives them: each a tensor that shares no memory with an operand or another one."""
+    results: list[torch.Tensor] = []
+    taken = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    for value, like in zip(values, likes, strict=True):
+        result = _as_tensor(value, like)
+        if any(is_alias_of(result, other) for other in (*taken, *results)):
+            result = result.clone()
+        results.append(result)
+    return results
+
+
+def _as_tensor(value: Any, like: Any) -> torch.Tensor:
     if value is UNINITIALIZED:
         if isinstance(like, torch.Tensor | ScalarTensor):
             return torch.zeros(like.shape, dtype=like.dtype)
@@ -280,14 +304,10 @@ def as_result(value: Any, like: Any, operands: Sequence[Any]) -> Any:
     if isinstance(value, ScalarTensor):
         return value.tensor()
     if isinstance(value, torch.Tensor):
-        value = value if not is_number(like) or not isinstance(like, float) else value.to(torch.float64)
-        own = not any(isinstance(o, torch.Tensor) and is_alias_of(value, o) for o in operands)
-        return value if own else value.clone()
+        return value
     if isinstance(value, bool | torch.SymBool):
         return truth_tensor(value)
-    if isinstance(value, float | torch.SymFloat):
-        return scalar(value, torch.float64)
-    return scalar(value, torch.int64)
+    return scalar(value, torch.float64 if isinstance(value, float | torch.SymFloat) else torch.int64)
 
 
 def as_before(result: Any, like: Any) -> Any:

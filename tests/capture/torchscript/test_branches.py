@@ -115,6 +115,15 @@ def raises_on_a_value(x: torch.Tensor):
     return x + 1
 
 
+def gives_one_tensor_twice_and_leaves_it(x: torch.Tensor):
+    if x.sum() > 0:
+        y = torch.tanh(x)
+        z = y
+    else:
+        y, z = x + 1, x + 2
+    return y + 1, z
+
+
 def in_containers(x: torch.Tensor):
     if x.sum() > 0:
         found = {"a": [x, x * 2]}
@@ -143,6 +152,7 @@ TENSORS = [
     writes_in_a_branch,
     writes_to_the_outside,
     raises_on_a_value,
+    gives_one_tensor_twice_and_leaves_it,
     in_containers,
     optional_that_is_none_in_both,
 ]
@@ -251,6 +261,16 @@ def writes_to_what_a_result_may_be(x: torch.Tensor):
     return z + 1
 
 
+def gives_one_tensor_twice(x: torch.Tensor):
+    if x.sum() > 0:
+        y = torch.tanh(x)
+        z = y
+    else:
+        y, z = x + 1, x + 2
+    y.add_(1)
+    return z
+
+
 def writes_to_a_view_beside(x: torch.Tensor):
     y = x + 1
     row = y[0]
@@ -263,8 +283,9 @@ def writes_to_a_view_beside(x: torch.Tensor):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (writes_to_one_of_two, "is one of the tensors that it uses in one case: the script writes to it in place"),
+        (writes_to_one_of_two, "is one of the tensors that it uses in one case, or twice the same: the script writes"),
         (writes_to_what_a_result_may_be, "is one of the tensors that it uses in one case"),
+        (gives_one_tensor_twice, "is one of the tensors that it uses in one case"),
         (writes_to_a_view_beside, "writes in place to a tensor that shares its memory with another"),
         (gives_none_or_a_tensor, "give results of different kinds: .*a tensor.* and None|a tensor and None"),
         (appends_in_a_branch, "changes a list or dict that is made outside"),
