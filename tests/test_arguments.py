@@ -28,7 +28,7 @@ def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     def entered(*args: Any, **kwargs: Any) -> Any:
         pytest.fail("capture was entered")
 
-    monkeypatch.setattr(onnxplug.export, "capture", entered)
+    monkeypatch.setattr(onnxplug.export, "capture_model", entered)
 
 
 def relu(g: Any, node: Any) -> Any:
