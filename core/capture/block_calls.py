@@ -94,7 +94,7 @@ def flat_arguments(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
     """Leaves and structure of arguments. What is no tuple, list or dict is a leaf: caches change when they are used."""
     return pytree.tree_flatten(
         (args, kwargs), is_leaf=lambda v: not (type(v) in (tuple, list, dict) or hasattr(v, "_fields"))
-    )  # type: ignore[no-any-return]
+    )
 
 
 @contextlib.contextmanager

@@ -17,7 +17,9 @@ from torch import nn
 
 from onnxplug.capture.block_calls import Site, flat_arguments, site_of
 from onnxplug.capture.block_traces import FEWEST_NODES, Recording, Template
+from onnxplug.capture.patching import patched
 from onnxplug.capture.sameness import Structures, attributes_noted
+from onnxplug.capture.tracing import ONE_AT_A_TIME
 from onnxplug.errors import Unsupported
 from onnxplug.torch_private import ModuleStackTracer, current_proxy_mode, pytree
 
@@ -41,19 +43,16 @@ def each_block_once(module: nn.Module) -> Iterator[Mapping[str, int]]:
         yield {}
         return
     blocks = _Blocks(structures)
-    original = ModuleStackTracer.call_module
+    with ONE_AT_A_TIME:
+        original = ModuleStackTracer.call_module
 
-    def call_module(
-        tracer: Any, called: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return blocks.call(original, tracer, called, forward, args, kwargs)
+        def call_module(
+            tracer: Any, called: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            return blocks.call(original, tracer, called, forward, args, kwargs)
 
-    ModuleStackTracer.call_module = call_module
-    try:
-        with attributes_noted(classes, blocks.note):
+        with patched(ModuleStackTracer, "call_module", call_module), attributes_noted(classes, blocks.note):
             yield blocks.copied
-    finally:
-        ModuleStackTracer.call_module = original
 
 
 class _Blocks:

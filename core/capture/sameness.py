@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from onnxplug.capture.patching import patched
+
 #: What every module has; hooks among these are looked at by :class:`Structures`.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in sorted(_OF_EVERY_MODULE) if name.endswith(("_hooks", "_hooks_with_kwargs")))
@@ -220,19 +222,10 @@ def attributes_of(module: nn.Module) -> dict[str, Any]:
 @contextlib.contextmanager
 def attributes_noted(classes: Iterable[type], note: Callable[[dict[str, Any], str], None]) -> Iterator[None]:
     """Calls ``note(attributes, name)`` for each attribute that code reads of instances of some classes of modules."""
-    changed: list[tuple[type, Any]] = []
-    for cls in classes:
-        changed.append((cls, vars(cls).get("__getattribute__")))
-    try:
-        for cls, _ in changed:
-            cls.__getattribute__ = _noting(cls.__getattribute__, note)  # type: ignore[method-assign]
+    with contextlib.ExitStack() as stack:
+        for cls in classes:
+            stack.enter_context(patched(cls, "__getattribute__", _noting(cls.__getattribute__, note)))
         yield
-    finally:
-        for cls, own in changed:
-            if own is None:
-                del cls.__getattribute__
-            else:
-                cls.__getattribute__ = own  # type: ignore[method-assign]
 
 
 def _noting(original: Any, note: Callable[[dict[str, Any], str], None]) -> Any:

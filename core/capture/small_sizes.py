@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,60 +43,46 @@ class Dependence:
     text: str
 
 
-_lock = threading.Lock()
-_depth = 0
-_original = ShapeEnv.create_symbol
+class _Replaced:
+    """A method of torch's ``ShapeEnv`` that is another one as long as any thread needs it.
 
-
-@contextlib.contextmanager
-def zero_is_a_size() -> Iterator[None]:
-    """While it holds, a dynamic dimension whose example size is 0 is not assumed to be positive.
-
-    torch's symbols of sizes are positive, so that ``size == 0`` is false before the example is looked at.
+    Args:
+        name: The method.
+        replacement: Called with the method itself, then its arguments.
     """
-    global _depth
-    with _lock:
-        _depth += 1
-        ShapeEnv.create_symbol = _create_symbol  # type: ignore[method-assign]
+
+    def __init__(self, name: str, replacement: Callable[..., Any]) -> None:
+        self._name = name
+        self._original = original = getattr(ShapeEnv, name)
+        self._lock = threading.Lock()
+        self._depth = 0
+
+        def method(env: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
+            return replacement(original, env, *args, **kwargs)
+
+        self._method = method
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._depth += 1
+            setattr(ShapeEnv, self._name, self._method)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                if not self._depth:
+                    setattr(ShapeEnv, self._name, self._original)
+
+
+def _produce_guards(original: Callable[..., Any], env: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
+    guards = env.guards
+    env.guards = [guard for guard in guards if not _is_of_layout(env, guard)]
     try:
-        yield
+        return original(env, *args, **kwargs)
     finally:
-        with _lock:
-            _depth -= 1
-            if not _depth:
-                ShapeEnv.create_symbol = _original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def layout_may_depend_on_one() -> Iterator[None]:
-    """While it holds, what operators ask of sizes of 2 or more in order to lay out memory is no constraint on a dimension.
-
-    torch refuses a named dimension of which ``reshape`` asks whether its size is 1, as ``matmul`` makes it do.
-    """
-    global _layout_depth
-    with _lock:
-        _layout_depth += 1
-        ShapeEnv.produce_guards = _produce_guards  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        with _lock:
-            _layout_depth -= 1
-            if not _layout_depth:
-                ShapeEnv.produce_guards = _original_guards  # type: ignore[method-assign]
-
-
-_layout_depth = 0
-_original_guards = ShapeEnv.produce_guards
-
-
-def _produce_guards(self: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
-    guards = self.guards
-    self.guards = [guard for guard in guards if not _is_of_layout(self, guard)]
-    try:
-        return _original_guards(self, *args, **kwargs)
-    finally:
-        self.guards = guards
+        env.guards = guards
 
 
 def _is_of_layout(env: Any, guard: Any) -> bool:
@@ -106,10 +92,18 @@ def _is_of_layout(env: Any, guard: Any) -> bool:
     return all(hint is not None and hint > 1 for hint in hints) and holds_for_all(guard.expr, {})
 
 
-def _create_symbol(self: ShapeEnv, val: Any, *args: Any, **kwargs: Any) -> Any:
+def _create_symbol(original: Callable[..., Any], env: ShapeEnv, val: Any, *args: Any, **kwargs: Any) -> Any:
     if type(val) is int and val == 0 and kwargs.get("do_not_specialize_zero_one"):
         kwargs["positive"] = None
-    return _original(self, val, *args, **kwargs)
+    return original(env, val, *args, **kwargs)
+
+
+#: While it holds, a dynamic dimension whose example size is 0 is not assumed to be positive: torch's symbols of sizes are, so that
+#: ``size == 0`` is false before the example is looked at.
+zero_is_a_size = _Replaced("create_symbol", _create_symbol)
+#: While it holds, what operators ask of sizes of 2 or more in order to lay out memory is no constraint on a dimension: torch
+#: refuses a named dimension of which ``reshape`` asks whether its size is 1, as ``matmul`` makes it do.
+layout_may_depend_on_one = _Replaced("produce_guards", _produce_guards)
 
 
 def dependences(program: torch.export.ExportedProgram, sizes: Sequence[Any]) -> list[Dependence]:
