@@ -348,3 +348,29 @@ RULES: list[Rule] = [
     Rule("aten::tensordot.default", tensordot),
     Rule("aten::bilinear.default", bilinear),
 ]
+
+
+def _linear_cross_entropy(
+    input: Any,
+    linear_weight: Any,
+    target: Any,
+    linear_bias: Any,
+    weight: Any,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    *options: Any,
+) -> tuple[Any, ...]:
+    """``linear_cross_entropy`` in chunks of the batch: the loss [], as of all rows at once, and gradients, which are not wanted."""
+    import torch
+
+    if any(options[-3:]):
+        raise NotImplementedError("the gradients of linear_cross_entropy that are computed with it")
+    logits = torch.nn.functional.linear(input, linear_weight, linear_bias)
+    loss = torch.nn.functional.cross_entropy(
+        logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
+    return loss.to(input.dtype), input.new_empty(0, 0), input.new_empty(0, 0), input.new_empty(0)
+
+
+DECOMPOSITIONS = {"torch_nn::_linear_cross_entropy_batch_chunked.default": _linear_cross_entropy}

@@ -27,10 +27,10 @@ def onnxplug_rules() -> Iterable[Rule]:
 
 @hookimpl
 def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:
-    """Decompositions of backward operators, for which torch has none."""
-    from onnxplug.converters import gradients, gradients_sampling
+    """Decompositions of backward operators and of others for which torch has none."""
+    from onnxplug.converters import gradients, gradients_sampling, linear
 
-    return {**gradients.DECOMPOSITIONS, **gradients_sampling.DECOMPOSITIONS}
+    return {**gradients.DECOMPOSITIONS, **gradients_sampling.DECOMPOSITIONS, **linear.DECOMPOSITIONS}
 
 
 @hookimpl

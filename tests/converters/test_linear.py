@@ -76,3 +76,19 @@ def test_linear_with_a_bias_of_another_dtype(dtypes: tuple[torch.dtype, torch.dt
 
     first, second = (_operand((4, n, 3), n).to(dtypes[0]) for n in (2, 6))
     check(Model(), first, others=[(second,)], dynamic=[{1: N}])
+
+
+@pytest.mark.parametrize("dynamic", [None, ({0: "batch"},)])
+def test_cross_entropy_in_chunks(dynamic: Any) -> None:
+    """The loss that torch computes chunk by chunk; the chunks are of the rows of the example."""
+    weight, bias, classes = torch.randn(5, 4), torch.randn(5), torch.rand(5)
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        target = (x.sum(1) > 0).long()
+        return torch.nn.functional.linear_cross_entropy(
+            x, weight, target, linear_bias=bias, weight=classes, label_smoothing=0.1, options=options
+        )
+
+    others = [(torch.randn(6, 4) * 3,)] if dynamic is None else [(torch.randn(9, 4),), (torch.randn(3, 4),)]
+    check(loss, torch.randn(6, 4), others=others, dynamic=dynamic)
