@@ -212,6 +212,12 @@ _NAMES = {
             "track_tensor": "track_tensor",
         }.items()
     },
+    "function_modes": _Private(
+        "torch.overrides:_get_current_function_mode_stack", "tracing repeated modules once", lambda: list
+    ),
+    "has_global_hooks": _Private(
+        "torch.nn.modules.module:_has_any_global_hook", "tracing repeated modules once", lambda: lambda: False
+    ),
     "use_lazy_graph_module": _Private(  # graphs between torch.export's passes become Python code
         "torch.fx._lazy_graph_module:_use_lazy_graph_module", "capture in less time", lambda: contextlib.nullcontext
     ),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onnxplug.capture.sameness import same_value
-from onnxplug.torch_private import enable_thunkify, pytree, torch_c
+from onnxplug.torch_private import enable_thunkify, function_modes, pytree, torch_c
 
 
 @dataclass
@@ -85,6 +85,9 @@ def site_of(
             shape.append((*type_of(tensor), storage))
     state = (
         torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        list(map(id, function_modes())),
         *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")),
     )
     return Site(tracer, module, tree, path, leaves, spec, tensors, arguments, nodes, (shape, state))

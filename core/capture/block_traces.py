@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.block_calls import PlainValue, Site, apart_from_trace, is_plain, symbol_count, type_of
-from onnxplug.capture.sameness import Reads, attributes_of, read_otherwise
+from onnxplug.capture.sameness import Reads, attributes_of, class_attributes, read_otherwise
 from onnxplug.torch_private import CapturedTraceback, disable_current_modes, pytree, snapshot_fake, track_tensor
 
 #: A module of fewer nodes is traced: a copy would save less than finding out costs.
@@ -159,7 +159,7 @@ class Template:
     ) -> None:
         tracer = site.tracer
         self._site = site
-        self._spec, self._reads = spec, reads
+        self._spec, self._reads, self._of_classes = spec, reads, recording.reads.of_classes
         self._passed = {i: recording.passed.get(id(module), [None]) for i, (_, module) in enumerate(site.tree)}
         self._stack = recording._stack
         self._depth = recording._depth
@@ -213,6 +213,8 @@ class Template:
         """Whether the trace of a call is this one."""
         if self._site.spec != site.spec or self._site.alike != site.alike:
             return False
+        if class_attributes(site.tree) != self._of_classes:
+            return False
         return all(self._passes(place, site) for place in read_otherwise(self._reads, site.tree))
 
     def _passes(self, place: int | None, site: Site) -> bool:
@@ -255,7 +257,8 @@ class Template:
                     made[node] = original
                     continue
             if node.op == "get_attr":
-                new = graph.create_node("get_attr", _own_constant(tracer, str(node.target)))
+                name = _own_constant(tracer, str(node.target)) if _is_made_by_code(node) else str(node.target)
+                new = graph.create_node("get_attr", name)
                 new.meta = dict(node.meta)
             else:
                 new = graph.node_copy(node, made.__getitem__)
@@ -363,6 +366,11 @@ def _is_bound_to_its_place(node: torch.fx.Node, tracer: Any) -> bool:
         is_constant = str(node.target).startswith(_CONSTANT)
         return not (is_constant and isinstance(getattr(tracer.root, str(node.target)), torch.Tensor))
     return node.op != "call_function"
+
+
+def _is_made_by_code(constant: torch.fx.Node) -> bool:
+    """Whether a constant comes from ``torch.tensor`` in the code; a tensor that the code refers to is one in every call."""
+    return all(user.target is torch.ops.aten.lift_fresh_copy.default for user in constant.users)
 
 
 def _own_constant(tracer: Any, name: str) -> str:

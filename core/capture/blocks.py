@@ -21,7 +21,7 @@ from onnxplug.capture.patching import patched
 from onnxplug.capture.sameness import Structures, attributes_noted
 from onnxplug.capture.tracing import ONE_AT_A_TIME
 from onnxplug.errors import Unsupported
-from onnxplug.torch_private import ModuleStackTracer, current_proxy_mode, pytree
+from onnxplug.torch_private import ModuleStackTracer, current_proxy_mode, has_global_hooks, pytree
 
 #: How many traces of one class and structure are kept; each stands for arguments of another kind.
 _MOST_TEMPLATES = 12
@@ -39,7 +39,7 @@ def each_block_once(module: nn.Module) -> Iterator[Mapping[str, int]]:
     """
     structures = Structures(module)
     classes = structures.classes()
-    if not classes:
+    if not classes or has_global_hooks():
         yield {}
         return
     blocks = _Blocks(structures)

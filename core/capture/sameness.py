@@ -82,15 +82,30 @@ def _is_plain(module: nn.Module) -> bool:
     if any(own.get(name) for name in _HOOKS) or isinstance(module, torch.jit.ScriptModule | torch.fx.GraphModule):
         return False
     cls: Any = type(module)
-    return "forward" not in own and "__call__" not in own and not _writes_globals(cls)
+    return "forward" not in own and "__call__" not in own and not _goes_past_attributes(cls)
 
 
 @functools.cache
-def _writes_globals(cls: Any) -> bool:
-    """Whether a method of a class assigns a global or a variable of a function around it."""
+def _goes_past_attributes(cls: Any) -> bool:
+    """Whether a method of a class assigns a global, or reads what a module has by its dict of attributes."""
     methods = [m for c in cls.__mro__ if c is not nn.Module and c is not object for m in vars(c).values()]
-    codes = [m.__code__ for m in methods if isinstance(m, types.FunctionType) and m.__name__ != "__init__"]
+    codes = [m.__code__ for m in methods if isinstance(m, types.FunctionType) and m.__name__ not in _BESIDE_FORWARD]
+    if any({"__dict__", "vars"} & set(code.co_names) for code in codes):
+        return True
     return any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for code in codes for i in dis.get_instructions(code))
+
+
+#: Methods that do not run while a module is called.
+_BESIDE_FORWARD = {
+    "__init__",
+    "extra_repr",
+    "__setstate__",
+    "__getstate__",
+    "__deepcopy__",
+    "__repr__",
+    "__setattr__",
+    "__getattr__",
+}
 
 
 # -- values --------------------------------------------------------------------------------------------------------------
@@ -146,10 +161,20 @@ def contents(value: Any) -> Any:
 
 
 def _item(value: Any) -> Any:
-    if isinstance(value, _PLAIN):
-        return value
     # A list or dict in a configuration may change too.
-    return (id(value), contents(value)) if isinstance(value, list | dict) else id(value)
+    return (One(value), contents(value)) if isinstance(value, list | dict) else One(value)
+
+
+class One:
+    """An object, equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, One) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 # -- what code reads -----------------------------------------------------------------------------------------------------
@@ -168,6 +193,7 @@ class Reads:
         self._before = [attributes_of(module) for _, module in tree]
         self._tree = tree
         self._random = random.getstate()
+        self.of_classes = class_attributes(tree)
 
     def note(self, attributes: dict[str, Any], name: str) -> None:
         """An attribute is read."""
@@ -181,7 +207,8 @@ class Reads:
 
         ``None`` where code wrote attributes, drew random numbers of Python, or read what can't be compared.
         """
-        if [attributes_of(module) for _, module in self._tree] != self._before or random.getstate() != self._random:
+        written = [attributes_of(module) for _, module in self._tree] != self._before
+        if written or class_attributes(self._tree) != self.of_classes or random.getstate() != self._random:
             return None
         found: list[tuple[int | dict[str, Any], str, Any, Any]] = []
         for (_, name), (attributes, value, held) in self._found.items():
@@ -211,12 +238,22 @@ def read_otherwise(
 _MISSING = object()
 
 
-def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module, by identity."""
-    own = {name: id(value) for name, value in vars(module).items()}
+def attributes_of(module: nn.Module) -> dict[str, One]:
+    """The attributes of a module, and its parameters, buffers and children."""
+    own = {name: One(value) for name, value in vars(module).items()}
     for kind in ("_parameters", "_buffers", "_modules"):
-        own.update({f"{kind}.{name}": id(value) for name, value in vars(module)[kind].items()})
+        own.update({f"{kind}.{name}": One(value) for name, value in vars(module)[kind].items()})
     return own
+
+
+def class_attributes(tree: list[tuple[str, nn.Module]]) -> list[Any]:
+    """The data that the classes of modules have, which any of them may read and change."""
+    classes = {c for _, module in tree for c in type(module).__mro__ if c is not nn.Module and c is not object}
+    ordered = sorted(classes, key=lambda c: (c.__module__, c.__qualname__))
+    return [
+        (One(c), [(n, One(v), contents(v)) for n, v in vars(c).items() if not n.startswith("__") and not callable(v)])
+        for c in ordered
+    ]
 
 
 @contextlib.contextmanager

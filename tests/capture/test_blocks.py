@@ -124,6 +124,59 @@ def listed(block: Any, x: torch.Tensor) -> torch.Tensor:
     return x * len(block.seen)
 
 
+class Doubling(torch.overrides.TorchFunctionMode):
+    """Doubles what the ReLU gives."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * 2 if function in (torch.relu, torch.Tensor.relu) else result
+
+
+class OfClass(nn.Module):
+    """Reads data of its class, or of its dict of attributes, or counts its calls there."""
+
+    scale = 1.0
+    calls = 0
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.body = mlp()
+        self.counts = counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            OfClass.calls += 1
+            return self.body(x) * OfClass.calls
+        return self.body(x) * self.scale
+
+
+class OfDict(nn.Module):
+    """Reads an attribute past ``__getattribute__``."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.body = mlp()
+        self.index = index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) * vars(self)["index"]
+
+
+def scaled(model: Any, x: torch.Tensor) -> torch.Tensor:
+    for i, block in enumerate((model.a, model.b)):
+        OfClass.scale = float(i + 2)
+        x = block(x)
+    OfClass.scale = 1.0
+    return x
+
+
+def in_a_mode(model: Any, x: torch.Tensor) -> torch.Tensor:
+    x = model.a(x)
+    with Doubling():
+        x = model.b(x)
+    return model.c(x)
+
+
 SEEN: list[int] = []
 ITERATOR: Iterator[int] = iter(range(10**6))
 
@@ -325,6 +378,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, int]]] = {
     "a list that grows": (lambda: collecting(list), {}),
     "a dict that grows": (lambda: collecting(dict), {}),
     "a cache that grows": (lambda: collecting(Cache), {"Sequential": 1}),
+    "data of the class": (lambda: Model(OfClass(), OfClass(), OfClass()), {"OfClass": 2}),
+    "data of the class that changes": (lambda: Sequence(scaled, a=OfClass(), b=OfClass()), {"Sequential": 1}),
+    "attributes by their dict": (lambda: Model(OfDict(1), OfDict(2)), {"Sequential": 1}),
+    "a mode around one": (
+        lambda: Sequence(in_a_mode, **{n: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for n in "abc"}),
+        {"Sequential": 1},
+    ),
     "another dtype": (
         lambda: Sequence(lambda m, x: m.b(m.a(x).double()), a=mlp(), b=mlp().double()),
         {},
@@ -338,6 +398,28 @@ def test_kinds_of_models(name: str) -> None:
     assert (
         both(make().eval() if name not in ("batch norm in training", "other training modes") else make(), X) == expected
     )
+
+
+def test_calls_counted_in_the_class() -> None:
+    OfClass.calls = 0
+    program = onnxplug.to_onnx(Model(OfClass(True), OfClass(True)).eval(), (X,))
+    assert program.statistics.blocks == {"Sequential": 1}
+    assert OfClass.calls == 2
+
+
+def test_a_hook_of_all_modules() -> None:
+    model = Model(mlp(), mlp(), mlp()).eval()
+    called = []
+    with nn.modules.module.register_module_forward_hook(lambda module, args, result: called.append(type(module))):
+        program = onnxplug.to_onnx(model, (X,))
+    assert called.count(nn.Sequential) == 3
+    assert not program.statistics.blocks
+
+
+def test_a_tensor_that_blocks_share_outside_of_the_model() -> None:
+    shared = torch.randn(4)
+    model = Model(*(Block(lambda block, x: x + shared) for _ in range(3))).eval()
+    assert both(model, X) == {"Block": 2}
 
 
 def test_stochastic_depth_that_does_nothing() -> None:
