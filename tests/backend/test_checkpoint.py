@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.tolerances import looser
 from tests.support.zoo import transformers_model
 
 
@@ -75,7 +76,7 @@ def test_losses_and_gradients_are_those_of_eager(name: str, dynamic: bool) -> No
     model = Model(BODIES[name])
     batches = [torch.randn(size, 8) for size in ((4, 4, 7) if dynamic else (4, 4))]
     compiled = torch.compile(model, backend="onnxplug", dynamic=dynamic, options={"fallback": False})
-    torch.testing.assert_close(trained(model, compiled, batches), trained(model, model, batches), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(trained(model, compiled, batches), trained(model, model, batches), **looser("gradients"))
 
 
 def test_what_pytorch_cannot_draw_before_the_graph_is_left_to_eager() -> None:
@@ -84,7 +85,7 @@ def test_what_pytorch_cannot_draw_before_the_graph_is_left_to_eager() -> None:
     compiled = torch.compile(model, backend="onnxplug")
     with pytest.warns(UserWarning, match="is run by eager PyTorch"):
         found = trained(model, compiled, batches)
-    torch.testing.assert_close(found, trained(model, model, batches), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, trained(model, model, batches), **looser("gradients"))
 
 
 def test_a_model_of_transformers() -> None:
@@ -98,4 +99,4 @@ def test_a_model_of_transformers() -> None:
     found, expected = (
         trained(model, lambda batch, f=f: f(input_ids=batch, labels=batch).loss, [ids, ids]) for f in (compiled, model)
     )
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found, expected, **looser("training"))
