@@ -50,7 +50,9 @@ def bind_inputs(
             _add_symbols(builder, symbols, slot, value)
         elif slot.tensor is None:
             raise UsageError(f"the exported program holds no tensor for {slot.name!r}")
-        elif is_lost(slot.tensor):  # left by a trace of a torch.func transform, often without any reader
+        elif slot.kind is InputKind.CONSTANT and is_lost(
+            slot.tensor
+        ):  # left by a trace of a torch.func transform, often without any reader
             if slot.node.users:
                 raise CaptureError(
                     f"torch.export left {slot.name!r}, a tensor that the model's code makes, without its values",
