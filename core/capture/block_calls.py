@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onnxplug.capture.sameness import same_value
+from onnxplug.capture.sameness import PLAIN, same_value
 from onnxplug.torch_private import enable_thunkify, function_modes, pytree, torch_c
 
 
@@ -136,8 +136,8 @@ class PlainValue:
 
 
 def is_plain(value: Any) -> bool:
-    plain = (bool, int, float, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.memory_format)
-    return isinstance(value, plain)
+    """Whether a value among arguments or results says all by itself."""
+    return isinstance(value, (float, *PLAIN))
 
 
 def type_of(tensor: torch.Tensor) -> tuple[Any, ...]:

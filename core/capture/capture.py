@@ -22,6 +22,7 @@ from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
+from onnxplug.capture.patching import patched
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.torchscript.module import from_script, is_script
@@ -185,7 +186,6 @@ def _keywords_spelled_out(module: torch.nn.Module, kwargs: Mapping[str, Any]) ->
     if not open_ended or not extra:
         yield
         return
-    own = module.__dict__.get("forward")
     original = module.forward
 
     def forward(*args: Any, **given: Any) -> Any:
@@ -194,14 +194,8 @@ def _keywords_spelled_out(module: torch.nn.Module, kwargs: Mapping[str, Any]) ->
     kept = [p for p in parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     spelled = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra]
     forward.__signature__ = signature.replace(parameters=[*kept, *spelled])  # type: ignore[attr-defined]
-    module.__dict__["forward"] = forward
-    try:
+    with patched(module, "forward", forward):
         yield
-    finally:
-        if own is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = own
 
 
 def _without_subclasses(module: torch.nn.Module) -> torch.nn.Module:

@@ -19,7 +19,8 @@ from onnxplug.capture.patching import patched
 #: What every module has; hooks among these are looked at by :class:`Structures`.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in sorted(_OF_EVERY_MODULE) if name.endswith(("_hooks", "_hooks_with_kwargs")))
-_PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
+#: Types of values that say all by themselves; float is compared apart.
+PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FIXED = (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
 
@@ -32,7 +33,7 @@ class Structures:
 
     def __init__(self, root: nn.Module) -> None:
         self._keys: dict[int, Any] = {}
-        self._one: dict[Any, _Key] = {}
+        self._one: dict[Any, object] = {}
         self._trees: dict[int, list[tuple[str, nn.Module]]] = {}
         self._modules = list(root.modules())
         seen: dict[Any, int] = {}
@@ -65,15 +66,8 @@ class Structures:
         unknown = any(c is not None and children[name] is None for name, c in module._modules.items())
         key = None if unknown or not _is_plain(module) else (type(module), tuple(children.items()))
         # Equal keys are one object, so that those of deep trees are compared in one step.
-        self._keys[id(module)] = None if key is None else self._one.setdefault(key, _Key(key))
+        self._keys[id(module)] = None if key is None else self._one.setdefault(key, object())
         return self._keys[id(module)]
-
-
-class _Key:
-    """Stands for a class and the keys of its children."""
-
-    def __init__(self, structure: Any) -> None:
-        self.structure = structure
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -119,14 +113,14 @@ def same_value(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, float):
         return repr(a) == repr(b)
-    if isinstance(a, (*_PLAIN, enum.Enum)):
+    if isinstance(a, (*PLAIN, enum.Enum)):
         return bool(a == b)
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(map(same_value, a, b))
     if isinstance(a, dict):
         return list(a) == list(b) and all(same_value(v, b[k]) for k, v in a.items())
     if isinstance(a, set | frozenset):
-        return all(isinstance(v, _PLAIN) for v in a) and bool(a == b)
+        return all(isinstance(v, PLAIN) for v in a) and bool(a == b)
     if isinstance(a, types.FunctionType):
         cells = [[cell.cell_contents for cell in f.__closure__ or ()] for f in (a, b)]
         return (
@@ -150,7 +144,7 @@ def can_be_compared(value: Any) -> bool:
 
 def contents(value: Any) -> Any:
     """What an object that can change holds, to tell whether it has; ``None`` for one that can't."""
-    if isinstance(value, (float, *_PLAIN, *_FIXED)):
+    if isinstance(value, (float, *PLAIN, *_FIXED)):
         return None
     if isinstance(value, list | tuple | set | frozenset):
         return [_item(v) for v in value]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.mentions import Mentions
+from onnxplug.capture.patching import patched
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import (
     FakeTensor,
@@ -86,25 +87,14 @@ def traced_below(module: torch.nn.Module) -> Iterator[None]:
 
     Composite operators come out decomposed.
     """
-    own = module.__dict__.get("forward")
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        module.__dict__["forward"] = original
-        try:
+        with patched(module, "forward", original):
             return _run_traced(module, args, kwargs)
-        finally:
-            module.__dict__["forward"] = traced
 
-    traced = functools.wraps(original)(forward)
-    module.__dict__["forward"] = traced
-    try:
+    with patched(module, "forward", functools.wraps(original)(forward)):
         yield
-    finally:
-        if own is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = own
 
 
 def _run_traced(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:

@@ -17,15 +17,12 @@ _LARGER = 11
 
 
 @contextlib.contextmanager
-def undone_on_error(env: ShapeEnv | None) -> Iterator[None]:
+def undone_on_error(env: ShapeEnv) -> Iterator[None]:
     """Takes back what torch notes of sizes while it holds, where it ends with an error.
 
     A trace that is refused because it holds for some sizes alone has told torch that the program has these sizes: later
     nodes would be converted for them.
     """
-    if env is None:
-        yield
-        return
     saved = state_of(env)
     try:
         yield
@@ -62,10 +59,8 @@ def other_examples(env: ShapeEnv, *, small: bool) -> Iterator[None]:
     _forget_answers(env)
 
 
-def has_small_examples(env: ShapeEnv | None, values: Iterable[Any]) -> bool:
+def has_small_examples(env: ShapeEnv, values: Iterable[Any]) -> bool:
     """Whether a size of some tensors was 0 or 1 in the example inputs."""
-    if env is None:
-        return False
     sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
     symbols = {symbol for s in sizes if isinstance(s, torch.SymInt) for symbol in s.node.expr.free_symbols}
     return any(env.backed_var_to_val.get(symbol) in (0, 1) for symbol in symbols)
