@@ -227,7 +227,7 @@ def test_numbers_of_a_copy_are_its_own() -> None:
     program = onnxplug.to_onnx(model, (X,), dynamic_shapes=DYNAMIC, verify=True)
     assert program.statistics.blocks == {"Block": 3}
     names = set(program.model.graph.initializers)
-    assert {f"blocks.{i}.norm.weight" for i in range(4)} <= names or len(names) >= 8
+    assert {f"blocks.{i}.norm.weight" for i in range(4)} <= names
     whole = onnxplug.to_onnx(model, (X,), dynamic_shapes=DYNAMIC, capture="whole")
     assert not whole.statistics.blocks
     assert [n.op_type for n in whole.model.graph] == [n.op_type for n in program.model.graph]
