@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "to_onnx": "export",
-    "bisect": "diagnose.bisect",
+    "bisect": "diagnosis.bisect",
     "OnnxProgram": "program",
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
@@ -49,7 +49,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder as GraphBuilder
-    from onnxplug.diagnose.bisect import bisect as bisect
+    from onnxplug.diagnosis.bisect import bisect as bisect
     from onnxplug.errors import (
         CaptureError as CaptureError,
     )

@@ -98,7 +98,7 @@ class VerificationError(OnnxplugError):
     """The exported model does not run, or computes something else than the PyTorch model.
 
     Attributes:
-        verdict: Who is wrong (``onnxplug.diagnose.verdict.Verdict``), where that was asked for.
+        verdict: Who is wrong (``onnxplug.diagnosis.verdict.Verdict``), where that was asked for.
         inputs: The flattened inputs on which it was found, by ``verify``.
     """
 

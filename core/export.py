@@ -20,7 +20,7 @@ from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
-from onnxplug.diagnose.alignment import Alignment, Recipe
+from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.finish import finish
 from onnxplug.functionalize.prepare import prepare

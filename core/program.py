@@ -15,8 +15,8 @@ from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META, Origin, WeightTensor
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
-from onnxplug.diagnose.alignment import Recipe
-from onnxplug.diagnose.verdict import judge_program
+from onnxplug.diagnosis.alignment import Recipe
+from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.protobuf import to_proto

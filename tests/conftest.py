@@ -78,4 +78,4 @@ def forked_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
         return run_fork(*command[1:], env=dict(os.environ), cwd=cwd)
 
     instead = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr("onnxplug.diagnose.bisect.subprocess", instead)
+    monkeypatch.setattr("onnxplug.diagnosis.bisect.subprocess", instead)

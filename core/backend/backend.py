@@ -23,7 +23,7 @@ from onnxplug.backend.lowering import Lowered, guard_count, lower, structure
 from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runtime_of
 from onnxplug.backend.second_order import SecondOrder
 from onnxplug.capture.signature import Captured
-from onnxplug.diagnose.alignment import Recipe
+from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.export import plugins_of_call, recipe_of
 from onnxplug.host import RuntimeHost

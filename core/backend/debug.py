@@ -17,10 +17,10 @@ from onnxplug.backend.dump import Dump
 from onnxplug.backend.lowering import Lowered
 from onnxplug.backend.options import DebugOptions, parse_options
 from onnxplug.build.dtypes import as_array
-from onnxplug.diagnose.alignment import Alignment, Recipe
-from onnxplug.diagnose.eager import feed_of, placeholder_values
-from onnxplug.diagnose.verdict import judge
-from onnxplug.diagnose.walk import walk
+from onnxplug.diagnosis.alignment import Alignment, Recipe
+from onnxplug.diagnosis.eager import feed_of, placeholder_values
+from onnxplug.diagnosis.verdict import judge
+from onnxplug.diagnosis.walk import walk
 from onnxplug.errors import OnnxplugError, VerificationError
 from onnxplug.host import RuntimeHost
 from onnxplug.reference.evaluator import ExtendedReferenceEvaluator

@@ -22,7 +22,7 @@ from onnxplug.backend.binding import Executable, RunError
 from onnxplug.backend.lowering import Lowered
 from onnxplug.build.stored import WeightTensor
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnose.eager import feed_of, placeholder_values, run_graph
+from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
 from onnxplug.errors import OnnxplugError
 from onnxplug.run.save import save_model
 

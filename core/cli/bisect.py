@@ -51,7 +51,7 @@ def bisect(
     specs = [parse_input(text) for text in inputs or []]
     with progress() as shown:
         shown("loading")
-        from onnxplug.diagnose.bisect import bisect as reduce_model
+        from onnxplug.diagnosis.bisect import bisect as reduce_model
 
         loaded = load_for_export(target, specs, pretrained=pretrained)
         found = reduce_model(

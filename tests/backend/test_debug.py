@@ -18,7 +18,7 @@ import onnxplug
 from onnxplug import Rule
 from onnxplug.backend.debug import DifferenceError, onnxplug_debug_backend
 from onnxplug.backend.options import DebugOptions, parse_options
-from onnxplug.diagnose.verdict import Culprit
+from onnxplug.diagnosis.verdict import Culprit
 from tests.backend.test_backend import Everything, compare
 from tests.support.check import Call
 

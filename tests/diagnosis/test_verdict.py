@@ -13,9 +13,9 @@ from torch import nn
 
 import onnxplug
 from onnxplug import Rewrite, Rule, VerificationError, hookimpl
-from onnxplug.diagnose import verdict as verdicts
-from onnxplug.diagnose.runs import Runs
-from onnxplug.diagnose.verdict import EVALUATOR, ORT_OFF, ORT_ON, PLAIN, Culprit, Verdict, Walk
+from onnxplug.diagnosis import verdict as verdicts
+from onnxplug.diagnosis.runs import Runs
+from onnxplug.diagnosis.verdict import EVALUATOR, ORT_OFF, ORT_ON, PLAIN, Culprit, Verdict, Walk
 from tests.support.check import Call
 
 

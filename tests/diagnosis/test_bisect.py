@@ -14,10 +14,10 @@ from torch import nn
 
 import onnxplug
 from onnxplug import Rewrite, Rule, hookimpl
-from onnxplug.diagnose.bisect import Bisection
-from onnxplug.diagnose.pieces import Recording
-from onnxplug.diagnose.trouble import Kind
-from onnxplug.diagnose.verdict import Culprit
+from onnxplug.diagnosis.bisect import Bisection
+from onnxplug.diagnosis.pieces import Recording
+from onnxplug.diagnosis.trouble import Kind
+from onnxplug.diagnosis.verdict import Culprit
 from tests.support.check import Call
 
 #: A new interpreter runs the script in `test_a_wrong_rule`, and those of the command line's plugins.
@@ -181,7 +181,7 @@ def test_weights(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.layer_norm(x, (8,), self.scale)
 
-    rule = Rule("aten::layer_norm", "tests.diagnose.test_bisect:plain_norm")
+    rule = Rule("aten::layer_norm", "tests.diagnosis.test_bisect:plain_norm")
     found = onnxplug.bisect(layers(Norm(), Norm()), (X,), rules=[rule], output=tmp_path / "out")
     assert found.operators == ["aten::layer_norm.default"]
     data = torch.load(tmp_path / "out" / "reproduce.pt")
@@ -282,7 +282,7 @@ def test_nothing_is_left_of_what_could_not_be_written(
     def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("onnxplug.diagnose.bisect._put", full)
+    monkeypatch.setattr("onnxplug.diagnosis.bisect._put", full)
     with pytest.raises(onnxplug.SaveError, match="no space left"):
         onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[Rule("aten::tanh", f"{rules}:sinh")], output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -308,7 +308,7 @@ def test_pieces_stand_by_themselves() -> None:
     assert program.recipe is not None
     recording = Recording(program.recipe.functional, [X, 2])
     assert len(recording.operators) > 8
-    from onnxplug.diagnose.trouble import trouble_of
+    from onnxplug.diagnosis.trouble import trouble_of
 
     for node in recording.operators:
         piece = recording.piece([node])

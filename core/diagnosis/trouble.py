@@ -12,9 +12,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.diagnose.alignment import Recipe
-from onnxplug.diagnose.eager import feed_of, placeholder_values, run_graph
-from onnxplug.diagnose.pieces import Piece
+from onnxplug.diagnosis.alignment import Recipe
+from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
+from onnxplug.diagnosis.pieces import Piece
 from onnxplug.errors import MissingRuleError, OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import compare

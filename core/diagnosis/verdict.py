@@ -12,12 +12,12 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnose.alignment import Alignment, Recipe
-from onnxplug.diagnose.delta import minimised
-from onnxplug.diagnose.eager import feed_of, placeholder_values, run_graph
-from onnxplug.diagnose.optimizers import OPTIMIZERS
-from onnxplug.diagnose.runs import LEVELS, Runs
-from onnxplug.diagnose.walk import Difference, Walk, difference_at, rule_text, walk
+from onnxplug.diagnosis.alignment import Alignment, Recipe
+from onnxplug.diagnosis.delta import minimised
+from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
+from onnxplug.diagnosis.optimizers import OPTIMIZERS
+from onnxplug.diagnosis.runs import LEVELS, Runs
+from onnxplug.diagnosis.walk import Difference, Walk, difference_at, rule_text, walk
 from onnxplug.errors import OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import Comparison, compare

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.diagnose.pieces import Piece
+from onnxplug.diagnosis.pieces import Piece
 from onnxplug.registry.rule import Rule
 
 #: Lines that a script has at most.

@@ -11,8 +11,8 @@ import torch
 
 from onnxplug.capture.locations import module_path, source_location
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnose.alignment import Alignment
-from onnxplug.diagnose.eager import call_again, run_graph
+from onnxplug.diagnosis.alignment import Alignment
+from onnxplug.diagnosis.eager import call_again, run_graph
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
 from onnxplug.run.compare import Comparison, compare

@@ -20,13 +20,13 @@ import torch
 import onnxplug
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured
-from onnxplug.diagnose.alignment import Recipe
-from onnxplug.diagnose.delta import minimised
-from onnxplug.diagnose.eager import feed_of
-from onnxplug.diagnose.pieces import Piece, Recording
-from onnxplug.diagnose.script import NAME, NotExpressed, Script, dynamic_shapes_of, script_of, script_of_model
-from onnxplug.diagnose.trouble import Kind, Trouble, trouble_of
-from onnxplug.diagnose.verdict import Verdict, judge, judge_program
+from onnxplug.diagnosis.alignment import Recipe
+from onnxplug.diagnosis.delta import minimised
+from onnxplug.diagnosis.eager import feed_of
+from onnxplug.diagnosis.pieces import Piece, Recording
+from onnxplug.diagnosis.script import NAME, NotExpressed, Script, dynamic_shapes_of, script_of, script_of_model
+from onnxplug.diagnosis.trouble import Kind, Trouble, trouble_of
+from onnxplug.diagnosis.verdict import Verdict, judge, judge_program
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.export import to_onnx
 from onnxplug.host import RuntimeHost
