@@ -59,7 +59,17 @@ class UsageError(OnnxplugError, ValueError):
 
 
 class CaptureError(OnnxplugError):
-    """``torch.export`` could not capture the model, or a dimension that was asked to be dynamic came out static."""
+    """``torch.export`` could not capture the model, or a dimension that was asked to be dynamic came out static.
+
+    Attributes:
+        submodule: The path of the submodule where capture stopped, empty for the model itself; ``None`` where it is not known.
+        place: The user's ``file:line``; ``None`` where it is not known.
+        tries: What each attempt at capture said, in a line each.
+    """
+
+    submodule: str | None = None
+    place: str | None = None
+    tries: Sequence[str] = ()
 
 
 class ConversionError(OnnxplugError):

@@ -22,9 +22,11 @@ from onnxplug.capture.dynamic import (
     asked_sizes,
     check_dynamic,
     declared_ranges,
+    parse_dynamic_shapes,
     says_one_name,
     size_names,
 )
+from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.guards import (
     Condition,
     FixedExpressionError,
@@ -34,11 +36,12 @@ from onnxplug.capture.guards import (
     fixed_by,
     warning_text,
 )
-from onnxplug.capture.locations import frames_of_model, is_core_file, is_torch_file
+from onnxplug.capture.locations import is_core_file
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
+from onnxplug.capture.submodules import Call
 from onnxplug.capture.tracing import lean_tracing
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
@@ -120,7 +123,7 @@ def export_program(
             where that decides a branch.
     """
     capture = _Capture(module, args, kwargs, shapes, blocks)
-    errors: list[Exception] = []
+    tries: list[Try] = []
     remaining = [_Way(bool(strict))]
     while capture.left and remaining:
         way = remaining.pop(0)
@@ -129,8 +132,8 @@ def export_program(
             program = capture.settled(program, way)
             check_dynamic(program, shapes)
         except Exception as error:
-            errors.append(error)
-            if len(errors) == 1:
+            tries.append(Try(way.text(), error))
+            if len(tries) == 1:
                 remaining = _further_attempts(error, shapes, strict)
                 if not strict and names_transforms(mentions if mentions is not None else Mentions(module)):
                     remaining.insert(0, _Way(False, below=True))
@@ -141,10 +144,20 @@ def export_program(
             capture.warn()
             return Attempt(program, way.text(), capture.conditions, capture.assumptions, capture.copied)
     # A dimension found static says more than what torch raises in the other modes.
-    for failure in errors:
-        if isinstance(failure, CaptureError):
-            raise failure
-    raise capture_error(errors[0], shapes) from errors[0]
+    for failed in tries:
+        if isinstance(failed.error, CaptureError):
+            raise failed.error
+    raise explained(tries, module, args, kwargs, shapes, fails_to_export) from tries[0].error
+
+
+def fails_to_export(call: Call) -> Exception | None:
+    """What torch.export raises for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
+    static = parse_dynamic_shapes(None, call.module, call.args, call.kwargs)
+    try:
+        _Capture(call.module, call.args, call.kwargs, static, blocks=False).refined(_Way(False), static.reading(True))
+    except Exception as error:
+        return error
+    return None
 
 
 def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[_Way]:
@@ -349,53 +362,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
-def capture_error(error: Exception, shapes: DynamicShapes) -> CaptureError:
-    """What torch.export raised, as an error that names the user's line."""
-    text = first_lines(error)
-    place = _place_in_user_code(error)
-    where = f" at {place}" if place else ""
-    if is_data_dependent(error):
-        return CaptureError(
-            f"torch.export can't capture the model{where}: its Python code depends on values that are known only when the model "
-            f"runs: {type(error).__name__}: {text}",
-            hint="Use torch.where or torch.cond instead of `if`, keep the number in a tensor instead of .item(), or state what "
-            "is known of it by torch._check(...).",
-        )
-    if any(words in text for words in ("Constraints violated", "specialized", "inferred a static shape")):
-        asked = shapes.describe()
-        return CaptureError(
-            f"a dimension that was asked to be dynamic is fixed by the model{where}: {text}"
-            + (f"\nAsked to be dynamic: {asked}" if asked else ""),
-            hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
-        )
-    return CaptureError(
-        f"torch.export can't capture the model{where}: {type(error).__name__}: {text}",
-        hint="The line named is where torch.export stopped. torch.export.draft_export(model, args) shows more.",
-    )
-
-
-def first_lines(error: BaseException) -> str:
-    """torch's message without the advice on how to get a longer one."""
-    noise = ("For more information, run with", "The error above occurred", "from user code:", "Set TORCH")
-    lines: list[str] = []
-    for line in str(error).strip().splitlines():
-        if not line.strip() and lines and len(lines) > 12:
-            break
-        if any(n in line for n in noise):
-            line = line.partition("For more information, run with")[0].rstrip()
-            if any(n in line for n in noise):
-                break
-        if line.strip():
-            lines.append(line.rstrip())
-    return "\n".join(lines[:16]) or type(error).__name__
-
-
-def _place_in_user_code(error: BaseException) -> str | None:
-    """``file:line`` of the innermost frame of the user's that the error came through."""
-    frame = next((f for f in frames_of_model(error) if not is_torch_file(f.filename)), None)
-    return f"{frame.filename}:{frame.lineno}" if frame is not None and frame.name != "<module>" else None

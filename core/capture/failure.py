@@ -1,0 +1,155 @@
+"""Why torch.export could not capture a model: one error that names the submodule, the user's line and what each try said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from onnxplug.capture.data_dependent import is_data_dependent
+from onnxplug.capture.dynamic import DynamicShapes
+from onnxplug.capture.locations import frames_of_model, is_torch_file
+from onnxplug.capture.submodules import Call, capture_pieces, module_of_error, path_of
+from onnxplug.errors import CaptureError
+
+#: How many submodules are captured to find the one at fault, where torch's error doesn't lead to it.
+_PIECES = 12
+_WIDTH = 200
+
+
+class Try(NamedTuple):
+    """An attempt that failed.
+
+    Attributes:
+        way: The mode and the reading of the dynamic shapes, in words.
+        error: What it raised.
+    """
+
+    way: str
+    error: Exception
+
+    def text(self) -> str:
+        """One line: the way, the class of the error and the first line of its message."""
+        line = first_lines(self.error).splitlines()[0]
+        shortened = line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+        return f"{self.way}: {type(self.error).__name__}: {shortened}"
+
+
+def explained(
+    tries: Sequence[Try],
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    shapes: DynamicShapes,
+    fails: Callable[[Call], Exception | None],
+) -> CaptureError:
+    """The error that says where capture stopped, why, and what each try said.
+
+    Args:
+        tries: The attempts, of which the first one's error says most.
+        model, args, kwargs: The model and its example inputs.
+        shapes: Its dynamic dimensions.
+        fails: Captures a submodule with its inputs and returns the error if that fails.
+    """
+    error = tries[0].error
+    fault = error
+    submodule, place = module_of_error(model, error), place_in_user_code(error)
+    path = path_of(model, submodule) if submodule is not None else None
+    if path is None and place is None:
+        path, submodule, fault = _by_pieces(model, args, kwargs, fails) or (path, submodule, fault)
+        place = place_in_user_code(fault)
+    where = f" in {path} ({type(submodule).__name__})" if path else ""
+    raised = capture_error(error, shapes, where + (f" at {place}" if place else ""))
+    raised.submodule, raised.place = path, place
+    raised.tries = [attempt.text() for attempt in tries]
+    if len(tries) > 1:
+        raised.message += "\nTried:" + "".join(f"\n  {text}" for text in raised.tries)
+    return raised
+
+
+def _by_pieces(
+    model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], fails: Callable[[Call], Exception | None]
+) -> tuple[str, torch.nn.Module, Exception] | None:
+    """The first of the smallest submodules that can't be captured by themselves, and its error."""
+    try:
+        pieces = capture_pieces(model, args, kwargs, fails, _PIECES)
+    except Exception:  # the model doesn't run on its inputs, which torch's error says as well
+        return None
+    for piece in pieces:
+        if piece.is_cause and piece.error is not None:
+            return piece.path, model.get_submodule(piece.path), piece.error
+    return None
+
+
+def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> CaptureError:
+    """What torch.export raised, as an error of ours.
+
+    Args:
+        error: The error.
+        shapes: The model's dynamic dimensions.
+        where: Submodule and line, in words that follow "the model".
+    """
+    text = first_lines(error)
+    if is_data_dependent(error):
+        return CaptureError(
+            f"torch.export can't capture the model{where}: its Python code depends on values that are known only when the model "
+            f"runs: {type(error).__name__}: {text}",
+            hint="Use torch.where or torch.cond instead of `if`, keep the number in a tensor instead of .item(), or state what "
+            "is known of it by torch._check(...).",
+        )
+    if any(words in text for words in ("Constraints violated", "specialized", "inferred a static shape")):
+        asked = shapes.describe()
+        return CaptureError(
+            f"a dimension that was asked to be dynamic is fixed by the model{where}: {text}"
+            + (f"\nAsked to be dynamic: {asked}" if asked else ""),
+            hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
+        )
+    return CaptureError(
+        f"torch.export can't capture the model{where}: {type(error).__name__}: {text}",
+        hint="The line named is where torch.export stopped. onnxplug.diagnose(model, args) captures each submodule by itself and "
+        "shows more.",
+    )
+
+
+#: Beginnings of lines by which torch tells its developers more, not the user.
+_NOISE = (
+    "Caused by:",
+    "For extended logs",
+    "If you suspect the guard was triggered from C++",
+    "For more debugging help",
+    "For C++ stack trace",
+    "For more details about this graph break",
+    "Developer debug context",
+    "consider using data-dependent friendly APIs",
+    "Hint: This graph break is fundamental",
+)
+#: Texts with which torch's advice on longer messages begins; the message ends there.
+_ENDS = (
+    "For more information, run with",
+    "The error above occurred",
+    "from user code:",
+    "Set TORCH",
+    "The following call raised",
+)
+
+
+def first_lines(error: BaseException) -> str:
+    """torch's message without the advice on how to get a longer one."""
+    lines: list[str] = []
+    for line in str(error).strip().splitlines():
+        if not line.strip() and lines and len(lines) > 12:
+            break
+        if any(end in line for end in _ENDS):
+            line = line.partition("For more information, run with")[0].rstrip()
+            if any(end in line for end in _ENDS):
+                break
+        if line.strip() and not line.strip().startswith(_NOISE):
+            lines.append(line.rstrip())
+    return "\n".join(lines[:16]) or type(error).__name__
+
+
+def place_in_user_code(error: BaseException) -> str | None:
+    """``file:line`` of the innermost frame of the user's that the error came through."""
+    frame = next((f for f in frames_of_model(error) if not is_torch_file(f.filename)), None)
+    return f"{frame.filename}:{frame.lineno}" if frame is not None and frame.name != "<module>" else None
