@@ -78,7 +78,7 @@ def to_onnx(
         f: File to save to; not saved when ``None``.
         kwargs: Example keyword inputs.
         dynamic_shapes: Dynamic dimensions, in every form that ``torch.export.export`` takes; a dimension may also be
-            named by a string (``{"x": {0: "batch"}}``).
+            named by a string (``{"x": {0: "batch"}}``), and an int that is to stay an input too (``{"start": "past"}``).
         input_names, output_names: Names of the graph's inputs and outputs, in order.
         opset_version: Version of ai.onnx, or of several domains (``{"": 21, "com.microsoft": 1}``). The opset asked for
             is the opset emitted.

@@ -22,6 +22,7 @@ from onnxplug.capture.dynamic import (
     asked_sizes,
     check_dynamic,
     declared_ranges,
+    is_said_by_names,
     parse_dynamic_shapes,
     says_one_name,
     size_names,
@@ -249,7 +250,7 @@ class _Capture:
     ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
         static: set[tuple[int, int]] = set()
-        names = size_names(self.shapes, sizes)
+        names = size_names(program, self.shapes, sizes)
         ranges = declared_ranges(self.shapes, sizes)
         self.assumptions = assumptions(self._recorded.branches, program, ranges)
         self.conditions += at_least_two(ranges)
@@ -262,6 +263,8 @@ class _Capture:
             found += [condition for condition in further if condition.expr not in known]
         for condition in found:
             if way.tied and says_one_name(self.shapes, sizes, condition.expr):
+                continue
+            if way.tied and is_said_by_names(names, sizes, condition.expr):
                 continue
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
             for leaf, axis, must_be_dynamic, _ in concerned:

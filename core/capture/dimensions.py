@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxplug.errors import UsageError
@@ -13,14 +13,22 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
 }
+#: sympy writes them with a capital letter.
+_FUNCTIONS = frozenset(("min", "max", "Min", "Max"))
 
 
 def names_in(text: str) -> list[str]:
-    """The names that a sum, difference or product is made of, in order; none if the text is a plain name or no expression."""
+    """The names that an expression is made of, in order; none if the text is a plain name or no expression.
+
+    Args:
+        text: A sum, difference, product, ``min`` or ``max`` of names and integers, or another text.
+    """
     tree = _parse(text)
     if tree is None:
         return []
-    return list(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
+    functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions)
+    return list(dict.fromkeys(names))
 
 
 def is_expression(text: str, known: Mapping[str, Any]) -> bool:
@@ -49,7 +57,7 @@ def evaluate(text: str, values: Mapping[str, Any]) -> Any:
     """The value of an expression, of numbers or of sympy's symbols.
 
     Args:
-        text: A sum, difference or product of names and integers.
+        text: A sum, difference, product, ``min`` or ``max`` of names and integers.
         values: The value of each name.
     """
     tree = _parse(text)
@@ -85,6 +93,15 @@ def in_names(names: Mapping[str, str], size: Any) -> Any:
     return size if isinstance(size, int) else size.xreplace({s: named(names, s) for s in size.free_symbols})
 
 
+def same_symbols(expr: Any) -> Any:
+    """An expression in which one name is one symbol: torch says of a number that it may be negative, of a size that it isn't."""
+    from sympy import Symbol
+
+    if not hasattr(expr, "free_symbols"):
+        return expr
+    return expr.xreplace({s: Symbol(s.name, integer=True) for s in expr.free_symbols})
+
+
 def expand(difference: Any) -> Any:
     """An expression or number multiplied out: 0 if it is always 0."""
     import sympy
@@ -92,11 +109,27 @@ def expand(difference: Any) -> Any:
     return sympy.expand(difference)
 
 
+def _smallest(values: Sequence[Any]) -> Any:
+    import sympy
+
+    return sympy.Min(*values) if any(hasattr(v, "free_symbols") for v in values) else min(values)
+
+
+def _largest(values: Sequence[Any]) -> Any:
+    import sympy
+
+    return sympy.Max(*values) if any(hasattr(v, "free_symbols") for v in values) else max(values)
+
+
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return values[node.id]
     if isinstance(node, ast.Constant):
         return node.value
+    if isinstance(node, ast.Call):
+        values_ = [_value(argument, values) for argument in node.args]
+        assert isinstance(node.func, ast.Name)
+        return _smallest(values_) if node.func.id.lower() == "min" else _largest(values_)
     assert isinstance(node, ast.BinOp)
     return _OPERATORS[type(node.op)](_value(node.left, values), _value(node.right, values))
 
@@ -106,10 +139,13 @@ def _parse(text: str) -> ast.expr | None:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):
         return None
-    return tree if isinstance(tree, ast.BinOp) and _allowed(tree) else None
+    return tree if isinstance(tree, ast.BinOp | ast.Call) and _allowed(tree) else None
 
 
 def _allowed(node: ast.expr) -> bool:
     if isinstance(node, ast.BinOp):
         return type(node.op) in _OPERATORS and _allowed(node.left) and _allowed(node.right)
+    if isinstance(node, ast.Call):
+        known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+        return known and len(node.args) > 1 and not node.keywords and all(map(_allowed, node.args))
     return isinstance(node, ast.Name) or (isinstance(node, ast.Constant) and type(node.value) is int)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.dimensions import evaluate, expand, in_names, is_expression, names_in
+from onnxplug.capture.dimensions import evaluate, expand, in_names, is_expression, names_in, same_symbols
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import DimHint, pytree
@@ -76,6 +76,12 @@ class DynamicShapes:
             for axis, wanted in items:
                 if wanted is not None:
                     yield leaf, axis, wanted
+
+    def numbers(self) -> Iterator[tuple[int, str]]:
+        """Leaf and name of every number that is named, and so stays an input."""
+        for leaf, spec in enumerate(self.leaves):
+            if isinstance(spec, str):
+                yield leaf, spec
 
     def describe(self) -> str:
         """What was asked to be dynamic, in words."""
@@ -164,10 +170,19 @@ def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> froz
     """
     counts: Counter[str] = Counter()
     first: dict[str, tuple[int, int, int]] = {}
+    numbers = {name: shapes.paths[leaf] for leaf, name in shapes.numbers()}
+    for name in numbers:
+        check_name(name)
     for leaf, axis, wanted in shapes.asked():
         name = _name_of(wanted)
         if name is None:
             continue
+        if name in numbers:
+            raise UsageError(
+                f"{name!r} names axis {axis} of {shapes.paths[leaf]} and the number {numbers[name]}; torch.export can't tie a "
+                "size to a number",
+                hint="Give them different names.",
+            )
         if isinstance(wanted, str):
             check_name(wanted)
             counts[wanted] += 1
@@ -264,6 +279,8 @@ def _walk(spec: Any, value: Any, path: str, visit: Callable[[Any, Any, str], Any
 def _check_leaf(spec: Any, value: Any, path: str) -> None:
     if spec is None or isinstance(spec, DimHint):
         return
+    if isinstance(spec, str) and type(value) is int:
+        return  # the name of a number
     if isinstance(spec, str):
         raise UsageError(f"dynamic_shapes of {path} is the string {spec!r}: name an axis, as {{0: {spec!r}}}")
     if not isinstance(value, torch.Tensor):
@@ -335,9 +352,15 @@ def asked_sizes(program: torch.export.ExportedProgram, shapes: DynamicShapes) ->
     return [row for row in rows if isinstance(row[3], torch.SymInt)]
 
 
-def size_names(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[str, str]:
+def size_names(
+    program: torch.export.ExportedProgram, shapes: DynamicShapes, sizes: Sequence[AskedSize]
+) -> dict[str, str]:
     """torch's symbols of sizes to the user's names, or to ``x.shape[1]`` where there is none."""
     names: dict[str, str] = {}
+    values = _user_values(program)
+    for leaf, name in shapes.numbers() if len(values) == len(shapes.leaves) else ():
+        if isinstance(values[leaf], torch.SymInt):
+            names[str(values[leaf].node.expr)] = name
     for leaf, axis, _, size in sizes:
         if size.node.expr.is_Symbol:
             names.setdefault(str(size.node.expr), _called(shapes, leaf, axis))
@@ -349,6 +372,20 @@ def size_names(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[str, s
             free = [name for expr, name in others if expr == other and name != names.get(str(other))]
             names.update({str(symbol): free[0]} if free else {})
     return names
+
+
+def is_said_by_names(names: Mapping[str, str], sizes: Sequence[AskedSize], expr: Any) -> bool:
+    """Whether a guard holds wherever the sizes are what the user's names say: equal, or those of ``"past + sequence"``.
+
+    Args:
+        names: See :func:`size_names`.
+        sizes: The sizes asked to be dynamic.
+        expr: The guard.
+    """
+    replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
+    same = {symbol: other for symbol, other in replaced.items() if str(symbol) not in names}  # else it has another name
+    found = same_symbols(in_names(names, expr.xreplace(same)))
+    return found.is_Boolean and not found.free_symbols and bool(found)
 
 
 def says_one_name(shapes: DynamicShapes, sizes: Sequence[AskedSize], expr: Any) -> bool:
@@ -401,6 +438,12 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
                 f"{shapes.name(leaf, axis)} was asked to be dynamic, but the model fixes it at {int(size)}",
                 hint="Some code depends on that size. Make the dimension static, or change the model.",
             )
+    for leaf, name in shapes.numbers():
+        if not isinstance(values[leaf], torch.SymInt) or not values[leaf].node.expr.free_symbols:
+            raise CaptureError(
+                f"the number {shapes.paths[leaf]} ({name!r}) was asked to be dynamic, but the model fixes it at {values[leaf]}",
+                hint="Some code depends on it. Make it static, or change the model.",
+            )
 
 
 def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> dict[str, str]:
@@ -418,6 +461,11 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
     sizes: dict[str, Any] = {}
     expressions: list[tuple[int, int, str, Any]] = []
     known = _plain_names(shapes)
+    for leaf, name in shapes.numbers():
+        expr = values[leaf].node.expr if isinstance(values[leaf], torch.SymInt) else values[leaf]
+        sizes[name] = expr
+        if getattr(expr, "is_Symbol", False):
+            names[str(expr)] = name
     for leaf, axis, wanted in shapes.asked():
         name, value = _name_of(wanted), values[leaf]
         if name is None or not isinstance(value, torch.Tensor):
@@ -443,7 +491,8 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
 
 
 def _plain_names(shapes: DynamicShapes) -> dict[str, None]:
-    return {name: None for _, _, wanted in shapes.asked() if (name := _name_of(wanted)) and not names_in(name)}
+    named = (_name_of(wanted) for _, _, wanted in shapes.asked())
+    return {name: None for name in (*named, *(n for _, n in shapes.numbers())) if name and not names_in(name)}
 
 
 def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str, text: str, size: Any) -> None:
@@ -453,7 +502,7 @@ def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str
         names[str(size)] = str(wanted)
         return
     found = in_names(names, size)
-    if expand(found - wanted) != 0:
+    if expand(same_symbols(found) - same_symbols(wanted)) != 0:
         raise CaptureError(
             f"{where}: torch.export finds its size to be {found}",
             hint="Name it by that expression, or leave its size to torch.export: {axis: Dim.AUTO}.",
@@ -471,7 +520,7 @@ def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
         UsageError: The inputs have other sizes, or an expression has a name that no dimension has.
     """
     known = _plain_names(shapes)
-    sizes: dict[str, int] = {}
+    sizes: dict[str, int] = {name: leaves[leaf] for leaf, name in shapes.numbers()}
     expressions = []
     for leaf, axis, wanted in shapes.asked():
         name, value = _name_of(wanted), leaves[leaf]

@@ -13,6 +13,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.names import Names
 from onnxplug.build.scope import graphs_of, nodes_of, used_by
 from onnxplug.build.stored import WeightTensor
+from onnxplug.finish.empty import keep_empty
 
 PRODUCER = "onnxplug"
 
@@ -32,6 +33,7 @@ def finish(
         tensors: The tensors of the values that the model's weights are stored in.
         metadata: Metadata of the model.
     """
+    keep_empty(graph, g.opset)
     used = _register_initializers(graph, {**tensors, **g.derived_tensors()}, g.names)
     functions = _called(g.functions.values(), used)
     _prune_imports(graph, used, functions)

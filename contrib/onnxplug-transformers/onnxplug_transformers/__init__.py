@@ -1,4 +1,4 @@
-"""transformers' key/value caches as inputs and outputs of exported models: the plugin, and ``cache_shapes``."""
+"""transformers' caches as inputs and outputs of exported models: the plugin, and what calls need of caches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from onnxplug import PluginInfo, hookimpl
 
-__all__ = ["cache_shapes"]
+__all__ = ["cache_shapes", "empty_cache", "merged_cache"]
 
 
 @hookimpl
@@ -26,8 +26,10 @@ def _caches() -> Any:
 
     if "transformers.cache_utils" in sys.modules:
         from onnxplug_transformers.caches import register
+        from onnxplug_transformers.windows import capturable_caches
 
         register()
+        return capturable_caches()
     return nullcontext()
 
 
@@ -51,10 +53,13 @@ def onnxplug_info() -> PluginInfo:
 def cache_shapes(cache: Any, batch: str = "batch", past: str = "past", source: str = "source") -> Any:
     """The part of ``dynamic_shapes`` that belongs to a cache.
 
+    A layer with a sliding window of W tokens keeps ``min(past, W - 1)`` of them. Where every layer has a window, the number of
+    tokens seen is an input and an output of its own, the last ones of the cache.
+
     Args:
         cache: A ``DynamicCache``, ``StaticCache`` or ``EncoderDecoderCache``.
         batch: Name of the batch dimension.
-        past: Name of the number of tokens in a dynamic cache.
+        past: Name of the number of tokens seen.
         source: Name of the encoder's length, in the cross-attention half of an encoder-decoder cache.
 
     Returns:
@@ -66,3 +71,40 @@ def cache_shapes(cache: Any, batch: str = "batch", past: str = "past", source: s
     from onnxplug_transformers.caches import shapes
 
     return shapes(cache, batch, past, source)
+
+
+def empty_cache(cache: Any) -> Any:
+    """A cache of the same structure that has seen no tokens: what the first call of an exported decoder takes.
+
+    Args:
+        cache: A cache with tensors, of any number of tokens.
+
+    Returns:
+        A new cache: keys and values of length 0, or zeros where their length is fixed; states of linear attention are zero.
+
+    Raises:
+        TypeError: It is another object, or a cache with layers of another kind.
+    """
+    from onnxplug_transformers.caches import emptied
+
+    return emptied(cache)
+
+
+def merged_cache(cache: Any) -> Any:
+    """Marks an encoder-decoder cache so that one graph does for the first step and for all later ones.
+
+    The keys and values of the cross-attention are then what the cache has, followed by what the encoder's states give. The first
+    step takes an empty cache and the encoder's states, the later ones the cache and states of length 0.
+
+    Args:
+        cache: An ``EncoderDecoderCache`` with tensors in both halves.
+
+    Returns:
+        The same cache.
+
+    Raises:
+        TypeError: It is another object.
+    """
+    from onnxplug_transformers.caches import mark_merged
+
+    return mark_merged(cache)

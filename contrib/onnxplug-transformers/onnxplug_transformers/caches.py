@@ -1,9 +1,14 @@
-"""Caches taken apart into tensors, layer by layer (key, value, and a static layer's fill), and put together again."""
+"""Caches taken apart into tensors, layer by layer, and put together again.
+
+A layer of attention has keys and values, a static one also how far it is filled; one of linear attention has the states of
+convolutions and recurrences. How many tokens a sliding window has seen is no size of its tensors once it is full: it is that
+of a layer that keeps all of them, and where there is none, a number beside the tensors.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +16,21 @@ from transformers import cache_utils
 
 from onnxplug.torch_private import pytree
 
+_Linear = cache_utils.LinearAttentionLayer
+_Sliding = cache_utils.DynamicSlidingWindowLayer
 _FIELDS: dict[type, tuple[str, ...]] = {
     cache_utils.DynamicLayer: ("keys", "values"),
     cache_utils.StaticLayer: ("keys", "values", "cumulative_length"),
+    _Sliding: ("keys", "values"),
+    _Linear: (),
+    cache_utils.LinearAttentionAndFullAttentionLayer: ("keys", "values"),
+    cache_utils.LinearAttentionAndSlidingWindowAttentionLayer: ("keys", "values"),
+    cache_utils.LinearAttentionAndStaticFullAttentionLayer: ("keys", "values", "cumulative_length"),
+    cache_utils.DummyLayer: (),
 }
+_KINDS = {kind.__name__: kind for kind in _FIELDS}
 _NAMES = {"keys": "key", "values": "value", "cumulative_length": "length"}
+_STATES = {"conv_states": "conv", "recurrent_states": "recurrent"}
 
 
 def register() -> None:
@@ -31,7 +46,7 @@ def register() -> None:
             )
 
 
-def flatten(cache: Any) -> tuple[list[torch.Tensor], str]:
+def flatten(cache: Any) -> tuple[list[Any], str]:
     """The tensors of a cache, and all else about it."""
     pairs, context = _take_apart(cache)
     return [tensor for _, tensor in pairs], json.dumps(context)
@@ -52,20 +67,51 @@ def unflatten(values: Sequence[Any], context: str) -> Any:
     return cache
 
 
-def shapes(cache: Any, batch: str, past: str, source: str) -> list[dict[int, str] | None]:
+def shapes(cache: Any, batch: str, past: str, source: str) -> list[Any]:
     """See :func:`onnxplug_transformers.cache_shapes`."""
     if isinstance(cache, cache_utils.EncoderDecoderCache):
         return [
             *shapes(cache.self_attention_cache, batch, past, source),
             *shapes(cache.cross_attention_cache, batch, source, source),
         ]
-    found: list[dict[int, str] | None] = []
-    for name, _ in _take_apart(cache)[0]:
-        if name.startswith("length"):
-            found.append(None)
-        else:
-            found.append({0: batch} if isinstance(cache, cache_utils.StaticCache) else {0: batch, 2: past})
-    return found
+    _take_apart(cache)  # refuses what has no shapes
+    found: list[Any] = []
+    for layer in cache.layers:
+        for field, _ in _tensors(layer):
+            if field == "cumulative_length":
+                found.append(None)
+            elif field in _STATES or isinstance(layer, cache_utils.StaticLayer):
+                found.append({0: batch})
+            elif isinstance(layer, _Sliding):
+                found.append({0: batch, 2: f"min({past}, {layer.sliding_window - 1})"})
+            else:
+                found.append({0: batch, 2: past})
+    return [*found, past] if _has_own_length(cache) else found
+
+
+def emptied(cache: Any) -> Any:
+    """See :func:`onnxplug_transformers.empty_cache`."""
+    pairs, context = _take_apart(cache)
+    return unflatten([_emptied(name, tensor, context) for name, tensor in pairs], json.dumps(context))
+
+
+def _emptied(name: str, tensor: Any, context: dict[str, Any]) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return 0
+    half = context["halves"][name.startswith("cross_")] if "halves" in context else context
+    grows = not half["static"] and name.removeprefix("self_").removeprefix("cross_").startswith(("key", "value"))
+    return tensor[:, :, :0].clone() if grows else torch.zeros_like(tensor)
+
+
+def mark_merged(cache: Any) -> Any:
+    """See :func:`onnxplug_transformers.merged_cache`."""
+    if not isinstance(cache, cache_utils.EncoderDecoderCache):
+        raise TypeError(f"merged_cache takes an EncoderDecoderCache, got {type(cache).__name__}")
+    cache.is_updated = dict.fromkeys(range(len(cache.cross_attention_cache.layers)), False)
+    return cache
+
+
+# -- taking apart ------------------------------------------------------------------------------------------------------
 
 
 def _take_apart(cache: Any) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
@@ -79,18 +125,101 @@ def _take_apart(cache: Any) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
     if type(cache) not in (cache_utils.DynamicCache, cache_utils.StaticCache):
         raise TypeError(f"onnxplug-transformers does not support the cache class {type(cache).__name__}")
     pairs: list[tuple[str, Any]] = []
-    layers: list[Any] = []
+    layers: list[dict[str, Any]] = []
     for index, layer in enumerate(cache.layers):
-        fields = _FIELDS.get(type(layer))
-        if fields is None:
-            raise TypeError(
-                f"layer {index} of the {type(cache).__name__} has the class {type(layer).__name__}, whose state is not in its "
-                "tensors alone. onnxplug-transformers supports DynamicLayer and StaticLayer; turn sliding windows off"
-            )
-        if layer.is_initialized:
-            pairs += [(f"{_NAMES[field]}_{index}", getattr(layer, field)) for field in fields]
-        layers.append([layer.is_initialized, getattr(layer, "max_cache_len", None)])
-    return pairs, {"static": isinstance(cache, cache_utils.StaticCache), "layers": layers}
+        _check(cache, index, layer)
+        for field, state in _tensors(layer):
+            number = f"_{state}" if state else ""
+            pairs.append((f"{(_NAMES | _STATES)[field]}_{index}{number}", _tensor(layer, field, state)))
+        layers.append(_about(layer))
+    context: dict[str, Any] = {"static": isinstance(cache, cache_utils.StaticCache), "layers": layers}
+    if _has_own_length(cache):
+        context["length"] = True
+        pairs.append(("length", _windows(cache)[0].cumulative_length))
+    return pairs, context
+
+
+def _tensors(layer: Any) -> Iterator[tuple[str, int]]:
+    """The fields of a layer that are there, and the number of the state in it."""
+    if isinstance(layer, _Linear):
+        for index in range(layer.number_of_states):
+            if layer.is_conv_states_initialized[index]:
+                yield "conv_states", index
+            if layer.is_recurrent_states_initialized[index]:
+                yield "recurrent_states", index
+    if getattr(layer, "is_initialized", False):
+        for field in _FIELDS[type(layer)]:
+            yield field, 0
+
+
+def _tensor(layer: Any, field: str, state: int) -> Any:
+    value = getattr(layer, field)
+    return value[state] if field in _STATES else value
+
+
+def _about(layer: Any) -> dict[str, Any]:
+    """What a layer is besides its tensors."""
+    about: dict[str, Any] = {"kind": type(layer).__name__, "filled": bool(getattr(layer, "is_initialized", False))}
+    if isinstance(layer, cache_utils.StaticLayer):
+        about["max"] = layer.max_cache_len
+    if isinstance(layer, _Sliding):
+        about["window"] = layer.sliding_window
+    if isinstance(layer, _Linear):
+        about["states"] = [
+            [
+                layer.is_conv_states_initialized[index],
+                layer.is_recurrent_states_initialized[index],
+                layer.has_previous_state[index],
+                layer.conv_kernel_size[index],
+            ]
+            for index in range(layer.number_of_states)
+        ]
+    return about
+
+
+def _check(cache: Any, index: int, layer: Any) -> None:
+    """Refuses a layer whose state is not in its tensors."""
+    if type(layer) not in _FIELDS:
+        advice = ""
+        if isinstance(layer, cache_utils.StaticSlidingWindowLayer):
+            advice = ". Its Python code branches on how far the window is filled; use a DynamicCache"
+        raise TypeError(
+            f"layer {index} of the {type(cache).__name__} has the class {type(layer).__name__}, whose state is not in its "
+            f"tensors alone{advice}. onnxplug-transformers supports {', '.join(_KINDS)}"
+        )
+    if getattr(layer, "record_past", False):
+        raise TypeError(f"layer {index} of the {type(cache).__name__} records its past, for assisted decoding")
+
+
+def _windows(cache: Any) -> list[Any]:
+    return [layer for layer in cache.layers if isinstance(layer, _Sliding) and layer.is_initialized]
+
+
+def _whole(cache: Any) -> Any:
+    """A layer that keeps all tokens; ``None`` where there is none."""
+    for layer in cache.layers:
+        whole = isinstance(layer, cache_utils.DynamicLayer) and not isinstance(layer, _Sliding)
+        if whole and layer.is_initialized:
+            return layer
+    return None
+
+
+def _has_own_length(cache: Any) -> bool:
+    """Whether the number of tokens seen is in no tensor.
+
+    Raises:
+        TypeError: The layers have not seen the same number of tokens.
+    """
+    windows, whole = _windows(cache), _whole(cache)
+    seen = [layer.cumulative_length for layer in windows]
+    if whole is not None and isinstance(whole.keys, torch.Tensor):
+        seen.append(whole.keys.shape[-2])
+    if all(isinstance(number, int) for number in seen) and len(set(seen)) > 1:
+        raise TypeError(f"the layers of the {type(cache).__name__} have seen {sorted(set(seen))} tokens")
+    return bool(windows) and whole is None
+
+
+# -- putting together --------------------------------------------------------------------------------------------------
 
 
 def _put_together(context: dict[str, Any], values: list[Any]) -> Any:
@@ -106,22 +235,63 @@ def _put_together(context: dict[str, Any], values: list[Any]) -> Any:
         cache_utils.Cache.__init__(cache, layers=[])
     else:
         cache = cache_utils.DynamicCache()
-    for initialized, length in context["layers"]:
-        layer = cache_utils.StaticLayer(length) if context["static"] else cache_utils.DynamicLayer()
-        if initialized:
-            _fill(layer, values)
+    for about in context["layers"]:
+        layer = _made(about)
+        _fill(layer, about, values)
         cache.layers.append(layer)
+    windows = _windows(cache)
+    if windows:
+        length = values.pop(0) if context.get("length") else _length_of(_whole(cache).keys)
+        _check_length(length)
+        for layer in windows:
+            layer.cumulative_length = length
     return cache
 
 
-def _fill(layer: Any, values: list[Any]) -> None:
+def _made(about: dict[str, Any]) -> Any:
+    kind = _KINDS[about["kind"]]
+    given: dict[str, Any] = {}
+    if "max" in about:
+        given["max_cache_len"] = about["max"]
+    if "window" in about:
+        given["sliding_window"] = about["window"]
+    if "states" in about:
+        given["number_of_states"] = len(about["states"])
+    return kind(**given)
+
+
+def _fill(layer: Any, about: dict[str, Any], values: list[Any]) -> None:
+    for index, (conv, recurrent, previous, size) in enumerate(about.get("states", ())):
+        layer.has_previous_state[index], layer.conv_kernel_size[index] = previous, size
+        for there, field in ((conv, "conv_states"), (recurrent, "recurrent_states")):
+            if there:
+                getattr(layer, field)[index] = values.pop(0)
+                getattr(layer, f"is_{field}_initialized")[index] = True
+                _place(layer, getattr(layer, field)[index])
+    if not about["filled"]:
+        return
     for field in _FIELDS[type(layer)]:
         setattr(layer, field, values.pop(0))
     layer.is_initialized = True
-    keys = layer.keys
-    if not isinstance(keys, torch.Tensor):
-        return  # pytree maps over other leaves than tensors: names, specifications
-    layer.dtype, layer.device = keys.dtype, keys.device
-    if isinstance(layer, cache_utils.StaticLayer):
-        layer.batch_size, layer.num_heads = keys.shape[:2]
-        layer.k_head_dim, layer.v_head_dim = keys.shape[-1], layer.values.shape[-1]
+    _place(layer, layer.keys)
+    if isinstance(layer, cache_utils.StaticLayer) and isinstance(layer.keys, torch.Tensor):
+        layer.batch_size, layer.num_heads = layer.keys.shape[:2]
+        layer.k_head_dim, layer.v_head_dim = layer.keys.shape[-1], layer.values.shape[-1]
+
+
+def _place(layer: Any, tensor: Any) -> None:
+    if isinstance(tensor, torch.Tensor):  # pytree maps over other leaves too: names, specifications
+        layer.dtype, layer.device = tensor.dtype, tensor.device
+
+
+def _length_of(keys: Any) -> Any:
+    return keys.shape[-2] if isinstance(keys, torch.Tensor) else 0
+
+
+def _check_length(length: Any) -> None:
+    """Refuses to settle the number of tokens seen: the graph would be wrong, without a word, for every other one."""
+    if type(length) is int and torch.compiler.is_exporting():
+        raise TypeError(
+            "the number of tokens that the sliding windows of a cache have seen is fixed by the export. Make it dynamic: "
+            "dynamic_shapes={'past_key_values': cache_shapes(past_key_values)}"
+        )

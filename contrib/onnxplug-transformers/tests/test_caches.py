@@ -215,10 +215,81 @@ def test_round_trip_through_pytree() -> None:
         assert getattr(again, "is_updated", None) == getattr(original, "is_updated", None)
 
 
-def test_sliding_windows_are_refused() -> None:
+def test_round_trip_of_windows_and_states(decoder: Any) -> None:
+    """What the tensors don't say is in the context, and how many tokens were seen in a whole layer or a number."""
+    from onnxplug_transformers import cache_shapes
+    from onnxplug_transformers.caches import register
+
+    register()
+    for name, field, last in (("mistral", "length", 9), ("gemma3", "value_1", None), ("qwen3_next", "value_1", None)):
+        model = decoder(name)
+        with torch.no_grad():
+            cache = model(input_ids=ids(2, 9), use_cache=True).past_key_values
+        leaves, spec = pytree.tree_flatten(cache)
+        paths = [path[-1].key for path, _ in pytree.tree_flatten_with_path(cache)[0]]
+        assert paths[-1] == field
+        assert len(cache_shapes(cache)) == len(leaves)
+        assert last is None or leaves[-1] == last
+        again = pytree.tree_unflatten(leaves, pytree.treespec_loads(pytree.treespec_dumps(spec)))
+        assert [type(layer) for layer in again.layers] == [type(layer) for layer in cache.layers]
+        tokens = ids(2, 1)
+        with torch.no_grad():
+            results = [model(input_ids=tokens, past_key_values=copy.deepcopy(past)).logits for past in (cache, again)]
+        assert torch.equal(*results)
+
+
+def test_an_empty_cache_has_seen_nothing(decoder: Any) -> None:
+    from onnxplug_transformers import empty_cache
+
+    for name in ("mistral", "gemma3", "qwen3_next", "t5"):
+        model = decoder(name)
+        given = {"input_ids": ids(2, 9)} | ({"decoder_input_ids": ids(2, 3)} if name == "t5" else {})
+        with torch.no_grad():
+            cache = model(**given, use_cache=True).past_key_values
+        before = [leaf.clone() for leaf in pytree.tree_leaves(cache) if isinstance(leaf, torch.Tensor)]
+        nothing = empty_cache(cache)
+        assert nothing.get_seq_length() == 0
+        assert all(not bool(leaf.any()) for leaf in pytree.tree_leaves(nothing) if isinstance(leaf, torch.Tensor))
+        after = [leaf for leaf in pytree.tree_leaves(cache) if isinstance(leaf, torch.Tensor)]
+        assert all(map(torch.equal, before, after))
+
+
+def _recording(cache: Any) -> Any:
+    cache.activate_past_recording()
+    return cache
+
+
+def _uneven(cache: Any) -> Any:
+    cache.layers[0].cumulative_length += 1
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda _: object(), "does not support the cache class object"),
+        (_recording, "records its past"),
+        (_uneven, r"have seen \[4, 5\] tokens"),
+    ],
+)
+def test_caches_that_are_refused(change: Any, words: str) -> None:
     from onnxplug_transformers import cache_shapes
     from transformers import DynamicCache, MistralConfig
 
-    cache = DynamicCache(config=MistralConfig(num_hidden_layers=1, sliding_window=4))
-    with pytest.raises(TypeError, match="DynamicSlidingWindowLayer"):
+    cache = DynamicCache(config=MistralConfig(num_hidden_layers=2, sliding_window=6))
+    for layer in range(2):
+        cache.update(torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5), layer)
+    cache_shapes(cache)
+    with pytest.raises(TypeError, match=words):
+        cache_shapes(change(cache))
+
+
+def test_static_windows_and_merging_of_one_half_are_refused() -> None:
+    from onnxplug_transformers import cache_shapes, merged_cache
+    from transformers import DynamicCache, MistralConfig, StaticCache
+
+    cache = StaticCache(config=MistralConfig(num_hidden_layers=1, sliding_window=4), max_cache_len=12)
+    with pytest.raises(TypeError, match="use a DynamicCache"):
         cache_shapes(cache)
+    with pytest.raises(TypeError, match="takes an EncoderDecoderCache"):
+        merged_cache(DynamicCache())

@@ -1,0 +1,85 @@
+"""Caches and masks while a model is captured: sliding windows without branches on how many tokens were seen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import cache_utils, masking_utils
+
+from onnxplug.capture.patching import patched
+
+
+def _update(layer: Any, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """As transformers' own; the last tokens are taken by sizes, not by a negative index that a short cache doesn't have."""
+    if not layer.is_initialized:
+        layer.lazy_initialization(keys, values)
+    seen = keys.shape[-2]
+    if layer.keys.dim() == keys.dim():
+        keys = torch.cat([layer.keys, keys], dim=-2)
+        values = torch.cat([layer.values, values], dim=-2)
+    layer.cumulative_length = layer.cumulative_length + seen
+    kept = torch.sym_min(keys.shape[-2], layer.sliding_window - 1)
+    left = keys.shape[-2] - kept
+    layer.keys, layer.values = (x.split([left, kept], dim=-2)[1] for x in (keys, values))
+    return keys, values
+
+
+def _mask_sizes(layer: Any, query_length: int) -> tuple[Any, Any]:
+    """Length and offset: the tokens kept are the last ones seen, whether the window is full or not."""
+    kept = layer.keys.shape[-2] if layer.is_initialized else 0
+    return kept + query_length, layer.cumulative_length - kept
+
+
+def _update_conv(layer: Any, states: torch.Tensor, state_idx: int = 0, **options: Any) -> torch.Tensor:
+    """As transformers' own; the new state takes the old one's place, where that would be written over."""
+    before = layer.conv_states[state_idx] if layer.has_previous_state[state_idx] else None
+    size = layer.conv_kernel_size[state_idx] if layer.is_conv_states_initialized[state_idx] else None
+    size = size or options.get("conv_kernel_size") or states.shape[-1]
+    full = states if before is None else torch.cat([before, states], dim=-1)
+    if before is None and full.shape[-1] < size:
+        full = torch.nn.functional.pad(full, (size - full.shape[-1], 0))
+    layer.device, layer.dtype = states.device, states.dtype
+    layer.conv_kernel_size[state_idx] = size
+    layer.conv_states[state_idx] = full[..., full.shape[-1] - size :]
+    layer.is_conv_states_initialized[state_idx] = layer.has_previous_state[state_idx] = True
+    return full
+
+
+def _update_recurrent(layer: Any, states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
+    layer.recurrent_states[state_idx] = states
+    layer.is_recurrent_states_initialized[state_idx] = True
+    return states
+
+
+def _is_causal_alone(*_: Any, **__: Any) -> bool:
+    """Never while a model is captured, as in transformers' own, which asks for sizes before it says so."""
+    return False
+
+
+def _hides_nothing(padding_mask: Any, kv_length: Any, local_attention_size: Any = None) -> bool:
+    """Whether attention to an encoder needs no mask: one of the encoder's length would not fit a cache that is continued."""
+    return padding_mask is None and local_attention_size is None
+
+
+@contextlib.contextmanager
+def capturable_caches() -> Iterator[None]:
+    """Holds while a model is captured.
+
+    A window's length, and what is in it, are computed from sizes; states of linear attention are results, no inputs that
+    are written over.
+    """
+    linear = cache_utils.LinearAttentionLayer
+    with contextlib.ExitStack() as stack:
+        for owner, name, function in (
+            (cache_utils.DynamicSlidingWindowLayer, "update", _update),
+            (cache_utils.DynamicSlidingWindowLayer, "get_mask_sizes", _mask_sizes),
+            (linear, "update_conv_state", _update_conv),
+            (linear, "update_recurrent_state", _update_recurrent),
+            (masking_utils, "_ignore_causal_mask_sdpa", _is_causal_alone),
+            (masking_utils, "_ignore_bidirectional_mask_sdpa", _hides_nothing),
+        ):
+            stack.enter_context(patched(owner, name, function))
+        yield

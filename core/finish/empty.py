@@ -1,0 +1,48 @@
+"""Reshapes to computed sizes, one of which may be 0 when the model runs."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxplug.build.scope import nodes_of
+
+
+def keep_empty(graph: ir.Graph, opset: int) -> None:
+    """Marks reshapes that state every size: without the mark, a 0 among them is the input's size at that place.
+
+    Only those to sizes that are read off other tensors, or constants other than 0 and -1. This comes after the rewrites,
+    which know shapes without the mark.
+
+    Args:
+        graph: The graph; it is changed.
+        opset: Version of ai.onnx; below 14 a reshape has no such mark.
+    """
+    if opset < 14:
+        return
+    for node in nodes_of(graph):
+        plain = node.op_type == "Reshape" and node.domain == "" and "allowzero" not in node.attributes
+        if plain and _states_every_size(node.inputs[1]):
+            node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
+
+
+def _states_every_size(shape: ir.Value | None) -> bool:
+    producer = shape.producer() if shape is not None else None
+    if producer is None or producer.op_type != "Concat" or producer.domain != "":
+        return False
+    return all(_is_size(part) for part in producer.inputs)
+
+
+def _is_size(part: ir.Value | None) -> bool:
+    if part is None:
+        return False
+    producer = part.producer()
+    if producer is not None and producer.domain == "" and producer.op_type in ("Gather", "Slice", "Unsqueeze"):
+        return producer.inputs[0] is not None and _is_made_by_shape(producer.inputs[0])
+    if producer is not None:
+        return _is_made_by_shape(part)
+    return part.const_value is not None and bool((part.const_value.numpy() > 0).all())
+
+
+def _is_made_by_shape(value: ir.Value) -> bool:
+    producer = value.producer()
+    return producer is not None and producer.op_type == "Shape" and producer.domain == ""
