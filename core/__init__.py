@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 _HOME = {
     "to_onnx": "export",
     "bisect": "diagnosis.bisect",
+    "diagnose": "diagnosis.diagnose",
+    "Diagnosis": "diagnosis.diagnose",
     "OnnxProgram": "program",
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
@@ -50,6 +52,8 @@ __all__ = ["__version__", *sorted(_HOME)]
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder as GraphBuilder
     from onnxplug.diagnosis.bisect import bisect as bisect
+    from onnxplug.diagnosis.diagnose import Diagnosis as Diagnosis
+    from onnxplug.diagnosis.diagnose import diagnose as diagnose
     from onnxplug.errors import (
         CaptureError as CaptureError,
     )

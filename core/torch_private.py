@@ -196,6 +196,9 @@ _NAMES = {
     "onnx_export_flags": _Private(  # torch.onnx.is_in_onnx_export() is False during capture
         "torch.onnx._internal.exporter._flags:", "is_in_onnx_export() during capture", SimpleNamespace
     ),
+    "interned_files": _Private(  # findings of draft_export name no line
+        "torch._logging.structured:INTERN_TABLE", "the lines that torch.export.draft_export names", dict
+    ),
     # Repeated modules are traced each time.
     "ModuleStackTracer": _Private(
         "torch.fx.experimental.proxy_tensor:_ModuleStackTracer", "tracing repeated modules once", _no_tracer

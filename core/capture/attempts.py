@@ -91,6 +91,8 @@ class _Way(NamedTuple):
         parts = ["strict" if self.strict else "non-strict"]
         if not self.tied:
             parts.append("sizes of one name not tied")
+        if not self.oblivious:
+            parts.append("sizes 0 and 1 as torch takes them")
         if self.below:
             parts.append("below autograd and functorch")
         return ", ".join(parts)

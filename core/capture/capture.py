@@ -63,7 +63,7 @@ def capture(
     if isinstance(model, torch.export.ExportedProgram):
         return _given(model, positional, keywords, dynamic_shapes)
     started = time.perf_counter()
-    module = model if is_script(model) else _as_module(model)
+    module = model if is_script(model) else as_module(model)
     if is_script(model):
         if strict:
             raise UsageError("a script is captured in torch.export's non-strict mode, but strict=True is given")
@@ -152,7 +152,12 @@ def _as_tuple(args: Any) -> tuple[Any, ...]:
     )
 
 
-def _as_module(model: Any) -> torch.nn.Module:
+def as_module(model: Any) -> torch.nn.Module:
+    """A model as a module; a function becomes the ``forward`` of one.
+
+    Raises:
+        UsageError: It is neither.
+    """
     if isinstance(model, torch.nn.Module):
         return model
     if isinstance(model, type):

@@ -1,4 +1,4 @@
-"""The command line: ``onnxplug export | verify | bisect | inspect | plugins | why | ops``."""
+"""The command line: ``onnxplug export | verify | bisect | diagnose | inspect | plugins | why | ops``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxplug.cli.bisect import bisect
+from onnxplug.cli.diagnose import diagnose
 from onnxplug.cli.explain import ops, why
 from onnxplug.cli.options import (
     CaptureOption,
@@ -65,6 +66,7 @@ app.add_typer(plugins_app, name="plugins")
 app.command()(plugin_options(why))
 app.command()(plugin_options(ops))
 app.command()(plugin_options(bisect))
+app.command()(plugin_options(diagnose))
 
 
 def _version(asked: bool) -> None:

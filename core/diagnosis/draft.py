@@ -1,0 +1,90 @@
+"""What ``torch.export.draft_export`` finds: it captures with real numbers, goes on after a fault, and lists the faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onnxplug.capture.attempts import quiet
+from onnxplug.capture.locations import is_torch_file
+from onnxplug.torch_private import interned_files, pytree
+
+_KINDS = {
+    "MISSING_FAKE_KERNEL": "an operator that cannot be traced",
+    "MISMATCHED_FAKE_KERNEL": "an operator whose shapes are stated wrongly",
+    "DATA_DEPENDENT_ERROR": "Python code that depends on data",
+    "GUARD_ADDED": "a condition on sizes",
+}
+
+
+@dataclass(frozen=True)
+class DraftFinding:
+    """A fault that ``torch.export.draft_export`` found.
+
+    Attributes:
+        kind: torch's name for the kind of fault (``"DATA_DEPENDENT_ERROR"``).
+        text: What it is, in words.
+        place: The user's ``file:line``; ``None`` where torch tells none.
+    """
+
+    kind: str
+    text: str
+    place: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text}{f' at {self.place}' if self.place else ''}"
+
+
+def draft_findings(
+    model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], dynamic_shapes: Any = None
+) -> tuple[list[DraftFinding], str | None]:
+    """Runs ``torch.export.draft_export``.
+
+    Args:
+        model: The model.
+        args, kwargs: Its example inputs; they stay as they were.
+        dynamic_shapes: In torch's own forms.
+
+    Returns:
+        The findings, equal ones once, and why it failed itself (``None`` where it did not).
+    """
+    positional, named = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), dict(kwargs)))
+    try:
+        with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            program = torch.export.draft_export(model, positional, named or None, dynamic_shapes=dynamic_shapes)
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        return [], f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    report = getattr(program, "_report", None)
+    # The report itself names only the files that torch met for the first time in the process.
+    files = {number: file for file, number in interned_files.items()} | getattr(report, "str_to_filename", {})
+    found = [_finding(failure, files) for failure in getattr(report, "failures", ())]
+    return list(dict.fromkeys(found)), None
+
+
+def _finding(failure: Any, files: Mapping[int, str]) -> DraftFinding:
+    kind, data = failure.failure_type.name, failure.data
+    text = _KINDS.get(kind, kind.lower().replace("_", " "))
+    about = data.get("op") or data.get("expr")
+    if about is not None:
+        text += f": {about}"
+    sources = data.get("symbol_to_sources") or {}
+    if sources:
+        text += f", where {', '.join(f'{symbol} is {source}' for symbol, source in sources.items())}"
+    if data.get("reason"):
+        text += f" ({data['reason']})"
+    if "result" in data:
+        text += f"; in the example it is {data['result']}"
+    return DraftFinding(kind, text, _place(data.get("user_stack") or (), files))
+
+
+def _place(stack: Any, files: Mapping[int, str]) -> str | None:
+    """The innermost frame that is the user's."""
+    for frame in reversed(list(stack)):
+        file = files.get(frame["filename"], frame["filename"])
+        if isinstance(file, str) and not is_torch_file(file):
+            return f"{file}:{frame['line']}"
+    return None
