@@ -18,6 +18,7 @@ _HOME = {
     "OnnxProgram": "program",
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
+    "Functions": "finish.outline.wanted",
     "OnnxRegistry": "registry.registry",
     "GraphBuilder": "build.builder",
     "FxNode": "interpret.node",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
         VerificationError as VerificationError,
     )
     from onnxplug.export import to_onnx as to_onnx
+    from onnxplug.finish.outline.wanted import Functions as Functions
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode
     from onnxplug.plugin_api import (

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.finish.outline.wanted import Functions
 from onnxplug.host import PluginHost
 from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
@@ -104,6 +106,39 @@ def captures_blocks(capture: Any) -> bool:
             f"capture= takes 'blocks' (modules that the model repeats are traced once) or 'whole', not {capture!r}"
         )
     return bool(capture == "blocks")
+
+
+def functions_asked(functions: Any, model: Any) -> Functions | None:
+    """What ``functions=`` asks for; ``None`` for nothing.
+
+    Raises:
+        UsageError: It is malformed, or names a class of which the model has no module.
+    """
+    wanted = Functions.asked(functions)
+    if wanted is not None and isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        wanted.check(_classes_of(model))
+    return wanted
+
+
+def _classes_of(model: torch.nn.Module) -> set[str]:
+    classes = {type(module) for module in model.modules()}
+    return {f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
+
+
+def module_calls(wanted: Functions, program: torch.export.ExportedProgram, model: Any) -> ModuleCalls:
+    """The calls of modules in a captured program.
+
+    Raises:
+        UsageError: It has none of a class that is asked for, nor has the model.
+    """
+    calls = ModuleCalls()
+    for node in program.graph.nodes:
+        calls.of(node.meta.get("nn_module_stack"))
+    classes = calls.class_names()
+    if isinstance(model, torch.nn.Module):
+        classes |= _classes_of(model)
+    wanted.check(classes)
+    return calls
 
 
 def check_destination(f: Any) -> None:
@@ -227,9 +262,18 @@ def _is_registered_symbolic(rule: Rule) -> bool:
 
 
 def unknown_domains(
-    opsets: Mapping[str, int], registry: OnnxRegistry, host: PluginHost, runtime: Iterable[Any]
+    opsets: Mapping[str, int],
+    registry: OnnxRegistry,
+    host: PluginHost,
+    runtime: Iterable[Any],
+    own: Iterable[str] = (),
 ) -> list[str]:
     """The domains asked for that nothing declares; rules from outside onnxplug may still emit them.
+
+    Args:
+        opsets: The versions asked for, by domain.
+        registry, host, runtime: What declares domains.
+        own: Domains that the call itself names.
 
     Raises:
         UsageError: There is one, and no rule from outside onnxplug.
@@ -237,7 +281,7 @@ def unknown_domains(
     import onnx.defs
 
     known = {schema.domain for schema in onnx.defs.get_all_schemas_with_history()} if len(opsets) > 1 else set()
-    known |= {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", *_MICROSOFT, *(d.name for d in host.domains())}
+    known |= {"", *own, "ai.onnx", "ai.onnx.ml", "ai.onnx.training", *_MICROSOFT, *(d.name for d in host.domains())}
     known |= {name for _, rule in registry.rules() for name in rule.domains} if not known >= set(opsets) else set()
     known |= {name for rewrite in host.rewrites() for name in getattr(rewrite, "domains", ())}
     known |= {name for item in runtime for name in getattr(item, "domains", ())}

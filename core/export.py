@@ -17,12 +17,15 @@ from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collect_if_due, collection_held
 from onnxplug.build.kernels import Kernels
+from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.finish import finish
+from onnxplug.finish.outline.outline import outline
+from onnxplug.finish.outline.wanted import Functions
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
@@ -61,6 +64,7 @@ def to_onnx(
     target: str | None = DEFAULT_RUNTIME,
     exact: bool = False,
     optimize: bool = True,
+    functions: Functions | Iterable[type[Any] | str] | bool | None = None,
     verify: bool = False,
     report: bool = False,
     strict: bool | None = None,
@@ -95,6 +99,8 @@ def to_onnx(
         exact: NaN, infinities, ties and integers beyond 2**53 as in PyTorch also where that takes more than the plain ONNX
             operator; docs/numerics.md lists what differs without it, and both costs.
         optimize: Fold, share and rewrite; ``False`` gives the plain translation.
+        functions: ``True``: modules that the model repeats become ONNX functions, called with their weights; classes of modules, or
+            their names: these do. ``Functions(classes, domain)`` also says in which domain.
         verify: Compare the result with eager PyTorch, on these inputs and on others.
         report: Print what was exported and how long it took.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
@@ -123,6 +129,7 @@ def to_onnx(
     stage = progress if progress is not None else lambda _: None
     opsets = resolve_opsets(opset_version)
     blocks = arguments.captures_blocks(capture)
+    wanted = arguments.functions_asked(functions, model)
     items = tuple(CallHost.checked(runtime))
     call_rules = arguments.rules_of_call(rules, custom_translation_table)
     decomposition_table = checked_table(decompositions)
@@ -137,7 +144,7 @@ def to_onnx(
         registry = plugins_of_call(plugins=plugins, call_rules=call_rules, prefer=prefer)
     table, host = registry
     runtime_name = check_runtime(target, table.targets() | host.targets())
-    domains = arguments.unknown_domains(opsets, table, host, items)
+    domains = arguments.unknown_domains(opsets, table, host, items, {wanted.domain} if wanted is not None else ())
     call_patches = [patch for rule in call_rules for patch in rule.patches()]
     if call_patches and strict:
         raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
@@ -153,6 +160,7 @@ def to_onnx(
         patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
     )
     arguments.check_operators(call_rules, late=True)
+    calls = arguments.module_calls(wanted, captured.program, model) if wanted is not None else None
     stage("conversion")
     started = time.perf_counter()
     runners = CallHost(host, items) if items else host
@@ -165,12 +173,15 @@ def to_onnx(
             try:
                 functional = prepare(captured, input_names=input_names, output_names=output_names)
                 recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
-                converted = convert(captured, functional, table, host, chosen, optimize=optimize)
+                converted = convert(captured, functional, table, host, chosen, optimize=optimize, calls=calls)
                 break
             except OnnxplugError as error:
                 if recipe is not None:
                     error.export = (captured, recipe, runners)
                 resort.further(error)
+        made: dict[str, int] = {}
+        if wanted is not None and calls is not None:
+            made = outline(converted, calls, wanted, opsets.get(wanted.domain, 1))
     seconds = time.perf_counter() - started
     arguments.check_domains_used(converted, domains)
     operators = Counter(n.op_type for n in nodes_of(converted.graph))
@@ -190,6 +201,7 @@ def to_onnx(
             blocks=captured.blocks,
             strategy=captured.strategy,
             decomposed=resort.reasons,
+            functions=made,
         ),
         host=runners,
         recipe=recipe,
@@ -225,10 +237,11 @@ def convert(
     optimize: bool = True,
     without: Collection[str] = (),
     alignment: Alignment | None = None,
+    calls: ModuleCalls | None = None,
 ) -> ir.Model:
     """Converts a prepared graph: interpretation, simplification, rewrites (but those named in ``without``), names.
 
-    ``alignment`` takes what FX nodes became.
+    ``alignment`` takes what FX nodes became, ``calls`` the calls of modules that nodes come from.
     """
     domains = list(host.domains())
     builder = GraphBuilder(
@@ -253,6 +266,7 @@ def convert(
     )
     if alignment is not None:
         interpreter.applied = alignment.rules
+    interpreter.module_calls = calls
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     env = interpreter.run(functional.graph, values)
     arguments.warn_of_unused_rules(registry, bound.asked())

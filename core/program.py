@@ -23,7 +23,7 @@ from onnxplug.run.protobuf import to_proto
 from onnxplug.run.save import save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
-from onnxplug.text import type_with_article, value_text
+from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import pytree
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class ExportStatistics:
         strategy: How the program was captured: ``"given"``, ``"non-strict"``, ``"strict"``, …
         decomposed: The operators because of which torch decomposed the whole program: those that nothing else translates, or
             those that ``decompositions`` names.
+        functions: Function to the number of calls of modules that it stands for (``functions=``).
     """
 
     capture_seconds: float = 0.0
@@ -54,6 +55,7 @@ class ExportStatistics:
     blocks: Mapping[str, int] = field(default_factory=dict)
     strategy: str = "given"
     decomposed: Sequence[str] = ()
+    functions: Mapping[str, int] = field(default_factory=dict)
 
 
 class OnnxProgram(torch.onnx.ONNXProgram):
@@ -399,6 +401,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         lines = [f"OnnxProgram({opsets}; {graph.num_nodes()} nodes, {len(graph.initializers)} initializers)"]
         lines += [f"  input  {v.name}: {value_text(v)}" for v in graph.inputs]
         lines += [f"  output {v.name}: {value_text(v)}" for v in graph.outputs]
+        calls = self.statistics.functions if self.model.functions else {}
+        lines += [f"  function {name}: {counted(count, 'call')}" for name, count in calls.items()]
         return "\n".join(lines)
 
 

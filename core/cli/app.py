@@ -19,6 +19,9 @@ from onnxplug.cli.options import (
     CaptureOption,
     DynamicOption,
     ExactOption,
+    FunctionClassesOption,
+    FunctionDomainOption,
+    FunctionsOption,
     InputOption,
     ModeOption,
     OpsetOption,
@@ -108,6 +111,9 @@ def export(
     optimize: OptimizeOption = True,
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
+    functions: FunctionsOption = False,
+    function_classes: FunctionClassesOption = None,
+    function_domain: FunctionDomainOption = None,
     strict: ModeOption = None,
     capture: CaptureOption = "blocks",
     decompositions: Annotated[
@@ -124,13 +130,14 @@ def export(
     ] = None,
 ) -> None:
     """Export a model to an ONNX file."""
-    from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
+    from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_opset
     from onnxplug.cli.report import progress, summary, verification
     from onnxplug.cli.targets import load_for_export
 
     opsets = parse_opset(opset)
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
+    wanted = parse_functions(functions, function_classes, function_domain)
     with progress() as shown:
         shown("loading")
 
@@ -151,6 +158,7 @@ def export(
             target=parse_runtime(runtime),
             exact=exact,
             optimize=optimize,
+            functions=wanted,
             strict=strict,
             capture=capture,
             decompositions=decompositions,

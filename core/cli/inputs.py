@@ -12,6 +12,8 @@ from onnxplug.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from onnxplug.finish.outline.wanted import Functions
+
 _INPUT = re.compile(
     r"(?:(?P<name>\w+)=)?(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\](?:\{(?P<low>-?\d+)\.\.(?P<high>-?\d+)\})?"
 )
@@ -129,3 +131,19 @@ def parse_opset(text: str | None) -> int | dict[str, int] | None:
             raise UsageError(f"--opset {text!r} can't be read", hint="Write it as 21, or 21,com.microsoft=1.")
         opsets[name.strip() if separator else ""] = int(version)
     return opsets[""] if list(opsets) == [""] else opsets
+
+
+def parse_functions(asked: bool, classes: str | None, domain: str | None) -> Functions | None:
+    """``--functions``, ``--function-classes Block,Attention`` and ``--function-domain my.blocks``; each asks for functions.
+
+    Raises:
+        UsageError: A class has no name, or the domain is none.
+    """
+    if not asked and classes is None and domain is None:
+        return None
+    from onnxplug.finish.outline.wanted import DEFAULT_DOMAIN, Functions
+
+    names = [name.strip() for name in classes.split(",")] if classes is not None else None
+    if names is not None and not all(names):
+        raise UsageError(f"--function-classes {classes!r} can't be read", hint="Write it as Block,Attention.")
+    return Functions(names, DEFAULT_DOMAIN if domain is None else domain)

@@ -47,6 +47,16 @@ ModeOption = Annotated[bool | None, typer.Option("--strict/--no-strict", help="t
 CaptureOption = Annotated[
     str, typer.Option("--capture", help="blocks: modules that are repeated are traced once; whole: each is traced")
 ]
+FunctionsOption = Annotated[
+    bool, typer.Option("--functions", help="Modules that the model repeats become ONNX functions")
+]
+FunctionClassesOption = Annotated[
+    str | None,
+    typer.Option("--function-classes", help="'Block,Attention': modules of these classes become ONNX functions"),
+]
+FunctionDomainOption = Annotated[
+    str | None, typer.Option("--function-domain", help="Domain of these functions; onnxplug.modules by default")
+]
 StrictPlugins = Annotated[
     bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
 ]

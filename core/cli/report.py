@@ -97,6 +97,9 @@ def summary(program: OnnxProgram, path: Path) -> None:
         ("capture", f"{statistics.capture_seconds:.2f} s, {statistics.strategy}"),
         ("conversion", f"{statistics.conversion_seconds:.2f} s"),
     ]
+    if statistics.functions:
+        calls = ", ".join(f"{name} {count}" for name, count in statistics.functions.items())
+        rows.append(("functions", f"{len(statistics.functions)} for calls of modules: {calls}"))
     if statistics.decomposed:
         rows.append(("decomposed", f"the whole program, by torch, because of {', '.join(statistics.decomposed)}"))
     for name, value in rows:

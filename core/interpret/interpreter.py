@@ -14,6 +14,8 @@ from torch.fx.immutable_collections import immutable_list
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex, complex_constant, touches_complex
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.module_calls import KEY as MODULE_CALL
+from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
 from onnxplug.capture.locations import module_path, raised_at, source_location
 from onnxplug.errors import ConversionError, Decline, MissingRuleError, OnnxplugError, OutputMismatchError
@@ -47,6 +49,7 @@ class _Frame(NamedTuple):
         location: The user's line of the operator that the graph is the decomposition of; ``None`` for the user's graphs.
         path: The module of that operator.
         decomposing: The operators that the graph is a decomposition of, the outermost first.
+        call: The call of a module that it is part of, as nodes say it; ``None`` where that isn't asked for.
     """
 
     values: dict[torch.fx.Node, Any]
@@ -54,6 +57,7 @@ class _Frame(NamedTuple):
     location: str | None = None
     path: str = ""
     decomposing: tuple[str, ...] = ()
+    call: str | None = None
 
 
 class DynamoInterpreter:
@@ -89,6 +93,8 @@ class DynamoInterpreter:
         self._has_quantized = False
         #: Takes the rule that translated each FX node, where that is asked for.
         self.applied: dict[torch.fx.Node, Rule] | None = None
+        #: Takes the calls of modules that nodes come from, where that is asked for.
+        self.module_calls: ModuleCalls | None = None
         self._operators = Operators()
         self._frame = _Frame({}, None)
         builder.attach(self)
@@ -286,6 +292,9 @@ class DynamoInterpreter:
             "namespace": f"{module_path(fx) or self._frame.path}/{fx.name}: {call.op_name}",
             "pkg.onnxplug.source": call.location,
         }
+        module_call = self._module_call(fx)
+        if module_call is not None:
+            metadata[MODULE_CALL] = module_call
         builder = self._builder
         outer = builder.current, builder.metadata
         builder.current, builder.metadata = call, metadata
@@ -298,9 +307,16 @@ class DynamoInterpreter:
         finally:
             builder.current, builder.metadata = outer
 
+    def _module_call(self, fx: torch.fx.Node) -> str | None:
+        """The call of a module that a node is part of; ``None`` where that isn't asked for."""
+        if self.module_calls is None:
+            return None
+        return self.module_calls.of(fx.meta.get("nn_module_stack")) or self._frame.call
+
     def _functionalized(self, fx: torch.fx.Node) -> list[Any]:
         location = source_location(fx) or self._frame.location
-        with self._within(self._frame._replace(location=location, path=module_path(fx) or self._frame.path)):
+        path = module_path(fx) or self._frame.path
+        with self._within(self._frame._replace(location=location, path=path, call=self._module_call(fx))):
             return convert_functionalized(self, fx)
 
     def _empty_results(self, call: FxNode) -> Any:
@@ -430,6 +446,7 @@ class DynamoInterpreter:
             location=call.location,
             path=module_path(call.fx) or frame.path,
             decomposing=(*frame.decomposing, call.op_name),
+            call=self._module_call(call.fx),
         )
         bound = _bound_nodes(call)
         results = self._inline(module.graph, [bound[fx] for fx in inputs], inner)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 
 from onnxplug.cli.app import run
-from onnxplug.cli.inputs import parse_dynamic, parse_input, parse_opset
+from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_opset
 from onnxplug.errors import UsageError
 from tests.support.child import run_child
 
@@ -286,3 +287,52 @@ def test_dynamic_and_opset_texts() -> None:
     for text in ("x", "x=a b", "=a", "x=3,_"):
         with pytest.raises(UsageError):
             parse_dynamic([text])
+
+
+BLOCKS = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x).tanh() + x
+
+def make():
+    return torch.nn.Sequential(Block(), Block(), torch.nn.Tanh()), (torch.randn(2, 4),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--functions"], ["onnxplug.modules::Block"]),
+        (["--function-classes", "Block, Tanh"], ["onnxplug.modules::Block", "onnxplug.modules::Tanh"]),
+        (["--function-domain", "acme"], ["acme::Block"]),
+        ([], []),
+    ],
+    ids=str,
+)
+def test_functions(
+    options: list[str],
+    found: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "blocks.py").write_text(BLOCKS, encoding="utf-8")
+    assert run(["export", "blocks.py:make", "-o", "m.onnx", "--verify", *options]) == 0
+    printed = capsys.readouterr().out
+    assert ("for calls of modules: Block 2" in printed) == bool(found)
+    functions = onnx.load(tmp_path / "m.onnx").functions
+    assert [f"{f.domain}::{f.name}" for f in functions] == found
+
+
+def test_functions_that_cannot_be_read() -> None:
+    with pytest.raises(UsageError, match="--function-classes 'A,' can't be read"):
+        parse_functions(False, "A,", None)
+    with pytest.raises(UsageError, match="can't be in the domain ''"):
+        parse_functions(False, None, "")

@@ -1,0 +1,1 @@
+"""Calls of modules become calls of ONNX functions."""

@@ -1,0 +1,151 @@
+"""The bodies of functions: copies of nodes that read the function's inputs and constants of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxplug.build.names import Names
+from onnxplug.build.scope import graphs_of
+from onnxplug.finish.outline.canonical import is_constant, read_by
+
+_NUMBERED = re.compile(r"_\d+$")
+_NAMESPACE = "namespace"
+
+
+class Body:
+    """A function's body in the making.
+
+    Args:
+        path: The module's path in the model, that names and metadata begin with.
+        types: Gives a value its type and shape.
+    """
+
+    def __init__(self, path: str, types: Callable[[ir.Value, ir.Value], None]) -> None:
+        self.path = path
+        self.names = Names()
+        self.nodes: list[ir.Node] = []
+        self._types = types
+        #: What each value of the model is here.
+        self.values: dict[ir.Value, ir.Value] = {}
+
+    def add_input(self, value: ir.Value, name: str) -> ir.Value:
+        """An input that stands for a value of the model."""
+        return self._made(value, name)
+
+    def copy(self, node: ir.Node) -> None:
+        """Adds a copy of a node of the model."""
+        for value in read_by(node):
+            self.read(value)
+        self.nodes.append(self._copied(node))
+
+    def call(self, node: ir.Node, outputs: Iterable[ir.Value]) -> None:
+        """Adds the call of another function, whose results are named after what they stand for in the model."""
+        for value, result in zip(outputs, node.outputs, strict=True):
+            self._types(value, result)
+            result.name = self._unnumbered(value)
+            self.values[value] = result
+        self.nodes.append(node)
+
+    def read(self, value: ir.Value) -> ir.Value:
+        """What a value of the model is here; a small constant is one of the body's own."""
+        found = self.values.get(value)
+        if found is None:
+            assert is_constant(value), value
+            found = self._made(value, "constant")
+            attr = ir.Attr("value", ir.AttributeType.TENSOR, _unnamed(value))
+            self.nodes.append(ir.Node("", "Constant", (), (attr,), outputs=(found,), name=f"node_{found.name}"))
+        return found
+
+    def _made(self, value: ir.Value, name: str | None = None) -> ir.Value:
+        copy = ir.Value(name=self._unnumbered(value) if name is None else self.names.unique(name))
+        self._types(value, copy)
+        self.values[value] = copy
+        return copy
+
+    def _unnumbered(self, value: ir.Value) -> str:
+        return self.names.unique(unnumbered(value.name or "value"))
+
+    def _copied(self, node: ir.Node) -> ir.Node:
+        inputs = [None if value is None else self.values[value] for value in node.inputs]
+        attributes = [self._attribute(attr) if graphs_of(node) else attr for attr in node.attributes.values()]
+        outputs = [self._made(value) for value in node.outputs]
+        return ir.Node(
+            node.domain,
+            node.op_type,
+            inputs,
+            attributes,
+            overload=node.overload,
+            version=node.version,
+            outputs=outputs,
+            name=f"node_{outputs[0].name}" if outputs else None,
+            doc_string=node.doc_string,
+            metadata_props={key: self._said(key, text) for key, text in node.metadata_props.items()},
+        )
+
+    def _said(self, key: str, text: str) -> str:
+        """A node's metadata, in the terms of the module: the model's path to it goes, and numbers of FX nodes."""
+        if key != _NAMESPACE:
+            return text
+        path, slash, rest = text.partition("/")
+        name, colon, operator = rest.partition(": ")
+        return f"{within(path, self.path)}{slash}{unnumbered(name)}{colon}{operator}"
+
+    def _attribute(self, attr: ir.Attr) -> ir.Attr:
+        if attr.is_ref() or attr.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            return attr
+        if attr.type == ir.AttributeType.GRAPH:
+            return ir.Attr(attr.name, attr.type, self._graph(attr.as_graph()))
+        return ir.Attr(attr.name, attr.type, [self._graph(graph) for graph in attr.as_graphs()])
+
+    def _graph(self, graph: ir.Graph) -> ir.Graph:
+        inputs = [self._made(value) for value in graph.inputs]
+        nodes = [self._copied(node) for node in graph]
+        outputs = [self.values[value] for value in graph.outputs]
+        return ir.Graph(inputs, outputs, nodes=nodes, name=graph.name, doc_string=graph.doc_string)
+
+
+def _unnamed(value: ir.Value) -> ir.TensorProtocol:
+    """A constant's content; the name is that of the node's result."""
+    content = value.const_value
+    assert content is not None
+    array = content.numpy()
+    return ir.Tensor(array, dtype=content.dtype, shape=ir.Shape(array.shape))
+
+
+def within(path: str, around: str) -> str:
+    """A path as seen from a module."""
+    return "" if path == around else path.removeprefix(f"{around}.") if around else path
+
+
+def unnumbered(name: str) -> str:
+    """A name without the number that told it from others of the model."""
+    return _NUMBERED.sub("", name) or name
+
+
+def shared_types(instances: Sequence[Sequence[ir.Value]]) -> Callable[[ir.Value, ir.Value], None]:
+    """What gives a value the dtype and the sizes that are the same in all instances of a function.
+
+    Args:
+        instances: For each instance its values, in one order.
+    """
+    known: Mapping[ir.Value, Sequence[ir.Value]] = {values[0]: values for values in zip(*instances, strict=True)}
+
+    def write(value: ir.Value, copy: ir.Value) -> None:
+        alike = known.get(value, (value,))
+        if all(other.type == value.type for other in alike):
+            copy.type = value.type
+        shapes = [other.shape for other in alike]
+        first = shapes[0]
+        if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
+            return
+        copy.shape = ir.Shape([_shared(dims) for dims in zip(*(shape or () for shape in shapes), strict=True)])
+
+    return write
+
+
+def _shared(dims: Sequence[int | ir.SymbolicDim]) -> int | ir.SymbolicDim | None:
+    first = dims[0]
+    return first if all(dim == first for dim in dims) else None

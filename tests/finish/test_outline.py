@@ -1,0 +1,595 @@
+"""Modules as ONNX functions: inlined, a model is the plain export node for node; its numbers are those of PyTorch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+
+import onnxplug
+from onnxplug import Functions, OnnxProgram, Rule
+from onnxplug.build.module_calls import KEY, ModuleCalls
+from onnxplug.build.scope import nodes_of
+from onnxplug.build.stored import META
+from onnxplug.errors import UsageError
+from onnxplug.finish.outline.outline import outline
+from onnxplug.finish.outline.wanted import UnusedClassWarning
+from tests.support.sampling import rotated
+from tests.support.structure import structure
+from tests.support.zoo import ZOO
+
+DOMAIN = "onnxplug.modules"
+
+
+def outlined(model: Any, args: Any = (), *, functions: Any = True, verify: bool = True, **options: Any) -> OnnxProgram:
+    """Exports with functions, and holds the model against the plain one and against PyTorch."""
+    program = onnxplug.to_onnx(model, args, functions=functions, **options)
+    assert program.recipe is not None
+    plain = program.recipe.convert(program.recipe.optimize, (), None)
+    same_inlined(program.model, plain)
+    assert not any(KEY in node.metadata_props for body in bodies(program.model) for node in nodes_of(body))
+    if verify:
+        assert {case.runtime for case in program.verify().cases} == {"onnxruntime"}
+    return program
+
+
+def same_inlined(model: ir.Model, plain: ir.Model) -> None:
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    assert structure(onnx.inliner.inline_local_functions(proto)) == structure(
+        onnx.inliner.inline_local_functions(ir.to_proto(plain))
+    )
+    assert list(proto.graph.input) == list(ir.to_proto(plain).graph.input)
+    assert list(proto.graph.output) == list(ir.to_proto(plain).graph.output)
+
+
+def bodies(model: ir.Model) -> list[Any]:
+    return [model.graph, *model.functions.values()]
+
+
+def calls(body: Any, domain: str = DOMAIN) -> list[str]:
+    """The functions that a body calls, in order."""
+    return [node.op_type for node in body if node.domain == domain]
+
+
+def function(program: OnnxProgram, name: str, domain: str = DOMAIN) -> ir.Function:
+    return program.model.functions[domain, name, ""]
+
+
+# -- whole models ------------------------------------------------------------------------------------------------------
+
+#: What the functions of some models stand for.
+COUNTS = {
+    "bert": {"BertLayer": 2, "BertAttention": 2, "BertSelfAttention": 2, "Linear": 4, "Linear_1": 2},
+    "llama": {"LlamaDecoderLayer": 2, "LlamaAttention": 2, "LlamaMLP": 2, "LlamaRMSNorm": 5},
+    "resnet18": {"BasicBlock": 5, "BasicBlock_1": 3, "Sequential": 3},
+    "swin_tiny_patch4_window7_224": {"WindowAttention": 3, "SwinTransformerBlock": 3},
+}
+
+
+@pytest.mark.parametrize("name", rotated(ZOO, every=len(ZOO)))
+def test_models_of_the_zoo(name: str) -> None:
+    case = ZOO[name]()
+    program = outlined(case.module, case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
+    assert program.statistics.functions
+    assert COUNTS.get(name, {}).items() <= program.statistics.functions.items()
+
+
+# -- kinds of modules --------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (q @ k.transpose(-2, -1)).masked_fill(mask[:length, :length] == 0, float("-inf"))
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), Attention(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm(x), mask)
+        return x + self.mlp(x)
+
+
+class Decoder(nn.Module):
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.norm = nn.LayerNorm(8)
+        self.register_buffer("mask", torch.tril(torch.ones(64, 64)))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, self.mask)
+        return self.norm(x) @ self.embedding.weight.T
+
+
+IDS = torch.arange(10).reshape(2, 5)
+TOKENS: Any = ({0: Dim("batch", min=2, max=99), 1: Dim("sequence", min=2, max=60)},)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> OnnxProgram:
+    return outlined(Decoder().eval(), (IDS,), dynamic_shapes=TOKENS)
+
+
+def test_blocks_of_a_decoder(decoder: OnnxProgram) -> None:
+    assert calls(decoder.model.graph) == ["Block"] * 3
+    # The first block computes the mask and the sizes, which the others use: they are inputs of all three.
+    expected = {"Linear": 6, "Attention": 3, "Linear_1": 3, "Sequential": 3, "Block": 3}
+    assert decoder.statistics.functions == expected
+    assert calls(function(decoder, "Block")) == ["Attention", "Sequential"]
+    assert decoder.statistics.onnx_nodes == decoder.model.graph.num_nodes()
+
+
+def test_names(decoder: OnnxProgram) -> None:
+    state = Decoder().state_dict().keys()
+    initializers = decoder.model.graph.initializers
+    assert {"blocks.0.norm.weight", "blocks.2.mlp.2.bias"} <= state & initializers.keys()
+    block = function(decoder, "Block")
+    names = [v.name for v in block.inputs]
+    assert {"norm.weight", "attention.out.weight", "mlp.2.bias"} <= set(names)
+    assert names.index("norm.weight") > names.index("x")  # what is computed comes before the weights
+    for call, layer in zip([n for n in decoder.model.graph if n.domain == DOMAIN], range(3), strict=True):
+        assert call.name == f"blocks.{layer}"
+        assert call.metadata_props["namespace"].startswith(f"blocks.{layer}: ")
+        given = {formal: value.name for formal, value in zip(names, call.inputs, strict=True) if value is not None}
+        assert given["norm.weight"] == f"blocks.{layer}.norm.weight"
+    inner = {n.name for n in block if n.domain == DOMAIN}
+    assert inner == {"attention", "mlp"}
+    assert block.metadata_props["pkg.onnxplug.class"].endswith(".Block")
+
+
+def test_metadata_within_functions(decoder: OnnxProgram) -> None:
+    """A node of a body says where it is in the module, and the line of the user's that is the same for all."""
+    body = [n for n in function(decoder, "Attention") if n.op_type not in ("Constant", "Linear")]
+    spaces = {n.metadata_props["namespace"] for n in body}
+    assert "/softmax: aten::softmax.int" in spaces
+    assert any(space.startswith("qkv/linear: ") for space in spaces)
+    assert not any("blocks" in space for space in spaces)
+    assert all(__file__ in n.metadata_props["pkg.onnxplug.source"] for n in body)
+
+
+def test_values_within_functions_are_described(decoder: OnnxProgram) -> None:
+    block = function(decoder, "Block")
+    assert str(block.outputs[0].shape) == "[batch,sequence,8]"
+    assert {v.dtype for v in block.inputs} == {ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL}
+
+
+def test_text_is_small(decoder: OnnxProgram) -> None:
+    text = str(decoder)
+    assert "function Block: 3 calls" in text
+    deep = outlined(Decoder(12).eval(), (IDS,), dynamic_shapes=TOKENS, verify=False)
+    more = len(onnx.printer.to_text(deep.model_proto.graph)) - len(onnx.printer.to_text(decoder.model_proto.graph))
+    assert deep.model.graph.num_nodes() == decoder.model.graph.num_nodes() + 9
+    assert [len(f) for f in deep.model.functions.values()] == [len(f) for f in decoder.model.functions.values()]
+    assert more > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"capture": "whole"}, {"strict": True}, {"exported": True}, {"optimize": False}], ids=str
+)
+def test_ways_of_capture(options: dict[str, Any], decoder: OnnxProgram) -> None:
+    model: Any = Decoder().eval()
+    if options.pop("exported", False):
+        program = torch.export.export(model, (IDS,), dynamic_shapes=TOKENS)
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        found = outlined(torch.export.load(io.BytesIO(file.getvalue())))
+    else:
+        found = outlined(model, (IDS,), dynamic_shapes=TOKENS, **options)
+    if options.get("optimize", True):
+        assert found.statistics.functions == decoder.statistics.functions
+        assert [f.name for f in found.model.functions.values()] == [f.name for f in decoder.model.functions.values()]
+    else:
+        assert found.statistics.functions["Block"] == 3
+
+
+@pytest.mark.parametrize(("opset", "target"), [(13, "onnxruntime"), (17, None), (23, None)])
+def test_opsets(opset: int, target: str | None) -> None:
+    found = outlined(Decoder().eval(), (IDS,), dynamic_shapes=TOKENS, opset_version=opset, target=target)
+    assert found.statistics.functions["Block"] == 3
+    assert function(found, "Block").opset_imports == {"": opset, DOMAIN: 1}
+
+
+class Model(nn.Module):
+    """Modules one after the other."""
+
+    def __init__(self, *parts: nn.Module, times: int = 1) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.times = times
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for part in self.parts:
+            for _ in range(self.times):
+                x = part(x)
+        return x
+
+
+class Part(nn.Module):
+    """A module that runs a function of itself and its input."""
+
+    def __init__(self, run: Callable[[Any, torch.Tensor], Any], width: int = 4, **attributes: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.run = run
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.run(self, x)
+
+
+def plain(part: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(part.linear(x)) * 2 + x
+
+
+def branching(part: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x * 2  # read by the branches
+    return torch.cond(x.sum() > 0, lambda x: part.linear(x) + y, lambda x: x - y, (x,))
+
+
+def looping(part: Any, x: torch.Tensor) -> torch.Tensor:
+    start = torch.zeros_like(x[0])
+    return torch._higher_order_ops.scan(lambda c, r: (c + part.linear(r), c * r), start, x)[1]
+
+
+def scaled(part: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(part.linear(x)) * part.scale + 1
+
+
+def two_results(part: Any, x: torch.Tensor) -> torch.Tensor:
+    y, z = part.inner(x)
+    return y * z + part.linear(y)
+
+
+def both(part: Any, x: torch.Tensor) -> Any:
+    return torch.sin(x) + 1, torch.cos(part.linear(x)) * 2
+
+
+def passing(part: Any, x: torch.Tensor) -> Any:
+    y, same = part.inner(x)
+    return y + same
+
+
+def with_its_input(part: Any, x: torch.Tensor) -> Any:
+    return torch.exp(-part.linear(x)) + 1, x
+
+
+def normalised(part: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.relu(part.norm(part.linear(x))) + x
+
+
+def dropped(part: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(torch.tanh(part.linear(x)), 0.3, part.training) + x
+
+
+def sized(part: Any, x: torch.Tensor) -> torch.Tensor:
+    rows = x.shape[0]
+    return (part.linear(x).reshape(2, -1) / rows + rows).reshape(rows, -1) + torch.arange(4)
+
+
+def written(part: Any, x: torch.Tensor) -> torch.Tensor:
+    y = part.linear(x)
+    y[:, 0] = 1.5
+    return y + x
+
+
+def tabled(part: Any, x: torch.Tensor) -> torch.Tensor:
+    return part.linear(x) @ torch.arange(400.0).reshape(4, 100)[:, :4] * 1e-3 + part.table.sum(0)
+
+
+def parts(run: Callable[..., Any], count: int = 3, **attributes: Any) -> Model:
+    return Model(*(Part(run, **attributes) for _ in range(count)))
+
+
+def tied() -> Model:
+    model = parts(plain)
+    model.parts[1].linear.weight = model.parts[0].linear.weight
+    return model
+
+
+def tied_within() -> Model:
+    """One tensor for two weights of a part: another wiring, not the same function."""
+    model = Model(*(Part(lambda p, x: p.other(p.linear(x).tanh()) + x, other=nn.Linear(4, 4)) for _ in range(3)))
+    model.parts[2].other.weight = model.parts[2].linear.weight
+    return model
+
+
+def nested() -> Model:
+    return Model(*(Part(two_results, inner=Part(both)) for _ in range(3)))
+
+
+X = torch.randn(3, 4)
+ROWS: Any = ({0: Dim("rows", min=2)},)
+
+#: Models and what their functions stand for, all parts of one class.
+KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, int], Any]] = {
+    "plain": (lambda: parts(plain), {"Part": 3}, ROWS),
+    "static": (lambda: parts(plain), {"Part": 3}, None),
+    "tied weights": (tied, {"Part": 3}, ROWS),
+    "weights tied within one": (tied_within, {"Part": 2}, ROWS),
+    "called twice": (lambda: Model(Part(plain), times=2), {"Part": 2}, ROWS),
+    "two modules called twice": (lambda: Model(Part(plain), Part(plain), times=2), {"Part": 4}, ROWS),
+    "If": (lambda: parts(branching), {"Part": 3}, ROWS),
+    "Scan": (lambda: parts(looping), {"Part": 3}, ROWS),
+    "nested": (nested, {"Part": 3, "Part_1": 3}, ROWS),
+    "passes its input on": (
+        lambda: Model(*(Part(passing, inner=Part(with_its_input)) for _ in range(2))),
+        {"Part": 2, "Part_1": 2},
+        ROWS,
+    ),
+    "sizes": (lambda: parts(sized), {"Part": 3}, ROWS),
+    "in-place writes": (lambda: parts(written), {"Part": 3}, ROWS),
+    "large constants": (lambda: Model(*(Part(tabled, table=torch.rand(30, 4)) for _ in range(3))), {"Part": 3}, ROWS),
+    "other constants": (lambda: Model(*(Part(scaled, scale=s) for s in (2.0, 2.0, 3.0))), {"Part": 2}, ROWS),
+    "signs of zero": (lambda: Model(*(Part(scaled, scale=torch.tensor(s)) for s in (0.0, -0.0))), {}, ROWS),
+    "other widths": (
+        lambda: Model(Part(plain), Part(plain), nn.Linear(4, 6), Part(plain, 6), Part(plain, 6)),
+        {"Part": 4},
+        ROWS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_modules(name: str) -> None:
+    make, expected, dynamic = KINDS[name]
+    found = outlined(make().eval(), (X,), dynamic_shapes=dynamic)
+    assert {k: n for k, n in found.statistics.functions.items() if not k.startswith("Linear")} == expected
+    if expected and not name.startswith(("other", "weights")):  # what stays outside reads no weights
+        outside = [node for node in found.model.graph if node.domain != DOMAIN]
+        assert not any(META in v.meta for node in outside for v in node.inputs if v is not None)
+
+
+def test_sizes_that_differ_are_left_open() -> None:
+    make, _, dynamic = KINDS["other widths"]
+    found = outlined(make().eval(), (X,), dynamic_shapes=dynamic)
+    assert str(function(found, "Part").outputs[0].shape) == "[rows,None]"
+
+
+def test_buffers_that_are_written() -> None:
+    """Batch normalisation in training: each call's new statistics are outputs of the model."""
+    model = Model(*(Part(normalised, norm=nn.BatchNorm1d(4)) for _ in range(3))).train()
+    found = outlined(model, (X,), dynamic_shapes=ROWS, verify=False)
+    assert found.statistics.functions["Part"] == 3
+    assert len(found.model.graph.outputs) == 1 + 3 * 3
+    plain = onnxplug.to_onnx(model, (X,), dynamic_shapes=ROWS)
+    for given in (X, torch.randn(7, 4)):
+        for one, other in zip(found(given), plain(given), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_random_numbers() -> None:
+    """Each call of a function draws its own numbers."""
+    found = outlined(parts(dropped).train(), (X,), dynamic_shapes=ROWS, verify=False)
+    assert found.statistics.functions["Part"] == 3
+    masks = Model(
+        *(Part(lambda p, x: x + F.dropout(torch.ones_like(x) + 0 * p.linear(x), 0.5, True)) for _ in range(2))
+    )
+    found = outlined(masks.train(), (torch.zeros(200, 4),), dynamic_shapes=ROWS, verify=False)
+    assert found.statistics.functions["Part"] == 2
+    (result,) = found(torch.zeros(200, 4))
+    assert set(result.unique().tolist()) == {0.0, 2.0, 4.0}  # 2.0: the masks differ
+
+
+# -- which modules -----------------------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (True, {}),  # a single node each
+        ([Scaled], {"Scaled": 2, "Scaled_1": 1}),
+        (Scaled, {"Scaled": 2, "Scaled_1": 1}),
+        (["Scaled"], {"Scaled": 2, "Scaled_1": 1}),
+        ("tests.finish.test_outline.Scaled", {"Scaled": 2, "Scaled_1": 1}),
+        ((nn.Tanh,), {"Tanh": 1}),  # once
+        ([nn.Sequential, Scaled], {"Scaled": 2, "Scaled_1": 1, "Sequential": 1}),
+        ([], {}),
+        (False, {}),
+        (None, {}),
+    ],
+    ids=str,
+)
+def test_classes(asked: Any, expected: dict[str, int]) -> None:
+    model = nn.Sequential(
+        Scaled(2.0), nn.Tanh(), Scaled(2.0), nn.Tanh() if expected == {} else nn.Identity(), Scaled(3.0)
+    )
+    model[0].__class__.__module__ = "tests.finish.test_outline"
+    found = outlined(model, (X,), dynamic_shapes=({0: Dim("rows")},), functions=asked)
+    assert found.statistics.functions == expected
+
+
+def test_domain_and_version() -> None:
+    wanted = Functions(["Part"], domain="acme.parts")
+    found = outlined(parts(plain), (X,), functions=wanted, opset_version={"": 21, "acme.parts": 3})
+    assert calls(found.model.graph, "acme.parts") == ["Part"] * 3
+    assert found.model.opset_imports == {"": 21, "acme.parts": 3}
+    assert function(found, "Part", "acme.parts").opset_imports == {"": 21}
+
+
+def test_functions_of_rules_within() -> None:
+    """What plugins' rules call stands within the functions, in its own domain; names in one domain are told apart."""
+
+    def soft(g: Any, node: Any) -> Any:
+        return g.function("acme", "Part", lambda x: g.op.Mul(g.op.Tanh(x), x), [node.args[0]], version=2)
+
+    for domain, name in (("acme.parts", "Part"), ("acme", "Part_1")):
+        found = outlined(
+            parts(plain),
+            (X,),
+            functions=Functions(domain=domain),
+            rules=[Rule("aten::tanh", soft)],
+            dynamic_shapes=ROWS,
+            verify=False,
+        )
+        assert found.statistics.functions == {name: 3}
+        assert calls(function(found, name, domain), "acme") == ["Part"]
+        assert found.model.opset_imports["acme"] == 2 == function(found, name, domain).opset_imports["acme"]
+        assert found(X)[0].shape == X.shape
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([3], "classes of modules or their names, got 3"),
+        (7, "takes classes of modules, got an int"),
+        ([torch.Tensor], "got <class 'torch.Tensor'>"),
+        ([nn.Linear(2, 2)], r"got a module, not its class\nHint: functions=\[Linear\]"),
+        (["Parts"], r"names Parts, and the model has no module of that class\nHint: Did you mean Part"),
+        ([nn.Conv2d], r"names Conv2d.*\nHint: It has modules of Linear, Model, ModuleList, Part\."),
+    ],
+    ids=str,
+)
+def test_refused(asked: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        onnxplug.to_onnx(parts(plain), (X,), functions=asked)
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "my blocks", "a..b", None])
+def test_refused_domains(domain: Any) -> None:
+    with pytest.raises(UsageError, match="functions can't be in the domain"):
+        Functions(domain=domain)
+
+
+def test_a_class_that_an_exported_program_lacks() -> None:
+    program = torch.export.export(parts(plain), (X,))
+    with pytest.raises(UsageError, match=r"names Conv2d.*\nHint: It has modules of Linear, Model, Part\."):
+        onnxplug.to_onnx(program, functions=["Conv2d"])
+
+
+def test_a_class_without_operators() -> None:
+    with pytest.warns(UnusedClassWarning, match="no function was made of Identity"):
+        found = outlined(nn.Sequential(nn.Identity(), nn.Tanh()), (X,), functions=[nn.Identity, nn.Tanh])
+    assert found.statistics.functions == {"Tanh": 1}
+
+
+# -- what a program does -----------------------------------------------------------------------------------------------
+
+
+def test_saved_and_run_by_the_evaluator(decoder: OnnxProgram, tmp_path: Path) -> None:
+    given = (IDS[:, :3],)
+    (expected,) = decoder(*given)
+    torch.testing.assert_close(decoder.call_reference(*given)[0], expected)
+    decoder.save(tmp_path / "model.onnx", external_data=True)
+    assert (tmp_path / "model.onnx.data").is_file()
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (result,) = session.run(None, {"ids": given[0].numpy()})
+    np.testing.assert_allclose(result, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_are_replaced() -> None:
+    torch.manual_seed(0)
+    first, second = Decoder().eval(), Decoder().eval()
+    program = outlined(first, (IDS,), dynamic_shapes=TOKENS, verify=False)
+    program.apply_weights(second.state_dict())
+    torch.testing.assert_close(program(IDS)[0], second(IDS), rtol=1e-4, atol=1e-5)
+
+
+def test_verdict_and_optimizer(decoder: OnnxProgram) -> None:
+    assert decoder.verify(seeds=(), intermediates=True).intermediates is not None
+    program = onnxplug.to_onnx(Decoder().eval(), (IDS,), dynamic_shapes=TOKENS, functions=True)
+    expected = program(IDS)[0]
+    program.optimize()
+    torch.testing.assert_close(program(IDS)[0], expected)
+    assert "OnnxProgram(" in str(program)
+
+
+def test_nothing_asked_nothing_said() -> None:
+    program = onnxplug.to_onnx(parts(plain), (X,))
+    assert program.statistics.functions == {}
+    assert not any(KEY in node.metadata_props for node in program.model.graph)
+
+
+# -- nodes that don't fit ----------------------------------------------------------------------------------------------
+
+
+def made_by_hand(text: str, owners: dict[str, list[str]]) -> tuple[ir.Model, ModuleCalls]:
+    """A model of text; ``owners`` has the paths of the modules around the node that makes a value, outermost first."""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    found = ModuleCalls()
+    for node in model.graph:
+        paths = owners.get(str(node.outputs[0].name), [])
+        number = found.of(
+            {path: (path, f"acme.{path.rpartition('.')[2].rstrip('0123456789').title()}") for path in paths}
+        )
+        if number is not None:
+            node.metadata_props[KEY] = number
+    return model, found
+
+
+HEADER = '<ir_version: 10, opset_import: ["": 21]> agraph (float[N] x) => (float[N] out) '
+ENTANGLED = {
+    # a1 of a is read by b, whose result a2 of a reads: neither can be taken out before the other.
+    "between two": (
+        "{ a1 = Sin(x) m = Cos(a1) b1 = Tan(a1) b2 = Abs(b1) a2 = Add(m, b2) b3 = Neg(b2) out = Mul(a2, b3) }",
+        {"a1": ["a"], "a2": ["a"], "b1": ["b"], "b2": ["b"], "b3": ["b"]},
+        ["A", "B"],
+        {},
+    ),
+    "through a node of nobody": (
+        "{ a1 = Sin(x) m = Cos(a1) a2 = Add(m, a1) out = Abs(a2) }",
+        {"a1": ["a", "a.c1"], "a2": ["a", "a.c2"], "out": ["d"]},
+        ["A", "C", "D"],
+        {"C": 1, "C_1": 1, "D": 1},
+    ),
+    "each needs the other": (
+        "{ a1 = Sin(x) b1 = Cos(x) a2 = Tan(b1) b2 = Abs(a1) out = Add(a2, b2) }",
+        {"a1": ["a"], "a2": ["a"], "b1": ["b"], "b2": ["b"]},
+        ["A", "B"],
+        {},
+    ),
+    "out of order": (
+        "{ a1 = Sin(x) b1 = Cos(x) b2 = Tan(b1) a2 = Add(b2, a1) out = Abs(a2) }",
+        {"a1": ["a"], "a2": ["a"], "b1": ["b"], "b2": ["b"], "out": ["a"]},
+        ["A", "B"],
+        {"B": 1, "A": 1},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:no function was made")
+@pytest.mark.parametrize("name", ENTANGLED)
+def test_entangled_modules(name: str) -> None:
+    nodes, owners, classes, expected = ENTANGLED[name]
+    model, found = made_by_hand(HEADER + nodes, owners)
+    before = ir.from_proto(ir.to_proto(model))
+    assert outline(model, found, Functions(classes)) == expected
+    same_inlined(model, before)

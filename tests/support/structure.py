@@ -1,0 +1,60 @@
+"""Models compared node for node, whatever their values are called and in whatever order their nodes stand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, numpy_helper
+
+
+def structure(model: onnx.ModelProto, *, by_name: int = 65) -> tuple[Counter[Any], list[Any]]:
+    """What a model's nodes and outputs are, equal for models that differ in names alone.
+
+    Constants stand for their content, be they nodes or initializers; so do initializers of fewer than ``by_name`` elements,
+    and the others, with the graph's inputs, for their names.
+
+    Returns:
+        How often each node stands in the graph, and the outputs.
+    """
+    return _Structure(by_name).of(model.graph, {})
+
+
+class _Structure:
+    def __init__(self, by_name: int) -> None:
+        self.by_name = by_name
+
+    def of(self, graph: onnx.GraphProto, around: dict[str, Any]) -> tuple[Counter[Any], list[Any]]:
+        values = dict(around)
+        for position, value in enumerate(graph.input):
+            values[value.name] = ("formal", position) if around else ("input", value.name)
+        for tensor in graph.initializer:
+            content = numpy_helper.to_array(tensor)
+            values[tensor.name] = _content(content) if content.size < self.by_name else ("weight", tensor.name)
+        nodes: Counter[Any] = Counter()
+        for node in graph.node:
+            if node.op_type == "Constant" and not node.domain:
+                values[node.output[0]] = _content(numpy_helper.to_array(node.attribute[0].t))
+                continue
+            read = tuple(values[name] if name else None for name in node.input)
+            attributes = tuple(
+                (a.name, self._attribute(a, values)) for a in sorted(node.attribute, key=lambda a: a.name)
+            )
+            said = hash((node.domain, node.op_type, read, attributes, len(node.output)))
+            nodes[(node.domain, node.op_type, said)] += 1
+            for position, name in enumerate(node.output):
+                values[name] = ("result", node.op_type, said, position)
+        return nodes, [(value.name if not around else "", values[value.name]) for value in graph.output]
+
+    def _attribute(self, attribute: Any, values: dict[str, Any]) -> Any:
+        if attribute.type == AttributeProto.GRAPH:
+            nodes, outputs = self.of(attribute.g, values)
+            return frozenset(nodes.items()), tuple(outputs)
+        if attribute.type == AttributeProto.TENSOR:
+            return _content(numpy_helper.to_array(attribute.t))
+        return attribute.SerializeToString(deterministic=True)
+
+
+def _content(array: Any) -> Any:
+    return "constant", str(array.dtype), array.shape, array.tobytes()
