@@ -87,8 +87,11 @@ def check_names(
     if common:
         raise UsageError(f"{common[0]!r} is in input_names and in output_names", hint="A name stands for one value.")
     if inputs is not None and input_names is not None:
-        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor | int | float)]
-        if len(input_names) > len(leaves):
+        values = pytree.tree_leaves(inputs)
+        leaves = [leaf for leaf in values if isinstance(leaf, torch.Tensor | int | float)]
+        # A plugin may say, later, what another object is made of.
+        whole = all(isinstance(value, torch.Tensor | int | float | complex | str | None) for value in values)
+        if whole and len(input_names) > len(leaves):
             raise UsageError(f"input_names has {len(input_names)} names for {len(leaves)} inputs")
 
 
@@ -139,6 +142,20 @@ def module_calls(wanted: Functions, program: torch.export.ExportedProgram, model
         classes |= _classes_of(model)
     wanted.check(classes)
     return calls
+
+
+def keeps_mutations(mutations: Any) -> bool:
+    """Whether ``mutations=`` asks that what the model writes be outputs.
+
+    Raises:
+        UsageError: It is neither ``"outputs"`` nor ``"ignore"``.
+    """
+    if mutations not in ("outputs", "ignore"):
+        raise UsageError(
+            "mutations= takes 'outputs' (the new values of inputs and buffers that the model writes are outputs) or 'ignore', "
+            f"not {mutations!r}"
+        )
+    return bool(mutations == "outputs")
 
 
 def check_destination(f: Any) -> None:

@@ -55,6 +55,7 @@ def to_onnx(
     dynamic_shapes: Any = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    present_names: bool = False,
     opset_version: int | Mapping[str, int] | None = None,
     rules: Iterable[Rule] = (),
     runtime: Iterable[Any] = (),
@@ -69,6 +70,7 @@ def to_onnx(
     report: bool = False,
     strict: bool | None = None,
     capture: str = "blocks",
+    mutations: str = "outputs",
     external_data: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | str | None = None,
     progress: Progress | None = None,
@@ -84,6 +86,9 @@ def to_onnx(
         dynamic_shapes: Dynamic dimensions, in every form that ``torch.export.export`` takes; a dimension may also be
             named by a string (``{"x": {0: "batch"}}``), and an int that is to stay an input too (``{"start": "past"}``).
         input_names, output_names: Names of the graph's inputs and outputs, in order.
+        present_names: Call an output that is the new value of an input after it: that of ``past_key_values.0.key`` is
+            ``present.0.key``, that of ``state`` is ``present_state``. It is one that the model returns under the input's name,
+            or an input that the model writes.
         opset_version: Version of ai.onnx, or of several domains (``{"": 21, "com.microsoft": 1}``). The opset asked for
             is the opset emitted.
         rules: Rules of this export alone; they go before every plugin's and the builtin ones.
@@ -106,6 +111,8 @@ def to_onnx(
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
         capture: ``"blocks"`` traces modules that the model repeats once, where the others are provably the same but for
             their weights; ``"whole"`` traces each. The program is the same.
+        mutations: ``"outputs"``: the new values of buffers and inputs that the model writes are outputs, ``NAME_out``, after
+            its results. ``"ignore"`` leaves them away, as ``torch.onnx.export`` does.
         external_data: Save weights beside the model; ``None`` decides by size.
         decompositions: Operators that torch decomposes in the captured program before it is converted: a table from overloads to
             functions, as ``ExportedProgram.run_decompositions`` takes it, or ``"core"`` for torch's own table of everything
@@ -130,6 +137,7 @@ def to_onnx(
     opsets = resolve_opsets(opset_version)
     blocks = arguments.captures_blocks(capture)
     wanted = arguments.functions_asked(functions, model)
+    keep_mutations = arguments.keeps_mutations(mutations)
     items = tuple(CallHost.checked(runtime))
     call_rules = arguments.rules_of_call(rules, custom_translation_table)
     decomposition_table = checked_table(decompositions)
@@ -171,7 +179,13 @@ def to_onnx(
         while True:
             captured = resort.captured
             try:
-                functional = prepare(captured, input_names=input_names, output_names=output_names)
+                functional = prepare(
+                    captured,
+                    input_names=input_names,
+                    output_names=output_names,
+                    mutations=keep_mutations,
+                    present_names=present_names,
+                )
                 recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
                 converted = convert(captured, functional, table, host, chosen, optimize=optimize, calls=calls)
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -119,3 +120,17 @@ class Captured:
     conditions: list[Condition] = field(default_factory=list)
     assumptions: list[Condition] = field(default_factory=list)
     blocks: dict[str, int] = field(default_factory=dict)
+
+
+#: How arguments are called that hold what was before.
+_PAST = re.compile(r"(past_key_values|past_key_value|cache_params|past)(?=[._]|\d|$)")
+
+
+def present_name(past: str) -> str:
+    """What the new value of an input is called: ``past_key_values.0.key`` becomes ``present.0.key``, ``state`` ``present_state``.
+
+    Args:
+        past: Name of the input.
+    """
+    found = _PAST.match(past)
+    return f"present{past[found.end() :]}" if found is not None else f"present_{past}"

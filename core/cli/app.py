@@ -128,6 +128,18 @@ def export(
     output_names: Annotated[
         str | None, typer.Option("--output-names", help="Names of the outputs, separated by commas")
     ] = None,
+    present_names: Annotated[
+        bool,
+        typer.Option(
+            "--present-names", help="Call the new value of the input past_key_values… present…, of state present_state"
+        ),
+    ] = False,
+    mutations: Annotated[
+        str,
+        typer.Option(
+            "--mutations", help="outputs: what the model writes is among the outputs; ignore: it is left away"
+        ),
+    ] = "outputs",
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_opset
@@ -164,6 +176,8 @@ def export(
             decompositions=decompositions,
             input_names=input_names.split(",") if input_names else None,
             output_names=output_names.split(",") if output_names else None,
+            present_names=present_names,
+            mutations=mutations,
             registry=registry(),
             progress=shown,
         )

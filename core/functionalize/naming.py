@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.signature import FunctionalGraph, InputKind, OutputKind
+from onnxplug.capture.signature import FunctionalGraph, InputKind, OutputKind, present_name
 from onnxplug.errors import UsageError
 from onnxplug.torch_private import pytree
 
@@ -42,16 +42,33 @@ def _key_text(key: Any) -> str:
 
 
 def assign_names(
-    functional: FunctionalGraph, input_names: Sequence[str] | None, output_names: Sequence[str] | None
+    functional: FunctionalGraph,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+    *,
+    present_names: bool = False,
 ) -> None:
     """Settles every name; where two meet, the one that the user gave stays.
+
+    Args:
+        functional: The graph; its slots get their names.
+        input_names, output_names: The user's names, in order.
+        present_names: Whether an output that is the new value of an input is called after it: an input that the model writes,
+            or a result that has the name of an input.
 
     Raises:
         UsageError: Too many names, or one twice.
     """
     users = [slot for slot in functional.inputs if slot.kind is InputKind.USER]
     outputs = [slot for slot in functional.outputs if slot.value is not None]
+    pasts = {slot.name: slot for slot in users}
     _apply("input_names", input_names, users)
+    if present_names:
+        for output in outputs:
+            past = pasts.get(output.target or "") if output.kind is OutputKind.INPUT_MUTATION else None
+            past = pasts.get(output.name) if output.kind is OutputKind.USER else past
+            if past is not None:
+                output.name = present_name(past.name)
     _apply("output_names", output_names, outputs)
     given_inputs = set(input_names or ())
     given_outputs = set(output_names or ())

@@ -30,11 +30,23 @@ _STATE = {
 
 
 def prepare(
-    captured: Captured, *, input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None
+    captured: Captured,
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    mutations: bool = True,
+    present_names: bool = False,
 ) -> FunctionalGraph:
     """Makes the captured graph functional and gives its inputs, state and outputs their names.
 
     The user's ``ExportedProgram`` stays as it is.
+
+    Args:
+        captured: The capture.
+        input_names, output_names: The user's names, in order.
+        mutations: Whether the new values of inputs and buffers that the model writes are outputs.
+        present_names: Whether an output that is the new value of an input is called after it
+            (:func:`onnxplug.capture.signature.present_name`).
 
     Raises:
         UsageError: ``input_names`` or ``output_names`` doesn't fit.
@@ -42,7 +54,11 @@ def prepare(
     """
     program = captured.program
     functional = _functional(program)
-    assign_names(functional, input_names, output_names)
+    if not mutations:
+        for slot in functional.outputs:
+            if slot.kind is not OutputKind.USER:
+                slot.value = None  # verification still knows that the model writes it
+    assign_names(functional, input_names, output_names, present_names=present_names)
     return functional
 
 

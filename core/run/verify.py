@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 import torch
 
-from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
+from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot, present_name
 from onnxplug.errors import VerificationError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import Scale, compare
@@ -532,7 +532,8 @@ def _eager_by_name(
     """What PyTorch computes for each output of a file: its results in order, then the inputs and buffers that it writes.
 
     Raises:
-        VerificationError: An output beyond the results is not named after an input or buffer, with ``_out`` behind it.
+        VerificationError: An output beyond the results is not named after an input or buffer, with ``_out`` behind it or as
+            ``present_names=True`` calls it.
     """
     copied = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
     args, kwargs = pytree.tree_unflatten(leaves, spec)
@@ -540,8 +541,9 @@ def _eager_by_name(
         returned = pytree.tree_leaves(copied(*args, **kwargs))
     results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float)]
     expected = list(zip(output_names, results, strict=False))
+    presents = {present_name(name): name for name in inputs}
     for name in output_names[len(results) :]:
-        written = name.removesuffix("_out")
+        written = presents.get(name, name.removesuffix("_out"))
         state = state_of(copied, written) if written != name else None
         if state is not None:
             expected.append((name, state))

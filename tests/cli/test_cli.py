@@ -89,6 +89,30 @@ def test_inputs_from_the_command_line(folder: Path, target: str) -> None:
     assert (model.graph.input[0].name, model.graph.output[0].name, model.opset_import[0].version) == ("a", "b", 18)
 
 
+@pytest.mark.parametrize(
+    ("options", "outputs"),
+    [
+        ([], ["output", "past_out"]),
+        (["--present-names"], ["output", "present"]),
+        (["--mutations", "ignore"], ["output"]),
+    ],
+)
+def test_what_a_model_writes(folder: Path, options: list[str], outputs: list[str]) -> None:
+    text = "import torch\nclass Write(torch.nn.Module):\n    def forward(self, x, past):\n        past.mul_(2)\n        return x + past\n"
+    (folder / "writes.py").write_text(text, encoding="utf-8")
+    inputs = ["--input", "x=float32[3]", "--input", "past=float32[3]"]
+    assert run(["export", "writes.py:Write", "-o", "model.onnx", *inputs, *options]) == 0
+    import onnx
+
+    assert [value.name for value in onnx.load(folder / "model.onnx").graph.output] == outputs
+    assert run(["verify", "model.onnx", "writes.py:Write", *inputs]) == 0
+
+
+def test_mutations_of_another_kind(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "my_model.py:Net", "-o", "m.onnx", "--input", "x=float32[2,4]", "--mutations", "drop"]) == 2
+    assert "mutations=" in capsys.readouterr().err
+
+
 def test_pt2_and_external_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 

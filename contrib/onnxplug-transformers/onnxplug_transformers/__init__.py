@@ -7,7 +7,7 @@ from typing import Any
 
 from onnxplug import PluginInfo, hookimpl
 
-__all__ = ["cache_shapes", "empty_cache", "merged_cache"]
+__all__ = ["cache_names", "cache_shapes", "empty_cache", "merged_cache"]
 
 
 @hookimpl
@@ -71,6 +71,27 @@ def cache_shapes(cache: Any, batch: str = "batch", past: str = "past", source: s
     from onnxplug_transformers.caches import shapes
 
     return shapes(cache, batch, past, source)
+
+
+def cache_names(cache: Any, prefix: str = "past_key_values") -> list[str]:
+    """Names of a cache's tensors as decoders of ONNX have them: ``past_key_values.0.key``, ``past_key_values.0.value``, ...
+
+    With ``present_names=True`` the new cache's are ``present.0.key``, ...
+
+    Args:
+        cache: A ``DynamicCache``, ``StaticCache`` or ``EncoderDecoderCache``.
+        prefix: What they begin with.
+
+    Returns:
+        A name for each tensor of the cache, in the order in which it is taken apart; those of an encoder-decoder cache
+        are ``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
+
+    Raises:
+        TypeError: It is another object, or a cache with layers of another kind.
+    """
+    from onnxplug_transformers.caches import names
+
+    return names(cache, prefix)
 
 
 def empty_cache(cache: Any) -> Any:

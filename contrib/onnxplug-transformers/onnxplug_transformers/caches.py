@@ -30,6 +30,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 }
 _KINDS = {kind.__name__: kind for kind in _FIELDS}
 _NAMES = {"keys": "key", "values": "value", "cumulative_length": "length"}
+_HALVES = {"self": "decoder", "cross": "encoder"}
 _STATES = {"conv_states": "conv", "recurrent_states": "recurrent"}
 
 
@@ -87,6 +88,18 @@ def shapes(cache: Any, batch: str, past: str, source: str) -> list[Any]:
             else:
                 found.append({0: batch, 2: past})
     return [*found, past] if _has_own_length(cache) else found
+
+
+def names(cache: Any, prefix: str) -> list[str]:
+    """See :func:`onnxplug_transformers.cache_names`."""
+    found = []
+    for name, _ in _take_apart(cache)[0]:
+        half, _, rest = name.partition("_") if isinstance(cache, cache_utils.EncoderDecoderCache) else ("", "", name)
+        kind, *numbers = rest.split("_")
+        layer = numbers[:1]
+        parts = [*layer, *([_HALVES[half]] if half else []), kind, *numbers[1:]]
+        found.append(".".join([prefix, *parts]))
+    return found
 
 
 def emptied(cache: Any) -> Any:

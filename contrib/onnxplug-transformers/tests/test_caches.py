@@ -254,6 +254,21 @@ def test_an_empty_cache_has_seen_nothing(decoder: Any) -> None:
         assert all(map(torch.equal, before, after))
 
 
+def test_names_of_other_caches(decoder: Any) -> None:
+    from onnxplug_transformers import cache_names
+
+    model = decoder("t5")
+    with torch.no_grad():
+        past = model(input_ids=ids(2, 5), decoder_input_ids=ids(2, 3), use_cache=True).past_key_values
+    halves = [f"past.{layer}.decoder.{kind}" for layer in range(2) for kind in ("key", "value")]
+    assert cache_names(past, "past") == [*halves, *(name.replace("decoder", "encoder") for name in halves)]
+    with torch.no_grad():
+        states = decoder("mamba")(input_ids=ids(2, 5), use_cache=True).cache_params
+        windows = decoder("mistral")(input_ids=ids(2, 5)).past_key_values
+    assert cache_names(states, "past")[:3] == ["past.0.conv", "past.0.recurrent", "past.1.conv"]
+    assert cache_names(windows)[-1] == "past_key_values.length"
+
+
 def _recording(cache: Any) -> Any:
     cache.activate_past_recording()
     return cache

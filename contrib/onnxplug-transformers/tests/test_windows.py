@@ -103,6 +103,27 @@ def test_without_a_mask_and_of_any_cache(decoder: Any) -> None:
     assert [str(value.shape) for value in program.model.graph.outputs[1:]] == ["[batch,2,past + sequence,16]"] * 4
 
 
+def test_names_that_decoders_have(decoder: Any) -> None:
+    from onnxplug_transformers import cache_names, cache_shapes
+
+    model = decoder("gemma3")
+    with torch.no_grad():
+        past = model(input_ids=ids(2, 9)).past_key_values
+    names = [f"past_key_values.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
+    assert cache_names(past) == names
+    program = onnxplug.to_onnx(
+        model,
+        kwargs={"input_ids": ids(2, 3), "past_key_values": past},
+        dynamic_shapes={"input_ids": {0: "batch", 1: "sequence"}, "past_key_values": cache_shapes(past)},
+        input_names=["input_ids", *names],
+        present_names=True,
+    )
+    program.verify(seeds=(2,))
+    assert [value.name for value in program.model.graph.inputs] == ["input_ids", *names]
+    presents = [name.replace("past_key_values", "present") for name in names]
+    assert [value.name for value in program.model.graph.outputs] == ["logits", *presents]
+
+
 def test_prefill_fills_the_window(decoder: Any) -> None:
     model = decoder("mistral")
     program = onnxplug.to_onnx(
