@@ -19,6 +19,7 @@ from onnxplug.host import PluginHost
 from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.registry.rule import Rule
+from onnxplug.text import counted, type_with_article
 from onnxplug.torch_private import pytree
 
 if TYPE_CHECKING:
@@ -48,6 +49,105 @@ def positional_and_named(model: Any, args: Any, kwargs: Mapping[str, Any] | None
     if not all(isinstance(name, str) for name in last) or (not _binds(model, rest, last) and _binds(model, args, {})):
         return args, None
     return rest, dict(last)
+
+
+Call = tuple[Any, dict[str, Any] | None]
+
+
+def with_examples(
+    model: Any, args: Any, kwargs: Mapping[str, Any] | None, examples: Any
+) -> tuple[Any, dict[str, Any] | None, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """The inputs that the model is captured with, and those of the further calls of ``examples=``.
+
+    Args:
+        model: The model.
+        args, kwargs: The inputs that were given beside the examples; without any, the first example takes their place.
+        examples: As the user gave them: each a tuple as ``args`` is, a dict of keyword inputs, or a tensor.
+
+    Raises:
+        UsageError: They are malformed, or have not all the same positional and keyword inputs.
+    """
+    args, kwargs = positional_and_named(model, args, kwargs)
+    if examples is None:
+        return args, kwargs, []
+    if not isinstance(examples, list | tuple) or not all(
+        isinstance(e, torch.Tensor | tuple | list | dict) for e in examples
+    ):
+        raise UsageError(
+            f"examples= takes a list of inputs, each as args= takes them, got {type_with_article(examples)}",
+            hint="examples=[(x,), (other_x,)], or [{'x': x}, {'x': other_x}]",
+        )
+    calls: list[Call] = [(args, kwargs)] if args or kwargs else []
+    for example in examples:
+        if isinstance(example, dict):
+            calls.append(((), dict(example)))
+        else:
+            calls.append(
+                positional_and_named(model, (example,) if isinstance(example, torch.Tensor) else example, None)
+            )
+    if len(calls) < 2:
+        raise UsageError(
+            f"examples= has the inputs of {counted(len(calls), 'call')}: what is dynamic is what differs among several",
+            hint="Give two or more, or name the dynamic dimensions in dynamic_shapes=.",
+        )
+    first = _as_call(calls[0])
+    further = []
+    for number, call in enumerate(calls[1:], 2):
+        given = _as_call(call)
+        if len(given[0]) != len(first[0]) or set(given[1]) != set(first[1]):
+            raise UsageError(f"example {number} has {_call_text(given)}, example 1 {_call_text(first)}")
+        further.append((given[0], {name: given[1][name] for name in first[1]}))
+    return (*first, further)
+
+
+def _as_call(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = call
+    return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
+
+
+def _call_text(call: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
+    named = f" and {', '.join(call[1])}" if call[1] else ""
+    return f"{counted(len(call[0]), 'positional input')}{named}"
+
+
+#: What does, or says, the same as an argument of torch.onnx.export that isn't one of to_onnx.
+_INSTEAD = {
+    "dynamic_axes": "dynamic_shapes, by the names of the model's own inputs: {'x': {0: 'batch'}}",
+    "example_inputs": "args and kwargs",
+    "verbose": "report=True",
+    "profile": "report=True, or program.statistics",
+    "do_constant_folding": "optimize=False, for the plain translation",
+    "training": "model.train() or model.eval() before the export",
+    "custom_opsets": "opset_version, as {'': 21, 'com.acme': 1}",
+    "opset": "opset_version",
+    "input_shapes": "args, example inputs",
+    "output_path": "f",
+    "path": "f",
+    "export_params": "program.model.graph.initializers, which can be changed before program.save()",
+    "keep_initializers_as_inputs": "program.apply_weights(), to exchange weights",
+    "autograd_inlining": "rules=[compat.autograd_function(...)], to keep a function whole",
+    "operator_export_type": "rules=, for operators without a translation",
+    "dump_exported_program": "program.exported_program",
+    "optimizer": "optimize",
+    "dynamo": "nothing: the model is always captured by torch.export",
+    "fallback": "nothing: the model is always captured by torch.export",
+}
+
+
+def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuses arguments that ``to_onnx`` doesn't have, and says which one is meant.
+
+    Args:
+        unknown: What was given.
+        known: The arguments that there are.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for name in unknown:
+        near = difflib.get_close_matches(name, list(known), 1)
+        hint = f"Use {_INSTEAD[name]}." if name in _INSTEAD else f"Did you mean {near[0]!r}?" if near else None
+        raise UsageError(f"to_onnx has no argument {name!r}", hint=hint)
 
 
 def _binds(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import onnx_ir as ir
 import torch
@@ -28,6 +29,7 @@ from onnxplug.finish.outline.outline import outline
 from onnxplug.finish.outline.wanted import Functions
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost
+from onnxplug.interpret import size_checks
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
 from onnxplug.interpret.last_resort import LastResort, checked_table
@@ -52,6 +54,7 @@ def to_onnx(
     f: str | os.PathLike[str] | None = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
+    examples: Sequence[Any] | None = None,
     dynamic_shapes: Any = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -71,10 +74,12 @@ def to_onnx(
     strict: bool | None = None,
     capture: str = "blocks",
     mutations: str = "outputs",
+    checks: bool = False,
     external_data: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | str | None = None,
     progress: Progress | None = None,
     registry: tuple[OnnxRegistry, PluginHost] | None = None,
+    **unknown: Never,
 ) -> OnnxProgram:
     """Exports a PyTorch model to ONNX.
 
@@ -83,6 +88,9 @@ def to_onnx(
         args: Example positional inputs; a dict at the end holds keyword inputs, as in ``torch.onnx.export``.
         f: File to save to; not saved when ``None``.
         kwargs: Example keyword inputs.
+        examples: Inputs of several calls, each as ``args`` takes them or a dict of keyword inputs: sizes and ints that differ
+            among them are dynamic, all others static, and verification runs on them too. ``args`` and ``kwargs`` count as
+            the first one where they are given.
         dynamic_shapes: Dynamic dimensions, in every form that ``torch.export.export`` takes; a dimension may also be
             named by a string (``{"x": {0: "batch"}}``), and an int that is to stay an input too (``{"start": "past"}``).
         input_names, output_names: Names of the graph's inputs and outputs, in order.
@@ -113,12 +121,15 @@ def to_onnx(
             their weights; ``"whole"`` traces each. The program is the same.
         mutations: ``"outputs"``: the new values of buffers and inputs that the model writes are outputs, ``NAME_out``, after
             its results. ``"ignore"`` leaves them away, as ``torch.onnx.export`` does.
+        checks: Put what is known of the sizes into the graph too: ranges, equal names, expressions, and the conditions on sizes
+            that the model's code branches on. The model fails at run time where one does not hold, and the message says which.
         external_data: Save weights beside the model; ``None`` decides by size.
         decompositions: Operators that torch decomposes in the captured program before it is converted: a table from overloads to
             functions, as ``ExportedProgram.run_decompositions`` takes it, or ``"core"`` for torch's own table of everything
             outside of Core ATen. ``None`` decomposes the program only where nothing else translates it.
         progress: Called with the name of each stage as it begins.
         registry: A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select.
+        unknown: Takes no argument: a name that isn't one of these is refused with the one that is meant.
 
     Returns:
         The exported program; it runs, saves and verifies itself.
@@ -133,6 +144,7 @@ def to_onnx(
         VerificationError: ``verify=True`` and the results differ, or the model does not run.
         SaveError: ``f`` can't be written.
     """
+    arguments.refuse_unknown(unknown, inspect.signature(to_onnx).parameters)
     stage = progress if progress is not None else lambda _: None
     opsets = resolve_opsets(opset_version)
     blocks = arguments.captures_blocks(capture)
@@ -141,7 +153,7 @@ def to_onnx(
     items = tuple(CallHost.checked(runtime))
     call_rules = arguments.rules_of_call(rules, custom_translation_table)
     decomposition_table = checked_table(decompositions)
-    args, kwargs = arguments.positional_and_named(model, args, kwargs)
+    args, kwargs, further = arguments.with_examples(model, args, kwargs, examples)
     arguments.check_names(input_names, output_names, (args, kwargs) if args or kwargs else None)
     arguments.check_destination(f)
     if verify:
@@ -165,6 +177,7 @@ def to_onnx(
         dynamic_shapes=dynamic_shapes,
         strict=False if call_patches else strict,
         blocks=blocks,
+        examples=further,
         patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
     )
     arguments.check_operators(call_rules, late=True)
@@ -187,7 +200,9 @@ def to_onnx(
                     present_names=present_names,
                 )
                 recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
-                converted = convert(captured, functional, table, host, chosen, optimize=optimize, calls=calls)
+                converted = convert(
+                    captured, functional, table, host, chosen, optimize=optimize, calls=calls, checks=checks
+                )
                 break
             except OnnxplugError as error:
                 if recipe is not None:
@@ -252,6 +267,7 @@ def convert(
     without: Collection[str] = (),
     alignment: Alignment | None = None,
     calls: ModuleCalls | None = None,
+    checks: bool = False,
 ) -> ir.Model:
     """Converts a prepared graph: interpretation, simplification, rewrites (but those named in ``without``), names.
 
@@ -295,7 +311,10 @@ def convert(
     metadata = {
         "onnxplug.torch_version": torch.__version__,
         "onnxplug.target": f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
+        **size_checks.metadata(captured),
     }
+    if checks:
+        size_checks.insert_checks(graph, builder, captured, functional.inputs)
     return finish(builder, graph, tensors, metadata=metadata)
 
 

@@ -9,7 +9,7 @@ import inspect
 import re
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.attempts import export_program
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
+from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.guards import conditions, warning_text
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.mentions import Mentions
@@ -41,6 +42,7 @@ def capture(
     strict: bool | None = None,
     blocks: bool = True,
     patches: Iterable[Patch] = (),
+    examples: Sequence[Example] = (),
 ) -> Captured:
     """Captures a model.
 
@@ -52,6 +54,7 @@ def capture(
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
         blocks: Trace modules that the model repeats once (:mod:`onnxplug.capture.blocks`).
         patches: Context managers, or functions that make one, that hold during capture.
+        examples: Inputs of further calls; what differs among them and the first one is dynamic.
 
     Raises:
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
@@ -61,7 +64,9 @@ def capture(
     positional = _as_tuple(args)
     keywords = dict(kwargs or {})
     if isinstance(model, torch.export.ExportedProgram):
-        return _given(model, positional, keywords, dynamic_shapes)
+        captured = _given(model, positional, keywords, dynamic_shapes)
+        captured.examples = list(examples)
+        return captured
     started = time.perf_counter()
     module = model if is_script(model) else as_module(model)
     if is_script(model):
@@ -69,7 +74,8 @@ def capture(
             raise UsageError("a script is captured in torch.export's non-strict mode, but strict=True is given")
         # Its modules are all of one class here, and what they do is in their graphs.
         module, strict, blocks = from_script(model), False, False
-    _check_signature(module, positional, keywords)
+    for args_, kwargs_ in ((positional, keywords), *examples):
+        _check_signature(module, args_, kwargs_)
     module = _without_subclasses(module)
     if module.training and any(_depends_on_training(m) for m in module.modules()):
         warnings.warn(
@@ -87,12 +93,18 @@ def capture(
         for patch in patches:
             stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.
-        shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords)
-        check_expressions(shapes, pytree.tree_leaves((positional, keywords)))
+        calls = [(positional, keywords), *examples]
+        inferred = shapes_of(module, calls) if examples else None
+        shapes = parse_dynamic_shapes(dynamic_shapes or inferred, module, positional, keywords)
+        if inferred is not None and dynamic_shapes:
+            check_covered(shapes, parse_dynamic_shapes(inferred, module, positional, keywords))
+        for call in calls:
+            check_expressions(shapes, pytree.tree_leaves(call))
         attempt = export_program(module, positional, keywords, shapes, strict, blocks, mentions)
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.blocks = attempt.conditions, attempt.assumptions, attempt.copied
     result.dim_names = dimension_names(attempt.program, shapes)
+    result.examples = list(examples)
     return result
 
 

@@ -125,7 +125,7 @@ def parse_dynamic_shapes(
     if hasattr(spec, "dynamic_shapes") and not isinstance(spec, Mapping | list | tuple):
         # ShapesCollection and AdditionalInputs work themselves out.
         spec = spec.dynamic_shapes(module, args, dict(kwargs))
-    combined = _combine(module, args, kwargs)
+    combined = inputs_by_name(module, args, kwargs)
     by_name = _top_level(spec, combined)
     leaves: list[Any] = []
     paths: list[str] = []
@@ -199,7 +199,7 @@ def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> froz
     return frozenset(name for name, count in counts.items() if count > 1)
 
 
-def _combine(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def inputs_by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs by the name that torch.export knows them by, in signature order."""
     try:
         signature = inspect.signature(module.forward)

@@ -103,6 +103,7 @@ class Captured:
         dim_names: Symbol of a dynamic dimension (``"s77"``) to the user's name for it (``"batch"``).
         reference: The eager callable with which verification compares.
         args, kwargs: The inputs that the program was captured with.
+        examples: The positional and keyword inputs of further calls that were given.
         strategy: ``"given"``, ``"non-strict"``, ``"strict"`` …
         seconds: Time that capture took.
         conditions: What the model's code asks of the sizes; the program is right where all hold.
@@ -115,6 +116,7 @@ class Captured:
     reference: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    examples: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     strategy: str = "given"
     seconds: float = 0.0
     conditions: list[Condition] = field(default_factory=list)

@@ -140,6 +140,12 @@ def export(
             "--mutations", help="outputs: what the model writes is among the outputs; ignore: it is left away"
         ),
     ] = "outputs",
+    checks: Annotated[
+        bool,
+        typer.Option(
+            "--checks", help="The model fails where sizes are not what the export knows of them, and says why"
+        ),
+    ] = False,
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_opset
@@ -178,6 +184,7 @@ def export(
             output_names=output_names.split(",") if output_names else None,
             present_names=present_names,
             mutations=mutations,
+            checks=checks,
             registry=registry(),
             progress=shown,
         )

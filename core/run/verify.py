@@ -119,8 +119,9 @@ def verify_program(
 ) -> VerificationReport:
     """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong."""
     captured, exported = _captured(program)
+    further: Sequence[tuple[Any, Any]] = ()
     if args is None and kwargs is None:
-        args, kwargs = captured.args, captured.kwargs
+        args, kwargs, further = captured.args, captured.kwargs, captured.examples
     if not args and not kwargs and any(s.kind is InputKind.USER for s in program.inputs):
         raise VerificationError(
             "verification needs example inputs, and the ExportedProgram carries none", hint="program.verify(args=…)"
@@ -136,6 +137,7 @@ def verify_program(
     report = VerificationReport(
         [comparer.given(leaves)], intermediates=judge(leaves, False) if judge is not None else None
     )
+    report.cases += [comparer.given(program.flatten(*example)) for example in further]
     sizes = Sizes.of(leaves, comparer.values, exported.range_constraints, captured.dim_names, captured.conditions)
     for seed in seeds:
         tried = len(report.skipped)

@@ -1,0 +1,188 @@
+"""``checks=True``: ranges of sizes, and relations between them, as nodes that fail when the model runs.
+
+ONNX has no operator that asserts. A Reshape of an input to the shape that it must have does the same: it costs nothing, and a
+runtime that can't do it says so with the node's name, which states what was asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.expressions import SizeComputer
+from onnxplug.capture.dimensions import in_names
+from onnxplug.capture.guards import Condition
+from onnxplug.capture.signature import Captured, InputKind, InputSlot
+from onnxplug.errors import Unsupported, UsageError
+
+#: A size that no input has. A negative one would do for ONNX Runtime, but NumPy takes it for one to infer.
+_IMPOSSIBLE = 2**40
+_LARGEST = 2**62
+
+
+@dataclass(frozen=True)
+class Range:
+    """The sizes that a dimension may have; ``high`` is ``None`` without an end."""
+
+    low: int
+    high: int | None
+
+    def text(self) -> str:
+        """In words, after the dimension's name."""
+        return f"at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
+
+
+def ranges(captured: Captured) -> dict[str, Range]:
+    """The ranges that were declared, or that the model states by ``torch._check``, by the user's names for the sizes."""
+    names = captured.dim_names
+    at_least = {c.expr.lhs for c in captured.conditions if _is_at_least_two(c)}
+    found = {}
+    for symbol, allowed in captured.program.range_constraints.items():
+        if not getattr(symbol, "is_Symbol", False):
+            continue
+        # torch writes 2 where nothing is declared, and takes the size 1 for a special case of its own.
+        low = int(allowed.lower) if allowed.lower.is_Integer else 0
+        low = low if low > 2 or symbol in at_least else 0
+        high = int(allowed.upper) if allowed.upper.is_Integer and int(allowed.upper) < _LARGEST else None
+        if low or high is not None:
+            found[names.get(str(symbol), str(symbol))] = Range(low, high)
+    return found
+
+
+def metadata(captured: Captured) -> dict[str, str]:
+    """The ranges as an entry of the model's metadata, ``onnxplug.dimensions``; empty where there are none."""
+    found = {name: {"min": r.low} | ({} if r.high is None else {"max": r.high}) for name, r in ranges(captured).items()}
+    return {"onnxplug.dimensions": json.dumps(found)} if found else {}
+
+
+def insert_checks(graph: ir.Graph, builder: GraphBuilder, captured: Captured, slots: Sequence[InputSlot]) -> None:
+    """Puts the checks between the inputs of a finished graph and what reads them.
+
+    Args:
+        graph: The graph; it is changed. It comes here after the rewrites, which would remove a Reshape that changes nothing.
+        builder: The builder of the graph.
+        captured: The capture, with ranges, names and conditions.
+        slots: What the captured program's inputs stand for.
+
+    Raises:
+        UsageError: A relation has no form in ONNX.
+    """
+    checks = _Checks(graph, builder, captured, slots)
+    for value, slot in checks.tensors():
+        readers = list(value.uses())
+        checked = checks.check(value, slot)
+        for node, position in readers if checked is not value else ():
+            node.replace_input_with(position, checked)
+    checks.insert()
+
+
+class _Checks:
+    def __init__(self, graph: ir.Graph, builder: GraphBuilder, captured: Captured, slots: Sequence[InputSlot]) -> None:
+        self._graph, self._names = graph, builder.names
+        self._dim_names = captured.dim_names
+        self._ranges = ranges(captured)
+        self._conditions = [c for c in captured.conditions if not _is_at_least_two(c)]
+        by_name = {value.name: value for value in graph.inputs}
+        users = [slot for slot in slots if slot.kind is InputKind.USER]
+        self._inputs = [(by_name[slot.name], slot) for slot in users]
+        self._g = GraphBuilder(builder.opsets, optimize=False, runtime=builder.runtime)
+        self._g.expressions = builder.expressions
+        #: Where each size is read that has a name: it is what others are held against.
+        self._first: dict[str, tuple[ir.Value, int]] = {}
+        self._made: list[tuple[ir.Value, str]] = []
+        for value, slot in self._inputs:
+            val = slot.node.meta["val"]
+            if isinstance(val, torch.SymInt):
+                self._g.set_symbol(str(self._expr(val)), value)
+            for axis, dim in enumerate(value.shape or ()):
+                if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+                    self._g.add_symbol_source(dim, value, axis)
+                    self._first.setdefault(dim.value, (value, axis))
+
+    def tensors(self) -> Iterator[tuple[ir.Value, InputSlot]]:
+        """The tensors among the inputs, with what they stand for."""
+        yield from ((value, slot) for value, slot in self._inputs if isinstance(slot.node.meta["val"], torch.Tensor))
+
+    def check(self, value: ir.Value, slot: InputSlot) -> ir.Value:
+        """An input after its checks; the input itself where it has none."""
+        sizes: list[Any] = []
+        said: list[str] = []
+        for axis, size in enumerate(slot.node.meta["val"].shape):
+            expected, words = self._size(value, axis, size)
+            sizes.append(expected)
+            said += [f"axis {axis} is {words}"] if words else []
+        dims = list(value.shape or ())
+        sizes += dims[len(sizes) :]  # the parts of a complex tensor
+        if said:
+            value = self._reshaped(value, sizes, f"check of the input {slot.name!r}: {', '.join(said)}")
+        while self._conditions and sizes:
+            condition = self._conditions.pop()
+            place = f" ({condition.place})" if condition.place else ""
+            text = f"check: the model is right only where {condition.text(self._dim_names)}{place}"
+            holds = self._stated(condition.text(self._dim_names), in_names(self._dim_names, condition.expr), "value")
+            first = self._g.dim(value, 0)
+            impossible = self._g.op.Where(holds, self._g.as_scalar(first), self._g.const(_IMPOSSIBLE))
+            value = self._reshaped(value, [impossible, *sizes[1:]], text)
+        return value
+
+    def _size(self, value: ir.Value, axis: int, size: Any) -> tuple[Any, str]:
+        """What a size must be, and that in words; no words where it may be anything."""
+        if isinstance(size, int):
+            return size, ""
+        expr = self._expr(size)
+        name = str(expr)
+        actual = self._g.op.Squeeze(self._g.op.Gather(self._g.op.Shape(value), [axis]), [0])
+        if expr.is_Symbol and self._first.get(name) != (value, axis):
+            return self._g.symbol(name), name
+        if not expr.is_Symbol:
+            return self._stated(name, expr, "size"), name
+        limits = self._ranges.get(name)
+        if limits is None:
+            return actual, ""
+        holds = self._g.op.GreaterOrEqual(actual, self._g.const(limits.low))
+        if limits.high is not None:
+            holds = self._g.op.And(holds, self._g.op.LessOrEqual(actual, self._g.const(limits.high)))
+        return self._g.op.Where(holds, actual, self._g.const(_IMPOSSIBLE)), f"{name}, {limits.text()}"
+
+    def _expr(self, size: torch.SymInt) -> Any:
+        return in_names(self._dim_names, size.node.expr)
+
+    def _stated(self, text: str, expr: Any, kind: str) -> ir.Value:
+        try:
+            found: ir.Value = getattr(SizeComputer(self._g), kind)(expr)
+        except Unsupported as error:
+            raise UsageError(
+                f"checks=True can't state {text} in ONNX: {error.message}", hint="Export without checks."
+            ) from error
+        return found
+
+    def _reshaped(self, value: ir.Value, sizes: Sequence[Any], name: str) -> ir.Value:
+        # ONNX Runtime takes a size in a Concat that it can't tell for one to infer, and the check with it, if it sees the Concat.
+        shape = self._g.op.Abs(self._g.vector(sizes))
+        allowzero = 1 if self._g.opset >= 14 else None
+        result: ir.Value = self._g.op.Reshape(value, shape, allowzero=allowzero)
+        result.shape, result.type = value.shape.copy() if value.shape is not None else None, value.type
+        self._made.append((result, name))
+        return result
+
+    def insert(self) -> None:
+        """Puts the nodes that the checks need before all others."""
+        nodes = self._g.live([value for value, _ in self._made])
+        words = {id(value): name for value, name in self._made}
+        for node in nodes:
+            for value in node.outputs:
+                value.name = self._names.unique(f"check_{node.op_type.lower()}")
+            node.name = words.get(id(node.outputs[0]), f"node_{node.outputs[0].name}")
+        if len(self._graph):
+            self._graph.insert_before(self._graph[0], nodes)
+
+
+def _is_at_least_two(condition: Condition) -> bool:
+    expr = condition.expr
+    return type(expr).__name__ == "GreaterThan" and expr.lhs.is_Symbol and expr.rhs == 2
