@@ -238,7 +238,7 @@ def module_calls(wanted: Functions, program: torch.export.ExportedProgram, model
     for node in program.graph.nodes:
         calls.of(node.meta.get("nn_module_stack"))
     classes = calls.class_names()
-    if isinstance(model, torch.nn.Module):
+    if isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule):
         classes |= _classes_of(model)
     wanted.check(classes)
     return calls
@@ -415,7 +415,8 @@ def check_domains_used(model: ir.Model, unknown: Sequence[str]) -> None:
         UsageError: The model has no operator of such a domain.
     """
     if unknown:
-        used = {node.domain for node in model.graph.all_nodes()} | {key[0] for key in model.functions}
+        used = {node.domain for body in (model.graph, *model.functions.values()) for node in body.all_nodes()}
+        used |= {key[0] for key in model.functions}
         for name in unknown:
             if name not in used:
                 raise unknown_domain(name, used | set(_MICROSOFT))

@@ -37,7 +37,7 @@ class ExportStatistics:
     Attributes:
         capture_seconds, conversion_seconds: Wall-clock time of torch.export, and of everything after it.
         fx_nodes, onnx_nodes: Number of nodes before and after.
-        operators: Operator type to the number of its nodes, most frequent first.
+        operators: Operator type to the number of its nodes, most frequent first; calls of functions count, not what they do.
         opset: Version of ai.onnx.
         blocks: Class of modules to how many of them are copies of a like one's trace (``capture="blocks"``).
         strategy: How the program was captured: ``"given"``, ``"non-strict"``, ``"strict"``, …

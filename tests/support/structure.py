@@ -6,6 +6,8 @@ from collections import Counter
 from typing import Any
 
 import onnx
+import onnx.inliner
+import onnx_ir as ir
 from onnx import AttributeProto, numpy_helper
 
 
@@ -58,3 +60,14 @@ class _Structure:
 
 def _content(array: Any) -> Any:
     return "constant", str(array.dtype), array.shape, array.tobytes()
+
+
+def same_inlined(model: ir.Model, plain: ir.Model) -> None:
+    """Holds a model with functions against the plain one: inlined, it is that node for node, with the same inputs and outputs."""
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    assert structure(onnx.inliner.inline_local_functions(proto)) == structure(
+        onnx.inliner.inline_local_functions(ir.to_proto(plain))
+    )
+    assert list(proto.graph.input) == list(ir.to_proto(plain).graph.input)
+    assert list(proto.graph.output) == list(ir.to_proto(plain).graph.output)

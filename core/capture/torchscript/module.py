@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,8 @@ from onnxplug.errors import CaptureError
 from onnxplug.torch_private import is_alias_of
 
 _PARTS = (branches, containers, graphs, interpreter, loops, numbers, operators, places, regions)
+#: What TorchScript puts into the names of further types of one class.
+_MANGLED = re.compile(r"___torch_mangle_\d+\.")
 _CONTROL = {"prim::If": branches.branch, "prim::Loop": loops.loop}
 
 
@@ -131,6 +135,7 @@ class _Module(torch.nn.Module):
             return
         made[script._c] = self
         self.type_name, self.original_name = str(script._c._type().annotation_str), script.original_name
+        self.__class__ = _class_of(self.type_name, self.original_name)
         if script._c.hasattr("training"):
             self.training = bool(script._c.getattr("training"))
         for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
@@ -194,6 +199,13 @@ def _as_parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     return torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+
+
+@functools.cache
+def _class_of(type_name: str, original_name: str) -> type[_Module]:
+    """A class of the name that the script's had, in its Python module: FX nodes name the classes of the modules around them."""
+    place = _MANGLED.sub("", type_name.removeprefix("__torch__.")).rpartition(".")[0]
+    return type(original_name, (_Module,), {"__module__": place or "__main__"})
 
 
 def _hold_tensors(root: _Module, graph: ScriptGraph) -> None:
