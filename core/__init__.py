@@ -16,6 +16,7 @@ _HOME = {
     "diagnose": "diagnosis.diagnose",
     "Diagnosis": "diagnosis.diagnose",
     "OnnxProgram": "program",
+    "OnnxPieces": "pieces.pieces",
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
     "Functions": "finish.outline.wanted",
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from onnxplug.finish.outline.wanted import Functions as Functions
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode
+    from onnxplug.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug.plugin_api import (
         Domain as Domain,
     )

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never, TypedDict, Unpack, overload
 
 import onnx_ir as ir
 import torch
@@ -42,10 +42,68 @@ from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.kernels import CallHost
 
+if TYPE_CHECKING:
+    from onnxplug.pieces.pieces import OnnxPieces
+
 Progress = Callable[[str], None]
 
 #: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
 _PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
+#: It calls `to_onnx` for each piece.
+_PIECES = "onnxplug.pieces.pieces:export_pieces"
+
+
+class ExportOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`to_onnx` but ``pieces``, for type checkers."""
+
+    kwargs: Mapping[str, Any] | None
+    examples: Sequence[Any] | None
+    dynamic_shapes: Any
+    input_names: Sequence[str] | None
+    output_names: Sequence[str] | None
+    present_names: bool
+    opset_version: int | Mapping[str, int] | None
+    rules: Iterable[Rule]
+    runtime: Iterable[Any]
+    plugins: Sequence[str] | None
+    prefer: Mapping[str, str] | None
+    custom_translation_table: Mapping[Any, Any] | None
+    target: str | None
+    exact: bool
+    optimize: bool
+    functions: Functions | Iterable[type[Any] | str] | bool | None
+    verify: bool
+    report: bool
+    strict: bool | None
+    capture: str
+    mutations: str
+    checks: bool
+    external_data: bool | None
+    decompositions: Mapping[Any, Callable[..., Any]] | str | None
+    progress: Progress | None
+    registry: tuple[OnnxRegistry, PluginHost] | None
+
+
+@overload
+def to_onnx(
+    model: Any,
+    args: Any = (),
+    f: str | os.PathLike[str] | None = None,
+    *,
+    pieces: None = None,
+    **options: Unpack[ExportOptions],
+) -> OnnxProgram: ...
+
+
+@overload
+def to_onnx(
+    model: Any,
+    args: Any = (),
+    f: str | os.PathLike[str] | None = None,
+    *,
+    pieces: Sequence[str],
+    **options: Unpack[ExportOptions],
+) -> OnnxPieces: ...
 
 
 def to_onnx(
@@ -77,10 +135,11 @@ def to_onnx(
     checks: bool = False,
     external_data: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | str | None = None,
+    pieces: Sequence[str] | None = None,
     progress: Progress | None = None,
     registry: tuple[OnnxRegistry, PluginHost] | None = None,
     **unknown: Never,
-) -> OnnxProgram:
+) -> OnnxProgram | OnnxPieces:
     """Exports a PyTorch model to ONNX.
 
     Args:
@@ -127,12 +186,14 @@ def to_onnx(
         decompositions: Operators that torch decomposes in the captured program before it is converted: a table from overloads to
             functions, as ``ExportedProgram.run_decompositions`` takes it, or ``"core"`` for torch's own table of everything
             outside of Core ATen. ``None`` decomposes the program only where nothing else translates it.
+        pieces: Paths of submodules: each becomes a model of its own, with the inputs that it gets when the model runs; ``f`` is
+            then a folder, which also gets the program that chains them.
         progress: Called with the name of each stage as it begins.
         registry: A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select.
         unknown: Takes no argument: a name that isn't one of these is refused with the one that is meant.
 
     Returns:
-        The exported program; it runs, saves and verifies itself.
+        The exported program; it runs, saves and verifies itself. With ``pieces`` the programs and their chain, which does so too.
 
     Raises:
         UsageError: An argument is malformed, or nothing knows the target.
@@ -145,6 +206,45 @@ def to_onnx(
         SaveError: ``f`` can't be written.
     """
     arguments.refuse_unknown(unknown, inspect.signature(to_onnx).parameters)
+    if pieces is not None:
+        if input_names or output_names or examples is not None:
+            raise UsageError(
+                "input_names=, output_names= and examples= can't be given together with pieces=",
+                hint="A piece's inputs and outputs have the names that it gives them; dynamic_shapes= names dynamic dimensions.",
+            )
+        args, kwargs = arguments.positional_and_named(model, args, kwargs)
+        return load_object(_PIECES, "the exporter of pieces")(
+            model,
+            args,
+            kwargs,
+            pieces,
+            folder=f,
+            dynamic_shapes=dynamic_shapes,
+            verify=verify,
+            external_data=external_data,
+            export=to_onnx,
+            options={
+                "opset_version": opset_version,
+                "rules": tuple(rules),
+                "runtime": tuple(runtime),
+                "plugins": plugins,
+                "prefer": prefer,
+                "custom_translation_table": custom_translation_table,
+                "target": target,
+                "exact": exact,
+                "optimize": optimize,
+                "functions": functions,
+                "report": report,
+                "present_names": present_names,
+                "mutations": mutations,
+                "checks": checks,
+                "strict": strict,
+                "capture": capture,
+                "decompositions": decompositions,
+                "progress": progress,
+                "registry": registry,
+            },
+        )
     stage = progress if progress is not None else lambda _: None
     opsets = resolve_opsets(opset_version)
     blocks = arguments.captures_blocks(capture)

@@ -58,7 +58,7 @@ class DynamicShapes:
 
     def name(self, leaf: int, axis: int) -> str:
         """What to call one dimension in a message."""
-        name = _name_of(self.wanted(leaf, axis))
+        name = name_of(self.wanted(leaf, axis))
         return f"axis {axis} of the input {self.paths[leaf]}" + (f" ({name!r})" if name else "")
 
     def wanted(self, leaf: int, axis: int) -> Any:
@@ -86,7 +86,7 @@ class DynamicShapes:
     def describe(self) -> str:
         """What was asked to be dynamic, in words."""
         parts = [
-            f"axis {axis} of {self.paths[leaf]} ({_name_of(wanted) or 'dynamic'})"
+            f"axis {axis} of {self.paths[leaf]} ({name_of(wanted) or 'dynamic'})"
             for leaf, axis, wanted in self.asked()
             if _must_be_dynamic(wanted)
         ]
@@ -171,10 +171,10 @@ def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> froz
     counts: Counter[str] = Counter()
     first: dict[str, tuple[int, int, int]] = {}
     numbers = {name: shapes.paths[leaf] for leaf, name in shapes.numbers()}
-    for name in numbers:
-        check_name(name)
+    for number in numbers:
+        check_name(number)
     for leaf, axis, wanted in shapes.asked():
-        name = _name_of(wanted)
+        name = name_of(wanted)
         if name is None:
             continue
         if name in numbers:
@@ -200,7 +200,7 @@ def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> froz
 
 
 def inputs_by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs by the name that torch.export knows them by, in signature order."""
+    """Inputs, or what is said of each, by the name that torch.export knows them by, in signature order."""
     try:
         signature = inspect.signature(module.forward)
         bound = signature.bind(*args, **kwargs)
@@ -316,7 +316,8 @@ def _must_be_dynamic(wanted: Any) -> bool:
     return wanted is not None and not isinstance(wanted, int)
 
 
-def _name_of(wanted: Any) -> str | None:
+def name_of(wanted: Any) -> str | None:
+    """The name that was given to a dimension; ``None`` where it has none."""
     if isinstance(wanted, str):
         return wanted
     if isinstance(wanted, DimHint | int) or wanted is None:
@@ -400,12 +401,12 @@ def says_one_name(shapes: DynamicShapes, sizes: Sequence[AskedSize], expr: Any) 
         return False
     replaced = sizes[0][3].node.shape_env.replacements
     kept = {replaced.get(side, side) for side in expr.args}
-    names = [_name_of(shapes.wanted(leaf, axis)) for leaf, axis, _, size in sizes if size.node.expr in kept]
+    names = [name_of(shapes.wanted(leaf, axis)) for leaf, axis, _, size in sizes if size.node.expr in kept]
     return len(kept) == 1 and len(names) > 1 and None not in names and len(set(names)) == 1
 
 
 def _called(shapes: DynamicShapes, leaf: int, axis: int) -> str:
-    return _name_of(shapes.wanted(leaf, axis)) or f"{shapes.paths[leaf]}.shape[{axis}]"
+    return name_of(shapes.wanted(leaf, axis)) or f"{shapes.paths[leaf]}.shape[{axis}]"
 
 
 def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[Any, tuple[int, int]]:
@@ -461,13 +462,13 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
     sizes: dict[str, Any] = {}
     expressions: list[tuple[int, int, str, Any]] = []
     known = _plain_names(shapes)
-    for leaf, name in shapes.numbers():
+    for leaf, number in shapes.numbers():
         expr = values[leaf].node.expr if isinstance(values[leaf], torch.SymInt) else values[leaf]
-        sizes[name] = expr
+        sizes[number] = expr
         if getattr(expr, "is_Symbol", False):
-            names[str(expr)] = name
+            names[str(expr)] = number
     for leaf, axis, wanted in shapes.asked():
-        name, value = _name_of(wanted), values[leaf]
+        name, value = name_of(wanted), values[leaf]
         if name is None or not isinstance(value, torch.Tensor):
             continue
         size = value.shape[axis]
@@ -491,7 +492,7 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
 
 
 def _plain_names(shapes: DynamicShapes) -> dict[str, None]:
-    named = (_name_of(wanted) for _, _, wanted in shapes.asked())
+    named = (name_of(wanted) for _, _, wanted in shapes.asked())
     return {name: None for name in (*named, *(n for _, n in shapes.numbers())) if name and not names_in(name)}
 
 
@@ -523,7 +524,7 @@ def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
     sizes: dict[str, int] = {name: leaves[leaf] for leaf, name in shapes.numbers()}
     expressions = []
     for leaf, axis, wanted in shapes.asked():
-        name, value = _name_of(wanted), leaves[leaf]
+        name, value = name_of(wanted), leaves[leaf]
         if name is None or not isinstance(value, torch.Tensor):
             continue
         if isinstance(wanted, str) and is_expression(wanted, known):

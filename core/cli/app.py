@@ -95,7 +95,7 @@ def _options(
 @plugin_options
 def export(
     target: TargetArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; with --pieces the folder")],
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
     pretrained: PretrainedOption = False,
@@ -120,6 +120,12 @@ def export(
         str | None,
         typer.Option(
             "--decompositions", help="core: torch decomposes the program into Core ATen before it is converted"
+        ),
+    ] = None,
+    pieces: Annotated[
+        str | None,
+        typer.Option(
+            "--pieces", help="Submodules, separated by commas: each becomes a model in the folder that --output names"
         ),
     ] = None,
     input_names: Annotated[
@@ -149,7 +155,7 @@ def export(
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_opset
-    from onnxplug.cli.report import progress, summary, verification
+    from onnxplug.cli.report import progress, summary, summary_of_pieces, verification
     from onnxplug.cli.targets import load_for_export
 
     opsets = parse_opset(opset)
@@ -163,37 +169,46 @@ def export(
         from onnxplug.arguments import check_destination, check_verifiable
         from onnxplug.opsets import resolve_opsets
 
-        check_destination(output)
+        names = pieces.split(",") if pieces is not None else None
+        if names is None:
+            check_destination(output)
         if verify:
             check_verifiable(resolve_opsets(opsets)[""])
         loaded = load_for_export(target, specs, pretrained=pretrained)
-        program = onnxplug.to_onnx(
-            loaded.model,
-            loaded.args,
-            kwargs=loaded.kwargs,
-            dynamic_shapes=shapes,
-            opset_version=opsets,
-            target=parse_runtime(runtime),
-            exact=exact,
-            optimize=optimize,
-            functions=wanted,
-            strict=strict,
-            capture=capture,
-            decompositions=decompositions,
-            input_names=input_names.split(",") if input_names else None,
-            output_names=output_names.split(",") if output_names else None,
-            present_names=present_names,
-            mutations=mutations,
-            checks=checks,
-            registry=registry(),
-            progress=shown,
-        )
-        report = None
-        if verify:
-            shown("verification")
-            report = program.verify()
-        shown("saving")
-        program.save(output, external_data=external_data)
+        options: dict[str, Any] = {
+            "kwargs": loaded.kwargs,
+            "dynamic_shapes": shapes,
+            "opset_version": opsets,
+            "target": parse_runtime(runtime),
+            "exact": exact,
+            "optimize": optimize,
+            "functions": wanted,
+            "strict": strict,
+            "capture": capture,
+            "decompositions": decompositions,
+            "input_names": input_names.split(",") if input_names else None,
+            "output_names": output_names.split(",") if output_names else None,
+            "present_names": present_names,
+            "mutations": mutations,
+            "checks": checks,
+            "registry": registry(),
+            "progress": shown,
+        }
+        if names is not None:
+            chain = onnxplug.to_onnx(
+                loaded.model, loaded.args, output, pieces=names, verify=verify, external_data=external_data, **options
+            )
+        else:
+            program = onnxplug.to_onnx(loaded.model, loaded.args, **options)
+            report = None
+            if verify:
+                shown("verification")
+                report = program.verify()
+            shown("saving")
+            program.save(output, external_data=external_data)
+    if names is not None:
+        summary_of_pieces(chain, output, verified=verify)
+        return
     summary(program, output)
     if report is not None:
         verification(report)

@@ -16,6 +16,7 @@ from rich.table import Table
 from onnxplug.text import value_text
 
 if TYPE_CHECKING:
+    from onnxplug.pieces.pieces import OnnxPieces
     from onnxplug.program import OnnxProgram
 
 #: Width of tables in a file or pipe, so that no cell is truncated.
@@ -105,6 +106,18 @@ def summary(program: OnnxProgram, path: Path) -> None:
     for name, value in rows:
         table.add_row(name, escape(value))
     out.print(table)
+
+
+def summary_of_pieces(pieces: OnnxPieces, folder: Path, *, verified: bool) -> None:
+    """The tables after an export in pieces, and how they make the whole model."""
+    for path, program in pieces.programs.items():
+        summary(program, folder / f"{path}.onnx")
+    if pieces.chain_file is not None:
+        out.print(f"{pieces.chain_file} runs them one after the other.", markup=False)
+    for gap in pieces.gaps:
+        out.print(f"no program chains them: {gap}", markup=False)
+    if verified:
+        out.print("The chain computes what PyTorch does.", markup=False)
 
 
 def verification(report: Any) -> None:

@@ -294,7 +294,7 @@ def _look_at_submodules(
     causes = [piece.path for piece in found.pieces if piece.is_cause]
     if causes:
         found.hints.append(
-            f"All but {', '.join(causes)} can be exported: change these, or export the others by themselves."
+            f"All but {', '.join(causes)} can be exported: change these, or export the others by themselves (pieces=[…])."
         )
 
 

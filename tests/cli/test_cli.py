@@ -68,6 +68,18 @@ def test_export_with_decompositions(folder: Path, capsys: pytest.CaptureFixture[
     assert "decompositions='all' is unknown" in " ".join(capsys.readouterr().err.split())
 
 
+def test_export_in_pieces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--dynamic", "x=batch,_", "--verify"]
+    assert run(["export", "my_model.py:make", "-o", "pieces", "--pieces", "linear", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "float[batch, 4]" in printed
+    assert "computed after the pieces" in printed
+    assert "computes what PyTorch does" in printed
+    assert [path.name for path in (folder / "pieces").iterdir()] == ["linear.onnx"]
+    assert run(["export", "my_model.py:make", "-o", "pieces", "--pieces", "conv"]) == 2
+    assert "no submodule 'conv'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("target", ["my_model.py:make", "my_model:make", "my_model.py:with_keywords"])
 def test_export_and_verify(folder: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", target, "-o", "model.onnx", "--dynamic", "x=batch,_", "--verify"]) == 0

@@ -1,0 +1,1 @@
+"""Submodules exported as models of their own, and the program that chains them."""

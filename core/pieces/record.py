@@ -1,0 +1,152 @@
+"""Runs of a model in which the calls of chosen submodules are recorded, and where each tensor of them comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from onnxplug.torch_private import pytree
+
+
+class Source(NamedTuple):
+    """Where a tensor comes from.
+
+    Attributes:
+        kind: ``"input"`` of the model, ``"result"`` of a call, or ``"state"`` (a parameter or buffer).
+        call: The number of the call; 0 for the others.
+        place: The number of the leaf among the inputs or results, or the name of the parameter or buffer.
+    """
+
+    kind: str
+    call: int
+    place: int | str
+
+
+@dataclass(eq=False)
+class RecordedCall:
+    """One call of a submodule.
+
+    Attributes:
+        path: The submodule's name in the model.
+        args, kwargs: Its inputs, copied before it ran.
+        sources: For each leaf of these: where the tensor comes from, ``None`` for one that is computed between the calls and for
+            anything that is not a tensor.
+        results: The leaves of what it returned.
+        structure: Their structure.
+    """
+
+    path: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sources: list[Source | None]
+    results: list[Any] = field(default_factory=list)
+    structure: Any = None
+
+
+@dataclass(eq=False)
+class Run:
+    """A run of the model.
+
+    Attributes:
+        leaves: Its inputs, flattened.
+        sizes: The sizes of the dimensions that have names.
+        calls: The calls in order.
+        outputs: What the model returned, flattened, and its structure.
+        sources: For each output where it comes from, as in :class:`RecordedCall`.
+    """
+
+    leaves: list[Any]
+    sizes: dict[str, int]
+    calls: list[RecordedCall]
+    outputs: list[Any]
+    structure: Any
+    sources: list[Source | None]
+
+    def wiring(self) -> list[Any]:
+        """Equal for runs in which the same submodules were called in the same order on the same values."""
+        return [*((call.path, call.sources, str(call.structure)) for call in self.calls), self.sources]
+
+
+class _Known:
+    """The tensors of a run whose origin is known. All are kept, so that no address is used twice."""
+
+    def __init__(self) -> None:
+        self._kept: list[torch.Tensor] = []
+        self._sources: dict[Any, tuple[Source, torch.Tensor, int]] = {}
+
+    def add(self, tensor: Any, source: Source) -> None:
+        if isinstance(tensor, torch.Tensor):
+            self._kept.append(tensor)
+            self._sources[_key(tensor)] = source, tensor, tensor._version
+
+    def source(self, tensor: Any) -> Source | None:
+        """The origin of a tensor that nothing has written since."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        found = self._sources.get(_key(tensor))
+        return found[0] if found is not None and found[1]._version == found[2] else None
+
+
+def _key(tensor: torch.Tensor) -> Any:
+    """Equal for two tensor objects that are the same elements in the same memory; an empty tensor is itself alone."""
+    if not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def record(
+    model: torch.nn.Module,
+    submodules: Mapping[str, torch.nn.Module],
+    leaves: Sequence[Any],
+    spec: Any,
+    sizes: Mapping[str, int],
+) -> Run:
+    """Runs a model eagerly and records the calls of submodules. Its buffers and the random generators stay as they were.
+
+    Args:
+        model: The model.
+        submodules: The submodules by their paths.
+        leaves, spec: The model's inputs, flattened, and their structure; they stay as they were.
+        sizes: The sizes of the dimensions that have names.
+
+    Raises:
+        Exception: Whatever the model raises.
+    """
+    known = _Known()
+    calls: list[RecordedCall] = []
+    inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for name, tensor in (*model.named_parameters(), *buffers.items()):
+        known.add(tensor, Source("state", 0, name))
+    for position, leaf in enumerate(inputs):
+        known.add(leaf, Source("input", 0, position))
+
+    def before(path: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            given = tuple(args), dict(kwargs)
+            sources = [known.source(leaf) for leaf in pytree.tree_leaves(given)]
+            copied, named = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), given)
+            calls.append(RecordedCall(path, copied, named, sources))
+
+        return hook
+
+    def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+        call = next(call for call in reversed(calls) if submodules[call.path] is module)
+        call.results, call.structure = pytree.tree_flatten(result)
+        for position, leaf in enumerate(call.results):
+            known.add(leaf, Source("result", calls.index(call), position))
+
+    with ExitStack() as stack:
+        for path, module in submodules.items():
+            stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(after).remove)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        args, kwargs = pytree.tree_unflatten(inputs, spec)
+        returned = torch.func.functional_call(model, buffers, args, kwargs)
+    outputs, structure = pytree.tree_flatten(returned)
+    return Run(list(leaves), dict(sizes), calls, outputs, structure, [known.source(leaf) for leaf in outputs])

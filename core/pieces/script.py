@@ -1,0 +1,102 @@
+"""The small program beside exported pieces, which runs them one after the other by ONNX Runtime and NumPy."""
+
+from __future__ import annotations
+
+import pprint
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    """A call of a piece.
+
+    Attributes:
+        file: Its ONNX file.
+        inputs: The file's inputs, each with the value that it takes.
+        outputs: The file's outputs, each with the name of the value that it becomes.
+    """
+
+    file: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+_PROGRAM = '''"""Runs {files} one after the other, as {model} does. Made by onnxplug {version}.
+
+Needs onnxruntime and numpy. As a program: python chain.py INPUTS.npz OUTPUTS.npz
+"""
+
+import sys
+from pathlib import Path
+
+import numpy
+import onnxruntime
+
+FOLDER = Path(__file__).resolve().parent
+#: What the model takes, and what it returns by the names of the values.
+INPUTS = {inputs}
+OUTPUTS = {outputs}
+#: Tensors of the model that are given to pieces from outside, in constants.npz.
+CONSTANTS = {constants}
+#: For each call the file, its inputs with the values that they take, and its outputs with the values that they become.
+STEPS = {steps}
+
+
+def load(providers=("CPUExecutionProvider",)):
+    """The sessions by file."""
+    return {{
+        file: onnxruntime.InferenceSession(str(FOLDER / file), providers=list(providers))
+        for file, _, _ in STEPS
+    }}
+
+
+def run(inputs, sessions=None):
+    """The model's outputs in order, for a dict of arrays by input name."""
+    sessions = load() if sessions is None else sessions
+    missing = [name for name in INPUTS if name not in inputs]
+    if missing:
+        raise ValueError(f"inputs are missing: {{', '.join(missing)}}")
+    values = dict(inputs)
+    if CONSTANTS:
+        values.update(numpy.load(FOLDER / "constants.npz"))
+    for file, takes, makes in STEPS:
+        feed = {{name: values[value] for name, value in takes.items()}}
+        values.update(zip(makes.values(), sessions[file].run(list(makes), feed)))
+    return [values[name] for name in OUTPUTS]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    results = run(dict(numpy.load(sys.argv[1])))
+    numpy.savez(sys.argv[2], **{{f"output_{{index}}": array for index, array in enumerate(results)}})
+'''
+
+
+def program_text(
+    model: str,
+    version: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    constants: Sequence[str],
+    steps: Sequence[Step],
+) -> str:
+    """The source of the program.
+
+    Args:
+        model: The class of the model.
+        version: onnxplug's version.
+        inputs, outputs: The names of the values that the model takes and returns.
+        constants: The names of the values in ``constants.npz``.
+        steps: The calls in order.
+    """
+    files = ", ".join(dict.fromkeys(step.file for step in steps))
+    return _PROGRAM.format(
+        files=files,
+        model=model,
+        version=version,
+        inputs=list(inputs),
+        outputs=list(outputs),
+        constants=list(constants),
+        steps=pprint.pformat([(s.file, dict(s.inputs), dict(s.outputs)) for s in steps], width=118, sort_dicts=False),
+    )
