@@ -25,6 +25,9 @@ _MAY_ALIAS = frozenset(
 #: Those of them that copy where the dtype changes.
 _CASTS = frozenset("to type_as float double half bfloat16 int long bool".split())
 
+#: Those that return the tensor itself where there is nothing to do.
+_ITSELF = _CASTS | {"contiguous", "positive", "resolve_conj", "resolve_neg"}
+
 
 class Effects(NamedTuple):
     """What a target does to memory.
@@ -33,11 +36,14 @@ class Effects(NamedTuple):
         written: Positions and names of the arguments that it writes.
         aliases: Whether a result may share memory with an argument.
         functional: The overload that computes the same without writing; ``None`` where there is none.
+        appends: Whether that overload returns the operator's own results before the new values of what it writes; else it
+            returns the new values alone, as the operator itself returns the tensors that it writes.
     """
 
     written: tuple[tuple[int, str], ...]
     aliases: bool
     functional: OpOverload | None
+    appends: bool = False
 
 
 @functools.cache
@@ -50,25 +56,55 @@ def effects_of(target: Any) -> Effects:
         (i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     )
     aliases = any(r.alias_info is not None for r in schema.returns) or schema.name.partition("::")[2] in _MAY_ALIAS
-    return Effects(written, aliases, _functional_overload(target) if len(written) == 1 else None)
+    if not written or schema.name.partition("::")[0] != "aten":
+        return Effects(written, aliases, None)
+    functional = _named_functional(target) or _functional_overload(target, {name for _, name in written})
+    count = len(functional._schema.returns) if functional is not None else 0
+    appends = bool(schema.returns) and count == len(schema.returns) + len(written)
+    return Effects(written, aliases, functional, appends)
 
 
-def _functional_overload(target: OpOverload) -> OpOverload | None:
-    """``aten.add.Tensor`` for ``aten.add_.Tensor``."""
-    namespace, _, name = target._schema.name.partition("::")
-    if not name.endswith("_") or name.startswith("__") or namespace != "aten":
-        return None
-    packet = getattr(torch.ops.aten, name[:-1], None)
+def _functional_overload(target: OpOverload, written: set[str]) -> OpOverload | None:
+    """``aten.add.Tensor`` for ``aten.add_.Tensor`` and for ``aten.add.out``; ``None`` where no overload has those arguments."""
+    schema = target._schema
+    name = schema.name.partition("::")[2]
+    out = all(a.kwarg_only for a in schema.arguments if a.name in written)
+    if not out and name.startswith("__i"):
+        name = f"__{name[3:]}"
+    elif not out:
+        if len(written) > 1 or not name.endswith("_"):
+            return None
+        name = name[:-1]
+    packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return None
-    ours = [(a.name, str(a.type)) for a in target._schema.arguments]
+    # The first argument's name may differ: it is ``input`` in dropout and ``self`` in dropout_.
+    ours = [
+        (a.name if i else "", str(a.type)) for i, a in enumerate(schema.arguments) if not (out and a.name in written)
+    ]
     # The overload of the same name first; the functional form of transpose_.default is transpose.int.
-    names = [target._schema.overload_name or "default", *packet.overloads()]
+    names = [schema.overload_name or "default", *packet.overloads()]
     for overload in (getattr(packet, name, None) for name in names):
-        if overload is not None and [(a.name, str(a.type)) for a in overload._schema.arguments] == ours:
+        if overload is None or any(
+            a.alias_info is not None and a.alias_info.is_write for a in overload._schema.arguments
+        ):
+            continue
+        theirs = [(a.name if i else "", str(a.type)) for i, a in enumerate(overload._schema.arguments)]
+        if theirs == ours and len(overload._schema.returns) == len(written):
             found: OpOverload = overload
             return found
     return None
+
+
+def _named_functional(target: OpOverload) -> OpOverload | None:
+    """``aten._native_batch_norm_legit_functional`` for ``aten._native_batch_norm_legit``, ``normal_functional`` for ``normal_``."""
+    name = target._schema.name.partition("::")[2]
+    packet = getattr(torch.ops.aten, f"{name.rstrip('_')}_functional", None)
+    overload: OpOverload | None = getattr(packet, "default", None)
+    ours = [(a.name, str(a.type)) for a in target._schema.arguments]
+    if overload is None or [(a.name, str(a.type)) for a in overload._schema.arguments] != ours:
+        return None
+    return overload
 
 
 def targets_of(graph: torch.fx.Graph) -> list[Any]:
@@ -78,30 +114,35 @@ def targets_of(graph: torch.fx.Graph) -> list[Any]:
 
 
 def writes(graph: torch.fx.Graph, targets: Iterable[Any] | None = None) -> bool:
-    """Whether a node of a graph writes an argument, by its schema.
+    """Whether a node of a graph writes an argument.
 
     Args:
         graph: The graph.
         targets: What its nodes call, where that is known.
     """
-    return any(effects_of(target).written for target in (targets_of(graph) if targets is None else targets))
+    found = targets_of(graph) if targets is None else targets
+    if any(effects_of(target).written for target in found):
+        return True
+    return any(target in _HIDDEN for target in found) and any(map(hides_writes, graph.nodes))
 
 
-def hides_mutations(graph: torch.fx.Graph, targets: Iterable[Any]) -> bool:
-    """Whether a node of a graph, which calls these targets, writes running statistics although its schema doesn't say so."""
-    norms = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
-    return any(target in norms for target in targets) and any(map(_hides_mutation, graph.nodes))
+#: Operators that write running statistics although their schema doesn't say so, each with the argument that asks for it. The
+#: statistics are the arguments at 3 and 4.
+_HIDDEN: dict[Any, str] = {
+    torch.ops.aten.batch_norm.default: "training",
+    torch.ops.aten.native_batch_norm.default: "training",
+    torch.ops.aten.instance_norm.default: "use_input_stats",
+}
 
 
-def _hides_mutation(node: torch.fx.Node) -> bool:
+def hides_writes(node: torch.fx.Node) -> bool:
     """Whether a node writes running statistics although its schema doesn't say so."""
-    if node.op != "call_function":
-        return False
-    if node.target is torch.ops.aten.batch_norm.default:
-        return bool(argument_of(node, 5, "training")) and argument_of(node, 3, "running_mean") is not None
-    if node.target is torch.ops.aten.instance_norm.default:
-        return bool(argument_of(node, 5, "use_input_stats")) and argument_of(node, 3, "running_mean") is not None
-    return False
+    asked = _HIDDEN.get(node.target) if node.op == "call_function" else None
+    return (
+        asked is not None
+        and bool(argument_of(node, 5, asked))
+        and isinstance(argument_of(node, 3, "running_mean"), torch.fx.Node)
+    )
 
 
 def argument_of(node: torch.fx.Node, position: int, name: str) -> Any:
@@ -109,13 +150,13 @@ def argument_of(node: torch.fx.Node, position: int, name: str) -> Any:
     return node.args[position] if position < len(node.args) else node.kwargs.get(name)
 
 
-def written_argument(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The one tensor that a node writes; ``None`` where it writes several, or a list."""
-    written = effects_of(node.target).written
-    if len(written) != 1:
-        return None
-    argument = argument_of(node, *written[0])
-    return argument if isinstance(argument, torch.fx.Node) else None
+def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The tensors that a node writes, in the schema's order; those of a list one by one."""
+    places: tuple[tuple[int, str], ...] = ((3, "running_mean"), (4, "running_var"))
+    if not hides_writes(node):
+        places = effects_of(node.target).written if node.op == "call_function" else ()
+    given = [argument_of(node, *place) for place in places]
+    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.fx.Node)]
 
 
 def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
@@ -138,13 +179,8 @@ def aliased_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     schema = getattr(node.target, "_schema", None)
     found = node.all_input_nodes
     if schema is not None and any(r.alias_info is not None for r in schema.returns):
-        found = [
-            leaf
-            for argument, given in zip(schema.arguments, node.args, strict=False)
-            if argument.alias_info is not None
-            for leaf in pytree.tree_leaves(given)
-            if isinstance(leaf, torch.fx.Node)
-        ]
+        given = [argument_of(node, i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None]
+        found = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.fx.Node)]
     return [a for a in found if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _copies(node, a)]
 
 
@@ -155,9 +191,42 @@ def _copies(node: torch.fx.Node, base: torch.fx.Node) -> bool:
         return len(node.all_input_nodes) > 1
     if schema is None or schema.name.partition("::")[2] not in _CASTS:
         return False
+    if base is not node.args[0]:
+        return True  # what type_as takes the type of
     return getattr(node.meta.get("val"), "dtype", None) != getattr(base.meta.get("val"), "dtype", None)
+
+
+def returns_itself(node: torch.fx.Node) -> bool:
+    """Whether a node's operator, where it does not copy, returns the very tensor that it is given, and no view of it."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.name.partition("::")[2] in _ITSELF
 
 
 def owns_results(node: torch.fx.Node) -> bool:
     """Whether a node's results are memory of their own."""
     return isinstance(node.target, OpOverload) and not effects_of(node.target).aliases
+
+
+def branches_own_results(node: torch.fx.Node) -> bool:
+    """Whether a node is a call of ``torch.cond`` neither of whose branches returns an input, or what may be a view of one."""
+    if getattr(node.target, "__name__", "") != "cond":
+        return False
+    owner = node.graph.owning_module
+    branches = [getattr(owner, str(a.target), None) for a in node.all_input_nodes if a.op == "get_attr"]
+    if not branches or not all(isinstance(branch, torch.fx.GraphModule) for branch in branches):
+        return False
+    return not any(_returns_inputs(branch.graph) for branch in branches if isinstance(branch, torch.fx.GraphModule))
+
+
+def _returns_inputs(graph: torch.fx.Graph) -> bool:
+    """Whether a result of a graph may share memory with an input, or with a constant."""
+    pending = graph.output_node().all_input_nodes
+    seen: set[torch.fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node.op != "call_function":
+            return True
+        if node not in seen and not owns_results(node):
+            seen.add(node)
+            pending += aliased_arguments(node)
+    return False

@@ -7,18 +7,31 @@ Storages that are written are followed through their aliases: a write to a view 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.errors import CaptureError
-from onnxplug.functionalize.effects import aliased_arguments, argument_of, effects_of, owns_results, written_argument
-from onnxplug.functionalize.memory import Alias, Storage, TensorState
-from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout
-from onnxplug.torch_private import FakeTensor, OpOverload, pytree
+from onnxplug.functionalize.effects import (
+    aliased_arguments,
+    argument_of,
+    branches_own_results,
+    effects_of,
+    hides_writes,
+    owns_results,
+    returns_itself,
+    written_arguments,
+)
+from onnxplug.functionalize.forms import functional_call, functional_form, is_expanded
+from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Allowed, Sharing, sharing
+from onnxplug.functionalize.memory import Alias, Families, Storage, TensorState, View
+from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout, no_change, reshaped
+from onnxplug.torch_private import OpOverload
+
+aten = torch.ops.aten
 
 #: What makes a tensor another size, in place.
-_RESIZES = frozenset([torch.ops.aten.resize.default, torch.ops.aten.resize_as.default])
+_RESIZES = frozenset([aten.resize.default, aten.resize_as.default])
 
 
 class Functionalized(NamedTuple):
@@ -28,28 +41,42 @@ class Functionalized(NamedTuple):
         graph: The functional copy.
         nodes: Nodes of the old graph to those of the copy.
         mutated: Placeholders of the old graph that were written, to the nodes of the copy that they end with.
+        conditions: What sizes must fulfil for the copy to be right, each with the node of the old graph that is a view for some
+            sizes and a copy for others.
     """
 
     graph: torch.fx.Graph
     nodes: dict[torch.fx.Node, torch.fx.Node]
     mutated: dict[torch.fx.Node, torch.fx.Node]
+    conditions: list[tuple[Any, torch.fx.Node]]
 
 
-def make_functional(graph: torch.fx.Graph) -> Functionalized | None:
+def make_functional(graph: torch.fx.Graph, allowed: Allowed = lambda sizes: True) -> Functionalized | None:
     """Copies a graph with its in-place operators made functional.
+
+    Args:
+        graph: The graph.
+        allowed: Tells which sizes the model may have: symbol to number.
 
     Returns:
         The copy; ``None`` where the pass can't tell what a write changes: an operator without functional form writes, or
-        something is written or read later of which it isn't known whether it is a view (``reshape``, ``contiguous``).
+        something is written or read later of which it isn't known whether it is a view.
     """
-    return _Pass(graph).run()
+    return _Pass(graph, allowed).run()
 
 
 class _Pass:
     """One run of :func:`make_functional`."""
 
-    def __init__(self, graph: torch.fx.Graph) -> None:
+    def __init__(self, graph: torch.fx.Graph, allowed: Allowed) -> None:
         self.graph = graph
+        self.allowed = allowed
+        self.families = Families(graph.nodes)
+        self.conditions: list[tuple[Any, torch.fx.Node]] = []
+        #: Nodes whose results are memory of their own, although their operator may give views.
+        self.own: set[torch.fx.Node] = set()
+        #: Calls to the tensors that they write and return.
+        self.returned: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         self.copy = torch.fx.Graph(owning_module=graph.owning_module)
         self.nodes: dict[torch.fx.Node, torch.fx.Node] = {}
         self.tensors: dict[torch.fx.Node, TensorState] = {}
@@ -68,18 +95,22 @@ class _Pass:
                 self.last_use[argument] = index
         for index, node in enumerate(self.graph.nodes):
             effects = effects_of(node.target) if node.op == "call_function" else None
-            if effects is not None and effects.written:
+            if effects is not None and (effects.written or hides_writes(node)):
                 if not self._write(node, index):
                     return None
                 continue
+            if node.target is operator.getitem and node.args[0] in self.returned:
+                self._bind(node, self._tensor(self.returned[node.args[0]][node.args[1]]))
+                self.nodes[node] = self.read(node)
+                continue
             self.nodes[node] = self.copy.node_copy(node, self.read)
             if effects is not None and effects.aliases:
-                self._record_alias(node)
+                self._record_alias(node, index)
         self.copy._codegen = self.graph._codegen
         written = [storage.source for storage in self.written]
         replaced = [node for node, tensor in self.tensors.items() if tensor in self.replaced]
         mutated = {node: self.read(node) for node in (*written, *replaced) if node.op == "placeholder"}
-        return Functionalized(self.copy, self.nodes, mutated)
+        return Functionalized(self.copy, self.nodes, mutated, self.conditions)
 
     def read(self, node: torch.fx.Node) -> torch.fx.Node:
         """What a node of the old graph holds now."""
@@ -97,9 +128,8 @@ class _Pass:
         for view in reversed(stale):
             assert view.base is not None
             assert view.view is not None
-            target, args, kwargs = view.view
-            args, kwargs = torch.fx.map_arg((args, kwargs), self.read)
-            view.value = self.copy.call_function(target, (view.base.value, *args), kwargs)
+            args, kwargs = torch.fx.map_arg((view.view.args, view.view.kwargs), self.read)
+            view.value = self.copy.call_function(view.view.target, (view.base.value, *args), kwargs)
             view.value.meta = dict(view.meta)
             view.version = view.storage.version
         return alias.value
@@ -108,64 +138,160 @@ class _Pass:
         """The tensor that a node is; a storage of its own unless it is known to be a view."""
         found = self.tensors.get(node)
         if found is None:
-            found = self.tensors[node] = TensorState(Alias(Storage(node), self.nodes[node], node.meta))
+            storage = Storage(node, self.last_use.get(node, -1))
+            found = self.tensors[node] = TensorState(Alias(storage, self.nodes[node], node.meta))
         return found
+
+    def _bind(self, node: torch.fx.Node, tensor: TensorState) -> None:
+        """Records which tensor a node is."""
+        self.tensors[node] = tensor
+        storage = tensor.alias.storage
+        storage.last_read = max(storage.last_read, self.last_use.get(node, -1))
 
     # -- nodes that alias ----------------------------------------------------------------------------------------------
 
-    def _record_alias(self, node: torch.fx.Node) -> None:
+    def _record_alias(self, node: torch.fx.Node, index: int) -> None:
         """Records which storage a node's results alias."""
         base = node.args[0] if node.args else None
         if is_inactive_dropout(node) and isinstance(base, torch.fx.Node) and base not in self.unknown:
-            self.tensors[node] = self._tensor(base)
+            self._bind(node, self._tensor(base))
         elif node.target not in VIEWS or not isinstance(base, torch.fx.Node):
             bases = aliased_arguments(node)
-            if bases or not isinstance(node.target, OpOverload):
-                self._record_unknown(node, bases)
+            if not isinstance(node.target, OpOverload) and branches_own_results(node):
+                self.own.add(node)
+            elif bases or not isinstance(node.target, OpOverload):
+                self._record_possible(node, index, bases)
         elif base in self.unknown:
-            self._record_unknown(node, [base])
+            self._record_possible(node, index, [base])
+        elif node.target is aten.as_strided.default:
+            self._record_strided(node, base, index)
         elif node.target is operator.getitem and base not in self.tensors:
             # A result of an operator with several.
-            if not owns_results(base):
-                self._record_unknown(node, [base])
+            if not owns_results(base) and base not in self.own:
+                self._record_possible(node, index, [base])
                 return
             first = self.items.setdefault((base, node.args[1]), node)
-            self.tensors[node] = self._tensor(first)
+            self._bind(node, self._tensor(first))
         else:
-            viewed = self._tensor(base).alias
-            viewed.storage.shared = True
-            view = (node.target, node.args[1:], dict(node.kwargs))
-            self.tensors[node] = TensorState(Alias(viewed.storage, self.nodes[node], node.meta, viewed, view))
+            args, kwargs = arguments_after_first(node)
+            # The new graph's values may have other strides, at which `view` would be refused.
+            target = aten.reshape.default if node.target is aten.view.default else node.target
+            self._record_view(node, base, View(target, args, kwargs, VIEWS[node.target]))
+
+    def _record_view(self, node: torch.fx.Node, base: torch.fx.Node, view: View) -> None:
+        """Records that a node is a view of a tensor."""
+        viewed = self._tensor(base).alias
+        viewed.storage.shared = True
+        self._bind(node, TensorState(Alias(viewed.storage, self.nodes[node], node.meta, viewed, view)))
+
+    def _record_strided(self, node: torch.fx.Node, base: torch.fx.Node, index: int) -> None:
+        """Records that a node sees the memory of a tensor, which must lie in it element after element."""
+        whole = self._tensor(base).alias
+        val = whole.meta["val"]
+        numbers = (*val.shape, *val.stride(), val.storage_offset())
+        static = all(isinstance(n, int) for n in numbers)
+        if whole.base is not None or not static or val.storage_offset() or not val.is_contiguous():
+            # It may reach elements of the memory that its base lacks.
+            self._record_possible(node, index, [base])
+            return
+        # A row of the elements, whatever the strides of the new graph's values are.
+        with self.copy.inserting_before(self.nodes[node]):
+            row = self.copy.call_function(aten.reshape.default, (whole.value, [-1]))
+        row.meta = {**node.meta, "val": val.view(-1)}
+        elements = Alias(whole.storage, row, row.meta, whole, View(aten.reshape.default, ([-1],), {}, reshaped))
+        elements.version = whole.version
+        args, kwargs = arguments_after_first(node)
+        view = View(node.target, args, kwargs, VIEWS[node.target])
+        self.nodes[node].replace_input_with(whole.value, row)
+        whole.storage.shared = True
+        strided = Alias(whole.storage, self.nodes[node], node.meta, elements, view)
+        self._bind(node, TensorState(strided))
+
+    def _record_possible(self, node: torch.fx.Node, index: int, bases: list[torch.fx.Node]) -> None:
+        """Records what is known of a node that may be a view of ``bases``, or a copy."""
+        if self.families.last_write(node) > index and bases:
+            if not any(self._is_read_after(base, index) for base in bases):
+                self.own.add(node)
+                return
+            found = sharing(node, bases[0], self.allowed) if len(bases) == 1 and bases[0] not in self.unknown else None
+            if found is not None:
+                self.conditions += [(condition, node) for condition in found.conditions]
+                if found.kind == COPY:
+                    self.own.add(node)
+                elif found.kind == SAME and returns_itself(node):
+                    self._bind(node, self._tensor(bases[0]))
+                else:
+                    self._record_view(node, bases[0], _view_of(node, found))
+                return
+        self._record_unknown(node, bases)
+
+    def _storages(self, node: torch.fx.Node) -> tuple[Storage, ...]:
+        """The storages that a node aliases, or may."""
+        found = self.unknown.get(node)
+        return (self._tensor(node).alias.storage,) if found is None else found
+
+    def _is_read_after(self, base: torch.fx.Node, index: int) -> bool:
+        """Whether what may share a tensor's memory is read after a node, by the caller of the graph too."""
+        return any(
+            storage.last_read > index or storage.source.op != "call_function" for storage in self._storages(base)
+        )
 
     def _record_unknown(self, node: torch.fx.Node, bases: list[torch.fx.Node]) -> None:
         """Records that a node may alias what ``bases`` alias."""
-        storages: dict[Storage, None] = {}
-        for base in bases:
-            found = self.unknown.get(base)
-            storages.update(dict.fromkeys((self._tensor(base).alias.storage,) if found is None else found))
+        storages = dict.fromkeys(storage for base in bases for storage in self._storages(base))
         self.unknown[node] = tuple(storages)
+        last_use = self.last_use.get(node, -1)
         for storage in storages:
             storage.shared = True
-            storage.last_unknown_read = max(storage.last_unknown_read, self.last_use.get(node, -1))
+            storage.last_read = max(storage.last_read, last_use)
+            storage.last_unknown_read = max(storage.last_unknown_read, last_use)
 
     # -- writes --------------------------------------------------------------------------------------------------------
 
     def _write(self, node: torch.fx.Node, index: int) -> bool:
         """Makes one in-place operator functional; whether that can be done."""
-        if node.target is torch.ops.aten.set_.source_Tensor:
+        if node.target is aten.set_.source_Tensor:
             return self._replace(node)
-        target = written_argument(node)
-        if target is None or effects_of(node.target).functional is None or target in self.unknown:
+        written = written_arguments(node)
+        if not written or any(tensor in self.unknown for tensor in written):
             return False
-        tensor = self._tensor(target)
+        tensors = [self._tensor(tensor) for tensor in written]
         if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
-            return self._change_view(node, tensor)
-        if tensor.alias.storage.last_unknown_read > index:
+            return self._change_view(node, tensors[0])
+        storages = {tensor.alias.storage for tensor in tensors}
+        if any(storage.last_unknown_read > index for storage in storages) or not _are_apart(tensors):
             return False
-        new = functional_call(self.copy, node, self.read)
-        self.nodes[node] = new
-        self.tensors[node] = tensor
-        return self._store(tensor.alias, new, node.meta)
+        effects = effects_of(node.target)
+        others = [n for n in node.all_input_nodes if n not in written and n in {*self.tensors, *self.unknown}]
+        if is_expanded(node) and any(storage in storages for n in others for storage in self._storages(n)):
+            return False
+        form = functional_form(self.copy, node, self.read, make_functional)
+        if form is None:
+            return False
+        if form.result is not None:
+            self.nodes[node] = form.result
+            self.own.add(node)
+        else:
+            self.nodes[node] = form.values[0]
+            if effects.aliases and isinstance(node.meta.get("val"), list | tuple):
+                self.returned[node] = written
+            elif effects.aliases:
+                self._bind(node, tensors[0])
+        return all(
+            self._fits(tensor.alias, new) and self._store(tensor.alias, new, node.meta)
+            for tensor, new in zip(tensors, form.values, strict=True)
+        )
+
+    def _fits(self, alias: Alias, new: torch.fx.Node) -> bool:
+        """Whether a tensor can take a new value; an ``out=`` of another size is resized where nothing else aliases it."""
+        before, after = (meta.get("val") for meta in (alias.meta, new.meta))
+        if before is None or after is None or list(map(str, before.shape)) == list(map(str, after.shape)):
+            return True
+        storage = alias.storage
+        if alias.base is not None or storage.shared or storage.source.op == "placeholder":
+            return False
+        alias.meta = new.meta
+        return True
 
     def _replace(self, node: torch.fx.Node) -> bool:
         """Gives a tensor the memory of another one (``x.set_(y)``); whether that can be done.
@@ -177,15 +303,17 @@ class _Pass:
             return False
         tensor = self._tensor(target)
         unknown = self.unknown.get(source)
+        never = len(self.graph.nodes)
         if unknown is None:
             tensor.alias = self._tensor(source).alias
             tensor.alias.storage.shared = True
+            tensor.alias.storage.last_read = never
         else:
             # It may be a copy or a view: neither it nor what it may be a view of can be written from here on.
-            tensor.alias = Alias(Storage(source), self.nodes[source], source.meta)
+            tensor.alias = Alias(Storage(source, never), self.nodes[source], source.meta)
             for storage in (tensor.alias.storage, *unknown):
                 storage.shared = True
-                storage.last_unknown_read = len(self.graph.nodes)
+                storage.last_read = storage.last_unknown_read = never
         self.replaced.add(tensor)
         self.tensors[node] = tensor
         self.nodes[node] = self._value(tensor.alias)
@@ -198,7 +326,8 @@ class _Pass:
         if functional in _RESIZES and not alias.storage.shared and alias.storage.source.op != "placeholder":
             # Nothing else aliases the storage: another tensor takes its place.
             value = self.nodes[node] = functional_call(self.copy, node, self.read)
-            self.tensors[node] = tensor
+            self._bind(node, tensor)
+            alias.meta = node.meta
             return self._store(alias, value, node.meta)
         if (
             functional is None
@@ -206,16 +335,16 @@ class _Pass:
             or (alias.base is None and alias.storage.source.op == "placeholder")
         ):
             return False
-        if functional is not torch.ops.aten.detach.default:
+        if functional is not aten.detach.default:
             value = self.copy.call_function(
                 functional,
                 (self._value(alias), *torch.fx.map_arg(node.args[1:], self.read)),
                 torch.fx.map_arg(node.kwargs, self.read),
             )
             value.meta = dict(node.meta)
-            view = (functional, node.args[1:], dict(node.kwargs))
+            view = View(functional, tuple(node.args[1:]), dict(node.kwargs), VIEWS[functional])
             tensor.alias = Alias(alias.storage, value, node.meta, alias, view)
-        self.tensors[node] = tensor
+        self._bind(node, tensor)
         self.nodes[node] = tensor.alias.value
         return True
 
@@ -226,7 +355,7 @@ class _Pass:
             base, whole = alias.base, self._inverted(alias, new)
             if whole is None:
                 return False
-            if alias.view is not None and alias.view[0] is operator.getitem:
+            if alias.view is not None and alias.view.target is operator.getitem:
                 assert base.base is not None
                 base = base.base
             if whole is not new:
@@ -245,57 +374,54 @@ class _Pass:
         assert alias.view is not None
         assert alias.base is not None
         base = alias.base
-        target, args, kwargs = alias.view
-        if target is operator.getitem:
-            if base.view is None or base.base is None:
+        args = torch.fx.map_arg(alias.view.args, self.read)
+        if alias.view.target is operator.getitem:
+            if base.view is None or base.base is None or base.view.kwargs:
                 return None
-            split, rest, named = base.view
-            if named:
-                return None
-            given = torch.fx.map_arg(rest, self.read)
-            return invert_item(self.copy, self._value(base.base), new, split, given, args[0])
-        inverse = VIEWS[target]
-        if inverse is None or kwargs:
+            given = torch.fx.map_arg(base.view.args, self.read)
+            return invert_item(self.copy, self._value(base.base), new, base.view.target, given, args[0], base.value)
+        if alias.view.inverse is None:
             return None
-        return inverse(self.copy, self._value(base), new, torch.fx.map_arg(args, self.read), base.meta["val"])
+        return alias.view.inverse(self.copy, self._value(base), new, args, base.meta["val"])
 
 
-def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Any) -> torch.fx.Node:
-    """Appends the functional form of an in-place operator, with a cast where that form promotes.
-
-    Args:
-        copy: The graph to append to.
-        node: The in-place operator, in the old graph.
-        read: What a node of the old graph is in the new one.
-    """
-    functional = effects_of(node.target).functional
-    assert functional is not None
-    args = torch.fx.map_arg(node.args, read)
-    kwargs = torch.fx.map_arg(node.kwargs, read)
-    value = copy.call_function(functional, args, kwargs)
-    value.meta = dict(node.meta)
-    before = written_argument(node)
-    wanted = before.meta.get("val") if before is not None else None
-    promoted = _promoted_result(functional, args, kwargs)
-    if isinstance(wanted, torch.Tensor) and promoted is not None and promoted.dtype != wanted.dtype:
-        # The functional form promotes; the in-place one writes back in the dtype of what it writes to.
-        value.meta["val"] = promoted
-        value = copy.call_function(torch.ops.aten._to_copy.default, (value,), {"dtype": wanted.dtype})
-        value.meta = dict(node.meta)
-    return value
+def _view_of(node: torch.fx.Node, found: Sharing) -> View:
+    """A view operator that gives what a node, which may be a copy elsewhere, gives as a view."""
+    if found.kind == SAME:
+        return View(aten.alias.default, (), {}, no_change)
+    if found.kind == PERMUTED:
+        return View(aten.permute.default, (list(found.order),), {}, VIEWS[aten.permute.default])
+    args, kwargs = arguments_after_first(node)
+    return View(node.target, args, kwargs, reshaped)
 
 
-def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """The fake result of a functional call whose arguments differ in dtype; ``None`` when they don't."""
-    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
-    tensors = [a.meta["val"] for a in found if isinstance(a.meta.get("val"), torch.Tensor)]
-    if len({t.dtype for t in tensors}) < 2:
-        return None
-    fake = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-    mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
-    try:
-        with mode if mode is not None else torch.no_grad(), torch.no_grad():
-            result = target(*fake[0], **fake[1])
-    except Exception as error:
-        raise CaptureError(f"{target} can't be made functional: {error}") from error
-    return result if isinstance(result, torch.Tensor) else None
+def arguments_after_first(node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a view operator after its first one, positional as far as its schema allows, and its keywords."""
+    args, kwargs = list(node.args), dict(node.kwargs)
+    schema = getattr(node.target, "_schema", None)
+    for formal in schema.arguments[len(args) :] if schema is not None and kwargs else ():
+        if formal.kwarg_only or not (formal.name in kwargs or formal.has_default_value()):
+            break
+        args.append(kwargs.pop(formal.name, formal.default_value))
+    return tuple(args[1:]), kwargs
+
+
+def _are_apart(tensors: Sequence[TensorState]) -> bool:
+    """Whether tensors that one call writes are known to have no element in common."""
+    for i, first in enumerate(tensors):
+        for second in tensors[:i]:
+            if first.alias.storage is second.alias.storage and _may_overlap(first.alias, second.alias):
+                return False
+    return True
+
+
+def _may_overlap(first: Alias, second: Alias) -> bool:
+    """Whether two aliases of a storage may have an element in common, by the places of their first and last elements."""
+    ranges = []
+    for val in (first.meta["val"], second.meta["val"]):
+        numbers = (*val.shape, *val.stride(), val.storage_offset())
+        if not all(isinstance(n, int) for n in numbers):
+            return True
+        start = val.storage_offset()
+        ranges.append((start, start + sum((n - 1) * step for n, step in zip(val.shape, val.stride(), strict=True))))
+    return ranges[0][0] <= ranges[1][1] and ranges[1][0] <= ranges[0][1]

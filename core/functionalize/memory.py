@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
+
+from onnxplug.functionalize.effects import aliased_arguments, effects_of, hides_writes, written_arguments
+from onnxplug.functionalize.views import Inverse
 
 
 class Storage:
@@ -16,15 +20,33 @@ class Storage:
         last_unknown_read: Index of the last node that reads something of which it isn't known whether it aliases the
             storage; -1 where there is none.
         shared: Whether something else aliases it, or may.
+        last_read: Index of the last node that reads something that aliases the storage, or may, as far as is known yet.
     """
 
-    __slots__ = ("last_unknown_read", "shared", "source", "version")
+    __slots__ = ("last_read", "last_unknown_read", "shared", "source", "version")
 
-    def __init__(self, source: torch.fx.Node) -> None:
+    def __init__(self, source: torch.fx.Node, last_read: int) -> None:
         self.source = source
+        self.last_read = last_read
         self.version = 0
         self.last_unknown_read = -1
         self.shared = False
+
+
+class View(NamedTuple):
+    """The call that makes a view of its base.
+
+    Attributes:
+        target: The operator.
+        args: The arguments after the first one.
+        kwargs: The keywords.
+        inverse: How a write reaches the base; ``None`` where it can't.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inverse: Inverse | None
 
 
 class Alias:
@@ -33,7 +55,7 @@ class Alias:
     Attributes:
         storage: The storage.
         base: The alias that it is a view of; ``None`` for the whole storage.
-        view: The call that makes it of its base: operator, arguments after the first one, keywords.
+        view: The call that makes it of its base.
         meta: Metadata of the node that made it first.
         value: The node of the new graph that holds it, as the storage was at ``version``.
     """
@@ -46,7 +68,7 @@ class Alias:
         value: torch.fx.Node,
         meta: dict[str, Any],
         base: Alias | None = None,
-        view: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None,
+        view: View | None = None,
     ) -> None:
         self.storage = storage
         self.value = value
@@ -67,3 +89,39 @@ class TensorState:
 
     def __init__(self, alias: Alias) -> None:
         self.alias = alias
+
+
+class Families:
+    """The tensors of a graph, those together that may share memory, with the last write to each family."""
+
+    def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
+        self._parents: dict[torch.fx.Node, torch.fx.Node] = {}
+        writes: list[tuple[int, torch.fx.Node]] = []
+        for index, node in enumerate(nodes):
+            if node.op != "call_function":
+                continue
+            effects = effects_of(node.target)
+            related = aliased_arguments(node) if effects.aliases else []
+            if effects.written or hides_writes(node):
+                written = written_arguments(node)
+                writes += [(index, tensor) for tensor in written]
+                if effects.aliases:
+                    related = [*related, *written]
+                if node.target is torch.ops.aten.set_.source_Tensor:
+                    related = node.all_input_nodes
+            for other in related:
+                self._parents[self._root(node)] = self._root(other)
+        self._last = {self._root(tensor): index for index, tensor in writes}
+
+    def _root(self, node: torch.fx.Node) -> torch.fx.Node:
+        path = []
+        while (parent := self._parents.get(node)) is not None and parent is not node:
+            path.append(node)
+            node = parent
+        for passed in path:
+            self._parents[passed] = node
+        return node
+
+    def last_write(self, node: torch.fx.Node) -> int:
+        """Index of the last node that writes what may share memory with a node's results; -1 where there is none."""
+        return self._last.get(self._root(node), -1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,11 +12,13 @@ from torch.export.graph_signature import ConstantArgument
 from torch.export.graph_signature import InputKind as TorchInput
 from torch.export.graph_signature import OutputKind as TorchOutput
 
+from onnxplug.capture.guards import Condition
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.functionalize.effects import hidden_views, hides_mutations, targets_of, writes
-from onnxplug.functionalize.inplace import make_functional
+from onnxplug.functionalize.effects import hidden_views, targets_of, writes
+from onnxplug.functionalize.inplace import Functionalized, make_functional
+from onnxplug.functionalize.layout import Allowed
 from onnxplug.functionalize.naming import assign_names, result_names
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.text import type_with_article, with_article
@@ -52,8 +55,7 @@ def prepare(
         UsageError: ``input_names`` or ``output_names`` doesn't fit.
         CaptureError: torch can't make the graph functional.
     """
-    program = captured.program
-    functional = _functional(program)
+    functional = _functional(captured)
     if not mutations:
         for slot in functional.outputs:
             if slot.kind is not OutputKind.USER:
@@ -62,19 +64,19 @@ def prepare(
     return functional
 
 
-def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
+def _functional(captured: Captured) -> FunctionalGraph:
+    program = captured.program
     targets = targets_of(program.graph)
     _refuse_assigned_data(program.graph, targets)
     graph, copies = inline_regions(program.graph, targets)
     if graph is not program.graph:
         targets = targets_of(graph)
-    plain = subgraphs_are_functional(graph, graph.owning_module)
-    hidden = hides_mutations(graph, targets)
-    if plain and not hidden and not writes(graph, targets):
-        return _slots(program, graph, copies, "unchanged")
-    if plain and not hidden:
-        result = make_functional(graph)
+    if subgraphs_are_functional(graph, graph.owning_module):
+        if not writes(graph, targets):
+            return _slots(program, graph, copies, "unchanged")
+        result = make_functional(graph, _sizes_allowed(captured))
         if result is not None:
+            _note_conditions(captured, result)
             copies = {old: result.nodes[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
             mutated = {result.nodes[old]: new for old, new in result.mutated.items()}
             return _slots(program, result.graph, copies, "linear", mutated)
@@ -89,6 +91,39 @@ def _functional(program: torch.export.ExportedProgram) -> FunctionalGraph:
         ) from error
     _refuse_replaced_memory(program.graph)
     return _slots(program, program.graph, {}, "functionalized")
+
+
+def _sizes_allowed(captured: Captured) -> Allowed:
+    """Tells which sizes the program may have. Its ranges begin at 2 where the size 1 was not asked about."""
+    ranges = {s: (int(r.lower) if r.lower > 2 else 1, r.upper) for s, r in captured.program.range_constraints.items()}
+
+    def allowed(sizes: Mapping[Any, Any]) -> bool:
+        for symbol, (low, high) in ranges.items():
+            number = symbol.xreplace(sizes)
+            if number.is_Integer and not (low <= number and number <= high):
+                return False
+        return all(c.allows(sizes) for c in captured.conditions if c.symbols <= sizes.keys())
+
+    return allowed
+
+
+def _note_conditions(captured: Captured, functional: Functionalized) -> None:
+    """Records, and warns, that a graph is right only for sizes at which an operator gives a view, or a copy."""
+    known = {condition.expr for condition in captured.conditions}
+    for expr, node in sorted(functional.conditions, key=lambda found: len(found[0].atoms())):
+        if known & {expr, *expr.args}:  # of alternatives one is enough
+            continue
+        known.add(expr)
+        place = source_location(node)
+        condition = Condition(expr, place, fixed=False)
+        captured.conditions.append(condition)
+        where = f" at {place}" if place else ""
+        warnings.warn(
+            f"the exported model is right only where {condition.text(captured.dim_names)}: whether {node.target}{where} gives a "
+            "view or a copy depends on it, and one of the two tensors is written later. Call .clone() there, or declare the range "
+            "(torch.export.Dim(name, min=2)).",
+            stacklevel=2,
+        )
 
 
 def _refuse_assigned_data(graph: torch.fx.Graph, targets: Sequence[Any]) -> None:

@@ -42,7 +42,7 @@ def subgraphs_are_functional(graph: torch.fx.Graph, owner: torch.nn.Module | Non
     for inner in subgraphs_of(graph, owner):
         if writes(inner.graph):
             functional = make_functional(inner.graph)
-            if functional is None or functional.mutated:
+            if functional is None or functional.mutated or functional.conditions:
                 return False
     return True
 
@@ -60,7 +60,7 @@ def functional_subgraph(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
     if not writes(graph):
         return graph
     functional = make_functional(graph)
-    if functional is None or functional.mutated:
+    if functional is None or functional.mutated or functional.conditions:
         raise ConversionError(
             f"the subgraph of {call} writes its inputs in place, or writes in a way that has no functional form",
             hint="Replace in-place writes there (x[...] = y, x.add_(y)) by torch.where, torch.cat or x + y.",

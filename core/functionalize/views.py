@@ -29,22 +29,72 @@ def is_inactive_dropout(node: torch.fx.Node) -> bool:
     return node.target in _DROPOUTS and len(node.args) == 3 and node.args[2] is False
 
 
+#: Operators that divide a tensor along one axis, each with the position of the axis among the arguments after the tensor; the
+#: number itself where the operator has no such argument.
+_SPLITS: dict[Any, Callable[[Sequence[Any], int], int]] = {
+    **dict.fromkeys(
+        (
+            aten.split.Tensor,
+            aten.split.sizes,
+            aten.split_with_sizes.default,
+            aten.chunk.default,
+            aten.tensor_split.sections,
+            aten.tensor_split.indices,
+            aten.unsafe_split.Tensor,
+            aten.unsafe_split_with_sizes.default,
+            aten.unsafe_chunk.default,
+        ),
+        lambda args, rank: args[1] if len(args) > 1 else 0,
+    ),
+    **dict.fromkeys((aten.vsplit.int, aten.vsplit.array), lambda args, rank: 0),
+    **dict.fromkeys((aten.hsplit.int, aten.hsplit.array), lambda args, rank: min(rank - 1, 1)),
+    **dict.fromkeys((aten.dsplit.int, aten.dsplit.array), lambda args, rank: 2),
+}
+
+
 def invert_item(
-    graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, split: Any, args: Sequence[Any], index: int
+    graph: torch.fx.Graph,
+    base: torch.fx.Node,
+    new: torch.fx.Node,
+    split: Any,
+    args: Sequence[Any],
+    index: int,
+    items: torch.fx.Node,
 ) -> torch.fx.Node | None:
-    """The base's value when item ``index`` of the list of views ``split(base, *args)`` is ``new``; ``None`` as for an inverse."""
+    """The base's value when one item of the list of views ``split(base, *args)`` is ``new``; ``None`` as for an inverse.
+
+    Args:
+        graph, base, new: As for an inverse.
+        split: The operator.
+        args: Its arguments after the first one.
+        index: Which item it is.
+        items: The list, as it was at some time.
+    """
+    vals = items.meta["val"]
     if index < 0:
-        return None
+        index += len(vals)
     if split is aten.unbind.int:
         return graph.call_function(aten.select_scatter.default, (base, new, args[0] if args else 0, index))
-    if split is aten.split.Tensor and isinstance(args[0], int):
-        start, size = args[0] * index, args[0]
-    elif split is aten.split_with_sizes.default and all(isinstance(s, int) for s in args[0]):
-        start, size = sum(args[0][:index]), args[0][index]
-    else:
+    if split not in _SPLITS:
         return None
-    axis = args[1] if len(args) > 1 else 0
-    return graph.call_function(aten.slice_scatter.default, (base, new, axis, start, start + size, 1))
+    axis = _SPLITS[split](args, vals[0].dim())
+    start: Any = 0
+    for i in range(index):
+        start = _sum(graph, start, _size_of_item(graph, items, i, axis))
+    end = _sum(graph, start, _size_of_item(graph, items, index, axis))
+    return graph.call_function(aten.slice_scatter.default, (base, new, axis, start, end, 1))
+
+
+def _size_of_item(graph: torch.fx.Graph, items: torch.fx.Node, index: int, axis: int) -> Any:
+    """The size of one tensor of a list along an axis: a number, or a node."""
+    val = items.meta["val"][index]
+    if isinstance(val.shape[axis], int):
+        return val.shape[axis]
+    item = graph.call_function(operator.getitem, (items, index))
+    item.meta["val"] = val
+    size = graph.call_function(aten.sym_size.int, (item, axis))
+    size.meta["val"] = val.shape[axis]
+    return size
 
 
 def _scattered(target: Any) -> Inverse:
@@ -55,7 +105,7 @@ def _scattered(target: Any) -> Inverse:
 
 
 def _itself(target: Any) -> Inverse:
-    """For views that are their own inverse."""
+    """For views whose inverse is an operator with the same further arguments, mostly the view's own."""
 
     def inverse(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
         return graph.call_function(target, (new, *args))
@@ -63,7 +113,8 @@ def _itself(target: Any) -> Inverse:
     return inverse
 
 
-def _no_change(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+def no_change(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+    """For views that are their base, element for element."""
     return new
 
 
@@ -76,7 +127,8 @@ def _unsqueeze(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, a
     return graph.call_function(aten.squeeze.dim, (new, args[0]))
 
 
-def _reshaped(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+def reshaped(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+    """For views that have their base's elements in the same order."""
     sizes: list[Any] = []
     for axis, size in enumerate(val.shape):
         if isinstance(size, torch.SymInt):
@@ -84,14 +136,25 @@ def _reshaped(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, ar
             node.meta["val"] = size
             size = node
         sizes.append(size)
-    return graph.call_function(aten.view.default, (new, sizes))
+    return graph.call_function(aten.reshape.default, (new, sizes))
 
 
 def _narrow(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
     axis, start, length = args
-    if not isinstance(start, int) or not isinstance(length, int) or start < 0:
+    if not isinstance(start, int) or start < 0:
         return None
-    return graph.call_function(aten.slice_scatter.default, (base, new, axis, start, start + length, 1))
+    end = length if start == 0 else _sum(graph, start, length)
+    return graph.call_function(aten.slice_scatter.default, (base, new, axis, start, end, 1))
+
+
+def _sum(graph: torch.fx.Graph, first: Any, second: Any) -> Any:
+    """The sum of two numbers, nodes among them."""
+    if isinstance(first, int) and isinstance(second, int):
+        return first + second
+    node = graph.call_function(operator.add, (first, second))
+    vals = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in (first, second)]
+    node.meta["val"] = vals[0] + vals[1]
+    return node
 
 
 def _moved(target: Any) -> Inverse:
@@ -101,35 +164,87 @@ def _moved(target: Any) -> Inverse:
     return inverse
 
 
+def _expanded(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+    """Only where nothing is repeated: a write to one of several repetitions is a write to all of them."""
+    sizes = args[0]
+    if not isinstance(sizes, list | tuple):
+        return None
+    added = len(sizes) - val.dim()
+    repeated = [
+        size for size, n in zip(sizes, [1] * added + list(val.shape), strict=True) if isinstance(n, int) and n == 1
+    ]
+    if any(not isinstance(size, int) or size not in (1, -1) for size in repeated):
+        return None
+    return reshaped(graph, base, new, args, val)
+
+
+def _real(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+    if not val.dtype.is_complex:
+        return new
+    return graph.call_function(aten.complex.default, (new, graph.call_function(aten.imag.default, (base,))))
+
+
+def _imaginary(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
+    return graph.call_function(aten.complex.default, (graph.call_function(aten.real.default, (base,)), new))
+
+
 #: Operators whose result is always a view of their first argument, each with its inverse. ``None``: a write to such a view
 #: isn't made functional, but it may be read after its base is written.
 VIEWS: dict[Any, Inverse | None] = {
-    aten.alias.default: _no_change,
-    aten.detach.default: _no_change,
-    aten.lift_fresh.default: _no_change,
+    aten.alias.default: no_change,
+    aten.detach.default: no_change,
+    aten.lift_fresh.default: no_change,
     aten.t.default: _itself(aten.t.default),
     aten.numpy_T.default: _itself(aten.numpy_T.default),
     aten.mT.default: _itself(aten.mT.default),
+    aten.mH.default: _itself(aten.mH.default),
+    aten.adjoint.default: _itself(aten.adjoint.default),
+    aten.matrix_H.default: _itself(aten.matrix_H.default),
+    aten.conj.default: _itself(aten.conj.default),
+    aten._conj.default: _itself(aten._conj.default),
+    aten._neg_view.default: _itself(aten._neg_view.default),
+    aten.view_as_real.default: _itself(aten.view_as_complex.default),
+    aten.view_as_complex.default: _itself(aten.view_as_real.default),
+    aten.real.default: _real,
+    aten.imag.default: _imaginary,
     aten.transpose.int: _itself(aten.transpose.int),
     aten.swapaxes.default: _itself(aten.swapaxes.default),
     aten.swapdims.default: _itself(aten.swapdims.default),
     aten.permute.default: _permute,
     aten.unsqueeze.default: _unsqueeze,
-    aten.squeeze.default: _reshaped,
-    aten.squeeze.dim: _reshaped,
-    aten.squeeze.dims: _reshaped,
-    aten.view.default: _reshaped,
-    aten.view_as.default: _reshaped,
-    aten.unflatten.int: _reshaped,
+    aten.squeeze.default: reshaped,
+    aten.squeeze.dim: reshaped,
+    aten.squeeze.dims: reshaped,
+    aten.view.default: reshaped,
+    aten.view_as.default: reshaped,
+    aten.unflatten.int: reshaped,
     aten.select.int: _scattered(aten.select_scatter.default),
     aten.slice.Tensor: _scattered(aten.slice_scatter.default),
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
     aten.narrow.default: _narrow,
     aten.movedim.int: _moved(aten.movedim.int),
     aten.movedim.intlist: _moved(aten.movedim.intlist),
-    aten.expand.default: None,
+    aten.moveaxis.int: _moved(aten.moveaxis.int),
+    aten.moveaxis.intlist: _moved(aten.moveaxis.intlist),
+    aten.as_strided.default: _scattered(aten.as_strided_scatter.default),
+    aten.expand.default: _expanded,
+    aten.broadcast_to.default: _expanded,
     aten.expand_as.default: None,
     aten.unfold.default: None,
+    aten.narrow.Tensor: None,
+    aten.view.dtype: None,
+    aten.split.sizes: None,
+    aten.tensor_split.sections: None,
+    aten.tensor_split.indices: None,
+    aten.vsplit.int: None,
+    aten.vsplit.array: None,
+    aten.hsplit.int: None,
+    aten.hsplit.array: None,
+    aten.dsplit.int: None,
+    aten.dsplit.array: None,
+    aten.unsafe_split.Tensor: None,
+    aten.unsafe_split_with_sizes.default: None,
+    aten.unsafe_chunk.default: None,
     aten.unbind.int: None,
     aten.split.Tensor: None,
     aten.split_with_sizes.default: None,

@@ -109,7 +109,7 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         if not writes(module.graph):
             return module
         functional = make_functional(module.graph)
-        if functional is not None:
+        if functional is not None and not functional.conditions:
             return torch.fx.GraphModule(module, functional.graph)
         with mode, torch.no_grad():
             return make_fx(torch.func.functionalize(call), tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)

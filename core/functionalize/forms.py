@@ -1,0 +1,342 @@
+"""Operators that write their arguments, each replaced by what computes the new values without writing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from onnxplug.errors import CaptureError
+from onnxplug.functionalize.effects import argument_of, effects_of, hides_writes, targets_of, writes, written_arguments
+from onnxplug.torch_private import FakeTensor, FakeTensorMode, pytree
+
+aten = torch.ops.aten
+
+FILLED = torch.contiguous_format
+
+Read = Callable[[torch.fx.Node], torch.fx.Node]
+Functionalize = Callable[[torch.fx.Graph], Any]
+"""Makes a graph functional: :func:`onnxplug.functionalize.inplace.make_functional`."""
+
+
+class Form(NamedTuple):
+    """What a call that writes its arguments became.
+
+    Attributes:
+        values: The new value of each tensor that it writes, in the order of
+            :func:`~onnxplug.functionalize.effects.written_arguments`.
+        result: What the call's own results became; ``None`` where they are the tensors that it writes, or nothing.
+    """
+
+    values: list[torch.fx.Node]
+    result: torch.fx.Node | None = None
+
+
+def functional_form(copy: torch.fx.Graph, node: torch.fx.Node, read: Read, functionalize: Functionalize) -> Form | None:
+    """Appends the functional form of a call that writes its arguments; ``None`` where it has none.
+
+    Args:
+        copy: The graph to append to.
+        node: The call, in the old graph.
+        read: What a node of the old graph is in the new one.
+        functionalize: Makes the trace of a composite operator functional.
+    """
+    if node.target is aten.batch_norm.default or node.target is aten.native_batch_norm.default:
+        return _batch_norm(copy, node, read)
+    target: Any = node.target
+    if target.namespace != "aten":
+        return _wrapped(copy, node, read)
+    if is_expanded(node):
+        kernel = _item_by_item(target) if _is_of_lists(target) else target.decompose
+        return (
+            _traced(copy, node, read, functionalize, kernel)
+            if target._can_decompose() or _is_of_lists(target)
+            else None
+        )
+    effects = effects_of(target)
+    if effects.appends:
+        return _appended(copy, node, read)
+    written = written_arguments(node)
+    out = all(argument.kwarg_only for argument in _written_formals(node.target))
+    if len(written) == 1 and not out:
+        return Form([functional_call(copy, node, read)])
+    return _replaced(copy, node, read, written, out)
+
+
+def is_expanded(node: torch.fx.Node) -> bool:
+    """Whether a call that writes is replaced by several operators, each of which sees what those before it wrote."""
+    target: Any = node.target
+    return target.namespace == "aten" and (
+        effects_of(target).functional is None or hides_writes(node) or _is_of_lists(target)
+    )
+
+
+def _is_of_lists(target: Any) -> bool:
+    """Whether an operator does the same to each tensor of a list."""
+    return bool(target._schema.name.startswith("aten::_foreach_"))
+
+
+def _item_by_item(target: Any) -> Callable[..., None]:
+    """What computes ``_foreach_add_`` and its like by the methods of tensors."""
+    name = target._schema.name.removeprefix("aten::_foreach_")
+
+    def kernel(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+        for i, tensor in enumerate(tensors):
+            given = [a[i] if isinstance(a, list | tuple) else a for a in args]
+            named = {key: a[i] if isinstance(a, list | tuple) else a for key, a in kwargs.items()}
+            if name in ("addcmul_", "addcdiv_") and len(given) > 2:
+                named["value"] = given.pop()
+            getattr(tensor, name)(*given, **named)
+
+    return kernel
+
+
+def _written_formals(target: Any) -> list[Any]:
+    """The arguments of a schema that are written."""
+    return [a for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> torch.fx.Node:
+    """Appends the functional form of an in-place operator that writes one tensor, with a cast where that form promotes.
+
+    Args:
+        copy: The graph to append to.
+        node: The in-place operator, in the old graph.
+        read: What a node of the old graph is in the new one.
+    """
+    functional = effects_of(node.target).functional
+    assert functional is not None
+    args = torch.fx.map_arg(node.args, read)
+    kwargs = torch.fx.map_arg(node.kwargs, read)
+    value = copy.call_function(functional, args, kwargs)
+    value.meta = dict(node.meta)
+    before = written_arguments(node)
+    wanted = before[0].meta.get("val") if before else None
+    promoted = _promoted_result(functional, args, kwargs)
+    if isinstance(wanted, torch.Tensor) and promoted is not None and promoted.dtype != wanted.dtype:
+        # The functional form promotes; the in-place one writes back in the dtype of what it writes to.
+        value.meta["val"] = promoted
+        value = _cast(copy, value, wanted.dtype, node.meta["val"])
+    return value
+
+
+def _cast(copy: torch.fx.Graph, value: torch.fx.Node, dtype: torch.dtype, val: Any) -> torch.fx.Node:
+    meta = value.meta
+    value = copy.call_function(aten._to_copy.default, (value,), {"dtype": dtype})
+    value.meta = {**meta, "val": val}
+    return value
+
+
+def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """The fake result of a functional call whose arguments differ in dtype; ``None`` when they don't."""
+    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
+    tensors = [a.meta["val"] for a in found if isinstance(a.meta.get("val"), torch.Tensor)]
+    if len({t.dtype for t in tensors}) < 2:
+        return None
+    result = fake_result(target, args, kwargs)
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
+    """What torch says that a call returns.
+
+    Args:
+        target: The operator.
+        args, kwargs: Its arguments, nodes among them.
+
+    Raises:
+        CaptureError: torch rejects the call.
+    """
+    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
+    modes = [a.meta["val"].fake_mode for a in found if isinstance(a.meta.get("val"), FakeTensor)]
+    fake = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    try:
+        with modes[0] if modes else torch.no_grad(), torch.no_grad():
+            return target(*fake[0], **fake[1])
+    except Exception as error:
+        raise CaptureError(f"{target} can't be made functional: {error}") from error
+
+
+def _item(copy: torch.fx.Graph, value: torch.fx.Node, index: int) -> torch.fx.Node:
+    """One result of a call that has several."""
+    item = copy.call_function(operator.getitem, (value, index))
+    item.meta = {**value.meta, "val": value.meta["val"][index]}
+    return item
+
+
+def _replaced(
+    copy: torch.fx.Graph, node: torch.fx.Node, read: Read, written: Sequence[torch.fx.Node], out: bool
+) -> Form | None:
+    """For overloads with ``out=``, and for several tensors: the functional overload returns the new values."""
+    functional = effects_of(node.target).functional
+    names = {name for _, name in effects_of(node.target).written} if out else set()
+    positional = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    args = torch.fx.map_arg(tuple(a for a, name in zip(node.args, positional, strict=False) if name not in names), read)
+    kwargs = torch.fx.map_arg({name: a for name, a in node.kwargs.items() if name not in names}, read)
+    result = fake_result(functional, args, kwargs)
+    several = isinstance(result, list | tuple)
+    if len(result if several else [result]) != len(written):
+        return None
+    call = copy.call_function(functional, args, kwargs)  # type: ignore[arg-type]
+    call.meta = {**node.meta, "val": result}
+    values = [_item(copy, call, i) for i in range(len(written))] if several else [call]
+    if out:
+        returned = node.meta["val"]
+        wanted = returned if isinstance(returned, list | tuple) else [returned]
+    else:
+        wanted = [tensor.meta["val"] for tensor in written]
+    for i, (value, val) in enumerate(zip(values, wanted, strict=True)):
+        if value.meta["val"].dtype != val.dtype:
+            values[i] = _cast(copy, value, val.dtype, val)
+    return Form(values)
+
+
+def _appended(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> Form:
+    """For operators whose functional overload returns their own results, then the new values."""
+    written = written_arguments(node)
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), read)
+    returned = node.meta["val"]
+    own = list(returned) if isinstance(returned, list | tuple) else [returned]
+    return _call_appending(copy, node, effects_of(node.target).functional, args, kwargs, own, written)
+
+
+def _call_appending(
+    copy: torch.fx.Graph,
+    node: torch.fx.Node,
+    target: Any,
+    args: Any,
+    kwargs: Any,
+    own: Sequence[Any],
+    written: Sequence[torch.fx.Node],
+) -> Form:
+    """Appends a call that returns a node's own results and then the new values; ``own`` are fake."""
+    call = copy.call_function(target, args, kwargs)
+    call.meta = {**node.meta, "val": (*own, *(tensor.meta["val"] for tensor in written))}
+    values = [_item(copy, call, len(own) + i) for i in range(len(written))]
+    return Form(values, call if isinstance(node.meta["val"], list | tuple) else _item(copy, call, 0))
+
+
+def _batch_norm(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> Form:
+    """In training it returns the new running statistics too."""
+    x, weight, bias, mean, variance, _, momentum, eps = (
+        argument_of(node, i, name)
+        for i, name in enumerate(
+            ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+        )
+    )
+    args = torch.fx.map_arg((x, weight, bias, mean, variance, True, momentum, eps), read)
+    # The batch's mean and reciprocal deviation have the running statistics' shape.
+    returned = node.meta["val"]
+    own = list(returned) if isinstance(returned, list | tuple) else [returned, mean.meta["val"], variance.meta["val"]]
+    return _call_appending(
+        copy, node, aten._native_batch_norm_legit_functional.default, args, {}, own, [mean, variance]
+    )
+
+
+def _wrapped(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> Form | None:
+    """For operators of libraries: torch's wrapper, which returns their results, then the new value of each written tensor."""
+    target: Any = node.target
+    if target._can_decompose() or any(r.alias_info is not None for r in target._schema.returns):
+        return None
+    written = written_arguments(node)
+    if len(set(written)) < len(written):
+        return None
+    keywords: dict[str, Any] = {}
+    names = {name for _, name in effects_of(target).written}
+    count = 0
+    for position, formal in enumerate(target._schema.arguments):
+        given = position < len(node.args) or formal.name in node.kwargs
+        value = argument_of(node, position, formal.name)
+        if formal.name not in names:
+            if given:
+                keywords[formal.name] = torch.fx.map_arg(value, read)
+            elif formal.has_default_value():
+                keywords[formal.name] = formal.default_value
+        elif isinstance(value, list | tuple):
+            keywords[f"_{formal.name}_length"] = len(value)
+            for i, item in enumerate(value):
+                keywords[f"_{formal.name}_{i}_base_index"] = count if item is not None else None
+                count += item is not None
+        elif value is None and "[]" in str(formal.type):
+            keywords[f"_{formal.name}_length"] = None
+        else:
+            keywords[f"_{formal.name}_base_index"] = count if value is not None else None
+            count += value is not None
+    keywords["_all_bases"] = [read(tensor) for tensor in written]
+    returned = node.meta.get("val")
+    own = list(returned) if isinstance(returned, list | tuple) else [returned]
+    wrapper = torch.ops.higher_order.auto_functionalized_v2
+    call = copy.call_function(wrapper, (target,), keywords)
+    call.meta = {**node.meta, "val": (*own, *(tensor.meta["val"] for tensor in written))}
+    values = [_item(copy, call, len(own) + i) for i in range(len(written))]
+    count = len(target._schema.returns)
+    return Form(values, call if count != 1 else _item(copy, call, 0))
+
+
+def _lies_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two fake tensors of the same shape have the same strides, and begin at the same place of their memory."""
+    layouts = ([str(n) for n in (*t.stride(), t.storage_offset())] for t in (a, b))
+    return next(layouts) == next(layouts)
+
+
+def _traced(
+    copy: torch.fx.Graph, node: torch.fx.Node, read: Read, functionalize: Functionalize, kernel: Callable[..., Any]
+) -> Form | None:
+    """For composite operators: the operators of their kernel, made functional."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    flat, spec = pytree.tree_flatten((list(node.args), dict(node.kwargs)))
+    nodes = list(dict.fromkeys(item for item in flat if isinstance(item, torch.fx.Node)))
+    vals = [item.meta["val"] for item in nodes]
+    mode = next((v.fake_mode for v in vals if isinstance(v, FakeTensor)), None) or FakeTensorMode()
+    target: Any = node.target
+
+    def call(*values: Any) -> Any:
+        known = dict(zip(nodes, values, strict=True))
+        args, kwargs = pytree.tree_unflatten(
+            [known[item] if isinstance(item, torch.fx.Node) else item for item in flat], spec
+        )
+        result = kernel(*args, **kwargs)
+        return tuple(result) if isinstance(result, list | tuple) else (result,)
+
+    env = getattr(mode, "shape_env", None)
+    known = len(env.guards) if env is not None else 0
+    try:
+        with mode, torch.no_grad():
+            # Operators such as as_strided see the memory, which the new graph's values don't share: each gets its own.
+            inputs = [torch.empty_like(v, memory_format=FILLED) if isinstance(v, torch.Tensor) else v for v in vals]
+            module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+    except Exception:
+        return None
+    if (env is not None and len(env.guards) > known) or target in targets_of(module.graph):
+        return None
+    functional = functionalize(module.graph) if writes(module.graph) else None
+    written = written_arguments(node)
+    if functional is None or functional.conditions:
+        return None
+    placeholders = [n for n in functional.graph.nodes if n.op == "placeholder"]
+    copies: dict[torch.fx.Node, Any] = {}
+    for placeholder, outer, val in zip(placeholders, nodes, inputs, strict=True):
+        copies[placeholder] = read(outer)
+        if isinstance(val, torch.Tensor) and not _lies_alike(val, outer.meta["val"]):
+            copies[placeholder] = copy.call_function(aten.clone.default, (read(outer),), {"memory_format": FILLED})
+            copies[placeholder].meta = {**node.meta, "val": val}
+    mutated = {
+        outer: functional.mutated.get(n)
+        for n, outer in zip((n for n in module.graph.nodes if n.op == "placeholder"), nodes, strict=True)
+    }
+    if any(new is not None for outer, new in mutated.items() if outer not in written):
+        return None
+    results = functional.graph.output_node().args[0]
+    for inner in functional.graph.nodes:
+        if inner.op == "get_attr":
+            return None
+        if inner.op == "call_function":
+            copies[inner] = copy.node_copy(inner, copies.__getitem__)
+            copies[inner].meta = {**node.meta, "val": inner.meta.get("val")}
+    values = [copies[mutated[t]] if mutated[t] is not None else read(t) for t in written]
+    if effects_of(target).aliases or not target._schema.returns:
+        return Form(values)
+    return Form(values, copies[results[0]]) if len(results) == 1 and isinstance(results[0], torch.fx.Node) else None
