@@ -174,8 +174,12 @@ class _Pass:
             self._bind(node, self._tensor(first))
         else:
             args, kwargs = arguments_after_first(node)
-            # The new graph's values may have other strides, at which `view` would be refused.
-            target = aten.reshape.default if node.target is aten.view.default else node.target
+            target = node.target
+            if target is aten.view.default:
+                # The new graph's values may have other strides once they are written, at which `view` would be refused.
+                target = aten.reshape.default
+                if self._tensor(base).alias.storage.version:
+                    self.nodes[node].target = target
             self._record_view(node, base, View(target, args, kwargs, VIEWS[node.target]))
 
     def _record_view(self, node: torch.fx.Node, base: torch.fx.Node, view: View) -> None:
