@@ -415,8 +415,8 @@ def check_domains_used(model: ir.Model, unknown: Sequence[str]) -> None:
         UsageError: The model has no operator of such a domain.
     """
     if unknown:
-        used = {node.domain for body in (model.graph, *model.functions.values()) for node in body.all_nodes()}
-        used |= {key[0] for key in model.functions}
+        used = {node.domain for node in model.graph.all_nodes()} | {key[0] for key in model.functions}
+        used |= {node.domain for function in model.functions.values() for node in function.all_nodes()}
         for name in unknown:
             if name not in used:
                 raise unknown_domain(name, used | set(_MICROSOFT))

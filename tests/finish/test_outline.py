@@ -24,6 +24,7 @@ from onnxplug.build.scope import nodes_of
 from onnxplug.build.stored import META
 from onnxplug.errors import UsageError
 from onnxplug.finish.outline.wanted import UnusedClassWarning
+from tests.support.contrib import plugged
 from tests.support.sampling import rotated
 from tests.support.structure import same_inlined
 from tests.support.zoo import ZOO
@@ -486,6 +487,17 @@ def test_functions_of_rules_within() -> None:
         assert calls(function(found, name, domain), "acme") == ["Part"]
         assert found.model.opset_imports["acme"] == 2 == function(found, name, domain).opset_imports["acme"]
         assert found(X)[0].shape == X.shape
+
+
+def test_functions_of_a_plugin_within() -> None:
+    registry = plugged("onnxplug-softcap")
+    from onnxplug_softcap import softcap
+
+    model = parts(lambda part, x: softcap(part.linear(x), 3.0) * 2 + x)
+    found = outlined(model.eval(), (X,), registry=registry, dynamic_shapes=ROWS)
+    assert calls(found.model.graph) == ["Part"] * 3
+    assert calls(function(found, "Part"), "onnxplug.softcap") == ["Softcap"]
+    torch.testing.assert_close(found.call_reference(X)[0], found(X)[0])
 
 
 def test_domains_that_are_used_within_functions_alone() -> None:

@@ -11,7 +11,7 @@ from onnxplug.build.names import Names
 from onnxplug.build.scope import graphs_of
 from onnxplug.finish.outline.canonical import is_constant, read_by
 
-_NUMBERED = re.compile(r"_\d+$")
+_NUMBERED = re.compile(r"(_\d+)+$")
 _NAMESPACE = "namespace"
 
 
@@ -121,7 +121,7 @@ def within(path: str, around: str) -> str:
 
 
 def unnumbered(name: str) -> str:
-    """A name without the number that told it from others of the model."""
+    """A name without the numbers that tell it from others of the model."""
     return _NUMBERED.sub("", name) or name
 
 

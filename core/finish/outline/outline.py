@@ -47,7 +47,8 @@ def outline(model: ir.Model, calls: ModuleCalls, wanted: Functions, version: int
     _keep_classes(regions, wanted)
     regions.give_back_shared()
     nodes = regions.by_call()
-    forms = {call: canonical(members, regions.outputs_of(members)) for call, members in nodes.items()}
+    results = {call: regions.outputs_of(members) for call, members in nodes.items()}
+    forms = {call: canonical(members, results[call]) for call, members in nodes.items() if results[call]}
     if wanted.classes is None:
         forms = _repeated(forms, {call: _size(members) for call, members in nodes.items()})
     regions.keep(forms)
@@ -129,7 +130,8 @@ class _Outline:
         self._made: dict[Hashable, _Made] = {}
         self._names = Names()
         self._names.take(f.name for f in model.functions.values() if f.domain == domain)
-        self._names.take(node.op_type for node in nodes_of(model.graph) if node.domain == domain)
+        for body in (model.graph, *(f.graph for f in model.functions.values())):
+            self._names.take(node.op_type for node in nodes_of(body) if node.domain == domain)
         self._describes_values = model.ir_version >= _DESCRIBES_VALUES
 
     def class_names(self) -> set[str]:
