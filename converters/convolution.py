@@ -95,13 +95,28 @@ def conv_named_padding(g: GraphBuilder, node: FxNode) -> Value:
     spatial = rank_of(weight) - 2
     low, high = [0] * spatial, [0] * spatial
     if padding == "same":
-        kernel = g.concrete_shape(weight, "weight")[2:]
+        kernel = [g.dim(weight, 2 + axis) for axis in range(spatial)]
+        if any(isinstance(k, Value) for k in kernel):
+            x, kernel = _padded_to_same(g, x, kernel, spread(dilation, spatial)), [1] * spatial
         totals = [d * (k - 1) for d, k in zip(spread(dilation, spatial), kernel, strict=True)]
         low = [t // 2 for t in totals]
         high = [t - b for t, b in zip(totals, low, strict=True)]
     elif padding != "valid":
         raise Unsupported(f"padding {padding!r}")
     return _convolve(g, x, weight, bias, stride=stride, pads=[*low, *high], dilation=dilation, groups=groups)
+
+
+def _padded_to_same(g: GraphBuilder, x: Value, kernel: Sequence[int | Value], dilation: Sequence[int]) -> Value:
+    """The input with the zeros of ``same`` around it, for a kernel of dynamic size."""
+    low: list[int | Value] = []
+    high: list[int | Value] = []
+    for d, k in zip(dilation, kernel, strict=True):
+        total = g.op.Mul(g.op.Sub(g.as_scalar(k), g.const(1)), g.const(d))
+        low.append(g.op.Div(total, g.const(2)))
+        high.append(g.op.Sub(total, low[-1]))
+    leading = [0] * (rank_of(x) - len(kernel))
+    result: Value = g.op.Pad(x, g.vector([*leading, *low, *leading, *high]), g.const(0, x.dtype))
+    return result
 
 
 def convolution(g: GraphBuilder, node: FxNode) -> Value:

@@ -73,10 +73,6 @@ def _sympy_notation() -> type:
     return StrPrinter
 
 
-def _classes_of(module: str, names: str) -> Callable[[], Any]:
-    return lambda: tuple(getattr(importlib.import_module(module), name) for name in names.split())
-
-
 def _dim_hint() -> type:
     from torch.export import Dim
 
@@ -174,16 +170,6 @@ _NAMES = {
         _wraps_tensors,
     ),
     "DimHint": _Private("torch.export.dynamic_shapes:_DimHint", "Dim.AUTO and its like", _dim_hint),
-    "DropoutNd": _Private(
-        "torch.nn.modules.dropout:_DropoutNd",
-        "the warning about training mode",
-        _classes_of("torch.nn", "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"),
-    ),
-    "BatchNorm": _Private(
-        "torch.nn.modules.batchnorm:_BatchNorm",
-        "the warning about training mode",
-        _classes_of("torch.nn", "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm"),
-    ),
     "register_stack_trace_anchor": _Private(  # errors in functions that are not called forward name no line
         "torch.fx.proxy:_register_stack_trace_anchor", "the user's lines", lambda: _no_op
     ),

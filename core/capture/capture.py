@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,10 +26,11 @@ from onnxplug.capture.patching import patched
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.torchscript.module import from_script, is_script
-from onnxplug.errors import UsageError
+from onnxplug.capture.training import training_text, training_text_of
+from onnxplug.errors import CaptureError, UsageError
 from onnxplug.host import Patch
 from onnxplug.text import type_with_article
-from onnxplug.torch_private import BatchNorm, DropoutNd, is_traceable_wrapper_subclass, pytree, warn_if_untested
+from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, warn_if_untested
 
 
 def capture(
@@ -66,6 +66,7 @@ def capture(
     if isinstance(model, torch.export.ExportedProgram):
         captured = _given(model, positional, keywords, dynamic_shapes)
         captured.examples = list(examples)
+        _warn_of_training(model, whole=False)
         return captured
     started = time.perf_counter()
     module = model if is_script(model) else as_module(model)
@@ -77,12 +78,6 @@ def capture(
     for args_, kwargs_ in ((positional, keywords), *examples):
         _check_signature(module, args_, kwargs_)
     module = _without_subclasses(module)
-    if module.training and any(_depends_on_training(m) for m in module.modules()):
-        warnings.warn(
-            "the model is in training mode: dropout stays random and batch norm uses the batch's statistics in the "
-            "exported model too. Call model.eval() first for inference.",
-            stacklevel=3,
-        )
     clear_size_caches()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_keywords_spelled_out(module, keywords))
@@ -100,11 +95,17 @@ def capture(
             check_covered(shapes, parse_dynamic_shapes(inferred, module, positional, keywords))
         for call in calls:
             check_expressions(shapes, pytree.tree_leaves(call))
-        attempt = export_program(module, positional, keywords, shapes, strict, blocks, mentions)
+        try:
+            attempt = export_program(module, positional, keywords, shapes, strict, blocks, mentions)
+        except CaptureError:
+            if (text := training_text_of(module)) is not None:
+                warnings.warn(text, stacklevel=3)
+            raise
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.blocks = attempt.conditions, attempt.assumptions, attempt.copied
     result.dim_names = dimension_names(attempt.program, shapes)
     result.examples = list(examples)
+    _warn_of_training(attempt.program, whole=module.training)
     return result
 
 
@@ -249,12 +250,10 @@ def _record_source_lines(function: Any) -> None:
     register_stack_trace_anchor(function)
 
 
-def _depends_on_training(module: torch.nn.Module) -> bool:
-    if hasattr(module, "original_name"):  # of a script: the name of the class that it was made from
-        return module.training and re.fullmatch(r"\w*(Dropout|BatchNorm)\w*", str(module.original_name)) is not None
-    if isinstance(module, torch.nn.RNNBase):
-        return bool(module.dropout and module.num_layers > 1)
-    return isinstance(module, (DropoutNd, BatchNorm))
+def _warn_of_training(program: torch.export.ExportedProgram, *, whole: bool) -> None:
+    text = training_text(program, whole)
+    if text is not None:
+        warnings.warn(text, stacklevel=4)
 
 
 def _check_signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

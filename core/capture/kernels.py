@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,13 @@ def _result_and_mask(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.T
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
+def _fractional_pool(
+    x: torch.Tensor, kernel_size: Any, output_size: Sequence[int], random_samples: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (*x.shape[: x.dim() - 3], *(list(output_size) * 3)[:3])
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
+
+
 def _as_float(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, dtype=torch.float32)
 
@@ -61,6 +68,10 @@ def _is_fake_quantization(name: str) -> bool:
 
 def _is_dequantization(name: str) -> bool:
     return name == "dequantize"
+
+
+def _is_fractional_pool(name: str) -> bool:
+    return "fractional_max_pool3d" in name or name == "FractionalMaxPool3d"
 
 
 def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
@@ -85,8 +96,8 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
     """While it holds, tracing these operators computes the shapes of their results and nothing else.
 
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes as long as there
-    are steps; and it has no kernel at all for fake quantisation and dequantisation of dynamic sizes. Only what the model may
-    use is patched.
+    are steps; it has no kernel at all for fake quantisation and dequantisation of dynamic sizes, and one that makes sizes
+    static for fractional pools of volumes. Only what the model may use is patched.
     """
     with contextlib.ExitStack() as stack:
         if mentions(is_recurrent):
@@ -100,4 +111,7 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
             for op, kernel in ((packet.self, _as_float), (packet.tensors, _all_as_float)):
                 if DispatchKey.Meta not in op.py_kernels:
                     stack.enter_context(patched_kernel(op, DispatchKey.Meta, kernel))
+        fractional = torch.ops.aten.fractional_max_pool3d.default
+        if mentions(_is_fractional_pool) and DispatchKey.Meta not in fractional.py_kernels:
+            stack.enter_context(patched_kernel(fractional, DispatchKey.Meta, _fractional_pool))
         yield

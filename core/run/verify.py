@@ -258,7 +258,7 @@ class _Comparer:
         try:
             worst, unstable = _compare_all(outputs, self._tolerances, sizes, seed)
         except VerificationError as error:
-            if (reason := self._assumed(leaves)) is None:
+            if (reason := self._assumed(leaves) or self._unsteady(leaves, expected)) is None:
                 raise
             raise VerificationError(error.message, hint=reason) from error
         return VerificationCase(sizes, seed, worst, runner.runtime, unstable)
@@ -272,6 +272,17 @@ class _Comparer:
                     f"The model's code asks {assumption.text(self._names)} at {assumption.place}, and the exported model has the "
                     "branch of the larger sizes. If that is the cause, declare the range (torch.export.Dim(name, min=2)) or use "
                     "torch.where or torch.cond."
+                )
+        return None
+
+    def _unsteady(self, leaves: Sequence[Any], expected: Sequence[tuple[str, Any]]) -> str | None:
+        """A hint, where PyTorch itself has other results when it runs again."""
+        again = eager_outputs(self._program, self._reference, clone_leaves(leaves), self._spec)
+        for (name, first), (_, second) in zip(expected, again, strict=True):
+            if isinstance(first, torch.Tensor) and not torch.equal(first, second) and not bool((first != first).any()):
+                return (
+                    f"PyTorch's own {name!r} differs from run to run: the model draws random numbers, and can't be compared. Call "
+                    "model.eval() first if dropout is meant to be off."
                 )
         return None
 
