@@ -218,12 +218,16 @@ def functions_asked(functions: Any, model: Any) -> Functions | None:
         UsageError: It is malformed, or names a class of which the model has no module.
     """
     wanted = Functions.asked(functions)
-    if wanted is not None and isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule):
-        wanted.check(_classes_of(model))
+    classes = _classes_of(model) if wanted is not None else None
+    if wanted is not None and classes:
+        wanted.check(classes)
     return wanted
 
 
-def _classes_of(model: torch.nn.Module) -> set[str]:
+def _classes_of(model: Any) -> set[str]:
+    """The classes of a model's modules; none where only what is captured tells them: a program, a script, a graph."""
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
+        return set()
     classes = {type(module) for module in model.modules()}
     return {f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
 
@@ -237,10 +241,7 @@ def module_calls(wanted: Functions, program: torch.export.ExportedProgram, model
     calls = ModuleCalls()
     for node in program.graph.nodes:
         calls.of(node.meta.get("nn_module_stack"))
-    classes = calls.class_names()
-    if isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule):
-        classes |= _classes_of(model)
-    wanted.check(classes)
+    wanted.check(calls.class_names() | _classes_of(model))
     return calls
 
 

@@ -199,10 +199,13 @@ def test_ways_of_capture(options: dict[str, Any], decoder: OnnxProgram) -> None:
         assert found.statistics.functions["Block"] == 3
 
 
-def test_modules_of_torchscript() -> None:
-    traced = torch.jit.trace(parts(plain).eval(), (X,))
-    for asked in (True, [Part], ["Part"]):
-        assert outlined(traced, (X,), dynamic_shapes=ROWS, functions=asked).statistics.functions == {"Part": 3}
+def test_modules_that_only_the_capture_tells() -> None:
+    """Those of a script and of a graph have other classes than the modules that they were made of."""
+    model = parts(plain).eval()
+    traced = torch.jit.trace(model, (X,))
+    graph = torch.export.export(model, (X,), dynamic_shapes=ROWS).module()
+    for given, asked in ((traced, True), (traced, [Part]), (graph, [Part]), (graph, ["Part"])):
+        assert outlined(given, (X,), dynamic_shapes=ROWS, functions=asked).statistics.functions == {"Part": 3}
 
 
 @pytest.mark.parametrize(("opset", "target"), [(13, "onnxruntime"), (17, None), (23, None)])
