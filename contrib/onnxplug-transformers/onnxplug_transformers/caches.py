@@ -18,14 +18,17 @@ from onnxplug.torch_private import pytree
 
 _Linear = cache_utils.LinearAttentionLayer
 _Sliding = cache_utils.DynamicSlidingWindowLayer
+_StaticSliding = cache_utils.StaticSlidingWindowLayer
 _FIELDS: dict[type, tuple[str, ...]] = {
     cache_utils.DynamicLayer: ("keys", "values"),
     cache_utils.StaticLayer: ("keys", "values", "cumulative_length"),
     _Sliding: ("keys", "values"),
+    _StaticSliding: ("keys", "values"),
     _Linear: (),
     cache_utils.LinearAttentionAndFullAttentionLayer: ("keys", "values"),
     cache_utils.LinearAttentionAndSlidingWindowAttentionLayer: ("keys", "values"),
     cache_utils.LinearAttentionAndStaticFullAttentionLayer: ("keys", "values", "cumulative_length"),
+    cache_utils.LinearAttentionAndStaticSlidingWindowAttentionLayer: ("keys", "values"),
     cache_utils.DummyLayer: (),
 }
 _KINDS = {kind.__name__: kind for kind in _FIELDS}
@@ -148,7 +151,7 @@ def _take_apart(cache: Any) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
     context: dict[str, Any] = {"static": isinstance(cache, cache_utils.StaticCache), "layers": layers}
     if _has_own_length(cache):
         context["length"] = True
-        pairs.append(("length", _windows(cache)[0].cumulative_length))
+        pairs.append(("length", _seen(_windows(cache)[0])))
     return pairs, context
 
 
@@ -175,8 +178,8 @@ def _about(layer: Any) -> dict[str, Any]:
     about: dict[str, Any] = {"kind": type(layer).__name__, "filled": bool(getattr(layer, "is_initialized", False))}
     if isinstance(layer, cache_utils.StaticLayer):
         about["max"] = layer.max_cache_len
-    if isinstance(layer, _Sliding):
-        about["window"] = layer.sliding_window
+    if isinstance(layer, _Sliding | _StaticSliding):
+        about["window"] = layer.sliding_window if isinstance(layer, _Sliding) else layer.max_cache_len
     if isinstance(layer, _Linear):
         about["states"] = [
             [
@@ -193,19 +196,21 @@ def _about(layer: Any) -> dict[str, Any]:
 def _check(cache: Any, index: int, layer: Any) -> None:
     """Refuses a layer whose state is not in its tensors."""
     if type(layer) not in _FIELDS:
-        advice = ""
-        if isinstance(layer, cache_utils.StaticSlidingWindowLayer):
-            advice = ". Its Python code branches on how far the window is filled; use a DynamicCache"
         raise TypeError(
             f"layer {index} of the {type(cache).__name__} has the class {type(layer).__name__}, whose state is not in its "
-            f"tensors alone{advice}. onnxplug-transformers supports {', '.join(_KINDS)}"
+            f"tensors alone. onnxplug-transformers supports {', '.join(_KINDS)}"
         )
     if getattr(layer, "record_past", False):
         raise TypeError(f"layer {index} of the {type(cache).__name__} records its past, for assisted decoding")
 
 
 def _windows(cache: Any) -> list[Any]:
-    return [layer for layer in cache.layers if isinstance(layer, _Sliding) and layer.is_initialized]
+    return [layer for layer in cache.layers if isinstance(layer, _Sliding | _StaticSliding) and layer.is_initialized]
+
+
+def _seen(window: Any) -> Any:
+    """How many tokens a window has seen."""
+    return window.cumulative_length if isinstance(window, _Sliding) else window.cumulative_length_int
 
 
 def _whole(cache: Any) -> Any:
@@ -224,7 +229,7 @@ def _has_own_length(cache: Any) -> bool:
         TypeError: The layers have not seen the same number of tokens.
     """
     windows, whole = _windows(cache), _whole(cache)
-    seen = [layer.cumulative_length for layer in windows]
+    seen = [_seen(layer) for layer in windows]
     if whole is not None and isinstance(whole.keys, torch.Tensor):
         seen.append(whole.keys.shape[-2])
     if all(isinstance(number, int) for number in seen) and len(set(seen)) > 1:
@@ -257,8 +262,17 @@ def _put_together(context: dict[str, Any], values: list[Any]) -> Any:
         length = values.pop(0) if context.get("length") else _length_of(_whole(cache).keys)
         _check_length(length)
         for layer in windows:
-            layer.cumulative_length = length
+            _set_seen(layer, length)
     return cache
+
+
+def _set_seen(window: Any, length: Any) -> None:
+    if isinstance(window, _Sliding):
+        window.cumulative_length = length
+        return
+    window.cumulative_length_int = length
+    if isinstance(length, int):  # a number: not while a model is captured, where nothing reads the tensor
+        window.cumulative_length = torch.tensor(min(length, window.max_cache_len), device=window.device)
 
 
 def _made(about: dict[str, Any]) -> Any:

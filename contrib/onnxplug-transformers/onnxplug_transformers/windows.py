@@ -33,6 +33,33 @@ def _mask_sizes(layer: Any, query_length: int) -> tuple[Any, Any]:
     return kept + query_length, layer.cumulative_length - kept
 
 
+def _update_static(layer: Any, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """As transformers' own, for a window of a fixed size, filled in part or full; it is not written in place.
+
+    What is returned are the tokens that the new ones may see, and these; transformers returns what lies behind them too,
+    which its mask hides.
+    """
+    if not layer.is_initialized:
+        layer.lazy_initialization(keys, values)
+    size, seen, new = layer.max_cache_len, layer.cumulative_length_int, keys.shape[-2]
+    filled, kept = torch.sym_min(seen, size), torch.sym_min(seen, size - 1)
+    after = torch.sym_min(seen + new, size)
+    returned, states = [], []
+    for before, fresh in ((layer.keys, keys), (layer.values, values)):
+        whole = torch.cat([before.split([filled, size - filled], dim=-2)[0], fresh], dim=-2)
+        returned.append(whole.split([filled - kept, kept + new], dim=-2)[1])
+        last = whole.split([filled + new - after, after], dim=-2)[1]
+        states.append(torch.cat([last, before.split([after, size - after], dim=-2)[1]], dim=-2))
+    layer.keys, layer.values = states
+    layer.cumulative_length_int = seen + new
+    return tuple(returned)
+
+
+def _static_mask_sizes(layer: Any, query_length: int) -> tuple[Any, Any]:
+    kept = torch.sym_min(layer.cumulative_length_int, layer.max_cache_len - 1)
+    return kept + query_length, layer.cumulative_length_int - kept
+
+
 def _update_conv(layer: Any, states: torch.Tensor, state_idx: int = 0, **options: Any) -> torch.Tensor:
     """As transformers' own; the new state takes the old one's place, where that would be written over."""
     before = layer.conv_states[state_idx] if layer.has_previous_state[state_idx] else None
@@ -76,6 +103,8 @@ def capturable_caches() -> Iterator[None]:
         for owner, name, function in (
             (cache_utils.DynamicSlidingWindowLayer, "update", _update),
             (cache_utils.DynamicSlidingWindowLayer, "get_mask_sizes", _mask_sizes),
+            (cache_utils.StaticSlidingWindowLayer, "update", _update_static),
+            (cache_utils.StaticSlidingWindowLayer, "get_mask_sizes", _static_mask_sizes),
             (linear, "update_conv_state", _update_conv),
             (linear, "update_recurrent_state", _update_recurrent),
             (masking_utils, "_ignore_causal_mask_sdpa", _is_causal_alone),

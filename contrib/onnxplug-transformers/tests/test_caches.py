@@ -299,12 +299,14 @@ def test_caches_that_are_refused(change: Any, words: str) -> None:
         cache_shapes(change(cache))
 
 
-def test_static_windows_and_merging_of_one_half_are_refused() -> None:
+def test_layers_and_caches_of_another_kind_are_refused() -> None:
     from onnxplug_transformers import cache_shapes, merged_cache
-    from transformers import DynamicCache, MistralConfig, StaticCache
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicIndexedLayer
 
-    cache = StaticCache(config=MistralConfig(num_hidden_layers=1, sliding_window=4), max_cache_len=12)
-    with pytest.raises(TypeError, match="use a DynamicCache"):
+    cache = DynamicCache()
+    cache.layers.append(DynamicIndexedLayer())
+    with pytest.raises(TypeError, match="class DynamicIndexedLayer, whose state is not in its tensors alone"):
         cache_shapes(cache)
     with pytest.raises(TypeError, match="takes an EncoderDecoderCache"):
         merged_cache(DynamicCache())

@@ -124,6 +124,37 @@ def test_names_that_decoders_have(decoder: Any) -> None:
     assert [value.name for value in program.model.graph.outputs] == ["logits", *presents]
 
 
+@pytest.mark.parametrize("name", ["mistral", pytest.param("gemma3", marks=pytest.mark.long)])
+def test_static_cache_beyond_the_window(name: str, decoder: Any) -> None:
+    """One graph for windows that are filled in part, full, and filled in a call: the state is transformers' own each time."""
+    from onnxplug_transformers import cache_shapes
+    from transformers import StaticCache
+
+    model = decoder(name)
+
+    def cache(batch: int) -> Any:
+        made = StaticCache(config=model.config, max_cache_len=24)
+        made.early_initialization(batch, 2, 16, torch.float32, torch.device("cpu"))
+        return made
+
+    past = cache(2)
+    with torch.no_grad():
+        past = model(input_ids=ids(2, 4), past_key_values=past).past_key_values
+    program = onnxplug.to_onnx(
+        model,
+        kwargs={"input_ids": ids(2, 3), "past_key_values": copy.deepcopy(past)},
+        dynamic_shapes={"input_ids": {0: "batch", 1: "sequence"}, "past_key_values": cache_shapes(past)},
+        mutations="ignore",
+    )
+    for batch, steps in ((2, (4, 1, 1, 1, 1, 1)), (1, (9, 1, 2)), (3, (2, 3, 5, 1))):
+        past = cache(batch)
+        for step in steps:
+            given = {"input_ids": ids(batch, step), "past_key_values": past}
+            program.verify(args=(), kwargs=copy.deepcopy(given), seeds=())
+            past = continued(program(**copy.deepcopy(given))[1:], past)
+        assert past.get_seq_length() == sum(steps)
+
+
 def test_prefill_fills_the_window(decoder: Any) -> None:
     model = decoder("mistral")
     program = onnxplug.to_onnx(
