@@ -61,6 +61,8 @@ bench: latency
 	@echo "==> Benchmarks against torch.onnx, one thread"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/run.py
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/operators.py
+	@echo "==> Conversion as a share of capture"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/share.py
 	@echo "==> torch.compile beside eager and inductor (inductor needs a C++ compiler)"
 	@PYTHONPATH=. $(BIN)/python benchmarks/compile.py
 	@echo "==> What 200 installed plugins cost"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.torch_private import OpOverload, pytree
+from onnxplug.torch_private import OpOverload
 
 #: Composite operators whose result may be a view of their first argument although their schema doesn't say so.
 _MAY_ALIAS = frozenset(
@@ -18,7 +17,7 @@ _MAY_ALIAS = frozenset(
         "broadcast_tensors resolve_conj resolve_neg real imag positive float double half bfloat16 int long bool "
         "atleast_1d atleast_2d atleast_3d vsplit hsplit dsplit diagonal linalg_diagonal dropout feature_dropout "
         "alpha_dropout feature_alpha_dropout meshgrid cartesian_prod einsum sum_to_size conj_physical unsafe_split "
-        "unsafe_split_with_sizes"
+        "unsafe_split_with_sizes histogramdd"
     ).split()
 )
 
@@ -46,9 +45,19 @@ class Effects(NamedTuple):
     appends: bool = False
 
 
-@functools.cache
+#: By identity, as the hash of an operator of torch is computed in Python. Each keeps its target alive: no id is given twice.
+_known: dict[int, tuple[Any, Effects]] = {}
+
+
 def effects_of(target: Any) -> Effects:
     """The effects of an FX target, read off its schema."""
+    found = _known.get(id(target))
+    if found is None:
+        found = _known[id(target)] = (target, _worked_out(target))
+    return found[1]
+
+
+def _worked_out(target: Any) -> Effects:
     if not isinstance(target, OpOverload):
         return Effects((), True, None)
     schema = target._schema
@@ -123,21 +132,21 @@ def writes(graph: torch.fx.Graph, targets: Iterable[Any] | None = None) -> bool:
     found = targets_of(graph) if targets is None else targets
     if any(effects_of(target).written for target in found):
         return True
-    return any(target in _HIDDEN for target in found) and any(map(hides_writes, graph.nodes))
+    return any(id(target) in _HIDDEN for target in found) and any(map(hides_writes, graph.nodes))
 
 
-#: Operators that write running statistics although their schema doesn't say so, each with the argument that asks for it. The
-#: statistics are the arguments at 3 and 4.
-_HIDDEN: dict[Any, str] = {
-    torch.ops.aten.batch_norm.default: "training",
-    torch.ops.aten.native_batch_norm.default: "training",
-    torch.ops.aten.instance_norm.default: "use_input_stats",
+#: Operators, by identity, that write running statistics although their schema doesn't say so, each with the argument that asks
+#: for it. The statistics are the arguments at 3 and 4.
+_HIDDEN: dict[int, str] = {
+    id(torch.ops.aten.batch_norm.default): "training",
+    id(torch.ops.aten.native_batch_norm.default): "training",
+    id(torch.ops.aten.instance_norm.default): "use_input_stats",
 }
 
 
 def hides_writes(node: torch.fx.Node) -> bool:
     """Whether a node writes running statistics although its schema doesn't say so."""
-    asked = _HIDDEN.get(node.target) if node.op == "call_function" else None
+    asked = _HIDDEN.get(id(node.target)) if node.op == "call_function" else None
     return (
         asked is not None
         and bool(argument_of(node, 5, asked))
@@ -155,8 +164,12 @@ def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     places: tuple[tuple[int, str], ...] = ((3, "running_mean"), (4, "running_var"))
     if not hides_writes(node):
         places = effects_of(node.target).written if node.op == "call_function" else ()
-    given = [argument_of(node, *place) for place in places]
-    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.fx.Node)]
+    return [leaf for place in places for leaf in _items(argument_of(node, *place)) if isinstance(leaf, torch.fx.Node)]
+
+
+def _items(argument: Any) -> Sequence[Any]:
+    """The items of a list, or an argument alone."""
+    return argument if isinstance(argument, list | tuple) else (argument,)
 
 
 def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
@@ -179,8 +192,11 @@ def aliased_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     schema = getattr(node.target, "_schema", None)
     found = node.all_input_nodes
     if schema is not None and any(r.alias_info is not None for r in schema.returns):
-        given = [argument_of(node, i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None]
-        found = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.fx.Node)]
+        found = []
+        for i, formal in enumerate(schema.arguments):
+            if formal.alias_info is not None:
+                given = argument_of(node, i, formal.name)
+                found += [leaf for leaf in _items(given) if isinstance(leaf, torch.fx.Node)]
     return [a for a in found if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _copies(node, a)]
 
 

@@ -179,14 +179,17 @@ def _replaced(
     several = isinstance(result, list | tuple)
     if len(result if several else [result]) != len(written):
         return None
-    call = copy.call_function(functional, args, kwargs)  # type: ignore[arg-type]
-    call.meta = {**node.meta, "val": result}
-    values = [_item(copy, call, i) for i in range(len(written))] if several else [call]
     if out:
         returned = node.meta["val"]
         wanted = returned if isinstance(returned, list | tuple) else [returned]
+        # Sizes that depend on data have the names that the program gives them.
+        vals = [w if r.dtype == w.dtype else r for r, w in zip(result if several else [result], wanted, strict=True)]
+        result = tuple(vals) if several else vals[0]
     else:
         wanted = [tensor.meta["val"] for tensor in written]
+    call = copy.call_function(functional, args, kwargs)  # type: ignore[arg-type]
+    call.meta = {**node.meta, "val": result}
+    values = [_item(copy, call, i) for i in range(len(written))] if several else [call]
     for i, (value, val) in enumerate(zip(values, wanted, strict=True)):
         if value.meta["val"].dtype != val.dtype:
             values[i] = _cast(copy, value, val.dtype, val)

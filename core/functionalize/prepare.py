@@ -22,7 +22,7 @@ from onnxplug.functionalize.layout import Allowed
 from onnxplug.functionalize.naming import assign_names, result_names
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.text import type_with_article, with_article
-from onnxplug.torch_private import DispatchKey, is_traceable_wrapper_subclass
+from onnxplug.torch_private import DispatchKey, is_alias_of, is_traceable_wrapper_subclass, pytree
 
 _MUTATIONS = (TorchOutput.BUFFER_MUTATION, TorchOutput.USER_INPUT_MUTATION)
 _STATE = {
@@ -56,6 +56,7 @@ def prepare(
         CaptureError: torch can't make the graph functional.
     """
     functional = _functional(captured)
+    _warn_of_shared_inputs(captured, functional)
     if not mutations:
         for slot in functional.outputs:
             if slot.kind is not OutputKind.USER:
@@ -124,6 +125,26 @@ def _note_conditions(captured: Captured, functional: Functionalized) -> None:
             "(torch.export.Dim(name, min=2)).",
             stacklevel=2,
         )
+
+
+def _warn_of_shared_inputs(captured: Captured, functional: FunctionalGraph) -> None:
+    """Warns where the example's inputs share memory and the model writes one of them: the inputs of an ONNX model never do."""
+    written = {slot.target for slot in functional.outputs if slot.kind is OutputKind.INPUT_MUTATION}
+    leaves = pytree.tree_leaves((captured.args, captured.kwargs)) if written else []
+    given = {
+        slot.name: leaves[slot.position]
+        for slot in functional.inputs
+        if slot.position is not None and slot.position < len(leaves) and isinstance(leaves[slot.position], torch.Tensor)
+    }
+    for name in given.keys() & written:
+        for other in given.keys() - {name}:
+            if is_alias_of(given[name], given[other]):
+                warnings.warn(
+                    f"the model writes its input {name!r}, which shares memory with {other!r} in the example; the exported model "
+                    "takes them for separate tensors. Give separate ones, or leave one of the inputs away.",
+                    stacklevel=3,
+                )
+                return
 
 
 def _refuse_assigned_data(graph: torch.fx.Graph, targets: Sequence[Any]) -> None:

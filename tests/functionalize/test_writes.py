@@ -470,6 +470,24 @@ def test_no_condition_where_the_source_is_not_read_again() -> None:
     check(model, X, others=[(torch.randn(1, 4),), (torch.randn(5, 1),)], dynamic=ROWS_AND_COLUMNS)
 
 
+# -- inputs that share memory --------------------------------------------------------------------------------------------
+
+
+def test_inputs_of_the_example_that_share_memory() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.add_(1)
+        return y * 2
+
+    tensor = torch.randn(3, 4)
+    for other in (tensor, tensor[1:]):
+        with pytest.warns(UserWarning, match="writes its input 'x', which shares memory with 'y'"):
+            onnxplug.to_onnx(model, (tensor, other))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        onnxplug.to_onnx(model, (tensor, tensor.clone()))
+        onnxplug.to_onnx(lambda x, y: x + y, (tensor, tensor))
+
+
 # -- what remains --------------------------------------------------------------------------------------------------------
 
 
