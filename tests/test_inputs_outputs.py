@@ -215,6 +215,15 @@ def test_shapes_collection() -> None:
     assert not isinstance(program.model.graph.inputs[0].shape[0], int)
 
 
+def test_additional_inputs() -> None:
+    """torch.export's own way of saying by examples what is dynamic."""
+    inputs = torch.export.AdditionalInputs()
+    inputs.add((torch.randn(7, 3), Y))
+    program = onnxplug.to_onnx(lambda x, y: x.sum(0) + y, (X, Y), dynamic_shapes=inputs, verify=True)
+    sizes = [[type(size) is int for size in value.shape] for value in program.model.graph.inputs]
+    assert sizes == [[False, True], [True, True]]
+
+
 def test_derived_and_related_dimensions() -> None:
     program = onnxplug.to_onnx(
         lambda x, y: torch.cat([x, y], 0) + torch.cat([y, x], 0),
