@@ -107,9 +107,9 @@ class _Pass:
             if effects is not None and effects.aliases:
                 self._record_alias(node, index)
         self.copy._codegen = self.graph._codegen
-        written = [storage.source for storage in self.written]
-        replaced = [node for node, tensor in self.tensors.items() if tensor in self.replaced]
-        mutated = {node: self.read(node) for node in (*written, *replaced) if node.op == "placeholder"}
+        changed = {storage.source for storage in self.written}
+        changed |= {node for node, tensor in self.tensors.items() if tensor in self.replaced}
+        mutated = {node: self.read(node) for node in self.graph.nodes if node.op == "placeholder" and node in changed}
         return Functionalized(self.copy, self.nodes, mutated, self.conditions)
 
     def read(self, node: torch.fx.Node) -> torch.fx.Node:
