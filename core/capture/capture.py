@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import OutputKind
 
+from onnxplug.capture.associative import associative_scans_of_any_size
 from onnxplug.capture.attempts import export_program
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
@@ -85,6 +86,7 @@ def capture(
         mentions = Mentions(module)
         stack.enter_context(shape_kernels(mentions))
         stack.enter_context(packed_sequences(mentions))
+        stack.enter_context(associative_scans_of_any_size(mentions))
         for patch in patches:
             stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.
