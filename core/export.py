@@ -397,10 +397,14 @@ def convert(
     if alignment is not None:
         interpreter.applied = alignment.rules
     interpreter.module_calls = calls
+    interpreter.assertions = [] if checks else None
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     env = interpreter.run(functional.graph, values)
     arguments.warn_of_unused_rules(registry, bound.asked())
     outputs = bind_outputs(builder, env, functional.outputs)
+    asserted = interpreter.assertions or []
+    # Outputs until the rewrites are done, so that nothing takes them for dead.
+    outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
     graph, tensors = assemble(builder, inputs, outputs, state)
     if alignment is not None:
         alignment.record(graph, env)
@@ -414,6 +418,7 @@ def convert(
         **size_checks.metadata(captured),
     }
     if checks:
+        size_checks.insert_assertions(graph, builder, [message for _, message in asserted])
         size_checks.insert_checks(graph, builder, captured, functional.inputs)
     return finish(builder, graph, tensors, metadata=metadata)
 

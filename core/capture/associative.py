@@ -85,7 +85,7 @@ def _of_single_elements(operator: Any) -> Combine | None:
     The graph of a scan's step can't be traced through torch.vmap.
     """
     given = getattr(operator, "keywords", {})
-    mapped = given.get("combine_fn")
+    mapped: Any = given.get("combine_fn")
     spec, code = given.get("spec"), getattr(mapped, "__code__", None)
     if spec is None or code is None or "func" not in code.co_freevars:
         return None

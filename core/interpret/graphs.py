@@ -19,14 +19,23 @@ class Survey(NamedTuple):
     has_complex: bool
 
 
-def survey(graph: torch.fx.Graph) -> Survey:
-    """Looks at every node of a graph once."""
+#: Asserts that a tensor of one element is true, with a message.
+ASSERTION = torch.ops.aten._assert_async.msg
+
+
+def survey(graph: torch.fx.Graph, assertions: bool = False) -> Survey:
+    """Looks at every node of a graph once.
+
+    Args:
+        graph: The graph.
+        assertions: Whether what the model asserts of its data is needed too.
+    """
     live: set[torch.fx.Node] = set()
     has_complex = False
     for fx in reversed(graph.nodes):
         if not has_complex:
             has_complex = _is_complex(fx.meta.get("val"))
-        if fx.op == "output":
+        if fx.op == "output" or (assertions and fx.target is ASSERTION):
             live.add(fx)
             continue
         for user in fx.users:

@@ -23,7 +23,7 @@ from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
 from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument
-from onnxplug.interpret.graphs import survey
+from onnxplug.interpret.graphs import ASSERTION, survey
 from onnxplug.interpret.mutating import convert_functionalized
 from onnxplug.interpret.node import FxNode, are_empty, output_specs
 from onnxplug.interpret.operators import Operator, Operators
@@ -95,6 +95,8 @@ class DynamoInterpreter:
         self.applied: dict[torch.fx.Node, Rule] | None = None
         #: Takes the calls of modules that nodes come from, where that is asked for.
         self.module_calls: ModuleCalls | None = None
+        #: Takes what the graph asserts of its data, with the messages, where that is asked for.
+        self.assertions: list[tuple[ir.Value, str]] | None = None
         self._operators = Operators()
         self._frame = _Frame({}, None)
         builder.attach(self)
@@ -117,7 +119,7 @@ class DynamoInterpreter:
         """
         frame = _Frame(dict(values), graph.owning_module)
         with self._within(frame):
-            self._walk(graph)
+            self._walk(graph, self.assertions)
         self._missing.raise_any()
         return frame.values
 
@@ -155,9 +157,9 @@ class DynamoInterpreter:
         finally:
             self._frame = outer
 
-    def _walk(self, graph: torch.fx.Graph) -> None:
+    def _walk(self, graph: torch.fx.Graph, assertions: list[tuple[ir.Value, str]] | None = None) -> None:
         values = self._frame.values
-        live, has_complex = survey(graph)
+        live, has_complex = survey(graph, assertions is not None)
         self._has_complex = self._has_complex or has_complex
         operator_of = self._operators.of
         for fx in graph.nodes:
@@ -167,6 +169,10 @@ class DynamoInterpreter:
                 if called.writes:
                     raise ConversionError(f"the FX graph writes in place, {fx.format_node()}; it should be functional")
                 if fx not in live:
+                    continue
+                if called.target is ASSERTION and assertions is not None:
+                    condition, message = (self.value_of(argument) for argument in fx.args)
+                    assertions.append((condition, str(message)))
                     continue
                 if called.target is operator.getitem and isinstance(values.get(fx.args[0]), (list, tuple)):
                     values[fx] = values[fx.args[0]][fx.args[1]]

@@ -1,4 +1,4 @@
-"""``checks=True``: ranges of sizes, and relations between them, as nodes that fail when the model runs.
+"""``checks=True``: ranges of sizes, relations between them, and assertions on data as nodes that fail when the model runs.
 
 ONNX has no operator that asserts. A Reshape of an input to the shape that it must have does the same: it costs nothing, and a
 runtime that can't do it says so with the node's name, which states what was asked.
@@ -7,10 +7,11 @@ runtime that can't do it says so with the node's name, which states what was ask
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -82,9 +83,59 @@ def insert_checks(graph: ir.Graph, builder: GraphBuilder, captured: Captured, sl
     checks.insert()
 
 
+def insert_assertions(graph: ir.Graph, builder: GraphBuilder, messages: Sequence[str]) -> None:
+    """Makes the last outputs of a finished graph, conditions on data, checks of its first output.
+
+    Args:
+        graph: The graph; it is changed.
+        builder: The builder of the graph.
+        messages: What is said of each condition that does not hold.
+    """
+    if not messages:
+        return
+    conditions = [graph.outputs.pop() for _ in messages][::-1]
+    if not graph.outputs:
+        return
+    result = graph.outputs[0]
+    g = GraphBuilder(builder.opsets, optimize=False, runtime=builder.runtime)
+    name, kind, shape = result.name, result.type, result.shape
+    result.name = builder.names.unique(f"{name}_unchecked")
+    value = result
+    named: dict[int, str] = {}
+    for condition, message in zip(conditions, messages, strict=True):
+        holds = g.op.Reshape(condition, g.const(np.ones(1, np.int64)))
+        if shape is not None and not len(shape):
+            # Of a scalar ONNX Runtime removes a Reshape at opset 13: here an index is out of range.
+            missing = g.op.Cast(g.op.Not(g.op.Squeeze(holds, [0])), to=ir.DataType.INT64)
+            value = g.op.Gather(g.op.Unsqueeze(value, [0]), missing)
+        else:
+            impossible = g.const([_IMPOSSIBLE, *[1] * (len(shape) - 1 if shape is not None else 0)])
+            # Abs as for the sizes: ONNX Runtime must not see where the shape comes from.
+            expected = g.op.Abs(g.op.Where(holds, g.op.Shape(value), impossible))
+            value = g.op.Reshape(value, expected, allowzero=_allowzero(g))
+        named[id(value)] = f"check: {message}"
+    nodes = g.live([value])
+    _name(nodes, builder, named)
+    value.name, value.type, value.shape = name, kind, shape
+    graph.extend(nodes)
+    graph.outputs[0] = value
+
+
+def _allowzero(g: GraphBuilder) -> int | None:
+    return 1 if g.opset >= 14 else None
+
+
+def _name(nodes: Sequence[ir.Node], builder: GraphBuilder, words: Mapping[int, str]) -> None:
+    """Names the nodes of checks, by the words for those that fail."""
+    for node in nodes:
+        for value in node.outputs:
+            value.name = builder.names.unique(f"check_{node.op_type.lower()}")
+        node.name = words.get(id(node.outputs[0]), f"node_{node.outputs[0].name}")
+
+
 class _Checks:
     def __init__(self, graph: ir.Graph, builder: GraphBuilder, captured: Captured, slots: Sequence[InputSlot]) -> None:
-        self._graph, self._names = graph, builder.names
+        self._graph, self._builder = graph, builder
         self._dim_names = captured.dim_names
         self._ranges = ranges(captured)
         self._conditions = [c for c in captured.conditions if not _is_at_least_two(c)]
@@ -165,8 +216,7 @@ class _Checks:
     def _reshaped(self, value: ir.Value, sizes: Sequence[Any], name: str) -> ir.Value:
         # ONNX Runtime takes a size in a Concat that it can't tell for one to infer, and the check with it, if it sees the Concat.
         shape = self._g.op.Abs(self._g.vector(sizes))
-        allowzero = 1 if self._g.opset >= 14 else None
-        result: ir.Value = self._g.op.Reshape(value, shape, allowzero=allowzero)
+        result: ir.Value = self._g.op.Reshape(value, shape, allowzero=_allowzero(self._g))
         result.shape, result.type = value.shape.copy() if value.shape is not None else None, value.type
         self._made.append((result, name))
         return result
@@ -174,11 +224,7 @@ class _Checks:
     def insert(self) -> None:
         """Puts the nodes that the checks need before all others."""
         nodes = self._g.live([value for value, _ in self._made])
-        words = {id(value): name for value, name in self._made}
-        for node in nodes:
-            for value in node.outputs:
-                value.name = self._names.unique(f"check_{node.op_type.lower()}")
-            node.name = words.get(id(node.outputs[0]), f"node_{node.outputs[0].name}")
+        _name(nodes, self._builder, {id(value): name for value, name in self._made})
         if len(self._graph):
             self._graph.insert_before(self._graph[0], nodes)
 

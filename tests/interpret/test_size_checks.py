@@ -146,3 +146,57 @@ def test_unknown_arguments() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             onnxplug.to_onnx(three, (), **options)  # type: ignore[arg-type]
+
+
+# -- assertions on data ------------------------------------------------------------------------------------------------
+
+
+class Asserting(torch.nn.Module):
+    """Two assertions on data; the result has the given number of axes."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async(x.sum() > 0, "the sum must be positive")
+        torch._assert_async(x.max() < 5, "all must be below 5")
+        return x * 2 if self.rank == 2 else x.sum() if self.rank == 0 else x.sum(0)
+
+
+@torch.jit.script
+def raising(x: torch.Tensor) -> torch.Tensor:
+    if bool((x.sum() <= 0).item()):
+        raise ValueError("not positive")
+    return x * 2
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("shapes", [None, ({0: Dim("rows", max=9)},)], ids=["static", "dynamic"])
+def test_what_a_model_asserts_of_its_data(rank: int, opset: int, runtime: str, shapes: Any) -> None:
+    model, x = Asserting(rank), torch.ones(3, 2)
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=shapes, checks=True, opset_version=opset)
+    (got,) = run(program, {"x": x.numpy()}, runtime)
+    torch.testing.assert_close(torch.from_numpy(np.asarray(got)), model(x))
+    assert [str(output.shape) for output in program.model.graph.outputs] == [
+        {0: "[]", 1: "[2]", 2: "[3,2]" if shapes is None else "[rows,2]"}[rank]
+    ]
+    for bad, message in ((-x, "the sum must be positive"), (x * 6, "all must be below 5")):
+        with pytest.raises(Exception, match=message if runtime == "onnxruntime" else None):
+            run(program, {"x": bad.numpy()}, runtime)
+
+
+def test_an_error_that_a_script_raises() -> None:
+    x = torch.ones(3, 2)
+    program = onnxplug.to_onnx(raising, (x,), checks=True)
+    torch.testing.assert_close(program(x)[0], x * 2)
+    with pytest.raises(Exception, match=r"check: the script's condition at .*test_size_checks\.py.* does not hold"):
+        run(program, {"x": -x.numpy()})
+
+
+def test_without_checks_assertions_are_left_out() -> None:
+    program = onnxplug.to_onnx(Asserting(2), (torch.ones(3, 2),))
+    assert [node.op_type for node in program.model.graph] == ["Mul"]
+    assert len(program.model.graph.outputs) == 1
