@@ -44,7 +44,8 @@ def ranges(captured: Captured) -> dict[str, Range]:
     names = captured.dim_names
     at_least = {c.expr.lhs for c in captured.conditions if _is_at_least_two(c)}
     found = {}
-    for symbol, allowed in captured.program.range_constraints.items():
+    # A graph of torch.compile comes without a program.
+    for symbol, allowed in getattr(captured.program, "range_constraints", {}).items():
         if not getattr(symbol, "is_Symbol", False):
             continue
         # torch writes 2 where nothing is declared, and takes the size 1 for a special case of its own.
