@@ -302,20 +302,25 @@ def test_a_dropout_that_does_nothing_is_not_random() -> None:
     assert "random" not in plain.skipped
 
 
+@torch.library.custom_op("verdict::misstated", mutates_args=())
+def misstated(x: torch.Tensor) -> torch.Tensor:
+    return x.float()
+
+
+@misstated.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 def test_a_dtype_that_torch_states_otherwise() -> None:
-    """Of the running statistics torch's graph says float32, and its kernel for half numbers gives these."""
+    """The graph says half, and the kernel gives float32."""
 
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3).half()
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return (misstated(x) > 0).half() + x
 
-        def forward(self, x: torch.Tensor) -> Any:
-            norm = self.norm
-            mean, variance = norm.running_mean, norm.running_var
-            return torch.ops.aten._batch_norm_with_update(x, norm.weight, norm.bias, mean, variance, 0.1, 1e-5)[0]
-
-    verdict = right(onnxplug.to_onnx(Norm().eval(), (torch.randn(4, 3).half(),)), seeds=())
+    rule = onnxplug.Rule("verdict::misstated", lambda g, node: g.op.Abs(g.op.Neg(node.args[0])))
+    x = torch.rand(4, 3).half()
+    verdict = right(onnxplug.to_onnx(model, (x,), rules=[rule]), seeds=())
     plain = verdict.walks[PLAIN]
     assert isinstance(plain, Walk)
     assert "of another dtype than torch's graph states" in plain.skipped
