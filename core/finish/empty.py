@@ -19,10 +19,16 @@ def keep_empty(graph: ir.Graph, opset: int) -> None:
     """
     if opset < 14:
         return
+    mark = ir.AttrInt64("allowzero", 1)
+    stated: dict[int, bool] = {}  # many reshapes share their sizes
     for node in nodes_of(graph):
-        plain = node.op_type == "Reshape" and node.domain == "" and "allowzero" not in node.attributes
-        if plain and _states_every_size(node.inputs[1]):
-            node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
+        if node.op_type != "Reshape" or node.domain or "allowzero" in node.attributes:
+            continue
+        shape = node.inputs[1]
+        if id(shape) not in stated:
+            stated[id(shape)] = _states_every_size(shape)
+        if stated[id(shape)]:
+            node.attributes["allowzero"] = mark
 
 
 def _states_every_size(shape: ir.Value | None) -> bool:
