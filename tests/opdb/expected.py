@@ -67,7 +67,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "_upsample_bilinear2d_aa|uint8": ("value", _BYTES),
     "nn.functional.adaptive_avg_pool3d||dynamic": ("run", _EMPTY),
     "nn.functional.bilinear||dynamic": ("run", _EMPTY),
-    "nn.functional.conv3d||dynamic": ("unsupported", _STATIC),
     "linalg.tensorinv||dynamic": ("missing", _TRACE),
     "nn.functional.linear_cross_entropy.chunked||dynamic": ("missing", _TRACE),
     "nn.functional.avg_pool1d|int64": ("unsupported", _INTEGER_MEAN),
