@@ -103,7 +103,7 @@ def start_up(repeats: int = 7) -> None:
         "import torch, time, sys; t = time.perf_counter(); import onnxplug; a = time.perf_counter() - t;"
         "from onnxplug.plugins.manager import host_for; host_for().load();"
         "m = sum(n.startswith('onnxplug.converters.') for n in sys.modules);"
-        "import onnxplug.export; t = time.perf_counter(); host_for().rules(); b = time.perf_counter() - t;"
+        "import onnxplug.exporter; t = time.perf_counter(); host_for().rules(); b = time.perf_counter() - t;"
         "print(a, m, b)"
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "to_onnx": "export",
+    "to_onnx": "exporter",
     "bisect": "diagnosis.bisect",
     "diagnose": "diagnosis.diagnose",
     "Diagnosis": "diagnosis.diagnose",
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from onnxplug.errors import (
         VerificationError as VerificationError,
     )
-    from onnxplug.export import to_onnx as to_onnx
+    from onnxplug.exporter import to_onnx as to_onnx
     from onnxplug.finish.outline.wanted import Functions as Functions
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode

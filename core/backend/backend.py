@@ -25,7 +25,7 @@ from onnxplug.backend.second_order import SecondOrder
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.export import plugins_of_call, recipe_of
+from onnxplug.exporter import plugins_of_call, recipe_of
 from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
 from onnxplug.registry.target import Target, check_runtime

@@ -28,7 +28,7 @@ from onnxplug.diagnosis.script import NAME, NotExpressed, Script, dynamic_shapes
 from onnxplug.diagnosis.trouble import Kind, Trouble, trouble_of
 from onnxplug.diagnosis.verdict import Verdict, judge, judge_program
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
-from onnxplug.export import to_onnx
+from onnxplug.exporter import to_onnx
 from onnxplug.host import RuntimeHost
 from onnxplug.registry.names import qualified_name
 from onnxplug.run.save import save_model

@@ -18,7 +18,7 @@ from onnxplug.capture.submodules import LIMIT, Call, capture_pieces, run_eagerly
 from onnxplug.capture.torchscript.module import is_script
 from onnxplug.diagnosis.draft import DraftFinding, draft_findings
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
-from onnxplug.export import to_onnx
+from onnxplug.exporter import to_onnx
 from onnxplug.torch_private import pytree
 
 Progress = Callable[[str], None]

@@ -16,7 +16,7 @@ from torch import nn
 
 import onnxplug
 from onnxplug import ConversionError, OnnxPieces, SaveError, UsageError, VerificationError
-from onnxplug.export import ExportOptions, to_onnx
+from onnxplug.exporter import ExportOptions, to_onnx
 
 SRC, TGT = torch.randint(0, 20, (2, 5)), torch.randint(0, 20, (2, 7))
 DYNAMIC: Any = {"src": {0: "batch", 1: "source"}, "tgt": {0: "batch", 1: "target"}}

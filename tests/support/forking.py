@@ -27,7 +27,7 @@ PRELOADED = """
     numpy torch torch._dynamo torch._export.non_strict_utils torch._functorch.aot_autograd torch.export._trace
     torch.fx.experimental.validator torch._inductor.sizevars pluggy
     onnx onnx_ir onnxscript typer rich.table packaging.requirements
-    onnxplug.export onnxplug.cli.app onnxplug.cli.report onnxplug.plugins.manager
+    onnxplug.exporter onnxplug.cli.app onnxplug.cli.report onnxplug.plugins.manager
 """.split()
 
 
