@@ -27,6 +27,7 @@ from onnxplug.capture.dynamic import (
     says_one_name,
     size_names,
 )
+from onnxplug.capture.eager import copied
 from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.guards import (
     Condition,
@@ -46,7 +47,7 @@ from onnxplug.capture.submodules import Call
 from onnxplug.capture.tracing import lean_tracing
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
-from onnxplug.torch_private import fx_config, pytree
+from onnxplug.torch_private import fx_config
 
 #: How often a model that can't be captured is traced, refined dynamic shapes included.
 LIMIT = 3
@@ -317,7 +318,7 @@ class _Capture:
             if way.below:
                 stack.enter_context(traced_below(self.module))
             # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
-            args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, (self.args, self.kwargs))
+            args, kwargs = copied((self.args, self.kwargs))
             self._recorded = stack.enter_context(recorded())
             program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
             check_constants(program)
@@ -332,10 +333,6 @@ def _innermost_file(error: BaseException) -> str:
 
 def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]:
     return [row for row in sizes if row[3].node.expr.free_symbols & symbols]
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
 
 
 def _fixed_by_branch(name: str, dependence: Dependence, size: Any) -> CaptureError:

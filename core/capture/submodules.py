@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.torch_private import pytree
 
 #: How many submodules are captured before the search is given up.
@@ -95,7 +96,7 @@ def first_calls(
     def recorder(path: str) -> Callable[..., None]:
         def record(module: torch.nn.Module, inputs: Any, keywords: Any) -> None:
             if path not in found:
-                positional, named = pytree.tree_map_only(torch.Tensor, _copied, (tuple(inputs), dict(keywords)))
+                positional, named = copied((tuple(inputs), dict(keywords)))
                 found[path] = Call(module, positional, named)
 
         return record
@@ -104,16 +105,8 @@ def first_calls(
         for path, module in submodules.items():
             handle = module.register_forward_pre_hook(recorder(path), with_kwargs=True)
             stack.callback(handle.remove)
-        run_eagerly(model, args, kwargs)
+        run_eagerly(model, *copied((tuple(args), dict(kwargs))))
     return found
-
-
-def run_eagerly(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """What a model returns, on copies of its inputs and buffers and without a trace in the random generators."""
-    positional, named = pytree.tree_map_only(torch.Tensor, _copied, (tuple(args), dict(kwargs)))
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return torch.func.functional_call(model, buffers, positional, named)
 
 
 def capture_pieces(
@@ -183,7 +176,3 @@ def _children(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, 
             yield from _children(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()

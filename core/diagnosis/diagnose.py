@@ -13,13 +13,13 @@ import torch
 from onnxplug import arguments
 from onnxplug.capture.capture import as_module
 from onnxplug.capture.dynamic import parse_dynamic_shapes
+from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.failure import first_lines, place_in_user_code
-from onnxplug.capture.submodules import LIMIT, Call, capture_pieces, run_eagerly
+from onnxplug.capture.submodules import LIMIT, Call, capture_pieces
 from onnxplug.capture.torchscript.module import is_script
 from onnxplug.diagnosis.draft import DraftFinding, draft_findings
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.exporter import to_onnx
-from onnxplug.torch_private import pytree
 
 Progress = Callable[[str], None]
 
@@ -202,12 +202,12 @@ def diagnose(
 def _error_of_run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
     """What the model raises in PyTorch on its example inputs."""
     try:
+        positional, named = copied((args, dict(kwargs)))
         if isinstance(model, torch.nn.Module) and not is_script(model):
-            run_eagerly(model, args, kwargs)
+            run_eagerly(model, positional, named)
         else:
-            copied, named = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (args, dict(kwargs)))
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                model(*copied, **named)
+                model(*positional, **named)
     except Exception as error:
         return error
     return None

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from onnxplug.capture.attempts import quiet
+from onnxplug.capture.eager import copied
 from onnxplug.capture.locations import is_torch_file
-from onnxplug.torch_private import interned_files, pytree
+from onnxplug.torch_private import interned_files
 
 _KINDS = {
     "MISSING_FAKE_KERNEL": "an operator that cannot be traced",
@@ -51,7 +52,7 @@ def draft_findings(
     Returns:
         The findings, equal ones once, and why it failed itself (``None`` where it did not).
     """
-    positional, named = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), dict(kwargs)))
+    positional, named = copied((tuple(args), dict(kwargs)))
     try:
         with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             program = torch.export.draft_export(model, positional, named or None, dynamic_shapes=dynamic_shapes)

@@ -15,6 +15,7 @@ import torch
 
 import onnxplug
 from onnxplug.capture.dynamic import inputs_by_name, name_of, parse_dynamic_shapes
+from onnxplug.capture.eager import copied
 from onnxplug.capture.failure import first_lines
 from onnxplug.capture.patching import patched
 from onnxplug.capture.signature import InputKind, InputSlot, OutputKind
@@ -88,12 +89,16 @@ class OnnxPieces:
             )
         return self._run(leaves)
 
+    def _state(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and buffers."""
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
     def _run(self, leaves: Sequence[Any]) -> list[Any]:
         if self.gaps:
             with self.attached(), torch.no_grad():
-                args, kwargs = pytree.tree_unflatten([_copied(leaf) for leaf in leaves], self._spec)
+                args, kwargs = pytree.tree_unflatten(copied(list(leaves)), self._spec)
                 return list(pytree.tree_leaves(self.model(*args, **kwargs)))
-        state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        state = self._state()
         results: list[list[Any]] = []
 
         def value(source: Source | None, otherwise: Any) -> Any:
@@ -181,7 +186,7 @@ class OnnxPieces:
 
     def _save_chain(self, folder: Path) -> list[Path]:
         steps, constants = self._steps()
-        state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        state = self._state()
         arrays = {name: state[name].detach().cpu().numpy() for name in constants}
         used = [self._names[i] for i, leaf in enumerate(self._example.leaves) if isinstance(leaf, torch.Tensor)]
         text = program_text(type(self.model).__name__, onnxplug.__version__, used, self._outputs(), list(arrays), steps)
@@ -466,10 +471,6 @@ def _with_tensors(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> lis
     """The leaves of a result with other tensors in it."""
     fresh = iter(tensors)
     return [next(fresh) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _file(path: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.torch_private import pytree
 
 
@@ -129,8 +130,7 @@ def record(
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             given = tuple(args), dict(kwargs)
             sources = [known.source(leaf) for leaf in pytree.tree_leaves(given)]
-            copied, named = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), given)
-            calls.append(RecordedCall(path, copied, named, sources))
+            calls.append(RecordedCall(path, *copied(given), sources))
 
         return hook
 
@@ -144,9 +144,6 @@ def record(
         for path, module in submodules.items():
             stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(after).remove)
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        args, kwargs = pytree.tree_unflatten(inputs, spec)
-        returned = torch.func.functional_call(model, buffers, args, kwargs)
+        returned = run_eagerly(model, *pytree.tree_unflatten(inputs, spec), buffers)
     outputs, structure = pytree.tree_flatten(returned)
     return Run(list(leaves), dict(sizes), calls, outputs, structure, [known.source(leaf) for leaf in outputs])

@@ -1,0 +1,37 @@
+"""Eager runs of a model that leave no trace in its inputs, its buffers and the random generators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from onnxplug.torch_private import pytree
+
+
+def copied(tree: Any) -> Any:
+    """The same tree with detached copies of its tensors; one tensor that stands in it twice becomes two."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+
+
+def run_eagerly(
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    buffers: Mapping[str, torch.Tensor] | None = None,
+) -> Any:
+    """What a model returns.
+
+    Args:
+        model: The model; its buffers stay as they were.
+        args, kwargs: Its inputs. The model gets these very tensors.
+        buffers: What stands for the model's buffers and may be written; copies of them when ``None``.
+
+    Raises:
+        Exception: Whatever the model raises.
+    """
+    if buffers is None:
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return torch.func.functional_call(model, dict(buffers), tuple(args), dict(kwargs))
