@@ -20,6 +20,7 @@ _HOME = {
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
     "Functions": "finish.outline.wanted",
+    "fake_weights": "fake",
     "OnnxRegistry": "registry.registry",
     "GraphBuilder": "build.builder",
     "FxNode": "interpret.node",
@@ -44,6 +45,7 @@ _HOME = {
             "VerificationError",
             "EvaluationError",
             "SaveError",
+            "WeightsError",
         ),
         "errors",
     ),
@@ -98,7 +100,11 @@ if TYPE_CHECKING:
     from onnxplug.errors import (
         VerificationError as VerificationError,
     )
+    from onnxplug.errors import (
+        WeightsError as WeightsError,
+    )
     from onnxplug.exporter import to_onnx as to_onnx
+    from onnxplug.fake import fake_weights as fake_weights
     from onnxplug.finish.outline.wanted import Functions as Functions
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode

@@ -58,6 +58,18 @@ class UsageError(OnnxplugError, ValueError):
     """An argument is malformed: an unknown name, a shape that does not fit, a value out of range."""
 
 
+class WeightsError(UsageError):
+    """Weights are missing or don't fit the model, or the file that holds them can't be read.
+
+    Attributes:
+        names: The weights that it is about, by their names in PyTorch.
+    """
+
+    def __init__(self, message: str, *, names: Sequence[str] = (), hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.names = list(names)
+
+
 class CaptureError(OnnxplugError):
     """``torch.export`` could not capture the model, or a dimension that was asked to be dynamic came out static.
 

@@ -41,6 +41,7 @@ from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.kernels import CallHost
+from onnxplug.torch_private import unset_fake_temporarily
 
 if TYPE_CHECKING:
     from onnxplug.pieces.pieces import OnnxPieces
@@ -285,7 +286,7 @@ def to_onnx(
     stage("conversion")
     started = time.perf_counter()
     runners = CallHost(host, items) if items else host
-    with collection_held():
+    with collection_held(), unset_fake_temporarily():
         chosen = Target(opsets[""], opsets, runtime_name, bool(exact))
         recipe = None
         resort = LastResort(captured, registry=table, table=decomposition_table)

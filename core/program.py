@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -12,17 +12,19 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.collection import collection_held
-from onnxplug.build.stored import META, Origin, WeightTensor
+from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
+from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.protobuf import to_proto
 from onnxplug.run.save import save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
+from onnxplug.run.weights import check_numbers, checked_mapping, replacements
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import pytree
 
@@ -99,7 +101,12 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     @property
     def model_proto(self) -> onnx.ModelProto:
-        """The model as ONNX's protocol buffer."""
+        """The model as ONNX's protocol buffer.
+
+        Raises:
+            WeightsError: A weight has no numbers.
+        """
+        check_numbers(self.model.graph.initializers.values(), "the model has no protocol buffer")
         with collection_held():
             return to_proto(self.model)
 
@@ -170,40 +177,53 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 found.setdefault(target, []).append((value.name, len(value.uses())))
         return found
 
-    def apply_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+    def apply_weights(
+        self,
+        state_dict: Mapping[str, torch.Tensor] | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        strict: bool | None = None,
+    ) -> None:
         """Replaces weights by their names in PyTorch, all of them or none.
 
         An initializer that is stored in another form (``encoder.weight.transposed``) is made anew of the new tensor. Tensors
-        are cast to the weight's dtype, as ``load_state_dict`` does.
+        are cast to the weight's dtype, as ``load_state_dict`` does, but not between floating-point numbers, 8-bit ones, integers
+        and bools. What is in files is read when it is needed, each time, and must stay there until then.
 
         Args:
-            state_dict: Tensors by name, as ``module.state_dict()`` has them; it may hold some of them.
+            state_dict: Tensors by name, as ``module.state_dict()`` has them; or files: ``.safetensors``, what ``torch.save`` wrote,
+                an ``.index.json`` of several, or a folder that has one.
+            strict: Whether every weight must be given, and nothing else. ``None``: so it is for files; a mapping may hold some
+                of the weights, and of others there is a warning.
 
         Raises:
-            UsageError: A tensor has another shape, doesn't fit the form in which it is stored, is given twice with different
-                values for one tied weight, or was computed with by :meth:`optimize`.
+            WeightsError: A tensor has another shape or a dtype that isn't converted, doesn't fit the form in which it is stored,
+                or is given twice with different values for one tied weight; one is missing or unexpected, with ``strict``; a file
+                is missing, truncated or of another kind.
+            UsageError: A weight was computed with by :meth:`optimize`.
+            OnnxplugError: The weights are in safetensors, which is not installed.
         """
         self.release()
-        replacements: list[tuple[ir.Value, ir.TensorProtocol]] = []
-        known = set(self._state_names())
-        for value in self.model.graph.initializers.values():
-            origin = value.meta.get(META)
-            if origin is None and value.name in state_dict:  # a model that was not exported by onnxplug
-                known.add(str(value.name))
-                replacements.append((value, WeightTensor(state_dict[str(value.name)].detach(), name=value.name)))
-            targets = [t for t in origin.targets if t in state_dict] if origin is not None else []
-            if origin is None or not targets:
-                continue
-            known.update(origin.targets)
-            self._refuse_folded(targets)
-            new = origin.make(_new_weight(origin, targets, state_dict))
-            tensor = WeightTensor(new, name=value.name) if isinstance(new, torch.Tensor) else new
-            tensor.name = value.name
-            replacements.append((value, tensor))
-        self._refuse_folded(state_dict)
-        for value, tensor in replacements:
+        found, unexpected = self._replacements(state_dict, strict)
+        for value, tensor in found.items():
             value.const_value = tensor
-        super().apply_weights({name: tensor for name, tensor in state_dict.items() if name not in known})
+        if unexpected:
+            assert isinstance(state_dict, Mapping)
+            super().apply_weights({name: state_dict[name] for name in unexpected})  # which warns of each
+
+    def _replacements(self, weights: Any, strict: bool | None) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
+        """The initializers' contents with other weights; the names that no weight has, of a mapping."""
+        if not isinstance(strict, bool | None):
+            raise UsageError(f"strict= takes True, False or None, got {strict!r}")
+        is_mapping = isinstance(weights, Mapping)
+        given: Mapping[str, Any] = checked_mapping(weights) if is_mapping else open_checkpoint(weights)
+        found, unexpected = replacements(
+            self.model,
+            given,
+            strict=not is_mapping if strict is None else strict,
+            known=self._state_names(),
+            refuse=self._refuse_folded,
+        )
+        return found, unexpected if is_mapping else []
 
     def _refuse_folded(self, names: Iterable[str]) -> None:
         for name in names:
@@ -213,7 +233,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                     hint="Apply the weights before optimize().",
                 )
 
-    def _state_names(self) -> Iterable[str]:
+    def _state_names(self) -> Collection[str]:
         program = self.exported_program
         return (*program.state_dict, *program.constants) if program is not None else ()
 
@@ -404,26 +424,6 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         calls = self.statistics.functions if self.model.functions else {}
         lines += [f"  function {name}: {counted(count, 'call')}" for name, count in calls.items()]
         return "\n".join(lines)
-
-
-def _new_weight(origin: Origin, targets: Sequence[str], state_dict: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The tensor given for a weight, in the weight's dtype.
-
-    Raises:
-        UsageError: It has another shape, or there are several that differ.
-    """
-    first = state_dict[targets[0]].detach()
-    for name in targets:
-        if state_dict[name].shape != origin.shape:
-            raise UsageError(
-                f"the weight {name!r} has the shape {list(origin.shape)}, got {list(state_dict[name].shape)}"
-            )
-        if name != targets[0] and not torch.equal(state_dict[name], first):
-            raise UsageError(
-                f"{targets[0]!r} and {name!r} are one tensor in the exported model, got two that differ",
-                hint="Export the model with the new weights.",
-            )
-    return first.to(origin.dtype)
 
 
 def _checked(slot: InputSlot, leaf: Any) -> Any:

@@ -141,6 +141,11 @@ _NAMES = {
     ),
     "disable_torch_function": _Private("torch._C:DisableTorchFunction", "transforms of functions within a model"),
     # Without these something is less precise.
+    "unset_fake_temporarily": _Private(  # an export under a FakeTensorMode sees tensors without numbers
+        "torch._subclasses.fake_tensor:unset_fake_temporarily",
+        "exports under a FakeTensorMode",
+        lambda: contextlib.nullcontext,
+    ),
     "compiled_codes": _Private(  # sizes of a capture before may make those of the next one constants
         "torch._dynamo.convert_frame:input_codes", "higher-order operators", lambda: SimpleNamespace(seen=())
     ),

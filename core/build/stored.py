@@ -14,8 +14,8 @@ from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.names import Names
-from onnxplug.errors import UsageError
-from onnxplug.torch_private import FakeTensor
+from onnxplug.errors import UsageError, WeightsError
+from onnxplug.fake import is_fake
 
 Tensor = torch.Tensor | ir.TensorProtocol
 Make = Callable[[torch.Tensor], Tensor]
@@ -45,16 +45,20 @@ class Origin(NamedTuple):
         targets: The tensor's names in the PyTorch model; a tied one has several.
         make: From the tensor to what is stored.
         dtype, shape: Of the tensor.
+        persistent: Whether it is in the model's ``state_dict``.
+        keys: What ``make`` does, step by step, as :meth:`StoredMixin.derive` was told; empty where the tensor itself is stored.
     """
 
     targets: tuple[str, ...]
     make: Make
     dtype: torch.dtype
     shape: torch.Size
+    persistent: bool = True
+    keys: tuple[Hashable, ...] = ()
 
-    def then(self, make: Make) -> Origin:
+    def then(self, make: Make, key: Hashable) -> Origin:
         """The origin of what is made of the initializer."""
-        return Origin(self.targets, _composed(self.make, make), self.dtype, self.shape)
+        return self._replace(make=_composed(self.make, make), keys=(*self.keys, key))
 
 
 def _composed(first: Make, then: Make) -> Make:
@@ -78,12 +82,35 @@ class WeightTensor(TorchTensor):
     def __init__(self, tensor: torch.Tensor, name: str | None = None, shape: ir.Shape | None = None) -> None:
         ir.Tensor.__init__(self, tensor, to_onnx_dtype(tensor.dtype), shape=shape, name=name)
 
+    @property
+    def is_fake(self) -> bool:
+        """Whether the tensor has no numbers."""
+        return is_fake(self.raw)
+
+    def numpy(self) -> np.ndarray:
+        """The elements as an array, without a copy where there can be one.
+
+        Raises:
+            WeightsError: The tensor is fake.
+        """
+        self._check_numbers()
+        return super().numpy()
+
+    def _check_numbers(self) -> None:
+        if self.is_fake:
+            raise WeightsError(
+                f"the weight {self.name!r} has no numbers",
+                names=[str(self.name)],
+                hint="Give the model its weights: program.apply_weights(…).",
+            )
+
     def tobytes(self) -> bytes:
         """The elements in little endian order.
 
         Raises:
-            TypeError: The tensor is fake.
+            WeightsError: The tensor is fake.
         """
+        self._check_numbers()
         raw = self.raw
         if type(raw) is torch.Tensor and raw.is_cpu and sys.byteorder == "little":
             if raw.dtype in _OF_NUMPY:
@@ -132,7 +159,7 @@ class StoredMixin:
             # numpy has no bfloat16, 8-bit floats or nibbles of its own, which torch would take.
             return torch.from_numpy(np.array(array)) if array.dtype.isbuiltin == 1 else None
         tensor = self.state.get(x)
-        if tensor is None or tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+        if tensor is None or is_fake(tensor):
             return None
         return tensor.detach()
 
@@ -210,7 +237,7 @@ class StoredMixin:
         self._derived[value] = _Derived(source if known is None else known.root, made, form)
         origin = source.meta.get(META)
         if origin is not None:
-            value.meta[META] = origin.then(make)
+            value.meta[META] = origin.then(make, key)
         self._derived_by_key[source, key] = value
         return value
 

@@ -28,10 +28,11 @@ from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.torchscript.module import from_script, is_script
 from onnxplug.capture.training import training_text, training_text_of
+from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.host import Patch
 from onnxplug.text import type_with_article
-from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, warn_if_untested
+from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, unset_fake_temporarily, warn_if_untested
 
 
 def capture(
@@ -64,6 +65,7 @@ def capture(
     warn_if_untested(torch.__version__)
     positional = _as_tuple(args)
     keywords = dict(kwargs or {})
+    positional, keywords, examples = with_numbers((positional, keywords, list(examples)))
     if isinstance(model, torch.export.ExportedProgram):
         captured = _given(model, positional, keywords, dynamic_shapes)
         captured.examples = list(examples)
@@ -81,6 +83,9 @@ def capture(
     module = _without_subclasses(module)
     clear_size_caches()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(unset_fake_temporarily())
+        if not is_script(model):
+            stack.enter_context(weights_beside(module, (positional, keywords)))
         stack.enter_context(_keywords_spelled_out(module, keywords))
         stack.enter_context(onnx_export_flag())
         mentions = Mentions(module)
@@ -99,7 +104,12 @@ def capture(
             check_expressions(shapes, pytree.tree_leaves(call))
         try:
             attempt = export_program(module, positional, keywords, shapes, strict, blocks, mentions)
-        except CaptureError:
+        except CaptureError as error:
+            if lost := tensors_without_numbers(module):
+                error.hint = (
+                    f"The model keeps tensors on the device meta, which no weights can be given to, as plain attributes: "
+                    f"{', '.join(lost)}. Register them as buffers, or make the model under onnxplug.fake_weights()."
+                )
             if (text := training_text_of(module)) is not None:
                 warnings.warn(text, stacklevel=3)
             raise

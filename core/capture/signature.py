@@ -49,6 +49,7 @@ class InputSlot:
         value: The Python value of a STATIC slot.
         position: Index among the leaves of the flattened ``(args, kwargs)``; ``None`` for state.
         target: Name of a parameter, buffer or constant in the PyTorch model, whatever its ONNX name is.
+        persistent: Whether the model's ``state_dict`` has it.
     """
 
     node: torch.fx.Node
@@ -58,6 +59,7 @@ class InputSlot:
     value: Any = None
     position: int | None = None
     target: str = ""
+    persistent: bool = True
 
 
 @dataclass

@@ -18,8 +18,8 @@ import torch
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched
 from onnxplug.errors import CaptureError
+from onnxplug.fake import is_fake
 from onnxplug.torch_private import (
-    FakeTensor,
     detect_fake_mode,
     disable_current_modes,
     disable_torch_function,
@@ -53,7 +53,7 @@ def transforms_closed() -> Iterator[None]:
 
 def is_lost(tensor: Any) -> bool:
     """Whether a constant of an exported program is a tensor of the trace alone, without values."""
-    return isinstance(tensor, FakeTensor) or (isinstance(tensor, torch.Tensor) and is_transformed(tensor))
+    return is_fake(tensor) or (isinstance(tensor, torch.Tensor) and is_transformed(tensor))
 
 
 def check_constants(program: torch.export.ExportedProgram) -> None:
@@ -62,7 +62,8 @@ def check_constants(program: torch.export.ExportedProgram) -> None:
     Raises:
         CaptureError: There is one.
     """
-    lost = {name for name, tensor in program.constants.items() if is_lost(tensor)}
+    buffers = program.graph_signature.non_persistent_buffers  # fake ones are weights without numbers
+    lost = {name for name, tensor in program.constants.items() if name not in buffers and is_lost(tensor)}
     if not lost:
         return
     inputs = zip(program.graph.nodes, program.graph_signature.input_specs, strict=False)

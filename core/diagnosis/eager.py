@@ -10,7 +10,7 @@ import torch
 
 from onnxplug.capture.signature import FunctionalGraph, InputKind
 from onnxplug.errors import VerificationError
-from onnxplug.torch_private import FakeTensor
+from onnxplug.fake import is_fake
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
 
@@ -32,7 +32,7 @@ def placeholder_values(functional: FunctionalGraph, leaves: Sequence[Any]) -> di
     values: dict[torch.fx.Node, Any] = {}
     for slot in functional.inputs:
         if slot.kind in _STATE:
-            if isinstance(slot.tensor, FakeTensor) or (slot.tensor is not None and slot.tensor.is_meta):
+            if is_fake(slot.tensor):
                 raise VerificationError(f"the weight {slot.name!r} has no numbers, so nothing can be compared")
             values[slot.node] = slot.tensor.detach() if slot.tensor is not None else None
         else:

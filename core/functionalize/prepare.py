@@ -245,7 +245,8 @@ def _input_slot(
                 "program does not show",
                 hint="Give the module itself, or unwrap its weights before torch.export (torchao: unwrap_tensor_subclass).",
             )
-        return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor, target=spec.target)
+        persistent = spec.target in program.state_dict
+        return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor, target=spec.target, persistent=persistent)
     if spec.kind is not TorchInput.USER_INPUT:
         raise UsageError(
             f"the model takes {with_article(spec.kind.name.lower())} ({spec.target}), which ONNX can't hold"

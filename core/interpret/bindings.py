@@ -17,8 +17,8 @@ from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import InputKind, InputSlot, OutputSlot
 from onnxplug.capture.transforms import is_lost
 from onnxplug.errors import CaptureError, Unsupported, UsageError
+from onnxplug.fake import is_fake
 from onnxplug.interpret.symbols import SymbolNames
-from onnxplug.torch_private import FakeTensor
 
 
 def bind_inputs(
@@ -70,7 +70,7 @@ def bind_inputs(
             builder.add_readers(found, len(slot.node.users))
             meta = found.meta
             targets = (*meta[META].targets, slot.target) if META in meta else (slot.target,)
-            meta[META] = Origin(targets, _real, slot.tensor.dtype, slot.tensor.shape)
+            meta[META] = Origin(targets, _real, slot.tensor.dtype, slot.tensor.shape, slot.persistent)
             values[slot.node] = _maybe_complex(builder, slot, found)
     return values, inputs, state
 
@@ -115,7 +115,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tensor_key(tensor: torch.Tensor) -> Any:
     """Equal for tensors that are the same memory seen the same way: tied weights."""
-    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor) or not tensor.numel():
+    if is_fake(tensor) or not tensor.numel():
         return id(tensor)
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 

@@ -75,6 +75,8 @@ def to_proto(
 
 
 def _add_initializer(proto: onnx.GraphProto, name: str, tensor: ir.TensorProtocol) -> None:
+    if isinstance(tensor, ir.LazyTensor):
+        tensor = tensor.raw()
     if (
         type(tensor) is WeightTensor
         and type(tensor.raw) is torch.Tensor

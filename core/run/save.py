@@ -18,10 +18,11 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
-from onnxplug.errors import SaveError
+from onnxplug.errors import SaveError, WeightsError
 from onnxplug.run.files import claim_data_file, flush, flush_folder, is_data_file, remove_if, staged_file
 from onnxplug.run.protobuf import to_proto
 from onnxplug.run.references import References, data_files, folder_references
+from onnxplug.run.weights import check_numbers
 
 #: Bytes of weights above which they go into a file of their own; protobuf ends at 2 GB.
 LARGE_MODEL_BYTES = 1536 * 1024 * 1024
@@ -75,8 +76,11 @@ def save_model(
 
     Raises:
         SaveError: It can't be written: no such folder, not a regular file, no permission, no room.
+        WeightsError: A weight has no numbers.
     """
     weights = _weights(model) if include_initializers else {}
+    if include_initializers:
+        check_numbers(model.graph.initializers.values(), "the model can't be saved")
     inputs = list(model.graph.inputs)
     if keep_initializers_as_inputs:
         inputs += [v for v in model.graph.initializers.values() if not v.is_graph_input()]
@@ -334,6 +338,8 @@ class _ModelView:
         try:
             to_proto(self._model, proto, tensors=tensors, inputs=self._inputs)
             return proto.SerializeToString()
+        except WeightsError:
+            raise
         except (ir.serde.SerdeError, EncodeError, ValueError) as error:
             hint = "A model over 2 GB needs external_data=True." if proto.ByteSize() >= 2**31 else None
             raise SaveError(f"the model can't be written as a protocol buffer: {error}", hint=hint) from error

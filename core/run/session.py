@@ -34,6 +34,7 @@ from onnxplug.run.kernels import (
     unknown_operators,
 )
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
+from onnxplug.run.weights import check_numbers
 
 #: What ONNX Runtime writes to stderr: errors. Tests set it to 2, warnings (onnxplug.testing.shape_warnings).
 LOG_SEVERITY = 3
@@ -98,7 +99,12 @@ def make_session(
 
 
 def model_source(model: ir.Model) -> tuple[str | bytes, tempfile.TemporaryDirectory[str] | None]:
-    """What a session is made of: the model's bytes, or a file in a folder that lives as long as it is held."""
+    """What a session is made of: the model's bytes, or a file in a folder that lives as long as it is held.
+
+    Raises:
+        WeightsError: A weight has no numbers.
+    """
+    check_numbers(model.graph.initializers.values(), "the model can't run")
     if weight_bytes(model) <= LARGE_MODEL_BYTES:
         return to_bytes(model), None
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import onnx_ir as ir
@@ -13,11 +14,13 @@ import torch
 
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot, present_name
 from onnxplug.errors import VerificationError
+from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import Scale, compare
 from onnxplug.run.conditioning import rounding_slack
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
 from onnxplug.run.session import Runner
+from onnxplug.run.weights import check_numbers
 from onnxplug.text import counted
 from onnxplug.torch_private import pytree
 
@@ -176,6 +179,15 @@ def verify_inputs(
 def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgram]:
     if program.captured is None or program.exported_program is None:
         raise VerificationError("the program has no PyTorch model to compare with")
+    model = program.captured.reference
+    tensors = chain(model.parameters(), model.buffers()) if isinstance(model, torch.nn.Module) else ()
+    if any(map(is_fake, (*program.exported_program.state_dict.values(), *tensors))):
+        check_numbers(program.model.graph.initializers.values(), "the model can't be verified")
+        raise VerificationError(
+            "there is nothing to compare with: the weights of the PyTorch model have no numbers, even where the program was "
+            "given some",
+            hint="Load the weights into a PyTorch model and compare that with the file: `onnxplug verify model.onnx TARGET`.",
+        )
     return program.captured, program.exported_program
 
 

@@ -30,8 +30,10 @@ def test_a_fake_tensor_has_no_bytes() -> None:
 
     with FakeTensorMode():
         tensor = torch.zeros(3)
-    with pytest.raises(TypeError, match="FakeTensor"):
-        WeightTensor(tensor).tobytes()
+    for fake in (tensor, tensor.to("meta"), torch.zeros(3, device="meta")):
+        for read in (WeightTensor.tobytes, WeightTensor.numpy):
+            with pytest.raises(onnxplug.WeightsError, match="the weight 'w' has no numbers"):
+                read(WeightTensor(fake, "w"))
 
 
 def test_names_are_given_once() -> None:

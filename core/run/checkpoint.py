@@ -1,0 +1,289 @@
+"""Weights in files: safetensors, what ``torch.save`` wrote, and the indices of those that are in several files."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from onnxplug.errors import OnnxplugError, WeightsError
+from onnxplug.text import type_with_article
+
+#: The dtypes of safetensors.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+#: What a folder of a checkpoint has, the first that is there.
+_IN_FOLDER = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+_INDEX, _SAFETENSORS, _PICKLED = ".index.json", ".safetensors", (".bin", ".pt", ".pth")
+_KINDS = "a .safetensors file, a .bin, .pt or .pth file of torch.save, an .index.json, or a folder with one of them"
+
+
+class _Version(NamedTuple):
+    """What tells a file from another one at its path."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Version:
+        status = path.stat()
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class Stored:
+    """A tensor in a file.
+
+    Attributes:
+        name: Its name there.
+        path: The file.
+        shape: Its shape.
+        dtype: Its dtype; ``None`` where torch has none.
+        dtype_name: What the file calls it.
+        place: Offset and number of its bytes in the file, where they lie there as they are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        version: _Version,
+        shape: Iterable[int],
+        dtype: torch.dtype | None,
+        dtype_name: str,
+        read: Callable[[str], torch.Tensor],
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.dtype_name = dtype_name
+        self.place = place
+        self._version = version
+        self._read = read
+
+    @property
+    def identity(self) -> list[Any]:
+        """What tells its bytes from others, in another process too."""
+        return [self.name, os.path.realpath(self.path), *self._version]
+
+    def load(self) -> torch.Tensor:
+        """Reads the tensor.
+
+        Raises:
+            WeightsError: The file is gone, was written to since it was opened, or can't be read.
+        """
+        self.check_unchanged()
+        try:
+            tensor = self._read(self.name)
+        except Exception as error:  # safetensors has a class of its own, torch.load any
+            raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
+        return tensor
+
+    def check_unchanged(self) -> None:
+        """Checks that the file is the one that was opened.
+
+        Raises:
+            WeightsError: It is gone, or was written to.
+        """
+        try:
+            unchanged = _Version.of(self.path) == self._version
+        except OSError as error:
+            raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
+        if not unchanged:
+            raise WeightsError(
+                f"{self.path} has changed since the weights were applied", names=[self.name], hint="Apply them again."
+            )
+
+
+def open_checkpoint(files: Any) -> dict[str, Stored]:
+    """The tensors in files, by name; none is read yet.
+
+    Args:
+        files: A path or several: of safetensors, of what ``torch.save`` wrote, of an ``.index.json``, or of a folder that has one.
+
+    Raises:
+        WeightsError: A file is missing, truncated or of another kind, an index names a file or a tensor that isn't there, or two
+            files have a tensor of one name.
+        OnnxplugError: safetensors is not installed.
+    """
+    if isinstance(files, str | os.PathLike):
+        return _opened(_path(files))
+    if not isinstance(files, list | tuple | set | frozenset) or not files:
+        raise WeightsError(
+            f"weights are a mapping from names to tensors, or files, got {type_with_article(files)}",
+            hint=f"A file is {_KINDS}.",
+        )
+    found: dict[str, Stored] = {}
+    for file in files:
+        if not isinstance(file, str | os.PathLike):
+            raise WeightsError(f"the files of weights are paths, got {type_with_article(file)}")
+        for name, stored in _opened(_path(file)).items():
+            if name in found:
+                raise WeightsError(f"{found[name].path} and {stored.path} both have a tensor {name!r}", names=[name])
+            found[name] = stored
+    return found
+
+
+def _path(file: str | os.PathLike[str]) -> Path:
+    path = Path(os.fsdecode(file))
+    if path.is_dir():
+        within = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
+        if within is None:
+            raise WeightsError(f"the folder {path} has no weights: none of {', '.join(_IN_FOLDER)}")
+        return within
+    if not path.exists():
+        raise WeightsError(
+            f"there is no file {path}", hint="The path of the weights is relative to the current folder."
+        )
+    return path
+
+
+def _opened(path: Path) -> dict[str, Stored]:
+    name = path.name.lower()
+    if name.endswith(_INDEX):
+        return _from_index(path)
+    if name.endswith(_SAFETENSORS):
+        return _from_safetensors(path)
+    if name.endswith(_PICKLED):
+        return _from_torch(path)
+    raise WeightsError(f"{path} is no file of weights that onnxplug knows", hint=f"It takes {_KINDS}.")
+
+
+def _from_index(path: Path) -> dict[str, Stored]:
+    try:
+        content = json.loads(path.read_bytes())
+        places = content["weight_map"]
+        if not all(isinstance(name, str) and isinstance(file, str) for name, file in places.items()):
+            raise TypeError("names and files must be strings")
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise WeightsError(
+            f"{path} is not an index of weights: {type(error).__name__}: {error}",
+            hint='It is JSON with a "weight_map" from names of tensors to files beside it.',
+        ) from error
+    files: dict[str, dict[str, Stored]] = {}
+    for file in dict.fromkeys(places.values()):
+        if os.path.isabs(file) or ".." in Path(file).parts:
+            raise WeightsError(f"{path} names the file {file!r}, which is not beside it")
+        if not (path.parent / file).is_file():
+            of = [name for name, other in places.items() if other == file]
+            raise WeightsError(f"{path} names the file {file}, which is not there", names=of)
+        files[file] = _opened(path.parent / file)
+    found = {}
+    for name, file in places.items():
+        if name not in files[file]:
+            raise WeightsError(f"{path} places {name!r} in {file}, which does not have it", names=[name])
+        found[name] = files[file][name]
+    return found
+
+
+def _from_safetensors(path: Path) -> dict[str, Stored]:
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise OnnxplugError(
+            f"reading {path} needs safetensors, which is not installed", hint="pip install 'onnxplug[weights]'"
+        ) from error
+
+    def read(name: str) -> torch.Tensor:
+        with safe_open(path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    try:
+        version = _Version.of(path)
+        with safe_open(path, framework="pt"):  # checks the header against the size of the file
+            pass
+        entries, start = _header(path)
+    except Exception as error:
+        raise WeightsError(
+            f"{path} is not a whole safetensors file: {error}", hint="It may be truncated: fetch it again."
+        ) from error
+    found = {}
+    for name, entry in entries.items():
+        begin, end = entry["data_offsets"]
+        dtype = _DTYPES.get(entry["dtype"])
+        place = (start + begin, end - begin)
+        found[name] = Stored(name, path, version, entry["shape"], dtype, entry["dtype"], read, place)
+    return found
+
+
+def _header(path: Path) -> tuple[Mapping[str, Any], int]:
+    """The entries of a safetensors file's header, and where the tensors begin."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        entries = json.loads(file.read(length))
+    entries.pop("__metadata__", None)
+    return entries, 8 + length
+
+
+def _from_torch(path: Path) -> dict[str, Stored]:
+    try:
+        version = _Version.of(path)
+        content = _torch_load(path)
+    except Exception as error:
+        raise WeightsError(
+            f"{path} is not a whole file of torch.save with tensors alone: {type(error).__name__}: {error}".rstrip(),
+            hint="It is read with weights_only=True; torch.save(model.state_dict(), path) writes such a file.",
+        ) from error
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in content.items()
+    ):
+        raise WeightsError(
+            f"{path} is not a state_dict: it holds {type_with_article(content)}"
+            + (" of other things than tensors" if isinstance(content, Mapping) else ""),
+            hint="Save one, torch.save(model.state_dict(), path), or give the mapping itself.",
+        )
+    return {
+        name: Stored(
+            name,
+            path,
+            version,
+            tensor.shape,
+            tensor.dtype,
+            str(tensor.dtype),
+            lambda name: torch.Tensor.detach(_torch_load(path)[name]),
+        )
+        for name, tensor in content.items()
+    }
+
+
+def _torch_load(path: Path) -> Any:
+    """What a file of torch.save holds, its tensors mapped to memory where the file is of the newer kind."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap" not in str(error):
+            raise
+        return torch.load(path, map_location="cpu", weights_only=True)

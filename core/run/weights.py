@@ -1,0 +1,232 @@
+"""The weights of a program: which have no numbers, and what is made of those that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.stored import META, Origin, WeightTensor
+from onnxplug.errors import WeightsError
+from onnxplug.fake import is_fake
+from onnxplug.run.checkpoint import Stored
+from onnxplug.text import counted, type_with_article
+
+#: Where the tensor of an initializer keeps what it is read from (``onnx_ir.TensorProtocol.meta``).
+SOURCE = "onnxplug.source"
+#: How many names a message gives.
+_NAMED = 5
+_EIGHT_BIT_FLOATS = frozenset(
+    (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+)
+
+
+def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:
+    """Checks that initializers have numbers.
+
+    Args:
+        values: The initializers.
+        purpose: What can't be done without, in words.
+
+    Raises:
+        WeightsError: Some have none; all are named.
+    """
+    lacking = [v for v in values if isinstance(v.const_value, WeightTensor) and v.const_value.is_fake]
+    if not lacking:
+        return
+    names, computed = [], []
+    for value in lacking:
+        origin: Origin | None = value.meta.get(META)
+        names.append(origin.targets[0] if origin is not None else str(value.name))
+        if origin is not None and not origin.persistent:
+            computed.append(origin.targets[0])
+    hint = "Give them: program.save(path, weights='model.safetensors') or program.apply_weights(state_dict)."
+    if computed:
+        hint += (
+            f" No checkpoint has {named(computed)}, which the model computes when it is made: give the numbers by name "
+            "(program.apply_weights({name: tensor})), or make the model under onnxplug.fake_weights(), which computes them."
+        )
+    have = "has" if len(names) == 1 else "have"
+    raise WeightsError(
+        f"{purpose}: {counted(len(names), 'weight')} {have} no numbers, {named(names)}", names=names, hint=hint
+    )
+
+
+def named(names: Sequence[str]) -> str:
+    """Names in a message: the first few, and how many others there are."""
+    shown = ", ".join(map(repr, names[:_NAMED]))
+    return shown if len(names) <= _NAMED else f"{shown} and {counted(len(names) - _NAMED, 'other')}"
+
+
+def replacements(
+    model: ir.Model,
+    given: Mapping[str, torch.Tensor | Stored],
+    *,
+    strict: bool,
+    known: Collection[str] = (),
+    refuse: Callable[[Iterable[str]], None] = lambda names: None,
+) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
+    """What the initializers of a model hold with other weights; the model is left as it is.
+
+    Args:
+        model: The model.
+        given: Tensors, or where they are stored, by their names in PyTorch.
+        strict: Every weight of the model must be given, and nothing else.
+        known: Further names of the PyTorch model's tensors: those that the ONNX model doesn't read.
+        refuse: Raises where a weight among some names can't be replaced.
+
+    Returns:
+        The new tensors, and the names that no weight has.
+
+    Raises:
+        WeightsError: A weight is missing, unexpected, of another shape or of a kind of dtype that isn't converted, or a tied
+            one is given twice with different values.
+    """
+    found: dict[ir.Value, ir.TensorProtocol] = {}
+    names, missing = set(known), []
+    for value in model.graph.initializers.values():
+        origin: Origin | None = value.meta.get(META)
+        if origin is None:
+            item = given.get(str(value.name))
+            if item is not None:  # a model that was not exported by onnxplug
+                names.add(str(value.name))
+                found[value] = WeightTensor(_loaded(item).detach(), name=value.name)
+            continue
+        names.update(origin.targets)
+        targets = [target for target in origin.targets if target in given]
+        if targets:
+            refuse(targets)
+            found[value] = _replacement(value, origin, targets, given)
+        elif origin.persistent or is_fake(getattr(value.const_value, "raw", None)):
+            missing.append(origin.targets[0])
+    refuse(given)
+    unexpected = [name for name in given if name not in names]
+    if strict and (missing or unexpected):
+        raise _mismatch(missing, unexpected)
+    return found, unexpected
+
+
+def _mismatch(missing: Sequence[str], unexpected: Sequence[str]) -> WeightsError:
+    texts = []
+    if missing:
+        texts.append(f"{counted(len(missing), 'weight')} of the model {_is(missing)} missing, {named(missing)}")
+    if unexpected:
+        texts.append(f"{counted(len(unexpected), 'weight')} {_is(unexpected)} not the model's, {named(unexpected)}")
+    pair = next(((m, u) for m in missing for u in unexpected if m.endswith(f".{u}") or u.endswith(f".{m}")), None)
+    if pair is not None:
+        hint = f"{pair[0]!r} may be what is called {pair[1]!r} there: give a mapping with the model's names."
+    else:
+        hint = "strict=False (--no-strict-weights) takes what fits, and leaves the other weights as they are."
+    return WeightsError(f"the weights don't fit: {'; '.join(texts)}", names=[*missing, *unexpected], hint=hint)
+
+
+def _is(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _replacement(
+    value: ir.Value, origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+) -> ir.TensorProtocol:
+    """The content of an initializer for the tensor that is given for it: read when it is needed, if it is in a file.
+
+    Raises:
+        WeightsError: The tensor doesn't fit.
+    """
+    for name in targets:
+        _check(origin, name, given[name])
+    first = given[targets[0]]
+    for name in targets[1:]:
+        if given[name] is not first and not torch.equal(_loaded(given[name]), _loaded(first)):
+            raise WeightsError(
+                f"{targets[0]!r} and {name!r} are one tensor in the exported model, got two that differ",
+                names=[targets[0], name],
+                hint="Export the model with the new weights.",
+            )
+    old = value.const_value
+    if isinstance(first, torch.Tensor) or old is None:
+        return _made(value, origin, _loaded(first))
+    stored = first
+    tensor = ir.LazyTensor(
+        lambda: _made(value, origin, stored.load()), old.dtype, ir.Shape(old.shape.numpy()), name=value.name
+    )
+    tensor.meta[SOURCE] = Source(stored, origin)
+    return tensor
+
+
+class Source:
+    """What the content of an initializer is read from and made by.
+
+    Attributes:
+        stored: The tensor in its file.
+        is_plain: Whether the initializer's bytes are those in the file.
+        identity: Equal for what has the same bytes.
+    """
+
+    def __init__(self, stored: Stored, origin: Origin) -> None:
+        self.stored = stored
+        self.is_plain = not origin.keys and stored.dtype == origin.dtype
+        self.identity = [*stored.identity, str(origin.dtype), repr(origin.keys)]
+
+
+def _made(value: ir.Value, origin: Origin, tensor: torch.Tensor) -> ir.TensorProtocol:
+    made = origin.make(tensor.detach().to(origin.dtype))
+    result = WeightTensor(made, name=value.name) if isinstance(made, torch.Tensor) else made
+    result.name = value.name
+    return result
+
+
+def _check(origin: Origin, name: str, item: torch.Tensor | Stored) -> None:
+    if tuple(item.shape) != tuple(origin.shape):
+        raise WeightsError(
+            f"the weight {name!r} has the shape {list(origin.shape)}, got {list(item.shape)}", names=[name]
+        )
+    if isinstance(item, torch.Tensor) and is_fake(item):
+        raise WeightsError(f"the tensor that is given for the weight {name!r} has no numbers", names=[name])
+    if item.dtype is None:
+        assert isinstance(item, Stored)
+        raise WeightsError(f"the weight {name!r} is stored as {item.dtype_name}, which torch lacks", names=[name])
+    if not _converts(item.dtype, origin.dtype):
+        raise WeightsError(
+            f"the weight {name!r} is {origin.dtype}, got {item.dtype}",
+            names=[name],
+            hint="Only floating-point weights of 16 bits and more are converted to each other, and integers to wider ones. "
+            "What is quantised needs its scales: export a model of that dtype.",
+        )
+
+
+def _converts(given: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a tensor of one dtype is what the user means by a weight of another one."""
+    if given == wanted:
+        return True
+    if given in _EIGHT_BIT_FLOATS or wanted in _EIGHT_BIT_FLOATS:
+        return False
+    if given.is_floating_point and wanted.is_floating_point:
+        return True
+    if given.is_complex or wanted.is_complex:
+        return given.is_complex and wanted.is_complex
+    return (
+        not wanted.is_floating_point
+        and given != torch.bool != wanted
+        and torch.can_cast(given, wanted)
+        and (torch.promote_types(given, wanted) == wanted)
+    )
+
+
+def _loaded(item: torch.Tensor | Stored) -> torch.Tensor:
+    return item if isinstance(item, torch.Tensor) else item.load()
+
+
+def checked_mapping(weights: Mapping[Any, Any]) -> dict[str, torch.Tensor | Stored]:
+    """Weights that are given as a mapping.
+
+    Raises:
+        WeightsError: A name is not a string, or a value not a tensor.
+    """
+    for name, tensor in weights.items():
+        if not isinstance(name, str):
+            raise WeightsError(f"weights are given by name, got {name!r}")
+        if not isinstance(tensor, torch.Tensor | Stored):
+            raise WeightsError(f"the weight {name!r} must be a tensor, got {type_with_article(tensor)}", names=[name])
+    return dict(weights)

@@ -1,0 +1,153 @@
+"""Models whose weights have no numbers are exported as those that have some."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import onnxplug
+from onnxplug import CaptureError, WeightsError
+from onnxplug.fake import is_fake
+from onnxplug.torch_private import FakeTensorMode
+from tests.support.weightless import MODELS, WAYS, Rotary, Tied, seeded, state_of
+
+SHAPES = ({0: torch.export.Dim("batch", min=1)},)
+
+
+def close(results: Any, expected: Any) -> None:
+    for result, wanted in zip(results, tree_leaves(expected), strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+
+
+def text(program: onnxplug.OnnxProgram) -> tuple[Counter[str], list[tuple[str | None, str]]]:
+    """The graph without its weights' contents."""
+    graph = program.model.graph
+    return Counter(n.op_type for n in graph), [(n, f"{v.dtype} {v.shape}") for n, v in graph.initializers.items()]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_come_later(name: str, way: str) -> None:
+    with seeded(1):
+        real = MODELS[name]().eval()
+        for tensor in state_of(real).values():
+            if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+                tensor.data.add_(torch.rand_like(tensor) * 0.1)
+        first, second = torch.randn(2, 3, 4), torch.randn(5, 3, 4) * 2
+    fake = WAYS[way](MODELS[name]).eval()
+    assert all(map(is_fake, fake.parameters()))
+    program = onnxplug.to_onnx(fake, (first,), dynamic_shapes=SHAPES)
+    assert text(program) == text(onnxplug.to_onnx(real, (first,), dynamic_shapes=SHAPES))
+    with pytest.raises(WeightsError, match=r"the model can't run: .* no numbers, '.*") as error:
+        program(first)
+    assert set(error.value.names) <= state_of(real).keys()
+    program.apply_weights(state_of(real))
+    with torch.no_grad():
+        for x in (first, second):
+            close(program(x), real(x))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    fake = WAYS["meta"](lambda: nn.Sequential(Tied(), nn.LSTM(10, 3)))
+
+    def tensors() -> dict[str, torch.Tensor]:
+        return {**dict(fake.named_parameters(remove_duplicate=False)), **dict(fake.named_buffers())}
+
+    before = tensors()
+    flat = [id(weight) for weight in fake[1]._flat_weights]
+    onnxplug.to_onnx(fake.eval(), (torch.randn(2, 3, 4),))
+    assert all(tensor is before[name] for name, tensor in tensors().items())
+    assert [id(weight) for weight in fake[1]._flat_weights] == flat
+
+
+def test_inputs_without_numbers() -> None:
+    x = torch.randn(2, 3, 4)
+    with FakeTensorMode() as mode:
+        faked = torch.empty(2, 3, 4)
+    model = Tied().eval()
+    for given in (x.to("meta"), faked):
+        program = onnxplug.to_onnx(model, (given,), dynamic_shapes=SHAPES)
+        close(program(x), model(x))
+    with mode:  # where every tensor that torch makes is fake
+        program = onnxplug.to_onnx(model, (x,), dynamic_shapes=SHAPES)
+    close(program(x), model(x))
+
+
+def test_a_tensor_that_is_no_weight() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+            self.offset = torch.ones(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight + self.offset
+
+    with pytest.raises(CaptureError, match="as plain attributes: offset"):
+        onnxplug.to_onnx(WAYS["meta"](Model), (torch.randn(4),))
+    model = WAYS["fake_weights"](Model)
+    program = onnxplug.to_onnx(model, (torch.randn(4),))
+    program.apply_weights({"weight": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+    torch.testing.assert_close(program(torch.ones(4))[0], torch.tensor([2.0, 3.0, 4.0, 5.0]))
+
+
+def test_buffers_that_are_computed() -> None:
+    x, real = torch.randn(2, 3, 4), Rotary()
+    program = onnxplug.to_onnx(WAYS["meta"](Rotary), (x,))
+    program.apply_weights(real.state_dict())
+    with pytest.raises(WeightsError, match=r"No checkpoint has 'frequencies'.*fake_weights"):
+        program(x)
+    program.apply_weights({"frequencies": real.frequencies})
+    close(program(x), real(x))
+    program = onnxplug.to_onnx(WAYS["fake_weights"](Rotary), (x,))
+    program.apply_weights(real.state_dict())
+    close(program(x), real(x))
+
+
+def test_verification_says_that_there_is_nothing_to_compare_with() -> None:
+    x = torch.randn(2, 3, 4)
+    program = onnxplug.to_onnx(WAYS["meta"](Tied), (x,))
+    with pytest.raises(WeightsError, match=r"can't be verified: 3 weights have no numbers, 'embedding.weight'"):
+        program.verify()
+    program.apply_weights(Tied().state_dict())
+    with pytest.raises(onnxplug.VerificationError, match="the weights of the PyTorch model have no numbers"):
+        program.verify()
+
+
+class Shared(nn.Module):
+    """A parameter that two attributes hold before either module has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = nn.Parameter(torch.randn(4, 4), requires_grad=False)
+        self.a, self.b = nn.ParameterList([weight]), nn.ParameterDict({"b": weight})
+        self.register_parameter("nothing", None)
+        self.own = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(x @ self.a[0] + self.b["b"][0])
+
+
+def test_fake_weights() -> None:
+    register = nn.Module.register_parameter
+
+    def fail() -> None:
+        raise ValueError("of ours")
+
+    with pytest.raises(ValueError, match="of ours"), onnxplug.fake_weights():
+        fail()
+    assert nn.Module.register_parameter is register
+    with onnxplug.fake_weights():
+        model = Shared()
+    assert nn.Module.register_parameter is register
+    assert not any(is_fake(p) for p in Shared().parameters())
+    assert all(p.is_meta for p in model.parameters())
+    assert model.a[0] is model.b["b"]
+    assert not model.a[0].requires_grad
+    assert model.own.weight.requires_grad
+    assert type(model.own.weight) is nn.Parameter
