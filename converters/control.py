@@ -129,9 +129,44 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
 
 
 def scan(g: GraphBuilder, node: FxNode) -> list[Any]:
-    """``scan``: a Scan over the first axis; the carried states are its first results."""
+    """``scan``: a Scan over the first axis, a Loop over a range; the carried states are its first results."""
     body, initial, sequences, outside = node.args
+    first = _first_of_range(node.fx.args[2])
+    if first is not None:
+        return _counted(g, node, body, initial, sequences[0], first, outside)
     return _scanned(g, node, body, initial, sequences, outside)
+
+
+def _first_of_range(sequences: Any) -> int | None:
+    """The first number of a scan over nothing but a range with steps of 1; ``None`` for any other."""
+    if len(sequences) != 1 or sequences[0].target not in (torch.ops.aten.arange.default, torch.ops.aten.arange.start):
+        return None
+    numbers, dtype = sequences[0].args, sequences[0].meta["val"].dtype
+    first = numbers[0] if len(numbers) > 1 else 0
+    return first if isinstance(first, int) and dtype == torch.int64 else None
+
+
+def _counted(
+    g: GraphBuilder,
+    node: FxNode,
+    body: torch.fx.GraphModule,
+    initial: Sequence[Any],
+    numbers: Value,
+    first: int,
+    outside: Sequence[Any],
+) -> list[Any]:
+    """A Loop. ONNX Runtime 1.31's Scan refuses a sequence of no elements, which a range may be."""
+    states = _parts(g, initial)
+
+    def step(turn: Value, going: Value, *parts: Value) -> list[Value]:
+        number = g.op.Add(turn, g.const(first)) if first else turn
+        with g.local_symbols():
+            return [going, *_parts(g, g.inline(body, [*_whole(parts, initial), number, *outside]))]
+
+    graph = g.subgraph(step, [(INT64, ()), (BOOL, ()), *_formals(g, body, initial, states)], name="loop")
+    count = g.as_scalar(g.dim(numbers, 0))
+    results = g.op.Loop(count, None if states else g.const(True), *states, body=graph, _outputs=len(graph.outputs) - 1)
+    return _whole(_several(results), _results(node))
 
 
 def map_impl(g: GraphBuilder, node: FxNode) -> list[Any]:

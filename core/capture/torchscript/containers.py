@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from onnxplug.capture.torchscript.numbers import as_bool, as_float, as_int, as_item, truth_tensor
+from onnxplug.capture.torchscript.sequences import unbound
 from onnxplug.capture.torchscript.values import (
     ScalarTensor,
     as_dtype,
@@ -343,6 +344,7 @@ GENERIC: dict[str, Callable[..., Any]] = {
 EXACT: dict[str, Callable[..., Any]] = {
     "aten::size.int": lambda value, axis: value.shape[axis],
     "aten::sym_size.int": lambda value, axis: value.shape[axis],
+    "aten::unbind.int": unbound,
     "aten::stride.int": lambda value, axis: value.stride()[axis],
     "aten::sym_stride.int": lambda value, axis: value.stride()[axis],
     "aten::dim": lambda value: value.dim(),

@@ -15,7 +15,7 @@ from onnxplug.capture.torchscript.containers import to_list
 from onnxplug.capture.torchscript.graphs import Block, ScriptGraph, Step, body_of_call
 from onnxplug.capture.torchscript.operators import function_of
 from onnxplug.capture.torchscript.types import is_instance
-from onnxplug.capture.torchscript.values import UNINITIALIZED, Instance, ScalarTensor, mapped, named_tuple
+from onnxplug.capture.torchscript.values import UNINITIALIZED, Instance, ScalarTensor, lists_in, mapped, named_tuple
 from onnxplug.errors import CaptureError
 
 #: Context managers that do not change what a graph computes.
@@ -57,6 +57,7 @@ class Interpreter:
 
     Attributes:
         shared: Results that share their memory in the script, of this branch or body.
+        borrowed: Lists of the outside that the function, branch or body which runs was given.
         attributes: What modules' attributes hold now, of those that were read or set during the call.
         written: Where an attribute was set last.
     """
@@ -67,6 +68,7 @@ class Interpreter:
         self.attributes: dict[Attribute, Any] = {}
         self.written: dict[Attribute, Step] = {}
         self.shared: list[Shared] = []
+        self.borrowed: list[list[Any]] = []
         self._functions: dict[Step, Callable[..., Any]] = {}
         self._constants: dict[Step, Any] = {}
         self._bodies: dict[Any, ScriptGraph] = {}
@@ -74,7 +76,11 @@ class Interpreter:
     def call(self, graph: ScriptGraph, args: Sequence[Any]) -> Any:
         """What a graph returns for arguments; several results are a tuple."""
         values: Values = dict(zip(graph.body.inputs, args, strict=True))
-        results = self.run(graph.body, values)
+        outside, self.borrowed = self.borrowed, list(lists_in(args))
+        try:
+            results = self.run(graph.body, values)
+        finally:
+            self.borrowed = outside
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, block: Block, values: Values) -> list[Any]:
@@ -94,20 +100,21 @@ class Interpreter:
         return [values[number] for number in block.outputs]
 
     @contextmanager
-    def scope(self, attributes: Mapping[Attribute, Any]) -> Iterator[dict[Attribute, Any]]:
+    def scope(self, attributes: Mapping[Attribute, Any], given: Sequence[Any]) -> Iterator[dict[Attribute, Any]]:
         """A branch or body: what it sets is its own.
 
         Args:
             attributes: What attributes hold at its start.
+            given: The values that it takes from outside.
         """
-        outside, written, shared = self.attributes, dict(self.written), self.shared
-        self.attributes, self.shared = dict(attributes), []
+        outside, written, shared, borrowed = self.attributes, dict(self.written), self.shared, self.borrowed
+        self.attributes, self.shared, self.borrowed = dict(attributes), [], list(lists_in(given))
         try:
             yield self.attributes
             for one in self.shared:
                 one.check()
         finally:
-            self.attributes, self.written, self.shared = outside, written, shared
+            self.attributes, self.written, self.shared, self.borrowed = outside, written, shared, borrowed
 
     def _results(self, step: Step, values: Values) -> Sequence[Any]:
         control = self.control.get(step.kind)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from onnxplug.capture.patching import patched
 from onnxplug.capture.torchscript.branches import decided
 from onnxplug.capture.torchscript.graphs import Step
 from onnxplug.capture.torchscript.interpreter import Interpreter, Values
@@ -21,18 +22,21 @@ from onnxplug.capture.torchscript.regions import (
     kinds,
     same,
 )
+from onnxplug.capture.torchscript.sequences import GROWTH, Growing, stacked
 from onnxplug.capture.torchscript.values import (
     UNINITIALIZED,
     ScalarTensor,
+    Stacked,
     is_symbolic,
     is_unbacked,
     leaves,
+    lists_in,
     mapped,
     scalar,
     structure,
 )
 from onnxplug.errors import CaptureError
-from onnxplug.torch_private import is_alias_of, while_loop_op
+from onnxplug.torch_private import is_alias_of, scans, while_loop_op
 
 _UNBOUNDED = 2**31 - 1
 
@@ -75,6 +79,15 @@ def _depends_on_data(
     return _decided_quietly(step, next(iter(after), True)) is None
 
 
+def _never_leaves(step: Step, values: Values) -> bool:
+    """Whether a loop runs as often as its number says: ``for`` without ``break`` or ``return``."""
+    (body,) = step.blocks
+    constants = {s.outputs[0]: s.node.output().toIValue() for s in body.steps if s.kind == "prim::Constant"}
+    going = body.outputs[0]
+    computed = {number for s in body.steps for number in s.outputs}
+    return constants.get(going) is True if going in computed else values.get(going) is True
+
+
 def _decided_quietly(step: Step, condition: Any) -> bool | None:
     if isinstance(condition, ScalarTensor):
         condition = condition.known()
@@ -95,7 +108,12 @@ def _in_graph(
     try:
         return _while(Region(interpreter, step, values), index, count, going, carried)
     except ContainerChanged:
-        if is_symbolic(count) and not is_unbacked(count) and decided(step, going) is not None:
+        over_a_size = is_symbolic(count) and not is_unbacked(count) and decided(step, going) is not None
+        if over_a_size and _never_leaves(step, values):
+            found = _collected(interpreter, step, values, index, count, carried)
+            if found is not None:
+                return found
+        if over_a_size:
             return _unrolled(interpreter, step, values, index, step.place.call(int, count), going, carried)
         raise CaptureError(
             f"the loop at {step.place} ends by a tensor's values and changes a list or dict that is made outside of it: "
@@ -112,70 +130,111 @@ def _unrolled(
     return loop(interpreter, step, values)
 
 
-def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any]) -> list[Any]:
-    step = region.step
-    (body,) = step.blocks
-    number_of_outputs = len(body.outputs)
-    tried = region.tried(region.function(body, [0, *carried]))
-    outer = region.outer
-    carried = filled(carried, tried[1:number_of_outputs])
-    shape = structure(carried)
-    start = [*leaves(carried), *leaves(outer)]
+class _Body:
+    """The body of a loop of the graph: what it carries from one iteration to the next.
 
-    def rebuilt(flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    Attributes:
+        region: The loop's blocks and what they take from outside.
+        first: What the first iteration is given, as tensors.
+    """
+
+    def __init__(self, region: Region, carried: list[Any]) -> None:
+        self.region = region
+        (self._block,) = region.step.blocks
+        count = len(self._block.outputs)
+        tried = region.tried(region.function(self._block, [0, *carried]))
+        self._outer = region.outer
+        self._carried = filled(carried, tried[1:count])
+        start = [*leaves(self._carried), *leaves(self._outer)]
+        _, after = region.tried(lambda operands: self._iterated(0, start, operands))
+        self._kept = kept = [a if a is not UNINITIALIZED else b for a, b in zip(start, after, strict=True)]
+        # What the body only passes on, or writes in place, is the tensor of the outside.
+        self._tied = [isinstance(a, torch.Tensor) and region.operand(b) is a for a, b in zip(kept, after, strict=True)]
+        self._moving = [
+            i
+            for i, (a, b) in enumerate(zip(kept, after, strict=True))
+            if not self._tied[i] and (is_computed(b) or not same(a, b))
+        ]
+        _check_writes(region, [kept[i] for i in self._moving if i < len(kept) - len(region.mutated)])
+        for i in self._moving:
+            if not is_computed(kept[i]) or not (is_computed(after[i]) or after[i] is UNINITIALIZED):
+                raise _changes_kind(region.step, kept[i], after[i])
+        self._likes = [after[i] if isinstance(after[i], torch.Tensor) else kept[i] for i in self._moving]
+        self._before, self._after = [start[i] for i in self._moving], [after[i] for i in self._moving]
+        self.first = as_results(self._before, self._likes, region.operands)
+
+    def _rebuilt(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         rest = iter(flat)
-        return mapped(carried, lambda _: next(rest)), mapped(outer, lambda _: next(rest))
+        return mapped(self._carried, lambda _: next(rest)), mapped(self._outer, lambda _: next(rest))
 
-    def iterated(number: Any, flat: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, list[Any]]:
-        now, outer_now = rebuilt(flat)
-        after = region.function(body, [number, *now], outer_now)(operands)
-        results, outer_after = after[:number_of_outputs], after[number_of_outputs:]
-        results[1:] = filled(results[1:], carried)
-        if structure(results[1:]) != shape or structure(outer_after) != structure(outer):
-            raise _changes_kind(step, carried, results[1:])
+    def _iterated(self, number: Any, flat: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, list[Any]]:
+        now, outer_now = self._rebuilt(flat)
+        after = self.region.function(self._block, [number, *now], outer_now)(operands)
+        count = len(self._block.outputs)
+        results, outer_after = after[:count], after[count:]
+        results[1:] = filled(results[1:], self._carried)
+        if structure(results[1:]) != structure(self._carried) or structure(outer_after) != structure(self._outer):
+            raise _changes_kind(self.region.step, self._carried, results[1:])
         return results[0], [*leaves(results[1:]), *leaves(outer_after)]
 
-    _, after = region.tried(lambda operands: iterated(0, start, operands))
-    kept = [a if a is not UNINITIALIZED else b for a, b in zip(start, after, strict=True)]
-    # What the body only passes on, or writes in place, is the tensor of the outside.
-    tied = [isinstance(a, torch.Tensor) and region.operand(b) is a for a, b in zip(kept, after, strict=True)]
-    moving = [
-        i
-        for i, (a, b) in enumerate(zip(kept, after, strict=True))
-        if not tied[i] and (is_computed(b) or not same(a, b))
-    ]
-    _check_writes(region, [kept[i] for i in moving if i < len(kept) - len(region.mutated)])
-    for i in moving:
-        if not is_computed(kept[i]) or not (is_computed(after[i]) or after[i] is UNINITIALIZED):
-            raise _changes_kind(step, kept[i], after[i])
-    likes = [after[i] if isinstance(after[i], torch.Tensor) else kept[i] for i in moving]
-    first = as_results([start[i] for i in moving], likes, region.operands)
-    last = step.place.call(as_int, count) if not isinstance(count, torch.SymInt) else count
-
-    def unpacked(state: Sequence[Any]) -> list[Any]:
-        flat = list(kept)
-        for i, like, value in zip(moving, likes, state, strict=True):
+    def _unpacked(self, state: Sequence[Any]) -> list[Any]:
+        flat = list(self._kept)
+        for i, like, value in zip(self._moving, self._likes, state, strict=True):
             flat[i] = as_before(value, like)
         return flat
 
+    def once(
+        self, number: Any, state: Sequence[Any], operands: Sequence[Any], added: Callable[[], Sequence[Any]] = tuple
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """An iteration: whether to go on, then the new state and what the iteration added to lists.
+
+        Args:
+            number: The number of the iteration.
+            state: As the last iteration left it.
+            operands: What the blocks take from outside.
+            added: What the iteration, once it has run, has added to lists.
+        """
+        still, flat = self._iterated(number, self._unpacked(state), operands)
+        for i in set(range(len(flat))).difference(self._moving):
+            kept = self._kept[i]
+            if not (self.region.operand(flat[i]) is kept if self._tied[i] else same(flat[i], kept)):
+                raise _changes_kind(self.region.step, kept, flat[i])
+        new = list(added())
+        likes = [*self._likes, *new]
+        return still, as_results([*(flat[i] for i in self._moving), *new], likes, [*operands, *state])
+
+    def finished(self, state: Sequence[Any]) -> list[Any]:
+        """The outputs of the loop, whose operator left this state; what it changes of the outside is changed."""
+        now, outer_now = self._rebuilt(self._unpacked(state))
+        outputs = self.region.accepted([*now, *outer_now])
+        self.region.remember(state, self._before, self._after)
+        return outputs
+
+
+def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any]) -> list[Any]:
+    step = region.step
+    body = _Body(region, carried)
+    size = len(body.first)
+    last = step.place.call(as_int, count) if not isinstance(count, torch.SymInt) else count
+
     def condition(number: Any, still: Any, *rest: Any) -> torch.Tensor:
-        limit = rest[len(moving)] if bounded else None
+        limit = rest[size] if bounded else None
         return still.clone() if limit is None else torch.logical_and(still, number < limit)
 
     def step_once(number: Any, _: Any, *rest: Any) -> tuple[Any, ...]:
-        state, operands = rest[: len(moving)], rest[len(moving) + bounded :]
-        still, flat = iterated(number.item(), unpacked(state), operands)
-        for i in set(range(len(kept))).difference(moving):
-            if not (region.operand(flat[i]) is kept[i] if tied[i] else same(flat[i], kept[i])):
-                raise _changes_kind(step, kept[i], flat[i])
-        results = as_results([flat[i] for i in moving], likes, [*operands, *state])
+        still, results = body.once(number.item(), rest[:size], rest[size + bounded :])
         return number + 1, truth_tensor(still).clone(), *results
 
     bounded = not (isinstance(last, int) and last >= _UNBOUNDED)
     limits = (scalar(last, torch.int64),) if bounded else ()
-    begin = (scalar(index, torch.int64), truth_tensor(going).clone(), *first)
+    begin = (scalar(index, torch.int64), truth_tensor(going).clone(), *body.first)
+    results = _operator(step, while_loop_op, condition, step_once, begin, (*limits, *region.operands))
+    return body.finished(results[2:])
+
+
+def _operator(step: Step, operator: Callable[..., Any], *args: Any) -> Any:
     try:
-        results = step.place.call(while_loop_op, condition, step_once, begin, (*limits, *region.operands))
+        return step.place.call(operator, *args)
     except (ContainerChanged, CaptureError):
         raise
     except Exception as error:
@@ -183,11 +242,92 @@ def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any
             f"the loop at {step.place} ends by a tensor's values and can't be a loop of the graph: {error}",
             hint="What it carries must keep its shape and dtype; let the number of iterations be known otherwise.",
         ) from error
-    flat = unpacked(results[2:])
-    now, outer_now = rebuilt(flat)
-    outputs = region.accepted([*now, *outer_now])
-    region.remember(results[2:], [start[i] for i in moving], [after[i] for i in moving])
+
+
+# -- loops that add to lists -------------------------------------------------------------------------------------------
+
+
+def _collected(
+    interpreter: Interpreter, step: Step, values: Values, index: int, count: Any, carried: list[Any]
+) -> list[Any] | None:
+    """A loop over a dynamic size that does no more with lists of tensors than add to them: a scan.
+
+    After it the lists are of dynamic length. ``None``: there is no such list.
+
+    Raises:
+        CaptureError: Its iterations don't add tensors of one shape, or the loop reads the list.
+        ContainerChanged: It changes other lists or dicts.
+    """
+    lists = _added_to(interpreter, step, values, carried)
+    if not lists:
+        return None
+    growing = {id(items): Growing() for items in lists}
+
+    def inside(value: Any) -> Any:
+        return growing.get(id(value), value)
+
+    region = Region(interpreter, step, {number: inside(value) for number, value in values.items()})
+
+    def added() -> list[torch.Tensor]:
+        return [item for one in growing.values() for item in one.items]
+
+    def emptied() -> None:
+        for one in growing.values():
+            one.items = []
+
+    numbers: list[int] = []
+
+    def step_once(*rest: Any) -> tuple[Any, ...]:
+        emptied()
+        state, number, operands = rest[:size], rest[size], rest[size + 1 :]
+        still, results = body.once(number.item(), state, operands, added)
+        assert still is True
+        numbers[:] = [len(one.items) for one in growing.values()]
+        return tuple(results)
+
+    try:
+        body = _Body(region, [inside(value) for value in carried])
+        size = len(body.first)
+        emptied()
+        turns = torch.arange(index, count)
+        with patched(scans, "first_slice_copy", lambda sequence: sequence.new_empty(sequence.shape[1:])):
+            # torch looks at the first turn, and so would keep that there is one.
+            results = step.place.call(scans.scan_op, step_once, tuple(body.first), (turns,), tuple(region.operands))
+        rows = iter(results[size:])
+        after = {
+            id(items): stacked(items, [next(rows) for _ in range(number)]) if number else items
+            for items, number in zip(lists, numbers, strict=True)
+        }
+    except (ContainerChanged, CaptureError):
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"the loop at {step.place} runs as often as a dynamic size says and adds to a list, which can't be a loop of the "
+            f"graph: {error}",
+            hint="Each iteration must add tensors of one shape and dtype, and not read the list.",
+        ) from error
+    found = {id(one): after[key] for key, one in growing.items()}
+    outputs = [found.get(id(value), value) for value in body.finished(results[:size])]
+    for number, value in values.items():
+        values[number] = after.get(id(value), value)
     return outputs
+
+
+def _added_to(interpreter: Interpreter, step: Step, values: Values, carried: Sequence[Any]) -> list[Any]:
+    """The lists of tensors of the outside that the body of a loop adds to, if nothing but variables holds them."""
+    (body,) = step.blocks
+    inside = {**values, **dict(zip(body.inputs[1:], carried, strict=True))}
+    grown = {inner.inputs[0] for inner in body.nested() if inner.kind in GROWTH}
+    found = {id(inside[n]): inside[n] for n in grown if isinstance(inside.get(n), list | Stacked)}
+    borrowed = [*interpreter.borrowed, *(one for value in interpreter.attributes.values() for one in lists_in(value))]
+    nested = [inner for value in inside.values() for inner in lists_in(value) if inner is not value]
+    held = {id(one) for one in (*borrowed, *nested)}
+    return [
+        items
+        for key, items in found.items()
+        if key not in held
+        and (isinstance(items, Stacked) or all(isinstance(item, torch.Tensor | ScalarTensor) for item in items))
+    ]
 
 
 def _check_writes(region: Region, carried: Sequence[Any]) -> None:

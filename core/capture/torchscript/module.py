@@ -25,7 +25,15 @@ from onnxplug.capture.torchscript import (
 )
 from onnxplug.capture.torchscript.graphs import ScriptGraph, Step
 from onnxplug.capture.torchscript.interpreter import Attribute, Interpreter, constant_tensor
-from onnxplug.capture.torchscript.values import ScalarTensor, is_symbolic, leaves, mapped, structure, tensors_in
+from onnxplug.capture.torchscript.values import (
+    ScalarTensor,
+    holds_stacked,
+    is_symbolic,
+    leaves,
+    mapped,
+    structure,
+    tensors_in,
+)
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import is_alias_of
 
@@ -255,11 +263,16 @@ def _signature(schema: Any, *, method: bool) -> tuple[inspect.Signature, list[st
 
 
 def _called(run: Interpreter, module: _Module, graph: ScriptGraph, args: Sequence[Any]) -> Any:
-    with run.scope({}):
+    with run.scope({}, args):
         run.written.clear()
         inputs = [module, *args] if module.own.script is not None else list(args)
         result = run.call(graph, inputs)
         changed = [pair for key, value in run.attributes.items() for pair in _changes(run, key, value)]
+    if module is run.root and holds_stacked(result):
+        raise CaptureError(
+            "the script returns a list of tensors whose length is a dynamic size: an exported model has a fixed number of outputs",
+            hint="Return torch.stack(items) or torch.cat(items).",
+        )
     if changed:
         # New values first: one may be another buffer, as when two attributes are exchanged.
         changed = [(buffer, _apart(value, [b for b, _ in changed])) for buffer, value in changed]

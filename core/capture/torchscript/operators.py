@@ -13,6 +13,7 @@ from onnxplug.capture.torchscript.containers import CONVERSIONS, EXACT, GENERIC
 from onnxplug.capture.torchscript.fused import FUSED
 from onnxplug.capture.torchscript.graphs import Step
 from onnxplug.capture.torchscript.numbers import SYMBOLIC, as_float, as_int, on_scalar_tensors
+from onnxplug.capture.torchscript.sequences import on_sequence
 from onnxplug.capture.torchscript.values import ScalarTensor, is_number, is_symbolic, leaves, mapped
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import registered_operators
@@ -26,6 +27,10 @@ def function_of(step: Step) -> Callable[..., Any]:
     Raises:
         CaptureError: Neither torch nor a table here has the operator.
     """
+    return on_sequence(step, _function_of(step))
+
+
+def _function_of(step: Step) -> Callable[..., Any]:
     name, kind = step.operator, step.kind
     if name in EXACT or name in FUSED:
         return EXACT.get(name) or FUSED[name]

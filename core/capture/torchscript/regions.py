@@ -109,7 +109,7 @@ class Region:
             given = list(values.values())
             before = [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in given]
             alive = [list(leaves(value)) for value in given]  # no other leaf takes the place of one in memory
-            with self.interpreter.scope(attributes) as attributes:
+            with self.interpreter.scope(attributes, given) as attributes:
                 results = self.interpreter.run(block, values)
                 results += [attributes[key] for key in self.written]
             if [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in given] != before:

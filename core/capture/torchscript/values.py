@@ -120,6 +120,17 @@ class ScalarTensor:
         return False
 
 
+@dataclass(eq=False)
+class Stacked:
+    """A list of tensors of one shape, of dynamic length.
+
+    Attributes:
+        tensor: The tensors along its first axis.
+    """
+
+    tensor: torch.Tensor
+
+
 def scalar(number: Any, dtype: torch.dtype) -> torch.Tensor:
     """A tensor without axes of a number, symbolic or not."""
     return torch.scalar_tensor(number, dtype=dtype)
@@ -160,6 +171,8 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, Instance):
         return Instance(value.type_name, mapped(value.attributes, change))
+    if isinstance(value, Stacked):
+        return Stacked(change(value.tensor))
     return change(value)
 
 
@@ -172,6 +185,8 @@ def leaves(value: Any) -> Iterator[Any]:
         items = value.values()
     elif isinstance(value, Instance):
         items = value.attributes.values()
+    elif isinstance(value, Stacked):
+        items = (value.tensor,)
     else:
         yield value
         return
@@ -187,7 +202,32 @@ def structure(value: Any) -> Any:
         return "dict", tuple((key, structure(item)) for key, item in value.items())
     if isinstance(value, Instance):
         return value.type_name, structure(value.attributes)
+    if isinstance(value, Stacked):
+        return "stacked"
     return "leaf"
+
+
+def lists_in(value: Any) -> Iterator[list[Any]]:
+    """The lists within a value, itself included."""
+    items: Any = ()
+    if isinstance(value, tuple | list):
+        items = value
+    elif isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, Instance):
+        items = value.attributes.values()
+    if isinstance(value, list):
+        yield value
+    for item in items:
+        yield from lists_in(item)
+
+
+def holds_stacked(value: Any) -> bool:
+    """Whether a value is a list of dynamic length, or one is within it."""
+    if isinstance(value, Stacked):
+        return True
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return any(map(holds_stacked, items))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
