@@ -249,7 +249,11 @@ def _input_slot(
         return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor, target=spec.target, persistent=persistent)
     if spec.kind is not TorchInput.USER_INPUT:
         raise UsageError(
-            f"the model takes {with_article(spec.kind.name.lower())} ({spec.target}), which ONNX can't hold"
+            f"the model uses an object of a class in C++ ({spec.target}), which ONNX can't hold"
+            if spec.kind is TorchInput.CUSTOM_OBJ
+            else f"the model takes {with_article(spec.kind.name.lower())} ({spec.target}), which ONNX can't hold",
+            hint="Export the model in a form whose weights are tensors: the one before quantized.linear_prepack or whatever made "
+            "the object; torchao and pt2e quantise so.",
         )
     value = original.meta.get("val")
     if isinstance(spec.arg, ConstantArgument):

@@ -364,3 +364,19 @@ class Nested(nn.Module):
 
 def test_state_that_a_branch_in_a_loop_writes() -> None:
     check_script(scripted(Nested()), (X,), (Y,), (Y.abs(),), dynamic=BATCH)
+
+
+class _Prepacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(weight, None)
+
+    def forward(self, x: torch.Tensor):
+        return torch.ops.quantized.linear_dynamic(x, self.packed)
+
+
+def test_object_of_a_class_in_cpp() -> None:
+    with pytest.raises(onnxplug.UsageError, match=r"uses an object of a class in C\+\+") as caught:
+        onnxplug.to_onnx(scripted(_Prepacked()), (torch.randn(2, 4),))
+    assert "linear_prepack" in str(caught.value.hint)
