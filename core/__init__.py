@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "to_onnx": "exporter",
+    "export": "torch_onnx.export",
     "bisect": "diagnosis.bisect",
     "diagnose": "diagnosis.diagnose",
     "Diagnosis": "diagnosis.diagnose",
@@ -137,6 +138,7 @@ if TYPE_CHECKING:
     from onnxplug.registry.registry import OnnxRegistry as OnnxRegistry
     from onnxplug.registry.rule import Rule as Rule
     from onnxplug.rewrite.rewrite import Rewrite as Rewrite
+    from onnxplug.torch_onnx.export import export as export
 
 
 #: Subpackages that are public by themselves.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onnxplug.build.module_calls import ModuleCalls
-from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.errors import NameCountError, OnnxplugError, UsageError
 from onnxplug.finish.outline.wanted import Functions
 from onnxplug.host import PluginHost
 from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces, without_prefix
@@ -38,8 +38,9 @@ class UnusedRuleWarning(UserWarning):
 def positional_and_named(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any] | None]:
     """The example inputs, a dict at the end of ``args`` taken for keyword inputs, as ``torch.onnx.export`` does.
 
-    It stays a positional input where the model's signature takes it as one and not as keywords.
+    It stays a positional input where the model's signature takes it as one and not as keywords. One tensor is a tuple of it.
     """
+    args = (args,) if isinstance(args, torch.Tensor) else args
     if kwargs:
         return args, dict(kwargs)
     is_call = isinstance(args, tuple | list) and args and isinstance(args[-1], dict)
@@ -128,6 +129,8 @@ _INSTEAD = {
     "autograd_inlining": "rules=[compat.autograd_function(...)], to keep a function whole",
     "operator_export_type": "rules=, for operators without a translation",
     "dump_exported_program": "program.exported_program",
+    "artifacts_dir": "report=True, which prints what was exported",
+    "export_modules_as_functions": "functions",
     "optimizer": "optimize",
     "dynamo": "nothing: the model is always captured by torch.export",
     "fallback": "nothing: the model is always captured by torch.export",
@@ -147,6 +150,8 @@ def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
     for name in unknown:
         near = difflib.get_close_matches(name, list(known), 1)
         hint = f"Use {_INSTEAD[name]}." if name in _INSTEAD else f"Did you mean {near[0]!r}?" if near else None
+        if name in inspect.signature(torch.onnx.export).parameters:
+            hint = f"{hint or ''} onnxplug.export takes every argument of torch.onnx.export.".lstrip()
         raise UsageError(f"to_onnx has no argument {name!r}", hint=hint)
 
 
@@ -192,7 +197,8 @@ def check_names(
         # A plugin may say, later, what another object is made of.
         whole = all(isinstance(value, torch.Tensor | int | float | complex | str | None) for value in values)
         if whole and len(input_names) > len(leaves):
-            raise UsageError(f"input_names has {len(input_names)} names for {len(leaves)} inputs")
+            text = f"input_names has {len(input_names)} names for {len(leaves)} inputs"
+            raise NameCountError.of(text, "input_names", len(leaves))
 
 
 # -- what runs and where it goes ---------------------------------------------------------------------------------------

@@ -70,6 +70,25 @@ class WeightsError(UsageError):
         self.names = list(names)
 
 
+class NameCountError(UsageError):
+    """More names are given than there are inputs or outputs.
+
+    Attributes:
+        argument: ``"input_names"`` or ``"output_names"``.
+        count: How many values there are.
+    """
+
+    argument: str = ""
+    count: int = 0
+
+    @classmethod
+    def of(cls, message: str, argument: str, count: int) -> NameCountError:
+        """The error for an argument and the number of values."""
+        error = cls(message)
+        error.argument, error.count = argument, count
+        return error
+
+
 class CaptureError(OnnxplugError):
     """``torch.export`` could not capture the model, or a dimension that was asked to be dynamic came out static.
 

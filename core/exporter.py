@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from onnxplug.pieces.pieces import OnnxPieces
 
 Progress = Callable[[str], None]
+#: A registry, and the plugin manager that it comes from.
+Selected = tuple[OnnxRegistry, PluginHost]
 
 #: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
 _PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
@@ -82,7 +84,7 @@ class ExportOptions(TypedDict, total=False):
     external_data: bool | None
     decompositions: Mapping[Any, Callable[..., Any]] | str | None
     progress: Progress | None
-    registry: tuple[OnnxRegistry, PluginHost] | None
+    registry: Selected | Callable[[Sequence[Rule]], Selected] | None
 
 
 @overload
@@ -138,7 +140,7 @@ def to_onnx(
     decompositions: Mapping[Any, Callable[..., Any]] | str | None = None,
     pieces: Sequence[str] | None = None,
     progress: Progress | None = None,
-    registry: tuple[OnnxRegistry, PluginHost] | None = None,
+    registry: Selected | Callable[[Sequence[Rule]], Selected] | None = None,
     **unknown: Never,
 ) -> OnnxProgram | OnnxPieces:
     """Exports a PyTorch model to ONNX.
@@ -190,7 +192,8 @@ def to_onnx(
         pieces: Paths of submodules: each becomes a model of its own, with the inputs that it gets when the model runs; ``f`` is
             then a folder, which also gets the program that chains them.
         progress: Called with the name of each stage as it begins.
-        registry: A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select.
+        registry: A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select; or a
+            function that makes them with the rules of the call.
         unknown: Takes no argument: a name that isn't one of these is refused with the one that is meant.
 
     Returns:
@@ -259,11 +262,7 @@ def to_onnx(
     arguments.check_destination(f)
     if verify:
         arguments.check_verifiable(opsets[""])
-    if registry is not None and (call_rules or plugins is not None or prefer):
-        raise UsageError("registry= can't be given together with rules=, plugins= or prefer=, which it replaces")
-    if registry is None:
-        registry = plugins_of_call(plugins=plugins, call_rules=call_rules, prefer=prefer)
-    table, host = registry
+    table, host = _selected(registry, plugins=plugins, call_rules=call_rules, prefer=prefer)
     runtime_name = check_runtime(target, table.targets() | host.targets())
     domains = arguments.unknown_domains(opsets, table, host, items, {wanted.domain} if wanted is not None else ())
     call_patches = [patch for rule in call_rules for patch in rule.patches()]
@@ -347,11 +346,25 @@ def to_onnx(
     return program
 
 
+def _selected(
+    registry: Selected | Callable[[Sequence[Rule]], Selected] | None,
+    *,
+    plugins: Sequence[str] | None,
+    call_rules: Sequence[Rule],
+    prefer: Mapping[str, str] | None,
+) -> Selected:
+    if registry is None:
+        return plugins_of_call(plugins=plugins, call_rules=call_rules, prefer=prefer)
+    if plugins is not None or prefer or (call_rules and not callable(registry)):
+        raise UsageError("registry= can't be given together with rules=, plugins= or prefer=, which it replaces")
+    return registry(call_rules) if callable(registry) else registry
+
+
 def plugins_of_call(
     *, plugins: Sequence[str] | None, call_rules: Sequence[Rule], prefer: Mapping[str, str] | None
-) -> tuple[OnnxRegistry, PluginHost]:
+) -> Selected:
     """The registry and the plugin manager that the arguments of a call select."""
-    selected: tuple[OnnxRegistry, PluginHost] = load_object(_PLUGIN_HOST, "the plugin manager")(
+    selected: Selected = load_object(_PLUGIN_HOST, "the plugin manager")(
         plugins=plugins, call_rules=call_rules, prefer=prefer
     )
     return selected

@@ -356,7 +356,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
         Args:
             destination: A path, or a binary file object. A symbolic link stays one; its target is replaced.
-            include_initializers: Store the weights.
+            include_initializers: Store the weights. Without them constants, which ``state_dict()`` does not have, are stored all
+                the same.
             keep_initializers_as_inputs: List the weights as inputs too, so that a run may replace them.
             external_data: Weights in a file beside the model, ``model.onnx.data`` beside ``model.onnx``; ``None`` does so
                 above 1.5 GB. While a model in the folder uses a file of this name, ``model.onnx.data.2`` is next, so that the
@@ -370,9 +371,22 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 self.model,
                 destination,
                 external_data=external_data,
-                include_initializers=include_initializers,
+                without=() if include_initializers else self._weight_names(),
                 keep_initializers_as_inputs=keep_initializers_as_inputs,
             )
+
+    def _weight_names(self) -> list[str]:
+        """The initializers that hold a tensor of ``state_dict()``, or are made of one; all where that is not known."""
+        initializers = self.model.graph.initializers
+        if self.exported_program is None:
+            return list(initializers)
+        state = self.exported_program.state_dict
+        origins = {name: value.meta.get(META) for name, value in initializers.items()}
+        return [
+            name
+            for name, origin in origins.items()
+            if origin is not None and not state.keys().isdisjoint(origin.targets)
+        ]
 
     def verify(
         self,

@@ -63,11 +63,12 @@ def symbolic(
     return convert
 
 
-def registered_symbolics(*namespaces: str) -> list[Rule]:
+def registered_symbolics(*namespaces: str, domains: Mapping[str, int] | None = None) -> list[Rule]:
     """Rules for what was registered by ``torch.onnx.register_custom_op_symbolic`` in this process.
 
     Args:
         namespaces: Only operators of these; all when none is given.
+        domains: Versions of the custom domains that they emit, the target's or the plugin's otherwise.
 
     Returns:
         A rule an operator and opset range, for ``to_onnx(rules=...)``.
@@ -83,7 +84,7 @@ def registered_symbolics(*namespaces: str) -> list[Rule]:
         versions = sorted(own)
         for version, following in zip(versions, [*versions[1:], None], strict=True):
             until = following - 1 if following is not None else None
-            convert = symbolic(own[version])
+            convert = symbolic(own[version], domains=domains)
             convert.onnxplug_registered = True  # type: ignore[attr-defined]
             rules.append(Rule(name, convert, opset=(version, until)))
     return rules

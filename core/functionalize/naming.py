@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.signature import FunctionalGraph, InputKind, OutputKind, present_name
-from onnxplug.errors import UsageError
+from onnxplug.errors import NameCountError, UsageError
 from onnxplug.torch_private import pytree
 
 
@@ -107,7 +107,8 @@ def _apply(argument: str, names: Sequence[str] | None, slots: Sequence[Any]) -> 
         raise UsageError(f"{argument} must be a list of names, got {names!r}")
     if len(names) > len(slots):
         have = ", ".join(slot.name for slot in slots) or "none"
-        raise UsageError(f"{argument} has {len(names)} names for {len(slots)} values ({have})")
+        text = f"{argument} has {len(names)} names for {len(slots)} values ({have})"
+        raise NameCountError.of(text, argument, len(slots))
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise UsageError(f"{argument} has {repeated[0]!r} twice")

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,7 +58,7 @@ def save_model(
     destination: Any,
     *,
     external_data: bool | None = None,
-    include_initializers: bool = True,
+    without: Collection[str] = (),
     keep_initializers_as_inputs: bool = False,
 ) -> None:
     """Writes a model, which is left as it is.
@@ -71,16 +71,16 @@ def save_model(
         model: The model.
         destination: A path, or a binary file object (single file).
         external_data: Weights in a file of their own; ``None`` decides by size.
-        include_initializers: Store the weights.
+        without: Names of initializers that are not stored.
         keep_initializers_as_inputs: List the weights as inputs too.
 
     Raises:
         SaveError: It can't be written: no such folder, not a regular file, no permission, no room.
         WeightsError: A weight has no numbers.
     """
-    weights = _weights(model) if include_initializers else {}
-    if include_initializers:
-        check_numbers(model.graph.initializers.values(), "the model can't be saved")
+    weights = {name: tensor for name, tensor in _weights(model).items() if name not in without}
+    stored = [value for name, value in model.graph.initializers.items() if name not in without]
+    check_numbers(stored, "the model can't be saved")
     inputs = list(model.graph.inputs)
     if keep_initializers_as_inputs:
         inputs += [v for v in model.graph.initializers.values() if not v.is_graph_input()]

@@ -18,6 +18,7 @@ class Row(NamedTuple):
 
 LOOSER: dict[str, Row] = {
     "attention": Row(1e-4, 1e-5, "two products and a softmax, their sums in another order"),
+    "both ways": Row(1e-4, 1e-5, "products and a recurrence, summed in another order"),
     "branches and loops": Row(1e-4, 1e-5, "rounding adds up over the steps of a loop"),
     "core": Row(1e-4, 1e-4, "whole chains of sums and products"),
     "complex": Row(1e-5, 1e-5, "four sums of real products that nearly cancel"),

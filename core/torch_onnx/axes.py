@@ -1,0 +1,246 @@
+"""``dynamic_axes``, by names of graph inputs and outputs, as dynamic shapes of the model's own inputs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onnxplug.capture.dynamic import inputs_by_name, name_of
+from onnxplug.capture.signature import InputKind
+from onnxplug.errors import UsageError
+from onnxplug.text import type_with_article
+from onnxplug.torch_onnx.request import warn
+from onnxplug.torch_private import pytree
+
+if TYPE_CHECKING:
+    from onnxplug.program import OnnxProgram
+
+_FORMS = "dynamic_axes={'x': {0: 'batch'}} or {'x': [0]}"
+Axes = dict[int, str]
+
+
+def checked_axes(dynamic_axes: Mapping[str, Any]) -> dict[str, Axes]:
+    """For each name of an input or output its axes and what they are called, ``NAME_dynamic_axes_1`` where nothing says.
+
+    Raises:
+        UsageError: It is malformed.
+    """
+    found: dict[str, Axes] = {}
+    for name, axes in dynamic_axes.items():
+        if not isinstance(name, str):
+            raise UsageError(f"dynamic_axes has the key {name!r}, which is no name", hint=_FORMS)
+        if axes is None:
+            axes = {}
+        if isinstance(axes, Mapping):
+            named = dict(axes)
+        elif isinstance(axes, list | tuple):
+            named = {axis: f"{name}_dynamic_axes_{number}" for number, axis in enumerate(dict.fromkeys(axes), 1)}
+        else:
+            raise UsageError(
+                f"dynamic_axes[{name!r}] must be a dict or a list, got {type_with_article(axes)}", hint=_FORMS
+            )
+        for axis, called in named.items():
+            if isinstance(axis, bool) or not isinstance(axis, int):
+                raise UsageError(f"dynamic_axes[{name!r}] has the axis {axis!r}, which is no number", hint=_FORMS)
+            if not isinstance(called, str) or not called:
+                raise UsageError(f"dynamic_axes[{name!r}] calls axis {axis} {called!r}, which is no name", hint=_FORMS)
+        found[name] = named
+    return found
+
+
+class DynamicAxes:
+    """Dynamic shapes that work themselves out, as ``torch.export.ShapesCollection`` does, once it is known what inputs are
+    made of.
+
+    Attributes:
+        axes: By name of an input or output.
+        input_names, output_names: Names of graph inputs and outputs, in order.
+        strict: Whether a name that nothing has is an error; a warning otherwise, as in the exporter of old.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[str, Axes],
+        input_names: Sequence[str] | None,
+        output_names: Sequence[str] | None,
+        *,
+        strict: bool,
+    ) -> None:
+        self.axes = axes
+        self.input_names = list(input_names or ())
+        self.output_names = list(output_names or ())
+        self.strict = strict
+
+    def dynamic_shapes(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The dynamic shapes of the model's inputs, by their names in its signature.
+
+        Raises:
+            UsageError: A name is of no input or output, or an axis is not one of its tensor.
+        """
+        keywords = dict(kwargs or {})
+        by_name = inputs_by_name(module, args, keywords)
+        called = [name for name in by_name if name not in keywords] + list(keywords)
+        tensors = [(path, value) for name in called for path, value in _tensors(by_name[name], name)]
+        asked = self._by_path(tensors)
+        sizes: dict[str, int] = {}
+        shapes = {
+            path: {axis: _unshared(axes[axis], value.shape[axis], sizes) for axis in axes}
+            for path, value in tensors
+            if (axes := _in_range(asked.get(path, {}), path, value))
+        }
+        return {name: _mirrored(by_name[name], name, shapes) for name in by_name}
+
+    def _by_path(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Axes]:
+        """The axes by the place of a tensor in the model's inputs."""
+        paths = [path for path, _ in tensors]
+        # The model's own names, unless the user has given them to other inputs.
+        places = {path: path for path in paths} | dict(zip(self.input_names, paths, strict=False))
+        unknown = [name for name in self.axes if name not in places and name not in self.output_names]
+        inputs = [name for name in self.axes if name not in self.output_names]
+        if unknown and not self.input_names and len(inputs) == len(paths) == len(unknown):
+            return {path: self.axes[name] for path, name in zip(paths, inputs, strict=True)}  # as torch reads it
+        for name in unknown:
+            known = [*dict.fromkeys((*self.input_names, *paths)), *self.output_names]
+            near = difflib.get_close_matches(name, known, 1)
+            text = f"dynamic_axes names {name!r}, but the inputs and outputs are {', '.join(known)}"
+            if self.strict:
+                meant = f"Did you mean {near[0]!r}? " if near else ""
+                raise UsageError(text, hint=f"{meant}Names that input_names= and output_names= give count here.")
+            warn(f"{text}; it is left out")
+        return {places[name]: axes for name, axes in self.axes.items() if name in places}
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that an input is made of, with their places, named as the graph names its inputs."""
+    for keys, leaf in pytree.tree_flatten_with_path(value)[0]:
+        if isinstance(leaf, torch.Tensor):
+            yield "_".join([path, *map(_key_text, keys)]), leaf
+
+
+def _key_text(key: Any) -> str:
+    return str(next((getattr(key, a) for a in ("key", "name", "idx") if hasattr(key, a)), key))
+
+
+def _in_range(axes: Axes, path: str, value: torch.Tensor) -> Axes:
+    """The axes, counted from the first."""
+    for axis in axes:
+        if not -value.dim() <= axis < value.dim():
+            raise UsageError(f"dynamic_axes names axis {axis} of {path}, a tensor of rank {value.dim()}")
+    return {axis % value.dim(): name for axis, name in axes.items()}
+
+
+def _unshared(name: str, size: int, sizes: dict[str, int]) -> str:
+    """The name of a dimension, or another one where it names a dimension of another size already.
+
+    To the exporter of old they are labels, and nothing holds two of them together.
+    """
+    if sizes.setdefault(name, size) == size:
+        return name
+    number = 2
+    while sizes.get(f"{name}_{number}", size) != size:
+        number += 1
+    other = f"{name}_{number}"
+    sizes[other] = size
+    warn(f"dynamic_axes calls dimensions of the sizes {sizes[name]} and {size} {name!r}; the second is {other!r}")
+    return other
+
+
+def _mirrored(value: Any, path: str, shapes: Mapping[str, Any]) -> Any:
+    """The dynamic shapes of an input, in its structure."""
+    node_type = pytree._get_node_type(value)
+    if node_type not in pytree.SUPPORTED_NODES:
+        return shapes.get(path)
+    children, context = pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
+    if isinstance(value, Mapping):
+        return {k: _mirrored(c, f"{path}_{k}", shapes) for k, c in zip(value, children, strict=True)}
+    keys = context if _are_names(context, children) else range(len(children))
+    parts = [_mirrored(child, f"{path}_{key}", shapes) for key, child in zip(keys, children, strict=True)]
+    return parts if not isinstance(value, tuple) or hasattr(value, "_fields") else tuple(parts)
+
+
+def _are_names(context: Any, children: Sequence[Any]) -> bool:
+    return isinstance(context, list | tuple) and len(context) == len(children)
+
+
+# -- after the export --------------------------------------------------------------------------------------------------
+
+
+def name_output_axes(program: OnnxProgram, axes: Mapping[str, Axes], input_axes: Mapping[str, Axes]) -> None:
+    """Gives sizes that only outputs have the names that ``dynamic_axes`` gives them.
+
+    A size that an input has too keeps the input's name, and one that is computed of others stays an expression of them.
+    """
+    taken = {called for named in input_axes.values() for called in named.values()}
+    taken |= {str(dim.value) for value in program.model.graph.inputs for dim in value.shape or () if _is_open(dim)}
+    renamed: dict[Any, str] = {}
+    for value in program.model.graph.outputs:
+        shape = value.shape
+        for axis, called in axes.get(str(value.name), {}).items():
+            if shape is None:
+                continue
+            if not -len(shape) <= axis < len(shape):
+                raise UsageError(f"dynamic_axes names axis {axis} of {value.name}, a tensor of rank {len(shape)}")
+            dim = shape[axis]
+            if not _is_open(dim):
+                warn(f"dynamic_axes calls axis {axis} of the output {value.name} {called!r}; it is always {dim}")
+            elif str(dim.value).isidentifier() and str(dim.value) not in taken and called not in taken:
+                renamed.setdefault(str(dim.value), called)
+    if renamed:
+        program.rename_axes(renamed)
+
+
+def name_given_axes(program: OnnxProgram, dynamic_shapes: Any) -> None:
+    """Gives the sizes of an ``ExportedProgram`` the names that ``dynamic_shapes`` has for them, input by input.
+
+    Raises:
+        UsageError: It has another structure than the inputs, or names a size that the program has fixed.
+    """
+    given = program.exported_program
+    assert given is not None
+    users = [slot for slot in program.inputs if slot.position is not None]
+    specs = list(dynamic_shapes.values()) if isinstance(dynamic_shapes, Mapping) else list(dynamic_shapes)
+    leaves = pytree.tree_flatten(specs, is_leaf=_is_axes)[0]
+    if len(leaves) != len(users):
+        raise UsageError(
+            f"dynamic_shapes has {len(leaves)} entries for the {len(users)} inputs of the ExportedProgram",
+            hint="Its shapes are settled already; dynamic_shapes= can only name them.",
+        )
+    renamed: dict[Any, str] = {}
+    inputs = {value.name: value for value in program.model.graph.inputs}
+    for slot, spec in zip(users, leaves, strict=True):
+        value = inputs.get(slot.name) if slot.kind is InputKind.USER else None
+        for axis, wanted in spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()):
+            called = name_of(wanted)
+            if called is None or value is None or value.shape is None:
+                continue
+            if not -len(value.shape) <= axis < len(value.shape):
+                raise UsageError(
+                    f"dynamic_shapes names axis {axis} of {slot.name}, a tensor of rank {len(value.shape)}"
+                )
+            dim = value.shape[axis]
+            if not _is_open(dim):
+                raise UsageError(
+                    f"dynamic_shapes calls axis {axis} of {slot.name} {called!r}, which the ExportedProgram fixes at {dim}",
+                    hint="Make it dynamic in torch.export.export.",
+                )
+            renamed.setdefault(str(dim.value), called)
+    if renamed:
+        program.rename_axes(renamed)
+
+
+def _is_axes(spec: Any) -> bool:
+    """Whether it says something of a tensor's axes, and is no container of such things."""
+    if isinstance(spec, Mapping):
+        return all(isinstance(axis, int) for axis in spec)
+    if isinstance(spec, list | tuple):
+        return all(not isinstance(item, Mapping | list | tuple) for item in spec)
+    return True
+
+
+def _is_open(dim: Any) -> bool:
+    return not isinstance(dim, int) and dim.value is not None

@@ -1,0 +1,284 @@
+"""``onnxplug.export``: the signature of ``torch.onnx.export``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
+
+from onnxplug import arguments
+from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
+from onnxplug.exporter import plugins_of_call, to_onnx
+from onnxplug.torch_onnx.artifacts import Artifacts
+from onnxplug.torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
+from onnxplug.torch_onnx.request import Request, warn
+from onnxplug.torch_onnx.saving import save, with_parameter_names
+from onnxplug.torch_onnx.translations import autograd_rules, kept_operators, registered_rules
+
+if TYPE_CHECKING:
+    from onnxplug.program import OnnxProgram
+
+
+def export(
+    model: torch.nn.Module | torch.export.ExportedProgram | torch.jit.ScriptModule | torch.jit.ScriptFunction[..., Any],
+    args: tuple[Any, ...] = (),
+    f: str | os.PathLike[str] | None = None,
+    *,
+    kwargs: dict[str, Any] | None = None,
+    verbose: bool | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset_version: int | None = None,
+    dynamo: bool = True,
+    external_data: bool = True,
+    dynamic_shapes: dict[str, Any] | tuple[Any, ...] | list[Any] | None = None,
+    custom_translation_table: dict[Callable[..., Any], Callable[..., Any]] | None = None,
+    report: bool = False,
+    optimize: bool = True,
+    verify: bool = False,
+    profile: bool = False,
+    dump_exported_program: bool = False,
+    artifacts_dir: str | os.PathLike[str] = ".",
+    export_params: bool = True,
+    keep_initializers_as_inputs: bool = False,
+    dynamic_axes: Mapping[str, Mapping[int, str]] | Mapping[str, Sequence[int]] | None = None,
+    training: TrainingMode = TrainingMode.EVAL,
+    operator_export_type: OperatorExportTypes = OperatorExportTypes.ONNX,
+    do_constant_folding: bool = True,
+    custom_opsets: Mapping[str, int] | None = None,
+    export_modules_as_functions: bool | Collection[type[torch.nn.Module]] = False,
+    autograd_inlining: bool = True,
+) -> OnnxProgram | None:
+    """Exports a PyTorch model to ONNX, with the arguments of ``torch.onnx.export``; :func:`onnxplug.to_onnx` has fewer.
+
+    docs/coming-from-torch-onnx.md says of each where it differs from torch's, and why.
+
+    Args:
+        model: A Module, a function, an ``ExportedProgram``, a ScriptModule, a ScriptFunction, or a
+            ``torch.onnx.ExportableModule``, which brings its inputs and their names.
+        args: Example positional inputs, or one tensor; a dict at the end holds keyword inputs.
+        f: File to write, a path or a binary file object; ``None``: none is written.
+        kwargs: Example keyword inputs.
+        verbose: ``True`` prints each stage, and what was exported.
+        input_names, output_names: Names of the graph's inputs and outputs, in order. With ``dynamo=False``, further names of
+            inputs are those of the weights, in the order of ``state_dict()``.
+        opset_version: Version of ai.onnx; 21 for ``None``, and 13 with a warning for an older one.
+        dynamo: ``False`` does what the exporter that was the default before torch 2.9 does: ``training`` counts, keyword inputs
+            are in the order of the signature, the ``symbolic`` of autograd functions translates them, weights are stored
+            beside the model only where they are large, and nothing is returned. The model is captured by torch.export anyhow.
+        external_data: Store the weights beside the model; ``False`` does so for large ones alone.
+        dynamic_shapes: Dynamic dimensions, as ``torch.export.export`` takes them, or named by strings. For an
+            ``ExportedProgram`` the names of those that it has.
+        custom_translation_table: Operator to the function that translates it.
+        report: Write a report of the export to ``artifacts_dir``, of a failed one too.
+        optimize: Fold, share and rewrite; ``False`` gives the plain translation.
+        verify: Compare the result with eager PyTorch before it is written; a difference is an error.
+        profile: Print the time of each stage.
+        dump_exported_program: Write the captured program to ``artifacts_dir``.
+        artifacts_dir: A folder, made if it is not there.
+        export_params: ``False`` leaves parameters and buffers out of the file.
+        keep_initializers_as_inputs: List what is stored among the inputs of the file's graph too.
+        dynamic_axes: By names of inputs and outputs, axes and their names (``{"x": {0: "batch"}}``), or axes (``{"x": [0]}``).
+        training: With ``dynamo=False``: the mode in which the model is exported. It has no effect otherwise, as in torch: the
+            model is exported in the mode that it is in.
+        operator_export_type: ``ONNX_FALLTHROUGH`` and ``ONNX_ATEN_FALLBACK`` keep operators that nothing translates as nodes
+            of their namespace's domain, or as ``org.pytorch.aten::ATen``. The others have no effect: all are ``ONNX``.
+        do_constant_folding: ``False`` does what ``optimize=False`` does.
+        custom_opsets: Versions of the domains that symbolic functions emit.
+        export_modules_as_functions: ``True``, or classes of modules: their calls become calls of ONNX functions.
+        autograd_inlining: ``False`` has the ``symbolic`` of autograd functions translate them with ``dynamo=True`` too.
+
+    Returns:
+        The program, which is a ``torch.onnx.ONNXProgram``; ``None`` with ``dynamo=False``.
+
+    Raises:
+        OnnxplugError: As :func:`onnxplug.to_onnx` does; each is a ``torch.onnx.OnnxExporterError`` as well.
+    """
+    request = Request(
+        model=model,
+        args=args,
+        f=f,
+        kwargs=kwargs,
+        verbose=verbose,
+        input_names=input_names,
+        output_names=output_names,
+        opset_version=opset_version,
+        dynamo=dynamo,
+        external_data=external_data,
+        dynamic_shapes=dynamic_shapes,
+        custom_translation_table=custom_translation_table,
+        report=report,
+        optimize=optimize,
+        verify=verify,
+        profile=profile,
+        dump_exported_program=dump_exported_program,
+        artifacts_dir=artifacts_dir,
+        export_params=export_params,
+        keep_initializers_as_inputs=keep_initializers_as_inputs,
+        dynamic_axes=dynamic_axes,
+        training=training,
+        operator_export_type=operator_export_type,
+        do_constant_folding=do_constant_folding,
+        custom_opsets=custom_opsets,
+        export_modules_as_functions=export_modules_as_functions,
+        autograd_inlining=autograd_inlining,
+    )
+    program = run(request, {})
+    return program if request.dynamo else None
+
+
+def run(request: Request, options: Mapping[str, Any]) -> OnnxProgram:
+    """Exports what a call asks for.
+
+    Args:
+        request: The call; its arguments are settled here.
+        options: Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks.
+
+    Returns:
+        The program, whatever ``dynamo`` says.
+
+    Raises:
+        OnnxplugError: As :func:`export` does.
+    """
+    with _errors_of_torch():
+        request.settle()
+        arguments.check_destination(request.f)
+        exporter = _Exporter(request, options)
+        artifacts = Artifacts(request)
+        program = None
+        try:
+            program = exporter.run(artifacts)
+        except Exception as error:
+            artifacts.finish(None, error)
+            raise
+        artifacts.finish(program, None)
+        return program
+
+
+class _Exporter:
+    """One export.
+
+    Attributes:
+        request: What is asked for.
+    """
+
+    def __init__(self, request: Request, options: Mapping[str, Any]) -> None:
+        self.request = request
+        self._given = isinstance(request.model, torch.export.ExportedProgram)
+        versions = request.custom_opsets or {}
+        chosen = {name: options.get(name) for name in ("plugins", "prefer")}
+        registry = options.get("registry") or functools.partial(plugins_of_call, **chosen)
+        table, _ = registry(call_rules=())
+        self._rules = [*options.get("rules", ()), *registered_rules(table, versions)]
+        if not request.dynamo or not request.autograd_inlining:
+            self._rules += autograd_rules(versions)
+        self._axes: dict[str, Axes] = checked_axes(request.dynamic_axes) if request.dynamic_axes else {}
+        request.inputs_in_order()
+        self._options: dict[str, Any] = {
+            "mutations": "ignore",
+            **{name: value for name, value in options.items() if name not in ("plugins", "prefer", "rules")},
+            "registry": lambda rules: registry(call_rules=rules),
+            "custom_translation_table": request.custom_translation_table,
+            "functions": request.functions() or options.get("functions"),
+            "optimize": request.optimize and request.do_constant_folding and options.get("optimize", True),
+            "verify": request.verify or options.get("verify", False),
+            "kwargs": request.kwargs,
+            "opset_version": request.opset_version,
+            "dynamic_shapes": self._dynamic_shapes(),
+        }
+
+    def _dynamic_shapes(self) -> Any:
+        request = self.request
+        if self._given:
+            if self._axes:
+                warn("dynamic_axes has no effect: the shapes of an ExportedProgram are settled already")
+            return None
+        if request.dynamic_axes is None:
+            return request.dynamic_shapes
+        return DynamicAxes(self._axes, request.input_names, request.output_names, strict=request.dynamo)
+
+    def run(self, artifacts: Artifacts) -> OnnxProgram:
+        """Exports, names and saves."""
+        request = self.request
+        with _in_mode(request.model, request.training) if not request.dynamo else contextlib.nullcontext():
+            program = self._exported(artifacts)
+        if self._axes and not self._given:
+            outputs = {str(value.name) for value in program.model.graph.outputs}
+            of_inputs = {name: axes for name, axes in self._axes.items() if name not in outputs}
+            name_output_axes(program, self._axes, of_inputs)
+        if self._given and request.dynamic_shapes:
+            name_given_axes(program, request.dynamic_shapes)
+        if request.f is not None:
+            artifacts.stages("saving")
+            save(program, request)
+        return program
+
+    def _exported(self, artifacts: Artifacts) -> OnnxProgram:
+        """The program. More names than there are values, and operators without a translation, are met on the way."""
+        request = self.request
+        names = {"input_names": request.input_names, "output_names": request.output_names}
+        spare: dict[str, Sequence[str]] = {}
+        kept: set[str] = set()
+        while True:
+            try:
+                program = to_onnx(
+                    request.model, request.args, rules=self._rules, progress=artifacts.stages, **names, **self._options
+                )
+                break
+            except NameCountError as error:
+                if error.argument == "output_names" and not request.dynamo:
+                    raise
+                given = names[error.argument] or ()
+                spare[error.argument] = [*given[error.count :], *spare.get(error.argument, ())]
+                names[error.argument] = given[: error.count]
+            except MissingRuleError as error:
+                further = kept_operators(error.missing, request.operator_export_type)
+                if not further or not {rule.op for rule in further} - kept:
+                    raise
+                kept |= {rule.op for rule in further}
+                self._rules += further
+        for argument, names_ in spare.items():
+            if argument == "input_names" and not request.dynamo:
+                with_parameter_names(program, request.model, names_)
+            else:
+                warn(f"{argument} has {len(names_)} more names than the graph has values: {', '.join(names_)}")
+        return program
+
+
+@contextlib.contextmanager
+def _in_mode(model: Any, mode: Any) -> Iterator[None]:
+    """Holds a module in training or evaluation mode, and gives every module of it back the mode that it was in."""
+    if not isinstance(model, torch.nn.Module) or mode is TrainingMode.PRESERVE or mode == TrainingMode.PRESERVE:
+        yield
+        return
+    before = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
+    model.train(mode == TrainingMode.TRAINING)
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextlib.contextmanager
+def _errors_of_torch() -> Iterator[None]:
+    """What is raised here is an error of torch's exporter as well, for programs that catch those."""
+    try:
+        yield
+    except OnnxplugError as error:
+        with contextlib.suppress(TypeError):  # a plugin's error of another layout
+            error.__class__ = _of_torch_too(type(error))
+        raise
+
+
+@functools.cache
+def _of_torch_too(cls: type[OnnxplugError]) -> type[OnnxplugError]:
+    if issubclass(cls, OnnxExporterError):
+        return cls
+    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls, OnnxExporterError), body)

@@ -1,0 +1,584 @@
+"""``onnxplug.export``: the effect of each argument of ``torch.onnx.export``, and what it says of wrong ones."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.onnx import OperatorExportTypes, TrainingMode
+
+import onnxplug
+import onnxplug.exporter
+from onnxplug import CaptureError, MissingRuleError, OnnxplugError, OpsetError, SaveError, UsageError, VerificationError
+from onnxplug.torch_onnx.request import ExportWarning
+from onnxplug.torch_onnx.translations import autograd_rules
+
+X = torch.linspace(-2, 2, 8).reshape(2, 4)
+LIB = torch.library.Library("inplace", "DEF")
+LIB.define("cap(Tensor x, float limit, int[] axes) -> Tensor")
+LIB.impl("cap", lambda x, limit, axes: x.clamp(-limit, limit), "CompositeExplicitAutograd")
+LIB.define("twice(Tensor x) -> Tensor")
+LIB.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 3)
+        self.drop = nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.norm(self.drop(self.linear(x)))
+        return result
+
+
+class Triple(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @staticmethod
+    def symbolic(g: Any, x: Any) -> Any:
+        return g.op("com.inplace::Triple", x)
+
+
+class Tripled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = Triple.apply(x) + 1
+        return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def net() -> Net:
+    return Net().eval()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def exported(model: Any, args: Any, **options: Any) -> onnxplug.OnnxProgram:
+    program = onnxplug.export(model, args, **options)
+    assert program is not None
+    return program
+
+
+def same(program: onnxplug.OnnxProgram, model: Any, *inputs: torch.Tensor) -> None:
+    for result, expected in zip(program(*inputs), [model(*inputs)], strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+def test_the_signature_is_torchs() -> None:
+    theirs, ours = (inspect.signature(f).parameters.values() for f in (torch.onnx.export, onnxplug.export))
+    assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
+
+
+def test_every_parameter_is_in_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming-from-torch-onnx.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip().strip("`") for line in page.splitlines() if line.startswith("| `")}
+    assert set(inspect.signature(torch.onnx.export).parameters) <= {name for row in rows for name in row.split("`, `")}
+
+
+# -- where it goes -----------------------------------------------------------------------------------------------------
+
+
+def test_weights_lie_beside_the_file_as_torch_puts_them(folder: Path) -> None:
+    model = nn.Linear(64, 64)
+    args = (torch.randn(2, 64),)
+    onnxplug.export(model, args, "beside.onnx")
+    onnxplug.export(model, args, Path("one.onnx"), external_data=False)
+    onnxplug.export(model, args, "old.onnx", dynamo=False)
+    assert files(folder) == ["beside.onnx", "beside.onnx.data", "old.onnx", "one.onnx"]
+
+
+def test_a_file_object(folder: Path) -> None:
+    for dynamo in (True, False):
+        buffer = io.BytesIO()
+        onnxplug.export(net(), (X,), buffer, dynamo=dynamo)  # type: ignore[arg-type]
+        result = onnxruntime.InferenceSession(buffer.getvalue()).run(None, {"x": X.numpy()})[0]
+        torch.testing.assert_close(torch.from_numpy(result), net()(X).detach())
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_parameters_are_left_out(folder: Path, dynamo: bool) -> None:
+    """Constants stay; the exporter of old lists what it leaves out as inputs."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight).reshape(-1, 2) + torch.tensor([1.0, 7.0])
+
+    model = Model()
+    onnxplug.export(model, (X,), "bare.onnx", dynamo=dynamo, export_params=False, keep_initializers_as_inputs=dynamo)
+    graph = onnx.load("bare.onnx").graph
+    assert "weight" not in {tensor.name for tensor in graph.initializer}
+    assert "weight" in {value.name for value in graph.input}
+    session = onnxruntime.InferenceSession("bare.onnx")
+    for weight in (model.weight.detach(), torch.randn(4)):
+        feed = {"x": X.numpy(), "weight": weight.numpy()}
+        result = session.run(None, feed)[0]
+        expected = torch.func.functional_call(model, {"weight": weight}, (X,))
+        torch.testing.assert_close(torch.from_numpy(result), expected.detach())
+
+
+def test_a_weight_given_at_run_time(folder: Path) -> None:
+    model = net()
+    onnxplug.export(model, (X,), "open.onnx", keep_initializers_as_inputs=True, external_data=False)
+    bias = np.array([9.0, 8.0, 7.0], np.float32)
+    result = onnxruntime.InferenceSession("open.onnx").run(None, {"x": X.numpy(), "linear.bias": bias})[0]
+    expected = torch.func.functional_call(model, {"linear.bias": torch.from_numpy(bias)}, (X,))
+    torch.testing.assert_close(torch.from_numpy(result), expected.detach())
+
+
+# -- what is written beside it -----------------------------------------------------------------------------------------
+
+
+def test_report_program_and_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = net()
+    onnxplug.export(
+        model,
+        (X,),
+        "m.onnx",
+        report=True,
+        profile=True,
+        verify=True,
+        dump_exported_program=True,
+        artifacts_dir="deep/folder",
+        external_data=False,
+    )
+    report, stored = sorted((folder / "deep" / "folder").iterdir(), key=lambda path: path.suffix)
+    text = report.read_text(encoding="utf-8")
+    assert report.name.startswith("onnx_export_")
+    assert report.name.endswith("_success.md")
+    for part in ("verification: the same as PyTorch", "| x | float[2, 4] |", "| Gemm | 1 |", "torch.ops.aten.linear"):
+        assert part in text
+    torch.testing.assert_close(torch.export.load(stored).module()(X), model(X))
+    printed = capsys.readouterr().out
+    assert "capture: " in printed
+    assert "together: " in printed
+
+
+def test_report_of_a_failure(folder: Path) -> None:
+    with pytest.raises(MissingRuleError) as caught:
+        onnxplug.export(Capped(), (X,), "m.onnx", report=True, dump_exported_program=True)
+    names = files(folder)
+    assert [name.rpartition("_")[2] for name in names if name.endswith(".md")] == ["conversion.md"]
+    assert any(name.endswith(".pt2") for name in names)
+    assert "m.onnx" not in names
+    (report,) = folder.glob("*.md")
+    assert "inplace::cap" in report.read_text(encoding="utf-8")
+    assert report.name in str(caught.value.__notes__)
+
+
+def test_nothing_is_printed_unless_asked(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    onnxplug.export(net(), (X,), "m.onnx")
+    assert capfd.readouterr().out == ""
+    assert files(folder) == ["m.onnx"]
+    onnxplug.export(net(), (X,), "m.onnx", verbose=True)
+    said = capfd.readouterr().out
+    assert "[onnxplug] capture ..." in said
+    assert "OnnxProgram(ai.onnx 21" in said
+
+
+def test_verification_goes_before_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(g: Any, node: Any) -> Any:
+        return g.op.Neg(node.args[0])
+
+    with pytest.raises(VerificationError):
+        onnxplug.export(
+            nn.ReLU(), (X,), "m.onnx", verify=True, custom_translation_table={torch.ops.aten.relu.default: wrong}
+        )
+    assert files(folder) == []
+
+
+# -- names and sizes ---------------------------------------------------------------------------------------------------
+
+
+class Two(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.cat([x, y]), x.nonzero()
+
+
+def dims(value: Any) -> list[Any]:
+    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_dynamic_axes_name_sizes(folder: Path, dynamo: bool) -> None:
+    names: dict[str, Any] = {"input_names": ["a", "b"], "output_names": ["both", "places"]}
+    axes = {"b": {-2: "m"}, "a": {0: "n"}, "places": {0: "found"}}
+    onnxplug.export(Two(), (X, X[:1]), "m.onnx", dynamic_axes=axes, dynamo=dynamo, **names)
+    graph = onnx.load("m.onnx").graph
+    found = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.output)]
+    assert [found[0], found[1], found[3]] == [["n", 4], ["m", 4], ["found", 2]]
+    session = onnxruntime.InferenceSession("m.onnx")
+    for rows, more in ((2, 1), (3, 5), (1, 1)):
+        x, y = torch.randn(rows, 4).relu(), torch.randn(more, 4)
+        for result, expected in zip(session.run(None, {"a": x.numpy(), "b": y.numpy()}), Two()(x, y), strict=True):
+            torch.testing.assert_close(torch.from_numpy(result), expected)
+
+
+def test_names_of_dynamic_axes_are_labels() -> None:
+    """One name for two sizes, as the exporter of old takes it."""
+    options: dict[str, Any] = {"input_names": ["a", "b"], "dynamic_axes": {"a": {0: "n"}, "b": {0: "n"}}}
+    with pytest.warns(ExportWarning, match="dimensions of the sizes 2 and 1 'n'; the second is 'n_2'"):
+        program = exported(Two(), (X, X[:1]), **options)
+    assert [dims(v)[0] for v in program.model.graph.inputs] == ["n", "n_2"]
+
+
+def test_dynamic_axes_of_names_that_nothing_has() -> None:
+    axes = {"xx": {0: "n"}}
+    with pytest.raises(UsageError, match="dynamic_axes names 'xx', but the inputs and outputs are a, x"):
+        onnxplug.export(net(), (X,), input_names=["a"], dynamic_axes=axes)
+    with pytest.warns(ExportWarning, match="it is left out"):
+        onnxplug.export(net(), (X,), io.BytesIO(), input_names=["a"], dynamic_axes=axes, dynamo=False)  # type: ignore[arg-type]
+    # Without names of inputs torch goes by the order.
+    assert dims(exported(net(), (X,), dynamic_axes=axes).model.graph.inputs[0]) == ["n", 4]
+
+
+def test_dynamic_axes_beside_dynamic_shapes() -> None:
+    with pytest.warns(ExportWarning, match="dynamic_axes is not looked at"):
+        program = exported(net(), (X,), dynamic_shapes=({0: "rows"},), dynamic_axes={"x": {0: "n"}})
+    assert dims(program.model.graph.inputs[0]) == ["rows", 4]
+
+
+def test_an_exported_program_gets_names() -> None:
+    given = torch.export.export(net(), (X,), dynamic_shapes=({0: Dim.DYNAMIC},))
+    program = exported(given, (), dynamic_shapes={"x": {0: "rows"}}, verify=True)
+    assert dims(program.model.graph.inputs[0]) == [*dims(program.model.graph.outputs[0])[:1], 4] == ["rows", 4]
+    same(program, net(), torch.randn(5, 4))
+    with pytest.raises(UsageError, match="axis 1 of x 'columns', which the ExportedProgram fixes at 4"):
+        onnxplug.export(given, dynamic_shapes={"x": {1: "columns"}})
+    with pytest.raises(UsageError, match="2 entries for the 1 inputs"):
+        onnxplug.export(given, dynamic_shapes=({0: "rows"}, None))
+
+
+def test_more_names_than_values() -> None:
+    with pytest.warns(ExportWarning, match="input_names has 1 more names than the graph has values: b"):
+        program = exported(net(), (X,), input_names=["a", "b"])
+    assert [v.name for v in program.model.graph.inputs] == ["a"]
+    with pytest.raises(UsageError, match="output_names has 2 names for 1 values"):
+        onnxplug.export(net(), (X,), io.BytesIO(), output_names=["a", "b"], dynamo=False)  # type: ignore[arg-type]
+    names = ["a", *(f"w{i}" for i in range(9))]
+    with pytest.raises(UsageError, match="9 names more than the model has inputs, and it has 7 weights"):
+        onnxplug.export(net(), (X,), io.BytesIO(), input_names=names, dynamo=False)  # type: ignore[arg-type]
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+def operators(program: Any) -> list[str]:
+    return [node.op_type for node in program.model.graph]
+
+
+@pytest.mark.parametrize(
+    ("mode", "before", "drops"),
+    [
+        (TrainingMode.EVAL, True, False),
+        (TrainingMode.TRAINING, False, True),
+        (TrainingMode.PRESERVE, True, True),
+        (TrainingMode.PRESERVE, False, False),
+    ],
+)
+def test_training_of_old(folder: Path, mode: TrainingMode, before: bool, drops: bool) -> None:
+    model = Net().train(before)
+    model.norm.train(not before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        onnxplug.export(model, (X,), "m.onnx", dynamo=False, training=mode)
+    found = {node.op_type for node in onnx.load("m.onnx").graph.node}
+    assert bool(found & {"Dropout", "RandomUniformLike", "RandomUniform", "Bernoulli"}) == drops
+    assert (model.training, model.norm.training, model.drop.training) == (before, not before, before)
+
+
+def test_what_the_model_writes_is_left_out() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return x + self.count
+
+    assert len(exported(Counter(), (X,)).model.graph.outputs) == 1
+
+
+def test_functions_of_modules(folder: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
+    every = exported(model, (X,), export_modules_as_functions=True)
+    assert {name for _, name, _ in every.model.functions} == {
+        "Linear",
+        "Sequential",
+        "Sequential_1",
+        "ReLU",
+    }
+    assert len(every.model.graph) == 1
+    some = exported(model, (X,), export_modules_as_functions={nn.ReLU, nn.Conv2d})
+    assert operators(some).count("ReLU") == 1
+    assert [name for _, name, _ in some.model.functions] == ["ReLU"]
+    for program in (every, some):
+        same(program, model, X)
+        same(program, model, torch.randn(2, 4))
+    with pytest.warns(ExportWarning, match="no module of the classes"):
+        onnxplug.export(model, (X,), export_modules_as_functions={nn.Conv2d})
+
+
+def test_optimize_and_do_constant_folding() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, 1).transpose(0, 1) + torch.ones(4) * 2
+
+    counts = [
+        len(exported(model, (X,), **options).model.graph)
+        for options in ({}, {"optimize": False}, {"do_constant_folding": False})
+    ]
+    assert counts[0] < counts[1] == counts[2]
+
+
+# -- translations ------------------------------------------------------------------------------------------------------
+
+
+class Capped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.inplace.cap(x, 1.5, [0, 1]) + 1
+        return result
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_operators_that_nothing_translates(folder: Path, dynamo: bool) -> None:
+    for kind in (OperatorExportTypes.ONNX, OperatorExportTypes.ONNX_ATEN):
+        with pytest.raises(MissingRuleError, match="inplace::cap"):
+            onnxplug.export(Capped(), (X,), "no.onnx", operator_export_type=kind, dynamo=dynamo)
+    kept = {
+        OperatorExportTypes.ONNX_FALLTHROUGH: ("inplace", "cap"),
+        OperatorExportTypes.ONNX_ATEN_FALLBACK: ("org.pytorch.aten", "ATen"),
+    }
+    for kind, (domain, name) in kept.items():
+        onnxplug.export(Capped(), (X,), "kept.onnx", operator_export_type=kind, dynamo=dynamo)
+        model = onnx.load("kept.onnx")
+        node = model.graph.node[0]
+        assert (node.domain, node.op_type, len(node.input)) == (domain, name, 3)
+        assert domain in {item.domain for item in model.opset_import}
+        constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        assert [constants[name].tolist() for name in node.input[1:]] == [1.5, [0, 1]]
+        assert [node.op_type for node in model.graph.node][1:] == ["Add"]
+    assert files(folder) == ["kept.onnx"]
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    def twice(g: Any, x: Any) -> Any:
+        return g.op("com.inplace::Twice", x)
+
+    def relu(g: Any, x: Any) -> Any:
+        return g.op("Max", x, g.op("Constant", value_t=torch.tensor(0.0)))
+
+    torch.onnx.register_custom_op_symbolic("inplace::twice", twice, 9)
+    torch.onnx.register_custom_op_symbolic("aten::relu", relu, 9)
+    yield
+    torch.onnx.unregister_custom_op_symbolic("inplace::twice", 9)
+    torch.onnx.unregister_custom_op_symbolic("aten::relu", 9)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_registered_symbolics(registered: None, folder: Path, dynamo: bool) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.inplace.twice(x.relu())
+        return result
+
+    for versions, version in ((None, 1), ({"com.inplace": 4, "com.unused": 2}, 4)):
+        onnxplug.export(model, (X,), "m.onnx", custom_opsets=versions, dynamo=dynamo)  # type: ignore[arg-type]
+        found = onnx.load("m.onnx")
+        assert [node.op_type for node in found.graph.node] == ["Max", "Twice"]
+        assert {item.domain: item.version for item in found.opset_import} == {"": 21, "com.inplace": version}
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, False), ({"autograd_inlining": False}, True), ({"dynamo": False}, True)],
+)
+def test_symbolics_of_autograd_functions(folder: Path, options: dict[str, Any], kept: bool) -> None:
+    onnxplug.export(Tripled(), (X,), "m.onnx", custom_opsets={"com.inplace": 3}, **options)
+    model = onnx.load("m.onnx")
+    assert [node.op_type for node in model.graph.node] == ["Triple" if kept else "Mul", "Add"]
+    assert not kept or {item.domain: item.version for item in model.opset_import}["com.inplace"] == 3
+    assert Triple.apply(X).equal(X * 3)
+    assert "Triple" in {rule.name.rpartition(":")[2].partition(".")[0] for rule in autograd_rules({})}
+
+
+def test_a_table(folder: Path) -> None:
+    from onnxscript import opset18 as op
+
+    def onnx_relu(x: Any) -> Any:
+        return op.Max(x, op.Constant(value_float=0.0))
+
+    program = exported(nn.ReLU(), (X,), custom_translation_table={torch.ops.aten.relu.default: onnx_relu}, verify=True)
+    assert operators(program)[-1] == "Max"
+
+
+# -- what is returned --------------------------------------------------------------------------------------------------
+
+
+def test_what_programs_call_on_the_result(folder: Path) -> None:
+    model = net()
+    program = onnxplug.export(model, (X,), dynamic_shapes=({0: "n"},))
+    assert isinstance(program, torch.onnx.ONNXProgram)
+    for x in (X, torch.randn(5, 4)):
+        same(program, model, x)
+        torch.testing.assert_close(program.call_reference(x)[0], model(x))
+        (inner,) = program.compute_values(["linear"], (x,))
+        torch.testing.assert_close(inner, model.linear(x))
+    assert isinstance(program.model_proto, onnx.ModelProto)
+    onnx.checker.check_model(program.model_proto)
+    program.initialize_inference_session()
+    same(program, model, X)
+    program.release()
+    program.apply_weights({"linear.bias": torch.ones(3)})
+    changed = torch.func.functional_call(model, {"linear.bias": torch.ones(3)}, (X,))
+    torch.testing.assert_close(program(X)[0], changed)
+    program.optimize()
+    program.rename_axes({"n": "rows"})
+    torch.testing.assert_close(program(X)[0], changed)
+    program.save("m.onnx", keep_initializers_as_inputs=True)
+    assert onnx.load("m.onnx").graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"
+    assert program.exported_program is not None
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"f": "/nowhere/at/all.onnx"}, SaveError, "there is no folder /nowhere/at"),
+        ({"f": 3}, UsageError, "f must be the path of a file, got 3"),
+        ({"dynamo": False}, UsageError, "f= names no file to write"),
+        ({"args": 3}, UsageError, "args must be a tuple of inputs, got an int"),
+        ({"kwargs": [1]}, UsageError, "kwargs must be a dict of the model's keyword inputs, got a list"),
+        ({"verbose": "yes"}, UsageError, "verbose must be True or False, got 'yes'"),
+        ({"dynamo": 1}, UsageError, "dynamo must be True or False, got 1"),
+        ({"report": "report.md"}, UsageError, "report must be True or False, got 'report.md'"),
+        ({"profile": None}, UsageError, "profile must be True or False, got None"),
+        ({"optimize": "all"}, UsageError, "optimize must be True or False"),
+        ({"verify": []}, UsageError, "verify must be True or False"),
+        ({"external_data": "w.data"}, UsageError, "external_data must be True or False, got 'w.data'"),
+        ({"dump_exported_program": "p.pt2"}, UsageError, "dump_exported_program must be True or False"),
+        ({"export_params": "no"}, UsageError, "export_params must be True or False"),
+        ({"keep_initializers_as_inputs": ["w"]}, UsageError, "keep_initializers_as_inputs must be True or False"),
+        ({"do_constant_folding": 0}, UsageError, "do_constant_folding must be True or False, got 0"),
+        ({"autograd_inlining": "off"}, UsageError, "autograd_inlining must be True or False"),
+        ({"artifacts_dir": 3}, UsageError, "artifacts_dir must be the path of a folder, got 3"),
+        ({"artifacts_dir": "a-file/deep", "report": True}, SaveError, "is no folder that can be made"),
+        ({"artifacts_dir": "a-file", "dump_exported_program": True}, SaveError, "is no folder that can be made"),
+        ({"input_names": "x"}, UsageError, "input_names must be a list of names, got 'x'"),
+        ({"input_names": ["y"], "output_names": ["y"]}, UsageError, "'y' is in input_names and in output_names"),
+        ({"output_names": ["y", "y"]}, UsageError, "output_names has 'y' twice"),
+        ({"opset_version": "21"}, UsageError, "opset_version must be a version of ai.onnx, got '21'"),
+        ({"opset_version": {"": 21}}, UsageError, "custom_opsets= has those of other domains"),
+        ({"opset_version": 0}, OpsetError, "there is no opset 0"),
+        ({"opset_version": 99}, OpsetError, "opset 99 is not supported"),
+        ({"custom_opsets": ["com.acme"]}, UsageError, "custom_opsets must be a dict from domains to versions"),
+        ({"custom_opsets": {"com.acme": "1"}}, UsageError, "custom_opsets has 'com.acme': '1'"),
+        ({"custom_opsets": {"": 18}}, UsageError, "opset_version= has the version of ai.onnx"),
+        ({"custom_translation_table": [1]}, UsageError, "custom_translation_table must be a dict"),
+        ({"custom_translation_table": {"aten::rellu": print}}, UsageError, "torch does not know|can't be determined"),
+        ({"dynamic_shapes": ({0: "n"}, None)}, UsageError, "dynamic_shapes has 2 entries for 1 inputs"),
+        ({"dynamic_axes": ["x"]}, UsageError, "dynamic_axes must be a dict from names of inputs and outputs"),
+        ({"dynamic_axes": {"x": 0}}, UsageError, r"dynamic_axes\['x'\] must be a dict or a list, got an int"),
+        ({"dynamic_axes": {"x": {"0": "n"}}}, UsageError, "has the axis '0', which is no number"),
+        ({"dynamic_axes": {"x": {0: 7}}}, UsageError, "calls axis 0 7, which is no name"),
+        ({"dynamic_axes": {0: {0: "n"}}}, UsageError, "has the key 0, which is no name"),
+        ({"dynamic_axes": {"x": [2]}}, UsageError, "dynamic_axes names axis 2 of x, a tensor of rank 2"),
+        ({"training": "eval"}, UsageError, "training must be a torch.onnx.TrainingMode, got 'eval'"),
+        ({"operator_export_type": "ONNX"}, UsageError, "must be a torch.onnx.OperatorExportTypes, got 'ONNX'"),
+        ({"export_modules_as_functions": "Linear"}, UsageError, "must be True, False or classes of modules"),
+        ({"export_modules_as_functions": [nn.ReLU()]}, UsageError, r"has ReLU\(\), which is no class of modules"),
+        (
+            {"export_modules_as_functions": True, "opset_version": 14},
+            UsageError,
+            "a model of opset 14 has no functions",
+        ),
+        ({"model": 3}, UsageError, "can't export an int"),
+        ({"model": nn.DataParallel(nn.Linear(4, 2))}, UsageError, "Export that one: model.module"),
+    ],
+)
+def test_wrong_arguments(
+    options: dict[str, Any], error: type[Exception], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxplug.capture.capture.export_program", lambda *a, **k: pytest.fail("capture was entered"))
+    (folder / "a-file").touch()
+    given = {"model": net(), "args": (X,), **options}
+    with pytest.raises(error, match=message) as caught:
+        onnxplug.export(**given)
+    assert isinstance(caught.value, torch.onnx.OnnxExporterError | OnnxplugError)
+    assert isinstance(caught.value, torch.onnx.OnnxExporterError)
+    assert [name for name in files(folder) if not name.endswith(".md")] == ["a-file"]
+
+
+def test_an_unknown_argument_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'example_outputs'"):
+        onnxplug.export(net(), (X,), example_outputs=None)  # type: ignore[call-arg]
+
+
+def test_an_opset_that_is_too_old(folder: Path) -> None:
+    with pytest.warns(ExportWarning, match="the model has opset 13, the oldest that onnxplug emits, not 9"):
+        program = exported(net(), (X,), opset_version=9)
+    assert program.model.opset_imports[""] == 13
+
+
+def test_a_failed_export_leaves_the_file_that_was_there(folder: Path) -> None:
+    for path in ("m.onnx", "m.onnx.data"):
+        (folder / path).write_bytes(b"old")
+
+    class Breaks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(CaptureError):
+        onnxplug.export(Breaks(), (X,), "m.onnx")
+    assert (folder / "m.onnx").read_bytes() == (folder / "m.onnx.data").read_bytes() == b"old"
+
+
+def test_a_captured_program_that_cannot_be_stored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(program: Any, path: Any) -> None:
+        Path(path).write_bytes(b"half")
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(torch.export, "save", fails)
+    with pytest.warns(ExportWarning, match="can't be stored in .*no room"):
+        onnxplug.export(net(), (X,), "m.onnx", dump_exported_program=True, external_data=False)
+    assert files(folder) == ["m.onnx"]
+    assert os.listdir(folder) == ["m.onnx"]
+
+
+def test_to_onnx_says_what_is_meant() -> None:
+    with pytest.raises(
+        UsageError, match=r"(?s)no argument 'dynamic_axes'.*Use dynamic_shapes.*onnxplug.export takes every"
+    ):
+        onnxplug.to_onnx(net(), (X,), dynamic_axes={"x": {0: "n"}})  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"(?s)'export_modules_as_functions'.*Use functions. onnxplug.export"):
+        onnxplug.to_onnx(net(), (X,), export_modules_as_functions=True)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"Did you mean 'optimize'\?$"):
+        onnxplug.to_onnx(net(), (X,), optimise=True)  # type: ignore[call-overload]
