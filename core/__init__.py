@@ -27,7 +27,19 @@ _HOME = {
     "FxNode": "interpret.node",
     "DynamoInterpreter": "interpret.interpreter",
     **dict.fromkeys(
-        ("Domain", "OrtLibrary", "ReferenceOp", "OpSample", "PluginInfo", "TargetInfo", "hookspec", "hookimpl"),
+        (
+            "Domain",
+            "ExportedFile",
+            "ExportRequest",
+            "ModelSource",
+            "OrtLibrary",
+            "ReferenceOp",
+            "OpSample",
+            "PluginInfo",
+            "TargetInfo",
+            "hookspec",
+            "hookimpl",
+        ),
         "plugin_api",
     ),
     **dict.fromkeys(
@@ -112,6 +124,15 @@ if TYPE_CHECKING:
     from onnxplug.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug.plugin_api import (
         Domain as Domain,
+    )
+    from onnxplug.plugin_api import (
+        ExportedFile as ExportedFile,
+    )
+    from onnxplug.plugin_api import (
+        ExportRequest as ExportRequest,
+    )
+    from onnxplug.plugin_api import (
+        ModelSource as ModelSource,
     )
     from onnxplug.plugin_api import (
         OpSample as OpSample,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -101,6 +102,63 @@ class TargetInfo:
 
     name: str
     kernels: Mapping[str, str] | str | None = None
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A kind of model that the command line takes: ``onnxplug export SCHEME:NAME``.
+
+    Attributes:
+        scheme: What stands before the colon, e.g. ``"acme"``: small letters, digits and hyphens.
+        load: A function of the name that returns a module, or ``(module, args)`` or ``(module, args, kwargs)``, or
+            ``"package.module:function"``, imported at its first use. A keyword ``pretrained`` says whether trained weights
+            were asked for; without one ``--pretrained`` is refused.
+        export: A function ``(request, **options)`` that does the whole export instead, for models of several files, or
+            ``"package.module:function"``. Its keyword parameters are options of ``onnxplug export`` for this scheme, annotated as
+            ``typer`` takes them. It gets an :class:`ExportRequest` and returns :class:`ExportedFile` records.
+        help: What NAME is, in a few words.
+    """
+
+    scheme: str
+    load: Callable[..., Any] | str
+    export: Callable[..., Sequence[ExportedFile]] | str | None = None
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What the options of ``onnxplug export`` say that mean the same for every model.
+
+    Attributes:
+        name: What follows the scheme and its colon.
+        output: Where to write: a file or a folder, as the source decides.
+        verify: Compare with PyTorch.
+        external_data: Weights in a file of their own; ``None`` decides by size.
+        options: Keyword arguments of ``onnxplug.to_onnx``: ``opset_version``, ``target``, ``optimize``, ``registry``, ...
+        stage: To be called with the name of each stage as it begins.
+    """
+
+    name: str
+    output: Path
+    verify: bool = False
+    external_data: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stage: Callable[[str], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A model that a source has written.
+
+    Attributes:
+        path: The file.
+        program: The :class:`onnxplug.OnnxProgram` in it.
+        report: What its verification found; ``None`` where it was not asked for.
+    """
+
+    path: Path
+    program: Any
+    report: Any = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from onnxplug.plugin_api import Domain, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
+from onnxplug.plugin_api import Domain, ModelSource, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
 from onnxplug.registry.rule import Rule
 
 
@@ -53,6 +53,11 @@ def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
 @hookspec
 def onnxplug_samples() -> Iterable[OpSample]:  # type: ignore[empty-body]
     """Inputs that the plugin's operators are tested and documented with."""
+
+
+@hookspec
+def onnxplug_sources() -> Iterable[ModelSource]:  # type: ignore[empty-body]
+    """Kinds of models that the command line takes by name, ``SCHEME:NAME``."""
 
 
 @hookspec

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Any
 
 from onnxplug.errors import PluginError
-from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, OrtLibrary, PluginInfo, ReferenceOp
+from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, ModelSource, OrtLibrary, PluginInfo, ReferenceOp
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.records import PluginRecord
 from onnxplug.registry.rule import Rule
@@ -24,6 +25,7 @@ LIST_HOOKS = (
     "onnxplug_patches",
     "onnxplug_runtime",
     "onnxplug_samples",
+    "onnxplug_sources",
 )
 
 
@@ -92,6 +94,26 @@ def check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
             raise PluginError(f"onnxplug_rules returned {rule!r}, which is not a Rule")
         rule.source = record.distribution
     record.rules = len(rules)
+
+
+_SCHEME = re.compile(r"[a-z][a-z0-9-]+")
+
+
+def check_sources(items: Sequence[Any]) -> None:
+    for item in items:
+        if not isinstance(item, ModelSource):
+            raise PluginError(f"onnxplug_sources returned {item!r}, which is not a ModelSource")
+        if not isinstance(item.scheme, str) or not _SCHEME.fullmatch(item.scheme):
+            raise PluginError(
+                f"onnxplug_sources returned a ModelSource whose scheme is {item.scheme!r}; it is a word in small letters"
+            )
+        for name, value in (("load", item.load), ("export", item.export)):
+            named = isinstance(value, str) and value.count(":") == 1
+            if not named and not callable(value) and not (name == "export" and value is None):
+                raise PluginError(
+                    f"onnxplug_sources returned a ModelSource with {name}={value!r}, which is neither a function nor "
+                    "'package.module:function'"
+                )
 
 
 def check_runtime(items: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from onnxplug.plugin_api import (
     TargetInfo,
 )
 from onnxplug.plugins import hookspecs
-from onnxplug.plugins.loading import LATE_HOOKS, LoadedPlugin, check_rules, check_runtime, load_plugin
+from onnxplug.plugins.loading import LATE_HOOKS, LoadedPlugin, check_rules, check_runtime, check_sources, load_plugin
 from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
 from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
@@ -207,6 +207,8 @@ class PluginManager:
                 check_rules(value, record)
             elif hook == "onnxplug_runtime":
                 check_runtime(value)
+            elif hook == "onnxplug_sources":
+                check_sources(value)
             self._results.setdefault(hook, []).append((record, value))
 
     def _collect_builtin_tables(self) -> None:
@@ -363,6 +365,24 @@ class PluginManager:
         """The first plugin's converter for an operator that nobody claims."""
         self.load()
         return self._host.hook.onnxplug_missing(node=node)
+
+    def source(self, scheme: str) -> Any:
+        """The :class:`~onnxplug.plugin_api.ModelSource` of a scheme; ``None`` where no plugin has it.
+
+        Raises:
+            PluginError: Two plugins have it.
+        """
+        self.load()
+        found = [
+            (record, source)
+            for record, sources in self._results.get("onnxplug_sources", ())
+            for source in sources
+            if source.scheme == scheme
+        ]
+        if len(found) > 1:
+            labels = " and ".join(record.label for record, _ in found[:2])
+            raise PluginError(f"{scheme}: is a kind of model of {labels}", hint="--no-plugin leaves one of them out.")
+        return found[0][1] if found else None
 
     def commands(self, app: Any) -> None:
         """Lets plugins add subcommands to the command line."""

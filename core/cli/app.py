@@ -35,6 +35,7 @@ from onnxplug.cli.options import (
     registry,
 )
 from onnxplug.cli.plugins import plugins_app
+from onnxplug.cli.sources import export_command
 from onnxplug.errors import OnnxplugError, OpsetError, UsageError
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
@@ -54,6 +55,11 @@ class PluginGroup(typer.core.TyperGroup):
         added = typer.Typer(pretty_exceptions_enable=False)
         host.commands(added)
         return typer.main.get_group(added).get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A command by the command line; `export` has other options for models that a plugin brings."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, export_command(rest, command) if name == "export" else command, rest
 
 
 app = typer.Typer(

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxplug.cli.inputs import InputSpec
+from onnxplug.cli.sources import find_source, load_from
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.text import type_with_article
 
-_FORMS = "package.module:callable, file.py:callable, FILE.pt2 or timm:NAME"
+_FORMS = "package.module:callable, file.py:callable, FILE.pt2, timm:NAME or SCHEME:NAME of a plugin"
 
 
 @dataclass
@@ -44,7 +45,7 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
     Args:
         text: TARGET.
         inputs: The ``--input``s.
-        pretrained: Trained weights for ``timm:NAME``.
+        pretrained: Trained weights for ``timm:NAME``, and for a plugin's scheme that knows them.
 
     Raises:
         UsageError: There is no such file, module or function.
@@ -54,12 +55,16 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
 
     # A fixed seed: a factory with random weights gives the same model in `export` and in `verify`.
     torch.manual_seed(0)
-    if pretrained and not text.startswith("timm:"):
+    found = None if text.startswith("timm:") else find_source(text)
+    if pretrained and found is None and not text.startswith("timm:"):
         raise UsageError("--pretrained is for timm:NAME; a function that makes a model decides by itself")
     if text.endswith(".pt2"):
         target = _load_pt2(text)
     elif text.startswith("timm:"):
         target = _load_timm(text[len("timm:") :], bool(inputs), pretrained)
+    elif found is not None:
+        source, name = found
+        target = _unpack(load_from(source, name, pretrained=pretrained), text)
     elif ":" in text:
         target = _load_callable(text)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import PluginInfo, hookimpl
+from onnxplug import ModelSource, PluginInfo, hookimpl
 
 __all__ = ["cache_names", "cache_shapes", "empty_cache", "merged_cache"]
 
@@ -48,6 +48,13 @@ def _experts() -> Any:
 def onnxplug_info() -> PluginInfo:
     """What it is for."""
     return PluginInfo(api=1, requires=["transformers>=5"])
+
+
+@hookimpl
+def onnxplug_sources() -> list[ModelSource]:
+    """``transformers:FOLDER`` on the command line."""
+    place = "onnxplug_transformers.command"
+    return [ModelSource("transformers", f"{place}:load", f"{place}:export", help="FOLDER is one of save_pretrained.")]
 
 
 def cache_shapes(cache: Any, batch: str = "batch", past: str = "past", source: str = "source") -> Any:

@@ -112,3 +112,24 @@ def capturable_caches() -> Iterator[None]:
         ):
             stack.enter_context(patched(owner, name, function))
         yield
+
+
+@contextlib.contextmanager
+def windows_by_position(attention_mask: torch.Tensor) -> Iterator[None]:
+    """Holds while a model is called: its windows count tokens that the mask shows, not places in the cache.
+
+    The two differ where prompts of unequal length are padded on the right, and the text goes on behind the padding.
+
+    Args:
+        attention_mask: [batch, past + sequence], 1 for a token and 0 for padding.
+    """
+    positions = attention_mask.cumsum(-1)
+
+    def overlay(sliding_window: int) -> Any:
+        def inner(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return positions[batch_idx, kv_idx] > positions[batch_idx, q_idx] - sliding_window
+
+        return inner
+
+    with patched(masking_utils, "sliding_window_overlay", overlay):
+        yield

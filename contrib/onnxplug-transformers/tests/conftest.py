@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,12 @@ _LLAMA = {
 _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, "head_dim": 16}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {**_LLAMA, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
     "gpt2": (
         "GPT2LMHeadModel",
         "GPT2Config",
@@ -35,13 +42,20 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "bos_token_id": 0,
             "eos_token_id": 0,
             "initializer_range": _STD,
+            "tie_word_embeddings": False,
         },
     ),
     "mistral": ("MistralForCausalLM", "MistralConfig", {**_LLAMA, "sliding_window": 6}),
     "gemma3": (
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
-        {**_LLAMA, "head_dim": 16, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+        {
+            **_LLAMA,
+            "head_dim": 16,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "tie_word_embeddings": False,
+        },
     ),
     "gpt_oss": (
         "GptOssForCausalLM",
@@ -178,3 +192,53 @@ def decoder() -> Callable[[str], nn.Module]:
         return made.eval()
 
     return build
+
+
+@pytest.fixture
+def saved(decoder: Callable[[str], nn.Module], tmp_path: Path) -> Callable[[str], Path]:
+    """A folder of ``save_pretrained`` by the model's name: weights, settings of generation and a tokenizer."""
+
+    def save(name: str) -> Path:
+        model, folder = decoder(name), tmp_path / name
+        settings: Any = model.generation_config
+        settings.bos_token_id, settings.eos_token_id, settings.pad_token_id = 1, 2, 0
+        head: Any = model.get_output_embeddings()
+        with torch.no_grad():
+            head.weight[:3] = 0  # never among the best: a text goes on until it has all its tokens
+        model.save_pretrained(folder)
+        save_tokenizer(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """What `onnxplug export transformers:FOLDER` makes of a folder with some options, once for several tests."""
+    from onnxplug.cli.app import run
+
+    made: dict[tuple[str, ...], Path] = {}
+
+    def export(folder: Path, *options: str) -> Path:
+        key = (folder.name, *options)
+        if key not in made:
+            output = tmp_path_factory.mktemp("exported") / "onnx"
+            assert run(["export", f"transformers:{folder}", "-o", str(output), *options]) == 0
+            made[key] = output
+        return made[key]
+
+    return export
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer of bytes for the 100 tokens that the models know: printable ASCII and three special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = [chr(code) for code in range(33, 127)]  # what bytes are called there; a blank is "\u0120"
+    words = ["<pad>", "<s>", "</s>", "\u0120", *letters]
+    tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)

@@ -1,0 +1,53 @@
+"""``onnxplug export transformers:FOLDER -o DIR``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnxplug import ExportedFile, ExportRequest
+
+
+def export(
+    request: ExportRequest,
+    *,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", help="text-generation, feature-extraction, …; by default what config.json says"),
+    ] = None,
+    random: Annotated[bool, typer.Option("--random", help="Random weights: FOLDER needs a config.json alone")] = False,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, float16 or bfloat16")] = "float32",
+    last_logits: Annotated[
+        bool, typer.Option("--last-logits", help="Text generation: logits of each row's last token alone")
+    ] = False,
+    tokenizer: Annotated[
+        bool, typer.Option("--tokenizer/--no-tokenizer", help="Copy the tokenizer, which must be there; or do without")
+    ] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the output folder holds")] = False,
+) -> list[ExportedFile]:
+    """Exports a folder of ``save_pretrained``."""
+    from onnxplug_transformers.export import export_folder
+
+    return export_folder(
+        Path(request.name),
+        request.output,
+        task=task,
+        random=random,
+        dtype=dtype,
+        last_logits=last_logits,
+        tokenizer=tokenizer,
+        overwrite=overwrite,
+        verify=request.verify,
+        external_data=request.external_data,
+        options=request.options,
+        stage=request.stage,
+    )
+
+
+def load(name: str) -> Any:
+    """The model of a folder, or of a configuration where the weights are missing, with example inputs: for the other commands."""
+    from onnxplug_transformers.export import model_with_inputs
+
+    return model_with_inputs(Path(name))

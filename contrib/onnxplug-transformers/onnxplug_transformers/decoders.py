@@ -1,0 +1,179 @@
+"""Decoders as ONNX has them: one step, from tokens and a cache to logits and the new cache."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, cache_utils
+
+from onnxplug import UsageError
+from onnxplug_transformers.caches import names, shapes
+from onnxplug_transformers.windows import windows_by_position
+
+_LAYERS = ("full_attention", "sliding_attention")
+
+
+class Decoder(nn.Module):
+    """A step of a language model.
+
+    The cache keeps all tokens in every layer; windows are in the mask. Modules and parameters have the names that the model gives
+    them.
+
+    Args:
+        model: A causal language model of transformers.
+        last_logits: Logits of each row's last token alone, the last that the mask shows.
+
+    Raises:
+        UsageError: Something in the model can't be said by keys and values of past tokens.
+    """
+
+    def __init__(self, model: nn.Module, *, last_logits: bool = False) -> None:
+        super().__init__()
+        config: Any = model.config
+        other = set(getattr(config, "layer_types", None) or ()) - set(_LAYERS)
+        if other:
+            raise UsageError(
+                f"{type(model).__name__} has layers of the kind {', '.join(sorted(other))}; text generation takes "
+                f"{' and '.join(_LAYERS)}"
+            )
+        _refuse_changing_angles(model)
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        if dict(self.named_parameters()).keys() == dict(model.named_parameters()).keys():
+            object.__setattr__(self, "_model", model)  # not a submodule: names begin where the model's do
+        else:
+            self._model = model
+        self.config = config
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.last_logits = last_logits
+        if last_logits and model.get_output_embeddings() is None:
+            raise UsageError(f"--last-logits: {type(model).__name__} does not say which module computes its logits")
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        past_key_values: Any,
+        position_ids: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """One step.
+
+        Args:
+            input_ids: [batch, sequence] the new tokens.
+            attention_mask: [batch, past + sequence], 0 for padding.
+            past_key_values: A ``DynamicCache`` without windows.
+            position_ids: [batch, sequence], where the model takes them.
+
+        Returns:
+            ``logits``, [batch, sequence, vocabulary] or [batch, 1, vocabulary], and ``past_key_values``, the new cache.
+        """
+        handle = None
+        if self.last_logits:
+            head = self._model.get_output_embeddings()
+            handle = head.register_forward_pre_hook(lambda _, args: (_last(args[0], attention_mask), *args[1:]))
+        given = {"position_ids": position_ids} if position_ids is not None else {}
+        try:
+            with windows_by_position(attention_mask):
+                result = self._model(
+                    input_ids=input_ids,
+                    attention_mask=attention_mask,
+                    past_key_values=past_key_values,
+                    use_cache=True,
+                    **given,
+                )
+        finally:
+            if handle is not None:
+                handle.remove()
+        return {"logits": result.logits, "past_key_values": result.past_key_values}
+
+
+def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """[batch, 1, width] of [batch, sequence, width]: what belongs to the last new token that the mask shows."""
+    sequence = states.shape[1]
+    new = attention_mask[:, attention_mask.shape[1] - sequence :]
+    place = (torch.arange(sequence, device=new.device) * new).argmax(-1)
+    return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1]))
+
+
+def _refuse_changing_angles(model: nn.Module) -> None:
+    """Rotary embeddings whose frequencies depend on how long the text is would be fixed by the export."""
+    for name, module in model.named_modules():
+        kinds = getattr(module, "rope_type", None)
+        found = sorted({kinds} if isinstance(kinds, str) else set((kinds or {}).values()))
+        changing = [kind for kind in found if kind in ("dynamic", "longrope")]
+        if changing:
+            raise UsageError(
+                f"{type(model).__name__}: the rotary embedding {name} is of the kind {changing[0]!r}, whose frequencies "
+                "depend on the length of the text; a graph has one set of them",
+                hint="Set rope_parameters in the configuration to a kind that does not depend on it.",
+            )
+
+
+@dataclass(frozen=True)
+class DecoderExample:
+    """What ``to_onnx`` is called with for a decoder.
+
+    Attributes:
+        kwargs: Example inputs by name.
+        dynamic_shapes: Their dynamic dimensions.
+        input_names: Names of the graph's inputs.
+        layers: Layers with a cache.
+        heads: Heads of keys and values.
+        head_size: Their width.
+    """
+
+    kwargs: dict[str, Any]
+    dynamic_shapes: dict[str, Any]
+    input_names: list[str]
+    layers: int
+    heads: int
+    head_size: int
+
+
+def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int = 2) -> DecoderExample:
+    """Example inputs of a decoder, after a few tokens.
+
+    Raises:
+        UsageError: Its cache is none of keys and values of the same shape in every layer.
+    """
+    vocabulary = decoder.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, vocabulary, (batch, past + sequence), generator=generator)
+    mask = torch.ones_like(tokens)
+    positions = torch.arange(past + sequence).expand(batch, -1)
+    cache: Any = DynamicCache()
+    seen = {"position_ids": positions[:, :past]} if decoder.takes_positions else {}
+    with torch.no_grad():
+        cache = decoder(tokens[:, :past], mask[:, :past], cache, **seen)["past_key_values"]
+    layers, heads, head_size = _checked(cache, type(decoder._model).__name__)
+    kwargs: dict[str, Any] = {"input_ids": tokens[:, past:].contiguous(), "attention_mask": mask}
+    dynamic: dict[str, Any] = {
+        "input_ids": {0: "batch", 1: "sequence"},
+        "attention_mask": {0: "batch", 1: "past + sequence"},
+    }
+    if decoder.takes_positions:
+        kwargs["position_ids"] = positions[:, past:].contiguous()
+        dynamic["position_ids"] = {0: "batch", 1: "sequence"}
+    kwargs["past_key_values"] = cache
+    dynamic["past_key_values"] = shapes(cache, "batch", "past", "source")
+    return DecoderExample(
+        kwargs, dynamic, [*list(kwargs)[:-1], *names(cache, "past_key_values")], layers, heads, head_size
+    )
+
+
+def _checked(cache: Any, model: str) -> tuple[int, int, int]:
+    if type(cache) is not DynamicCache or any(type(layer) is not cache_utils.DynamicLayer for layer in cache.layers):
+        kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", ())}) or [type(cache).__name__]
+        raise UsageError(f"{model} has a cache of {', '.join(kinds)}; text generation takes keys and values alone")
+    found = {tuple(x.shape[i] for i in (1, 3)) for layer in cache.layers for x in (layer.keys, layer.values)}
+    if len(found) != 1:
+        raise UsageError(
+            f"{model} has keys and values of several shapes ({', '.join(f'{h} heads of {w}' for h, w in sorted(found))}); "
+            "onnxruntime-genai takes one for all layers"
+        )
+    heads, width = found.pop()
+    return len(cache.layers), heads, width

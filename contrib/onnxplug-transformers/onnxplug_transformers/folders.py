@@ -1,0 +1,205 @@
+"""Folders: models are read from what ``save_pretrained`` wrote, and written complete or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from onnxplug import OnnxplugError, SaveError, UsageError
+
+#: What belongs to a model beside its weights; copied as it is.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+COMPANIONS = (
+    *TOKENIZER_FILES,
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "normalizer.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+
+
+def check_folder(folder: Path, *, random: bool) -> None:
+    """Looks at what a model's folder has before anything is loaded.
+
+    Raises:
+        UsageError: There is no such folder, or it lacks the configuration or the weights.
+        OnnxplugError: A file is damaged, or one that an index names is missing.
+    """
+    if not folder.exists():
+        raise UsageError(
+            f"there is no folder {folder}",
+            hint="transformers:FOLDER is a folder of save_pretrained; none is downloaded.",
+        )
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", hint="transformers:FOLDER is a folder of save_pretrained.")
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} has no config.json", hint="transformers:FOLDER is a folder of save_pretrained.")
+    read_json(folder / "config.json")
+    if not random:
+        _check_weights(folder)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of JSON says.
+
+    Raises:
+        OnnxplugError: It can't be read, or is no JSON object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OnnxplugError(f"{path} can't be read: {error}") from error
+    if not isinstance(found, dict):
+        raise OnnxplugError(f"{path} is not a JSON object")
+    return found
+
+
+def _check_weights(folder: Path) -> None:
+    single = [name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()]
+    indices = [n for n in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if (folder / n).is_file()]
+    if single[:1] == ["model.safetensors"]:
+        _check_safetensors(folder / single[0])
+    elif indices and not single:
+        index = read_json(folder / indices[0])
+        table = index.get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+            raise OnnxplugError(f"{folder / indices[0]} has no weight_map from parameters to files")
+        for name in sorted(set(table.values())):
+            if not (folder / name).is_file():
+                raise OnnxplugError(
+                    f"{folder / indices[0]} names the file {name}, which is not there",
+                    hint="Copy the whole folder; every file that the index names is needed.",
+                )
+            if name.endswith(".safetensors"):
+                _check_safetensors(folder / name)
+    elif not single:
+        raise UsageError(
+            f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json",
+            hint="--random makes random ones, of the configuration alone.",
+        )
+
+
+def _check_safetensors(path: Path) -> None:
+    """Compares a file's length with what its header says: eight bytes, the header, the tensors."""
+    size = path.stat().st_size
+    broken = OnnxplugError(f"{path} is not a whole safetensors file", hint="Was it copied or downloaded to its end?")
+    with path.open("rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            raise broken
+        (length,) = struct.unpack("<Q", start)
+        if length > size - 8:
+            raise broken
+        try:
+            header = json.loads(file.read(length))
+            end = max((row["data_offsets"][1] for name, row in header.items() if name != "__metadata__"), default=0)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise broken from error
+    if size != 8 + length + end:
+        raise OnnxplugError(
+            f"{path} is not a whole safetensors file: it has {size} bytes, and its header speaks of {8 + length + end}",
+            hint="Was it copied or downloaded to its end?",
+        )
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Looks for a tokenizer.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UsageError(
+            f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, ...)",
+            hint="Save it there: tokenizer.save_pretrained(folder). --no-tokenizer exports the model without one.",
+        )
+
+
+def copy_companions(source: Path, destination: Path, *, tokenizer: bool) -> None:
+    """Copies what belongs to a model beside its weights."""
+    for name in COMPANIONS:
+        if (source / name).is_file() and (tokenizer or name not in TOKENIZER_FILES):
+            shutil.copyfile(source / name, destination / name)
+
+
+def check_output(folder: Path, *, overwrite: bool) -> None:
+    """Looks whether a folder may be written, before anything is loaded.
+
+    Raises:
+        UsageError: Something else has its name, or it is not empty.
+        SaveError: The folder above is not there, or can't be written.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UsageError(f"{folder} is not a folder", hint="--output names the folder to write.")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UsageError(f"{folder} is not empty", hint="Name a new folder, or replace this one by --overwrite.")
+    above = folder.absolute().parent
+    if not above.is_dir():
+        raise SaveError(f"can't write {folder}: there is no folder {above}", hint=f"Make it: mkdir -p {above}")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise SaveError(f"can't write {folder}: no permission to write in {above}")
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A folder beside the one to be written, which takes its name at the end; it vanishes where something fails.
+
+    What stood at the name stays whole until then.
+
+    Raises:
+        SaveError: It can't be written.
+    """
+    target = folder.absolute()
+    try:
+        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise SaveError(f"can't write {folder}: {error}") from error
+    try:
+        yield beside
+        beside.chmod(0o777 & ~_umask())
+        _replace(beside, target)
+    except OSError as error:
+        raise SaveError(f"can't write {folder}: {error}", hint="What was there before is untouched.") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _replace(beside: Path, target: Path) -> None:
+    if not target.exists() or not any(target.iterdir()):
+        beside.rename(target)  # also over an empty folder
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+    target.rename(old)
+    try:
+        beside.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

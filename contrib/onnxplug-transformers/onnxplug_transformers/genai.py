@@ -1,0 +1,112 @@
+"""``genai_config.json``: what onnxruntime-genai reads of a decoder's folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxplug import UsageError
+
+#: Settings of generation that both know, under the same name.
+_SEARCH = (
+    "do_sample",
+    "early_stopping",
+    "length_penalty",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "num_return_sequences",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "diversity_penalty",
+)
+
+
+def genai_config(
+    model: Any, *, positions: bool, layers: int, heads: int, head_size: int, shared_buffers: bool = False
+) -> dict[str, Any]:
+    """What ``genai_config.json`` says of a decoder.
+
+    The type is always ``decoder``: with the names of models onnxruntime-genai connects graphs of another form (gpt2) or
+    special cases of other exporters (phi3).
+
+    Args:
+        model: The causal language model of transformers.
+        positions: Whether the graph has the input ``position_ids``.
+        layers, heads, head_size: The cache's layers, its heads and their width.
+        shared_buffers: The graph writes the new keys and values into the buffers of the past ones.
+
+    Raises:
+        UsageError: The model does not say how long a text may be.
+    """
+    config = model.config.get_text_config()
+    generation = model.generation_config
+    length = context_length(config)
+    inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
+    if positions:
+        inputs["position_ids"] = "position_ids"
+    eos = generation.eos_token_id  # what transformers stops at; the configuration's does not count
+    ends = [eos] if isinstance(eos, int) else list(eos or ())
+    pad = _first(generation.pad_token_id, getattr(config, "pad_token_id", None))
+    start = _first(generation.bos_token_id, config.bos_token_id)
+    about: dict[str, Any] = {
+        "type": "decoder",
+        "vocab_size": config.vocab_size,
+        "context_length": length,
+        "pad_token_id": pad if pad is not None else (ends[0] if ends else 0),
+        # onnxruntime-genai needs one, and takes token 0 where there is none; padding is none that a text goes on after.
+        "eos_token_id": ends or [pad or 0],
+        "decoder": {
+            "filename": "model.onnx",
+            "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+            "hidden_size": config.hidden_size,
+            "num_attention_heads": config.num_attention_heads,
+            "num_hidden_layers": layers,
+            "num_key_value_heads": heads,
+            "head_size": head_size,
+            "inputs": {
+                **inputs,
+                "past_key_names": "past_key_values.%d.key",
+                "past_value_names": "past_key_values.%d.value",
+            },
+            "outputs": {
+                "logits": "logits",
+                "present_key_names": "present.%d.key",
+                "present_value_names": "present.%d.value",
+            },
+        },
+    }
+    if start is not None:
+        about["bos_token_id"] = start
+    return {"model": about, "search": _search(generation, length, shared_buffers)}
+
+
+def _search(generation: Any, length: int, shared_buffers: bool) -> dict[str, Any]:
+    found = {name: getattr(generation, name, None) for name in _SEARCH}
+    if not isinstance(found["early_stopping"], bool):  # also "never", which onnxruntime-genai doesn't have
+        found["early_stopping"] = None
+    if not found["do_sample"]:
+        found["temperature"] = found["top_k"] = found["top_p"] = None
+    given = {name: value for name, value in found.items() if value is not None}
+    return {"max_length": length, **given, "past_present_share_buffer": shared_buffers}
+
+
+def context_length(config: Any) -> int:
+    """How many tokens a text may have.
+
+    Raises:
+        UsageError: The configuration does not say.
+    """
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise UsageError(
+        f"{type(config).__name__} does not say how many tokens a text may have",
+        hint="Set max_position_embeddings in its config.json.",
+    )
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)

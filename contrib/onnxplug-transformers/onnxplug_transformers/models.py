@@ -1,0 +1,120 @@
+"""Models of a folder: which task they are for, and how they are loaded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onnxplug import OnnxplugError, UsageError
+from onnxplug_transformers.folders import check_folder
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+#: Task to the class that loads its models, and the table of transformers that names their classes.
+TASKS: dict[str, tuple[str, str]] = {
+    "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    "automatic-speech-recognition": ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
+    "speech-ctc": ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
+    "text-classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
+    "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
+    "question-answering": ("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"),
+    "fill-mask": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+    "image-classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
+    "audio-classification": ("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES"),
+    "feature-extraction": ("AutoModel", "MODEL_MAPPING_NAMES"),
+}
+
+
+def task_of(config: Any, asked: str | None) -> str:
+    """The task of a model: the one asked for, or that of the class that its configuration names.
+
+    Raises:
+        UsageError: There is no such task, or the configuration says too little.
+    """
+    from transformers.models.auto import modeling_auto
+
+    if asked is not None:
+        if asked not in TASKS:
+            raise UsageError(f"--task {asked!r} is unknown", hint=f"The tasks are {', '.join(TASKS)}.")
+        return asked
+    classes = list(getattr(config, "architectures", None) or ())
+    for name in classes:
+        for task, (_, table) in TASKS.items():
+            if any(name in _names(entry) for entry in getattr(modeling_auto, table).values()):
+                return task
+    said = f"the class {', '.join(classes)}, which is for none of the tasks known here" if classes else "no class"
+    raise UsageError(f"config.json names {said}", hint=f"--task names one: {', '.join(TASKS)}.")
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def load_config(folder: Path, *, random: bool = False) -> Any:
+    """The configuration of a folder, once it has been looked through.
+
+    Raises:
+        UsageError: It is no folder of ``save_pretrained``.
+        OnnxplugError: A file is damaged or missing, or transformers does not know the model.
+    """
+    check_folder(folder, random=random)
+    import transformers
+
+    with _transformers(f"{folder / 'config.json'} can't be read"):
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", random: bool = False) -> nn.Module:
+    """The model of a folder, in evaluation mode.
+
+    Args:
+        folder: The folder.
+        config: Its configuration.
+        task: Which of its heads it has.
+        dtype: Element type of the weights.
+        random: Random weights, of the configuration alone.
+
+    Raises:
+        UsageError: The model has no head for this task, or the dtype is unknown.
+        OnnxplugError: Weights are missing or have other shapes than the configuration says.
+    """
+    import transformers
+
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype!r} is unknown", hint=f"The dtypes are {', '.join(DTYPES)}.")
+    loader = getattr(transformers, TASKS[task][0])
+    if type(config) not in loader._model_mapping:
+        raise UsageError(f"transformers has no model of {config.model_type} for {task}")
+    if random:
+        with _transformers(f"{folder}: the model can't be made"):
+            made: nn.Module = loader.from_config(config, dtype=DTYPES[dtype])
+        return made.eval()
+    with _transformers(f"{folder}: the weights can't be loaded"):
+        loaded, about = loader.from_pretrained(
+            folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
+        )
+    missing = sorted(about["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise OnnxplugError(
+            f"{folder} has no weights for {shown}, which {type(loaded).__name__} needs; they would be random",
+            hint="--task names the head that the model was trained with.",
+        )
+    return loaded.eval()  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _transformers(what: str) -> Iterator[None]:
+    """Errors of transformers and safetensors as one of ours."""
+    try:
+        yield
+    except OnnxplugError:
+        raise
+    except Exception as error:
+        raise OnnxplugError(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,276 @@
+"""`onnxplug export transformers:FOLDER`: onnxruntime-genai loads the folder as it is and writes transformers' own text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from onnxplug.cli.app import run
+
+og = pytest.importorskip("onnxruntime_genai")
+pytestmark = pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
+
+#: Unequal lengths; onnxruntime-genai pads on the right, transformers on the left.
+PROMPTS = [[5, 6, 7, 8, 9, 10, 35, 21], [11, 12, 13]]
+STEPS = 16
+BEAMS = {"num_beams": 3, "length_penalty": 1.0, "early_stopping": True}
+
+LATER = [
+    pytest.param(n, marks=pytest.mark.long)
+    for n in ("gpt2", "qwen3", "phi3", "gemma3", "mistral", "qwen3_moe", "gpt_oss")
+]
+
+
+def continued(folder: Path, prompts: list[list[int]], **search: Any) -> list[list[int]]:
+    """The text that onnxruntime-genai writes after each prompt."""
+    model, width = og.Model(str(folder)), max(map(len, prompts))
+    settings = og.GeneratorParams(model)
+    settings.set_search_options(max_length=width + STEPS, batch_size=len(prompts), **search)
+    generator = og.Generator(model, settings)
+    generator.append_tokens(np.array([p + [0] * (width - len(p)) for p in prompts], dtype=np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [generator.get_sequence(row)[width:].tolist() for row in range(len(prompts))]
+
+
+def expected(model: Any, prompts: list[list[int]], **search: Any) -> list[list[int]]:
+    """The text that transformers writes."""
+    width = max(map(len, prompts))
+    rows = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    with torch.no_grad():
+        text = model.generate(rows, attention_mask=mask, max_new_tokens=STEPS, do_sample=False, **search)
+    return text[:, width:].tolist()  # type: ignore[no-any-return]
+
+
+def same_text(folder: Path, output: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for search in ({}, BEAMS):
+        text = expected(model, PROMPTS, **search)
+        assert len({token for row in text for token in row}) > 4  # no model that says one thing alone
+        assert continued(output, PROMPTS, **search) == text
+        for prompt, row in zip(PROMPTS, text, strict=True):
+            assert continued(output, [prompt], **search) == expected(model, [prompt], **search) == [row]
+
+
+def ended(folder: Path, token: int) -> None:
+    """Sets the token that a text ends with."""
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": token}))
+
+
+def export(*arguments: Any) -> int:
+    return run(["export", *map(str, arguments)])
+
+
+def interface(path: Path) -> tuple[list[str], list[str]]:
+    graph = ir.load(path).graph
+    return [str(v.name) for v in graph.inputs], [str(v.name) for v in graph.outputs]
+
+
+@pytest.mark.parametrize("name", ["llama", *LATER])
+def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], exported: Any) -> None:
+    folder = saved(name)
+    output = exported(folder, "--verify", "--external-data")
+    same_text(folder, output)
+    past = [f"past_key_values.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
+    assert interface(output / "model.onnx") == (
+        ["input_ids", "attention_mask", "position_ids", *past],
+        ["logits", *[name.replace("past_key_values", "present") for name in past]],
+    )
+
+
+def test_the_folder_is_complete(saved: Callable[[str], Path], exported: Any) -> None:
+    """Tokens of a text, settings of generation, and weights under the names that the checkpoint has."""
+    from safetensors import safe_open
+    from transformers import AutoTokenizer
+
+    folder = saved("llama")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    output = exported(folder, "--verify", "--external-data")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    tokenizer = og.Tokenizer(og.Model(str(output)))
+    text = "What, 2 of them?"
+    assert tokenizer.encode(text).tolist() == AutoTokenizer.from_pretrained(folder)(text).input_ids
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (output / "model.onnx.data").is_file()
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        kept = set(weights.keys())
+    initializers = {str(name) for name in ir.load(output / "model.onnx").graph.initializers}
+    assert {name for name in kept if "norm" in name or "embed" in name} <= initializers
+    about = json.loads((output / "genai_config.json").read_text())
+    assert about["model"]["context_length"] == about["search"]["max_length"] == 64
+    assert (about["model"]["bos_token_id"], about["model"]["eos_token_id"], about["model"]["pad_token_id"]) == (
+        1,
+        [2],
+        0,
+    )
+
+
+def test_a_text_ends_where_transformers_ends_it(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """At the token that the settings of generation name, in a batch each row for itself."""
+    from transformers import AutoModelForCausalLM
+
+    folder, output = saved("gpt2"), tmp_path / "onnx"
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    (row, _) = expected(model, PROMPTS)
+    ended(folder, row[5])
+    assert export(f"transformers:{folder}", "-o", output) == 0
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for prompt in PROMPTS:
+        (text,) = expected(model, [prompt])
+        assert continued(output, [prompt]) == [text[:-1] if text[-1] == row[5] else text]  # it leaves the end away
+    assert len(expected(model, PROMPTS[:1])[0]) < STEPS
+    assert json.loads((output / "genai_config.json").read_text())["model"]["eos_token_id"] == [row[5]]
+
+
+@pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.long)])
+def test_last_logits(name: str, saved: Callable[[str], Path], exported: Any) -> None:
+    """One row of logits a prompt: of its last token, which is not the last place of a row with padding."""
+    folder = saved(name)
+    output = exported(folder, "--last-logits", "--verify")
+    (logits, *_) = ir.load(output / "model.onnx").graph.outputs
+    assert str(logits.shape) == "[batch,1,100]"
+    same_text(folder, output)
+
+
+@pytest.mark.long
+def test_random_weights_of_a_configuration(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    folder, output = saved("gpt2"), tmp_path / "onnx"
+    (folder / "model.safetensors").unlink()
+    assert export(f"transformers:{folder}", "-o", output, "--random", "--opset", "23") == 0
+    assert ir.load(output / "model.onnx").opset_imports[""] == 23
+    assert og.Model(str(output))
+
+
+# -- what can't be exported --------------------------------------------------------------------------------------------
+
+
+def cut(path: Path, left: int) -> None:
+    path.write_bytes(path.read_bytes()[:left])
+
+
+def split(folder: Path, lost: bool = True) -> None:
+    """The weights in several files with an index, one of which is lost."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="40KB")
+    parts = sorted(folder.glob("model-*.safetensors"))
+    assert len(parts) > 1
+    if lost:
+        parts[-1].unlink()
+
+
+def forget_a_weight(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def configure(folder: Path, **settings: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], int, str]] = {
+    "truncated": (lambda f: cut(f / "model.safetensors", 3000), (), 1, "not a whole safetensors file"),
+    "truncated header": (lambda f: cut(f / "model.safetensors", 90), (), 1, "not a whole safetensors file"),
+    "empty": (lambda f: cut(f / "model.safetensors", 0), (), 1, "not a whole safetensors file"),
+    "lost part": (split, (), 1, "names the file model-0"),
+    "lost weight": (forget_a_weight, (), 1, "no weights for model.layers.1.mlp.up_proj.weight"),
+    "other shapes": (lambda f: configure(f, intermediate_size=80), (), 1, "weights can't be loaded"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), (), 2, "has no weights"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), (), 2, "has no config.json"),
+    "damaged configuration": (lambda f: cut(f / "config.json", 20), (), 1, "config.json can't be read"),
+    "unknown model": (lambda f: configure(f, model_type="nosuch"), (), 1, "config.json can't be read"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), (), 2, "has no tokenizer"),
+    "no class": (lambda f: configure(f, architectures=None), (), 2, "names no class"),
+    "other class": (lambda f: configure(f, architectures=["LlamaForNothing"]), (), 2, "LlamaForNothing"),
+    "angles": (
+        lambda f: configure(f, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}),
+        (),
+        2,
+        "depend on the length of the text",
+    ),
+    "task": (lambda f: None, ("--task", "singing"), 2, "--task 'singing' is unknown"),
+    "task of others": (lambda f: None, ("--task", "image-classification"), 2, "no model of llama"),
+    "dtype": (lambda f: None, ("--dtype", "float99"), 2, "--dtype 'float99' is unknown"),
+    "contradiction": (
+        lambda f: None,
+        ("--task", "feature-extraction", "--last-logits"),
+        2,
+        "--last-logits is for text generation",
+    ),
+    "option of others": (lambda f: None, ("--pieces", "model"), 2, "No such option"),
+    "opset": (lambda f: None, ("--opset", "99"), 2, "opset"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case: str, saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
+    """One error that says what is wrong; nothing is written, under any name."""
+    damage, options, status, message = BAD[case]
+    folder = saved("llama")
+    damage(folder)
+    before = sorted(tmp_path.iterdir())
+    assert export(f"transformers:{folder}", "-o", tmp_path / "onnx", *options) == status
+    said = capsys.readouterr().err
+    assert message in " ".join(said.split())
+    assert "Traceback" not in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_weights_in_several_files(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = saved("gpt2")
+    split(folder, lost=False)
+    (tmp_path / "onnx").mkdir()  # an empty folder is taken
+    assert export(f"transformers:{folder}", "-o", tmp_path / "onnx", "--no-tokenizer") == 0
+    assert not (tmp_path / "onnx" / "tokenizer.json").exists()
+    same_text(folder, tmp_path / "onnx")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "config.json", ""])
+def test_bad_folders(name: str, saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
+    folder = saved("llama") / name if name else ""
+    assert export(f"transformers:{folder}", "-o", tmp_path / "onnx") == 2
+    assert "save_pretrained" in capsys.readouterr().err
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_output_folders(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
+    """What is there stays until the whole export has come about, and goes only where that was asked for."""
+    folder, output = saved("gpt2"), tmp_path / "onnx"
+    for place, status in ((tmp_path / "no" / "where", 1), (folder / "config.json", 2)):
+        assert export(f"transformers:{folder}", "-o", place) == status
+    output.mkdir()
+    (output / "mine.txt").write_text("mine")
+    assert export(f"transformers:{folder}", "-o", output) == 2
+    assert "is not empty" in capsys.readouterr().err
+    configure(folder, activation_function="nosuch")
+    assert export(f"transformers:{folder}", "-o", output, "--overwrite") == 1
+    assert (output / "mine.txt").read_text() == "mine"
+    configure(folder, activation_function="gelu_new")
+    assert export(f"transformers:{folder}", "-o", output, "--overwrite") == 0
+    assert not (output / "mine.txt").exists()
+    assert og.Model(str(output))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2", "onnx"]
+
+
+@pytest.mark.long
+def test_other_commands_take_the_folder(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
+    assert run(["ops", "--missing", f"transformers:{saved('llama')}"]) == 0
+    assert run(["ops", "--missing", "transformers:"]) == 2
+    assert "transformers: needs a name" in capsys.readouterr().err

@@ -1,0 +1,187 @@
+"""``SCHEME:NAME``: kinds of models that plugins bring, and the options that ``onnxplug export`` has for them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+import typer.main
+
+from onnxplug.cli.options import (
+    CaptureOption,
+    ExactOption,
+    ModeOption,
+    OpsetOption,
+    OptimizeOption,
+    RuntimeOption,
+    TargetArgument,
+    choice,
+    parse_runtime,
+    plugin_options,
+    registry,
+)
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.plugin_api import ExportedFile, ExportRequest, ModelSource
+from onnxplug.registry.rule import load_object
+from onnxplug.registry.target import DEFAULT_RUNTIME
+
+_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
+
+
+def find_source(text: str) -> tuple[ModelSource, str] | None:
+    """The plugin's source that TARGET names, and what follows its scheme; ``None`` where TARGET is of another kind."""
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return None
+    source = registry()[1].source(match["scheme"])
+    return None if source is None else (source, match["name"])
+
+
+def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
+    """What a source's ``load`` returns.
+
+    Raises:
+        UsageError: ``--pretrained`` for a source that has no choice, or the name is empty.
+        OnnxplugError: The source raised.
+    """
+    if not name:
+        raise UsageError(f"{source.scheme}: needs a name after it", hint=source.help or None)
+    load = _function(source.load, source, "load")
+    takes = "pretrained" in inspect.signature(load).parameters
+    if pretrained and not takes:
+        raise UsageError(f"--pretrained is not for {source.scheme}:NAME, which decides by itself")
+    try:
+        return load(name, pretrained=pretrained) if takes else load(name)
+    except OnnxplugError:
+        raise
+    except Exception as error:
+        raise OnnxplugError(f"{source.scheme}:{name} can't be loaded: {type(error).__name__}: {error}") from error
+
+
+def export_command(arguments: Sequence[str], ordinary: Any) -> Any:
+    """The command for ``onnxplug export``: the ordinary one, or that of the source that the arguments name.
+
+    Args:
+        arguments: What follows ``export`` on the command line.
+        ordinary: The ordinary command; it reads the flags that say which plugins there are.
+    """
+    if not any(_SCHEME.fullmatch(text) for text in arguments):
+        return ordinary
+    _remember_flags(arguments, ordinary)
+    for text in arguments:
+        found = find_source(text)
+        if found is not None and found[0].export is not None:
+            return _command_of(found[0])
+    return ordinary
+
+
+def _remember_flags(arguments: Sequence[str], ordinary: Any) -> None:
+    """Takes the plugin flags into account before plugins are asked; the command itself reads them again."""
+    context = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": True}
+    given = ordinary.make_context("export", list(arguments), resilient_parsing=True, **context).params
+    flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
+    choice.remember(**{flag: given.get(flag) for flag in flags})
+
+
+def _command_of(source: ModelSource) -> Any:
+    """A command with the options that every export has, and those of the source's function."""
+    function = _function(source.export, source, "export")
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise OnnxplugError(f"the options of {source.scheme}: can't be read: {error}") from error
+    own = [
+        parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    common_hints = get_type_hints(_common, include_extras=True)
+    common = [
+        parameter.replace(annotation=common_hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(_common).parameters.values()
+    ]
+    twice = {parameter.name for parameter in own} & {parameter.name for parameter in common}
+    if twice:
+        raise OnnxplugError(
+            f"the options of {source.scheme}: has one that every export has: {', '.join(sorted(twice))}"
+        )
+
+    def command(**values: Any) -> None:
+        _run(source, function, {p.name: values.pop(p.name) for p in common}, values)
+
+    command.__doc__ = f"Export {source.scheme}:NAME. {source.help}".strip()
+    command.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in (*common, *own)}
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    app.command("export")(plugin_options(command))
+    return typer.main.get_command(app)
+
+
+def _common(
+    target: TargetArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write")],
+    opset: OpsetOption = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare with PyTorch at several sizes")] = False,
+    external_data: Annotated[
+        bool | None,
+        typer.Option(
+            "--external-data/--single-file",
+            help="Store the weights in a file beside the model; by default only large ones",
+        ),
+    ] = None,
+    optimize: OptimizeOption = True,
+    runtime: RuntimeOption = DEFAULT_RUNTIME,
+    exact: ExactOption = False,
+    strict: ModeOption = None,
+    capture: CaptureOption = "blocks",
+) -> None:
+    """The options that mean the same for every model."""
+
+
+def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[str, Any]) -> None:
+    from onnxplug.cli.inputs import parse_opset
+    from onnxplug.cli.report import progress, summary, verification
+
+    target: str = common["target"]
+    scheme, separator, name = target.partition(":")
+    if scheme != source.scheme or not separator:
+        raise UsageError(f"TARGET {target!r} is not {source.scheme}:NAME")
+    if not name:
+        raise UsageError(f"{source.scheme}: needs a name after it", hint=source.help or None)
+    opsets = parse_opset(common["opset"])
+    with progress() as shown:
+        shown("loading")
+        import torch
+
+        torch.manual_seed(0)  # as for every other TARGET
+        request = ExportRequest(
+            name,
+            common["output"],
+            verify=common["verify"],
+            external_data=common["external_data"],
+            options={
+                "opset_version": opsets,
+                "target": parse_runtime(common["runtime"]),
+                "exact": common["exact"],
+                "optimize": common["optimize"],
+                "strict": common["strict"],
+                "capture": common["capture"],
+                "registry": registry(),
+            },
+            stage=shown,
+        )
+        written = list(function(request, **own))
+    for item in written:
+        if not isinstance(item, ExportedFile):
+            raise OnnxplugError(f"the export of {source.scheme}: returned {item!r}, which is not an ExportedFile")
+        summary(item.program, item.path)
+        if item.report is not None:
+            verification(item.report)
+
+
+def _function(named: Any, source: ModelSource, what: str) -> Any:
+    return load_object(named, f"the {what} of {source.scheme}:") if isinstance(named, str) else named
