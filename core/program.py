@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,11 +21,13 @@ from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.checkpoint import open_checkpoint
+from onnxplug.run.content import Progress
+from onnxplug.run.progress import reporting
 from onnxplug.run.protobuf import to_proto
-from onnxplug.run.save import save_model
+from onnxplug.run.save import check_settings, save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
-from onnxplug.run.weights import check_numbers, checked_mapping, replacements
+from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import pytree
 
@@ -351,8 +354,16 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         include_initializers: bool = True,
         keep_initializers_as_inputs: bool = False,
         external_data: bool | None = None,
+        weights: Mapping[str, torch.Tensor] | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        strict: bool | None = None,
+        shard: int | str | None = None,
+        external: str | None = None,
+        progress: bool | Progress | None = None,
     ) -> None:
         """Saves the model: complete or not at all.
+
+        Weights go from where they are to the file one by one, and are nowhere twice in memory. A save of weights from files that
+        was killed, or that a full disk has stopped, goes on where it was when it is done again (``docs/large-models.md``).
 
         Args:
             destination: A path, or a binary file object. A symbolic link stays one; its target is replaced.
@@ -362,17 +373,38 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             external_data: Weights in a file beside the model, ``model.onnx.data`` beside ``model.onnx``; ``None`` does so
                 above 1.5 GB. While a model in the folder uses a file of this name, ``model.onnx.data.2`` is next, so that the
                 replaced model is never paired with new weights. What no model refers to any more is removed.
+            weights: The weights to save, as :meth:`apply_weights` takes them; the program keeps those that it has.
+            strict: As in :meth:`apply_weights`.
+            shard: The largest size of a data file, a number of bytes or ``"2GB"``: there are as many of them as that takes.
+            external: ``"safetensors"``: the model refers to what lies in safetensors files as it needs it, and only the
+                other weights are written, into a data file. The files must be in the model's folder or below, and stay there.
+            progress: A progress bar on standard error, or a function of the bytes that are written and of all. ``None``: a bar for
+                a gigabyte and more, on a terminal.
 
         Raises:
             SaveError: It can't be written; what stood there before is untouched.
+            UsageError: An argument is malformed, or two contradict each other.
+            WeightsError: Weights are missing, don't fit, or can't be read.
         """
-        with collection_held():
+        check_settings(external_data, include_initializers, shard, external)
+        if weights is None and strict is not None:
+            raise UsageError("strict= is about weights=, which is not given")
+        if weights is not None and not include_initializers:
+            raise UsageError("weights= can't be given together with include_initializers=False, which leaves them out")
+        found, unexpected = self._replacements(weights, strict) if weights is not None else ({}, [])
+        if unexpected:
+            warnings.warn(f"the model has no weights {named(unexpected)}, which are left out", stacklevel=2)
+        with collection_held(), reporting(progress) as told:
             save_model(
                 self.model,
                 destination,
                 external_data=external_data,
                 without=() if include_initializers else self._weight_names(),
                 keep_initializers_as_inputs=keep_initializers_as_inputs,
+                weights=found,
+                shard=shard,
+                external=external,
+                progress=told,
             )
 
     def _weight_names(self) -> list[str]:

@@ -20,6 +20,8 @@ except ImportError:  # Windows has no fcntl: processes that save one file are no
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _SUFFIX = ".onnxplug-", ".tmp"
+#: The end of the names of several data files.
+_PART = r"-\d{5,}-of-\d{5,}"
 
 
 def staged_file(folder: Path) -> IO[bytes]:
@@ -29,7 +31,7 @@ def staged_file(folder: Path) -> IO[bytes]:
     while True:
         path = folder / f"{_PREFIX}{secrets.token_hex(6)}{_SUFFIX}"
         file = open(path, "xb")  # noqa: SIM115 - the caller closes it
-        if _lock(file) and _is_at(file, path):  # else another saver took it for a leftover
+        if lock(file) and _is_at(file, path):  # else another saver took it for a leftover
             return file
         file.close()
 
@@ -52,7 +54,7 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool]) -> IO[bytes]:
+def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool], part: str = "") -> IO[bytes]:
     """The first of ``NAME.data``, ``NAME.data.2`` … that no model refers to and that nobody is writing, locked.
 
     A file that is not there is made, empty. The caller closes it after its model refers to it.
@@ -61,10 +63,11 @@ def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool]) -> IO
         folder: The folder.
         name: The model file's name.
         taken: Whether a name may not be used for another reason.
+        part: What stands at the end of the name of one of several files, ``-00001-of-00003``.
     """
     number = 1
     while True:
-        path = folder / (f"{name}.data" if number == 1 else f"{name}.data.{number}")
+        path = folder / f"{name}.data{'' if number == 1 else f'.{number}'}{part}"
         number += 1
         if taken(path.name) or (os.path.lexists(path) and not _is_plain(path)):
             continue
@@ -78,7 +81,7 @@ def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool]) -> IO
             if created:
                 raise
             continue
-        if not _lock(file):
+        if not lock(file):
             file.close()
         elif not _is_at(file, path):  # replaced between opening and locking
             file.close()
@@ -98,7 +101,12 @@ def _is_read(data: Path, name: str, created: bool) -> bool:
 
 def is_data_file(name: str, model: str) -> bool:
     """Whether a file's name is one of those that :func:`claim_data_file` gives."""
-    return re.fullmatch(re.escape(model) + r"\.data(\.\d+)?", name) is not None
+    return re.fullmatch(re.escape(model) + rf"\.data(\.\d+)?({_PART})?", name) is not None
+
+
+def is_part(name: str, model: str) -> bool:
+    """Whether a file's name is that of one of several data files of a model."""
+    return re.fullmatch(re.escape(model) + rf"\.data(\.\d+)?{_PART}", name) is not None
 
 
 def remove_if(path: Path, condition: Callable[[Path], bool], timeout: float = 0.2) -> None:
@@ -114,7 +122,7 @@ def remove_if(path: Path, condition: Callable[[Path], bool], timeout: float = 0.
             return
         with open(path, "r+b") as file:
             until = time.monotonic() + timeout
-            while not _lock(file):
+            while not lock(file):
                 if time.monotonic() > until:
                     return
                 time.sleep(0.01)
@@ -133,7 +141,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _lock(file: IO[bytes]) -> bool:
+def lock(file: IO[bytes]) -> bool:
     """Takes the file's lock; false if another has it. File systems without locks hold no one off."""
     if fcntl is None:
         return True

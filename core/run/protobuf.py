@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -30,6 +30,7 @@ def to_proto(
     *,
     tensors: Mapping[str, ir.TensorProtocol] | None = None,
     inputs: Sequence[ir.Value] | None = None,
+    apart: Collection[str] = (),
 ) -> onnx.ModelProto:
     """The protocol buffer of a model.
 
@@ -38,6 +39,7 @@ def to_proto(
         proto: The message to fill; a new one when ``None``.
         tensors: The contents of the initializers to be written, by name, instead of the model's own.
         inputs: The graph's inputs, instead of the model's own.
+        apart: Names of initializers that the caller writes himself: they are described, and left out.
 
     Raises:
         onnx_ir.serde.SerdeError: A part of the model can't be written; a fake tensor for example.
@@ -59,7 +61,10 @@ def to_proto(
     )
     proto = serde.serialize_model_into(onnx.ModelProto() if proto is None else proto, frame)
     described = [value for name, value in graph.initializers.items() if name in tensors]
+    skipped = set(apart)
     for value in described:
+        if value.name in skipped:
+            continue
         _add_initializer(proto.graph, str(value.name), tensors[str(value.name)])
     attributes: dict[int, onnx.AttributeProto] = {}
     for node in graph:

@@ -9,27 +9,22 @@ import os
 import shutil
 import stat
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import onnx
 import onnx_ir as ir
-from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
-from onnxplug.errors import SaveError, WeightsError
-from onnxplug.run.files import claim_data_file, flush, flush_folder, is_data_file, remove_if, staged_file
-from onnxplug.run.protobuf import to_proto
+from onnxplug.errors import SaveError, UsageError, WeightsError
+from onnxplug.run.content import ModelView, Progress, Writer, content
+from onnxplug.run.external import Place, in_safetensors, is_large, part_name, places_of, size_of
+from onnxplug.run.files import claim_data_file, flush, flush_folder, is_data_file, is_part, remove_if, staged_file
 from onnxplug.run.references import References, data_files, folder_references
-from onnxplug.run.weights import check_numbers
+from onnxplug.run.resume import RESUMABLE_BYTES, Partial, plan_of, remove_partial
+from onnxplug.run.weights import SOURCE, check_numbers
 
 #: Bytes of weights above which they go into a file of their own; protobuf ends at 2 GB.
 LARGE_MODEL_BYTES = 1536 * 1024 * 1024
-#: Tensors below this stay in the model's file even when the weights go beside it.
-SMALL_TENSOR_BYTES = 1024
-#: Offsets of tensors in a data file: those of at least a megabyte begin a page, so that they can be mapped.
-_ALIGNMENT, _PAGE, _LARGE_TENSOR_BYTES = 64, 4096, 1 << 20
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -45,8 +40,14 @@ def weight_bytes(model: ir.Model) -> int:
     return _bytes(_weights(model))
 
 
-def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    return {name: v.const_value for name, v in model.graph.initializers.items() if v.const_value is not None}
+def _weights(model: ir.Model, instead: Mapping[ir.Value, ir.TensorProtocol] | None = None) -> dict[str, Any]:
+    """The initializers' tensors by name; those of ``instead`` go before."""
+    found = {}
+    for name, value in model.graph.initializers.items():
+        tensor = (instead or {}).get(value, value.const_value)
+        if tensor is not None:
+            found[name] = tensor
+    return found
 
 
 def _bytes(weights: Mapping[str, ir.TensorProtocol]) -> int:
@@ -60,6 +61,10 @@ def save_model(
     external_data: bool | None = None,
     without: Collection[str] = (),
     keep_initializers_as_inputs: bool = False,
+    weights: Mapping[ir.Value, ir.TensorProtocol] | None = None,
+    shard: int | str | None = None,
+    external: str | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Writes a model, which is left as it is.
 
@@ -73,39 +78,85 @@ def save_model(
         external_data: Weights in a file of their own; ``None`` decides by size.
         without: Names of initializers that are not stored.
         keep_initializers_as_inputs: List the weights as inputs too.
+        weights: What initializers hold, instead of what they hold in the model.
+        shard: The largest size of a data file.
+        external: ``"safetensors"``: what lies in safetensors files as the model has it stays there.
+        progress: Told of the bytes that are written.
 
     Raises:
         SaveError: It can't be written: no such folder, not a regular file, no permission, no room.
-        WeightsError: A weight has no numbers.
+        UsageError: Arguments are malformed, or contradict each other.
+        WeightsError: A weight has no numbers, or can't be read from its file.
     """
-    weights = {name: tensor for name, tensor in _weights(model).items() if name not in without}
+    limit = check_settings(external_data, shard=shard, external=external)
+    if limit is not None or external is not None:
+        external_data = True
+    chosen = {name: tensor for name, tensor in _weights(model, weights).items() if name not in without}
     stored = [value for name, value in model.graph.initializers.items() if name not in without]
-    check_numbers(stored, "the model can't be saved")
+    check_numbers((value for value in stored if value not in (weights or {})), "the model can't be saved")
     inputs = list(model.graph.inputs)
     if keep_initializers_as_inputs:
         inputs += [v for v in model.graph.initializers.values() if not v.is_graph_input()]
-    view = _ModelView(model, weights, inputs)
+    view = ModelView(model, chosen, inputs)
     if hasattr(destination, "write"):
         if external_data:
             raise SaveError("external data needs a file path, not a file object")
-        _write_object(destination, view.serialize())
+        for piece in view.pieces():
+            _write_object(destination, piece)
         return
-    size = _bytes(weights)
-    path = check_destination(destination, size)
-    saver = _Saver(path)
+    path = check_destination(destination)
+    _check_sources(path, chosen)
+    linked = in_safetensors(chosen, path.parent) if external is not None else {}
+    written = {name: tensor for name, tensor in chosen.items() if name not in linked}
+    size = _bytes(written)
+    beside: dict[str, Place] = {}
+    if external_data or (external_data is None and size > LARGE_MODEL_BYTES):
+        beside = places_of({n: t for n, t in written.items() if is_large(t)}, limit)
+    saver = _Saver(path, view, Writer(sum(place.length for place in beside.values()), progress))
     try:
-        external = _external(weights) if external_data or (external_data is None and size > LARGE_MODEL_BYTES) else []
-        if external:
-            saver.save_with_data(view, external)
-            _warn_of_distant_link(destination, path)
+        if beside:
+            saver.save_with_data(beside, linked, size)
         else:
-            saver.save(view)
+            check_destination(destination, size)
+            saver.save(linked)
+        if beside or linked:
+            _warn_of_distant_link(destination, path)
+    except WeightsError:
+        saver.forget_partial()
+        raise
     except OSError as error:
-        raise _save_error(path, error, size, saver.replaced) from error
+        raise _save_error(path, error, size, saver) from error
     except UnicodeError as error:
         raise SaveError(f"can't write {str(path)!r}: its name is not UTF-8, which external data needs") from error
     finally:
         saver.clean_up()
+
+
+def check_settings(
+    external_data: bool | None = None, include_initializers: bool = True, shard: Any = None, external: Any = None
+) -> int | None:
+    """Checks the arguments of :func:`save_model` before anything is done; returns the largest size of a data file.
+
+    Raises:
+        UsageError: One is malformed, or two contradict each other.
+    """
+    if external not in (None, "safetensors"):
+        raise UsageError(f"external= takes 'safetensors' or None, got {external!r}")
+    limit = size_of(shard) if shard is not None else None
+    for name, value in (("shard", shard), ("external", external)):
+        if value is not None and external_data is False:
+            raise UsageError(f"{name}= can't be given together with external_data=False, which makes a single file")
+        if value is not None and not include_initializers:
+            raise UsageError(
+                f"{name}= can't be given together with include_initializers=False, which writes no weights"
+            )
+    return limit
+
+
+def _check_sources(path: Path, weights: Mapping[str, ir.TensorProtocol]) -> None:
+    files = {tensor.meta[SOURCE].stored.path for tensor in weights.values() if SOURCE in tensor.meta}
+    if any(os.path.realpath(file) == str(path) for file in files):
+        raise SaveError(f"can't write {path}: its weights are read from this file", hint="Save elsewhere.")
 
 
 def check_destination(destination: Any, size: int = 0) -> Path:
@@ -156,8 +207,11 @@ def _warn_of_distant_link(destination: Any, path: Path) -> None:
         )
 
 
-def _save_error(path: Path, error: OSError, size: int, replaced: bool) -> SaveError:
-    hint = "The new model is in place." if replaced else "What was there before is untouched."
+def _save_error(path: Path, error: OSError, size: int, saver: _Saver) -> SaveError:
+    hint = "The new model is in place." if saver.replaced else "What was there before is untouched."
+    kept = saver.keep_partial()
+    if kept is not None:
+        hint += f" What is written of the new model is kept, {kept}*: saving it again goes on from there."
     if error.errno == errno.ENOSPC:
         return SaveError(
             f"can't write {path}: the disk is full ({size / 1e6:.0f} MB of weights)",
@@ -197,34 +251,107 @@ class _Saver:
         replaced: Whether the new model stands at the path.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, view: ModelView, writer: Writer) -> None:
         self.path = path
         self.replaced = False
+        self._view = view
+        self._writer = writer
         self._files: list[IO[bytes]] = []
         self._mine: set[str] = set()  # data files of this save
         self._old: set[str] = set()  # those of the model that it replaces
+        self._partial: Partial | None = None
 
-    def save(self, view: _ModelView) -> None:
-        """Writes the model as a single file."""
-        self._finish(view, view.serialize())
+    def save(self, linked: Mapping[str, tuple[str, int, int]]) -> None:
+        """Writes the model as a single file, but for weights that are in other files already."""
+        self._finish(linked)
 
-    def save_with_data(self, view: _ModelView, external: Sequence[str]) -> None:
-        """Writes the model with the named weights in a data file."""
-        folder = self.path.parent
-        live, old = _live_data(view, folder), sorted(self._replaced_data())
-        claim = claim_data_file(folder, self.path.name, lambda name: name in live)
-        self._files.append(claim)
-        data = Path(claim.name)
-        data.name.encode()  # the location is text in UTF-8
-        if not os.fstat(claim.fileno()).st_size:
+    def save_with_data(
+        self, places: Mapping[str, Place], linked: Mapping[str, tuple[str, int, int]], size: int
+    ) -> None:
+        """Writes the model with weights in data files.
+
+        Args:
+            places: Where each of them lies there.
+            linked: Those that are in other files already.
+            size: Bytes of all that are written.
+
+        Raises:
+            SaveError: There is too little room.
+        """
+        self.path.name.encode()  # the location is text in UTF-8
+        count = 1 + max(place.file for place in places.values())
+        old = sorted(self._replaced_data())
+        files, done = self._data_files(places, count, self.path.parent / old[0] if old else self.path)
+        check_destination(self.path, size - sum(places[name].length for name in done))
+        for name, place in places.items():
+            self._write(files[place.file], name, place, done)
+        for file in files:
+            flush(file)
+        live, names = _live_data(self._view, self.path.parent), []
+        for number, file in enumerate(files):
+            claim = claim_data_file(
+                self.path.parent, self.path.name, lambda name: name in live, part_name(number, count)
+            )
+            self._files.append(claim)
+            data = Path(claim.name)
+            if not os.fstat(claim.fileno()).st_size:
+                self._mine.add(data.name)
+            os.replace(file.name, data)
             self._mine.add(data.name)
-        staged = self._stage(folder / old[0] if old else self.path)
-        locations = {name: _append(staged, view.weights[name]) for name in external}
-        flush(staged)
-        content = view.serialize(data.name, locations)
-        os.replace(staged.name, data)
-        self._mine.add(data.name)
-        self._finish(view, content)
+            names.append(data.name)
+        self._finish({**linked, **{n: (names[p.file], p.offset, p.length) for n, p in places.items()}})
+
+    def _data_files(
+        self, places: Mapping[str, Place], count: int, like: Path
+    ) -> tuple[list[IO[bytes]], frozenset[str]]:
+        """The files to write data to, and the names of the tensors that are there from an earlier save."""
+        sources = {n: t.meta[SOURCE] for n in places if SOURCE in (t := self._view.weights[n]).meta}
+        ends = {n: (places[n].file, places[n].offset + places[n].length) for n, s in sources.items() if s.is_lasting}
+        if sum(places[name].length for name in ends) >= RESUMABLE_BYTES:
+            import onnxplug
+
+            tensors = {
+                name: (t.dtype.name, list(t.shape.numpy()), sources[name].identity if name in ends else None)
+                for name in places
+                for t in (self._view.weights[name],)
+            }
+            plan = plan_of(onnxplug.__version__, places, tensors)
+            self._partial = Partial.open(self.path.parent, self.path.name, plan, ends, count)
+        if self._partial is None:
+            return [self._stage(like) for _ in range(count)], frozenset()
+        for file in self._partial.files:
+            with contextlib.suppress(FileNotFoundError):
+                _copy_permissions(like, file)
+        return self._partial.files, frozenset(self._partial.done)
+
+    def _write(self, file: IO[bytes], name: str, place: Place, done: frozenset[str]) -> None:
+        if name in done:
+            self._writer.advance(place.length)
+            return
+        file.seek(0, os.SEEK_END)
+        if file.tell() < place.offset:
+            file.write(bytes(place.offset - file.tell()))
+        file.seek(place.offset)
+        self._writer.write(file, content(self._view.weights[name]))
+        if self._partial is not None and self._is_lasting(name):
+            self._partial.note(name, place.length)
+
+    def _is_lasting(self, name: str) -> bool:
+        source = self._view.weights[name].meta.get(SOURCE)
+        return source is not None and source.is_lasting
+
+    def keep_partial(self) -> Path | None:
+        """Keeps what is written for a later save; the beginning of the files' names, or ``None`` where nothing is kept."""
+        if self._partial is None or self.replaced:
+            return None
+        partial, self._partial = self._partial, None
+        return partial.path if partial.close(keep=True) else None
+
+    def forget_partial(self) -> None:
+        """Removes what is written."""
+        if self._partial is not None:
+            self._partial.close(keep=False)
+            self._partial = None
 
     def _stage(self, like: Path) -> IO[bytes]:
         file = staged_file(self.path.parent)
@@ -239,15 +366,18 @@ class _Saver:
         except OSError:
             return set()
 
-    def _finish(self, view: _ModelView, content: bytes) -> None:
+    def _finish(self, places: Mapping[str, tuple[str, int, int]]) -> None:
         staged = self._stage(self.path)
-        staged.write(content)
+        for piece in self._view.pieces(places):
+            staged.write(piece)
         flush(staged)
         flush_folder(self.path.parent)  # the data file is renamed before the model
-        self._old = self._replaced_data() - _live_data(view, self.path.parent)
+        self._old = self._replaced_data() - _live_data(self._view, self.path.parent)
         os.replace(staged.name, self.path)
         self.replaced = True
         flush_folder(self.path.parent)
+        # Those that a save left which was killed between its data files and its model.
+        self._old.update(n for n in os.listdir(self.path.parent) if is_part(n, self.path.name))
 
     def clean_up(self) -> None:
         """Closes all files, and removes those that the model at the path does not need."""
@@ -259,6 +389,10 @@ class _Saver:
         for file in self._files:
             with contextlib.suppress(OSError):
                 file.close()
+        if self._partial is not None:
+            self._partial.close(keep=not self.replaced)
+        elif self.replaced:
+            remove_partial(self.path.parent, self.path.name)
         for name in sorted(self._mine):
             remove_if(self.path.parent / name, lambda data: not self._references().include(data.name))
         for name in sorted(self._old - self._mine):
@@ -286,65 +420,12 @@ def _copy_permissions(source: Path, file: IO[bytes]) -> None:
     os.chmod(file.name, stat.S_IMODE(status.st_mode))
 
 
-def _external(weights: Mapping[str, ir.TensorProtocol]) -> list[str]:
-    return [n for n, t in weights.items() if t.nbytes >= SMALL_TENSOR_BYTES and t.dtype != ir.DataType.STRING]
-
-
-def _live_data(view: _ModelView, folder: Path) -> set[str]:
+def _live_data(view: ModelView, folder: Path) -> set[str]:
     """Files of the folder that the model itself still reads its weights from."""
     paths = {Path(os.path.realpath(t.path)) for t in view.weights.values() if isinstance(t, ir.ExternalTensor)}
     return {path.name for path in paths if path.parent == folder}
 
 
-def _append(file: IO[bytes], tensor: ir.TensorProtocol) -> tuple[int, int]:
-    """Writes a tensor's bytes; returns their offset and length."""
-    alignment = _PAGE if tensor.nbytes >= _LARGE_TENSOR_BYTES else _ALIGNMENT
-    file.write(bytes(-file.tell() % alignment))
-    offset = file.tell()
-    if tensor.dtype.bitwidth < 8:
-        file.write(tensor.tobytes())
-    else:
-        file.write(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
-    return offset, file.tell() - offset
-
-
-class _ModelView:
-    """A model with the weights and inputs that are to be written.
-
-    Attributes:
-        weights: The initializers' tensors by name.
-    """
-
-    def __init__(self, model: ir.Model, weights: Mapping[str, ir.TensorProtocol], inputs: Sequence[ir.Value]) -> None:
-        self._model = model
-        self.weights = weights
-        self._inputs = inputs
-
-    def serialize(self, data: str = "", locations: Mapping[str, tuple[int, int]] | None = None) -> bytes:
-        """The model's protocol buffer; weights with a location (offset, length) are in the file ``data``.
-
-        Raises:
-            SaveError: It is larger than protocol buffers can be, or a weight has no content.
-        """
-        tensors: dict[str, ir.TensorProtocol] = {}
-        for name, tensor in self.weights.items():
-            place = (locations or {}).get(name)
-            if place is not None:
-                tensor = ir.ExternalTensor(data, *place, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
-            elif isinstance(tensor, ir.ExternalTensor):  # its location is relative to the file that it came from
-                tensor = ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=name)
-            tensors[name] = tensor
-        proto = onnx.ModelProto()
-        try:
-            to_proto(self._model, proto, tensors=tensors, inputs=self._inputs)
-            return proto.SerializeToString()
-        except WeightsError:
-            raise
-        except (ir.serde.SerdeError, EncodeError, ValueError) as error:
-            hint = "A model over 2 GB needs external_data=True." if proto.ByteSize() >= 2**31 else None
-            raise SaveError(f"the model can't be written as a protocol buffer: {error}", hint=hint) from error
-
-
 def to_bytes(model: ir.Model) -> bytes:
     """The model as one protobuf."""
-    return _ModelView(model, _weights(model), list(model.graph.inputs)).serialize()
+    return b"".join(ModelView(model, _weights(model), list(model.graph.inputs)).pieces())

@@ -162,12 +162,14 @@ class Source:
         stored: The tensor in its file.
         is_plain: Whether the initializer's bytes are those in the file.
         identity: Equal for what has the same bytes.
+        is_lasting: Whether it says so in another process too.
     """
 
     def __init__(self, stored: Stored, origin: Origin) -> None:
         self.stored = stored
         self.is_plain = not origin.keys and stored.dtype == origin.dtype
         self.identity = [*stored.identity, str(origin.dtype), repr(origin.keys)]
+        self.is_lasting = " at 0x" not in repr(origin.keys)  # which tells where an object of this process is
 
 
 def _made(value: ir.Value, origin: Origin, tensor: torch.Tensor) -> ir.TensorProtocol:
