@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from onnxplug.cli.options import (
     CaptureOption,
     DynamicOption,
     ExactOption,
+    ExternalOption,
     FunctionClassesOption,
     FunctionDomainOption,
     FunctionsOption,
@@ -28,7 +30,10 @@ from onnxplug.cli.options import (
     OptimizeOption,
     PretrainedOption,
     RuntimeOption,
+    ShardOption,
+    StrictWeightsOption,
     TargetArgument,
+    WeightsOption,
     choice,
     parse_runtime,
     plugin_options,
@@ -114,6 +119,10 @@ def export(
             help="Store the weights in a file beside the model; by default only large ones",
         ),
     ] = None,
+    weights: WeightsOption = None,
+    strict_weights: StrictWeightsOption = None,
+    shard: ShardOption = None,
+    external: ExternalOption = None,
     optimize: OptimizeOption = True,
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
@@ -168,19 +177,28 @@ def export(
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
     wanted = parse_functions(functions, function_classes, function_domain)
+    saving = {"weights": weights, "strict": strict_weights, "shard": shard, "external": external}
+    _check_saving(saving, verify=verify, pieces=pieces)
     with progress() as shown:
         shown("loading")
 
         import onnxplug
         from onnxplug.arguments import check_destination, check_verifiable
         from onnxplug.opsets import resolve_opsets
+        from onnxplug.run.checkpoint import open_checkpoint
+        from onnxplug.run.save import check_settings
+
+        check_settings(external_data, shard=shard, external=external)
+        if weights:
+            open_checkpoint(weights)  # whether they are there, before anything that takes long
 
         names = pieces.split(",") if pieces is not None else None
         if names is None:
             check_destination(output)
         if verify:
             check_verifiable(resolve_opsets(opsets)[""])
-        loaded = load_for_export(target, specs, pretrained=pretrained)
+        with onnxplug.fake_weights() if weights else contextlib.nullcontext():
+            loaded = load_for_export(target, specs, pretrained=pretrained)
         options: dict[str, Any] = {
             "kwargs": loaded.kwargs,
             "dynamic_shapes": shapes,
@@ -211,13 +229,32 @@ def export(
                 shown("verification")
                 report = program.verify()
             shown("saving")
-            program.save(output, external_data=external_data)
+            program.save(output, external_data=external_data, progress=shown.part, **saving)
     if names is not None:
         summary_of_pieces(chain, output, verified=verify)
         return
     summary(program, output)
     if report is not None:
         verification(report)
+
+
+def _check_saving(saving: dict[str, Any], *, verify: bool, pieces: str | None) -> None:
+    """Checks what --weights and the options of saving are given together with.
+
+    Raises:
+        UsageError: One contradicts another.
+    """
+    flags = {"weights": "--weights", "strict": "--strict-weights", "shard": "--shard", "external": "--external"}
+    given = [flags[name] for name, value in saving.items() if value is not None and value != []]
+    if pieces is not None and given:
+        raise UsageError(f"{given[0]} can't be given together with --pieces")
+    if saving["strict"] is not None and not saving["weights"]:
+        raise UsageError("--strict-weights is about --weights, which is not given")
+    if saving["weights"] and verify:
+        raise UsageError(
+            "--verify compares with the PyTorch model's own weights, which are not made where --weights gives others",
+            hint="Have TARGET load the weights, and leave --weights away.",
+        )
 
 
 @app.command("verify")

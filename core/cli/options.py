@@ -57,6 +57,30 @@ FunctionClassesOption = Annotated[
 FunctionDomainOption = Annotated[
     str | None, typer.Option("--function-domain", help="Domain of these functions; onnxplug.modules by default")
 ]
+WeightsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--weights",
+        help="File of the weights (.safetensors, .bin, .pt, .index.json) or its folder; repeat for several. The model itself is "
+        "made without numbers",
+    ),
+]
+StrictWeightsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--strict-weights/--no-strict-weights",
+        help="Whether --weights must have every weight of the model and no other",
+    ),
+]
+ShardOption = Annotated[
+    str | None, typer.Option("--shard", help="2GB: weights go into files beside the model of at most this size")
+]
+ExternalOption = Annotated[
+    str | None,
+    typer.Option(
+        "--external", help="safetensors: the model refers to the weights in those files, and copies none it needn't"
+    ),
+]
 StrictPlugins = Annotated[
     bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
 ]

@@ -40,6 +40,11 @@ class Progress:
         else:
             err.print(f"{stage} ...")
 
+    def part(self, done: int, total: int) -> None:
+        """Says how many bytes the stage has done, on a terminal."""
+        if self._status is not None and self._stage is not None:
+            self._status.update(f"{self._stage}: {done / 1e9:.2f} of {total / 1e9:.2f} GB ...")
+
     def finish(self) -> None:
         """Says how long the stage took, if it took long."""
         seconds = time.perf_counter() - self._started
