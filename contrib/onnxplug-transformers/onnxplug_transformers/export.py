@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from onnxplug_transformers.decoders import Decoder, example_of
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged
 from onnxplug_transformers.genai import genai_config
 from onnxplug_transformers.models import load_config, load_model, task_of
+from onnxplug_transformers.tasks import Task, task_example
 
-_WITH_TEXT = ("text", "token", "question", "fill")
+TEXT_GENERATION = "text-generation"
 
 
 def export_folder(
@@ -59,25 +61,23 @@ def export_folder(
     check_output(output, overwrite=overwrite)
     config = load_config(source, random=random)
     kind = task_of(config, task)
-    if last_logits and kind != "text-generation":
+    if last_logits and kind != TEXT_GENERATION:
         raise UsageError(f"--last-logits is for text generation, and this is {kind}")
-    if tokenizer and kind.startswith(_WITH_TEXT):
-        check_tokenizer(source)
     model = load_model(source, config, kind, dtype=dtype, random=random)
-    given = dict(options or {})
+    if tokenizer and model.main_input_name == "input_ids":
+        check_tokenizer(source)
+    call = _Call(verify, external_data, stage, dict(options or {}))
     with staged(output) as folder:
-        if kind == "text-generation":
+        if kind == TEXT_GENERATION:
             decoder = Decoder(model, last_logits=last_logits).eval()
             example = example_of(decoder)
-            program = onnxplug.to_onnx(
+            file = call.write(
+                folder / "model.onnx",
                 decoder,
                 kwargs=example.kwargs,
                 dynamic_shapes=example.dynamic_shapes,
                 input_names=example.input_names,
                 present_names=True,
-                mutations="ignore",
-                progress=stage,
-                **given,
             )
             about = genai_config(
                 model,
@@ -87,16 +87,40 @@ def export_folder(
                 head_size=example.head_size,
             )
             (folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+            files = [file]
         else:
-            raise UsageError(f"{kind} is not exported yet")
-        report = None
-        if verify:
-            stage("verification")
-            report = program.verify()
-        stage("saving")
-        program.save(folder / "model.onnx", external_data=external_data)
+            inputs = task_example(model, source)
+            files = [
+                call.write(
+                    folder / "model.onnx",
+                    Task(model).eval(),
+                    kwargs=inputs.kwargs,
+                    dynamic_shapes=inputs.dynamic_shapes,
+                )
+            ]
         copy_companions(source, folder, tokenizer=tokenizer)
-    return [ExportedFile(output / "model.onnx", program, report)]
+    return [replace(file, path=output / file.path.name) for file in files]
+
+
+@dataclass
+class _Call:
+    """How each model of a folder is exported."""
+
+    verify: bool
+    external_data: bool | None
+    stage: Callable[[str], None]
+    options: dict[str, Any]
+
+    def write(self, path: Path, model: Any, **about: Any) -> ExportedFile:
+        """Exports one model, verifies it where that was asked for, and saves it."""
+        program = onnxplug.to_onnx(model, mutations="ignore", progress=self.stage, **about, **self.options)
+        report = None
+        if self.verify:
+            self.stage("verification")
+            report = program.verify()
+        self.stage("saving")
+        program.save(path, external_data=self.external_data)
+        return ExportedFile(path, program, report)
 
 
 def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -109,7 +133,7 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
     config = load_config(source)
     kind = task_of(config, None)
     model = load_model(source, config, kind)
-    if kind == "text-generation":
+    if kind == TEXT_GENERATION:
         decoder = Decoder(model).eval()
         return decoder, (), example_of(decoder).kwargs
-    raise UsageError(f"{kind} is not exported yet")
+    return Task(model).eval(), (), dict(task_example(model, source).kwargs)

@@ -206,7 +206,7 @@ def saved(decoder: Callable[[str], nn.Module], tmp_path: Path) -> Callable[[str]
         with torch.no_grad():
             head.weight[:3] = 0  # never among the best: a text goes on until it has all its tokens
         model.save_pretrained(folder)
-        save_tokenizer(folder)
+        write_tokenizer(folder)
         return folder
 
     return save
@@ -230,7 +230,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return export
 
 
-def save_tokenizer(folder: Path) -> None:
+@pytest.fixture
+def save_tokenizer() -> Callable[[Path], None]:
+    """Saves a tokenizer into a folder."""
+    return write_tokenizer
+
+
+def write_tokenizer(folder: Path) -> None:
     """A tokenizer of bytes for the 100 tokens that the models know: printable ASCII and three special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
