@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "to_onnx": "exporter",
     "export": "torch_onnx.export",
+    "as_torch_onnx": "torch_onnx.install",
     "bisect": "diagnosis.bisect",
     "diagnose": "diagnosis.diagnose",
     "Diagnosis": "diagnosis.diagnose",
@@ -160,6 +161,7 @@ if TYPE_CHECKING:
     from onnxplug.registry.rule import Rule as Rule
     from onnxplug.rewrite.rewrite import Rewrite as Rewrite
     from onnxplug.torch_onnx.export import export as export
+    from onnxplug.torch_onnx.install import as_torch_onnx as as_torch_onnx
 
 
 #: Subpackages that are public by themselves.

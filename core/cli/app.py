@@ -1,4 +1,4 @@
-"""The command line: ``onnxplug export | verify | bisect | diagnose | inspect | plugins | why | ops``."""
+"""The command line: ``onnxplug export | run | verify | bisect | diagnose | inspect | plugins | why | ops``."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ from onnxplug.cli.options import (
     registry,
 )
 from onnxplug.cli.plugins import plugins_app
+from onnxplug.cli.run import SETTINGS
+from onnxplug.cli.run import run as run_script
 from onnxplug.cli.sources import export_command
 from onnxplug.errors import OnnxplugError, OpsetError, UsageError
 from onnxplug.registry.target import DEFAULT_RUNTIME
@@ -81,6 +83,7 @@ app.command()(plugin_options(why))
 app.command()(plugin_options(ops))
 app.command()(plugin_options(bisect))
 app.command()(plugin_options(diagnose))
+app.command("run", context_settings=SETTINGS)(plugin_options(run_script))
 
 
 def _version(asked: bool) -> None:

@@ -14,6 +14,7 @@ from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
 from onnxplug import arguments
 from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
 from onnxplug.exporter import plugins_of_call, to_onnx
+from onnxplug.opsets import resolve_opsets
 from onnxplug.torch_onnx.artifacts import Artifacts
 from onnxplug.torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
 from onnxplug.torch_onnx.request import Request, warn
@@ -132,12 +133,13 @@ def export(
     return program if request.dynamo else None
 
 
-def run(request: Request, options: Mapping[str, Any]) -> OnnxProgram:
+def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = True) -> OnnxProgram:
     """Exports what a call asks for.
 
     Args:
         request: The call; its arguments are settled here.
-        options: Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks.
+        options: Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks, and ``verify``.
+        verify_drawn: Where the call alone asks for verification, on inputs that are drawn at random too.
 
     Returns:
         The program, whatever ``dynamo`` says.
@@ -148,7 +150,7 @@ def run(request: Request, options: Mapping[str, Any]) -> OnnxProgram:
     with _errors_of_torch():
         request.settle()
         arguments.check_destination(request.f)
-        exporter = _Exporter(request, options)
+        exporter = _Exporter(request, options, verify_drawn)
         artifacts = Artifacts(request)
         program = None
         try:
@@ -167,8 +169,12 @@ class _Exporter:
         request: What is asked for.
     """
 
-    def __init__(self, request: Request, options: Mapping[str, Any]) -> None:
+    def __init__(self, request: Request, options: Mapping[str, Any], verify_drawn: bool) -> None:
         self.request = request
+        asked = options.get("verify", False)
+        self._verifies_given = request.verify and not asked and not verify_drawn
+        if self._verifies_given:
+            arguments.check_verifiable(resolve_opsets(request.opset_version)[""])
         self._given = isinstance(request.model, torch.export.ExportedProgram)
         versions = request.custom_opsets or {}
         chosen = {name: options.get(name) for name in ("plugins", "prefer")}
@@ -186,7 +192,7 @@ class _Exporter:
             "custom_translation_table": request.custom_translation_table,
             "functions": request.functions() or options.get("functions"),
             "optimize": request.optimize and request.do_constant_folding and options.get("optimize", True),
-            "verify": request.verify or options.get("verify", False),
+            "verify": asked or (request.verify and verify_drawn),
             "kwargs": request.kwargs,
             "opset_version": request.opset_version,
             "dynamic_shapes": self._dynamic_shapes(),
@@ -213,6 +219,9 @@ class _Exporter:
             name_output_axes(program, self._axes, of_inputs)
         if self._given and request.dynamic_shapes:
             name_given_axes(program, request.dynamic_shapes)
+        if self._verifies_given:
+            artifacts.stages("verification")
+            program.verify(seeds=())
         if request.f is not None:
             artifacts.stages("saving")
             save(program, request)

@@ -1,0 +1,268 @@
+"""``as_torch_onnx``: while it lasts, ``torch.onnx.export`` is ``onnxplug.export``, for programs of others.
+
+Nothing here imports torch: a program may set variables of the environment that count when torch is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from onnxplug.errors import UsageError
+
+if TYPE_CHECKING:
+    from onnxplug.registry.rule import Rule
+    from onnxplug.torch_onnx.request import Request
+
+_MODULE = "torch.onnx"
+
+
+class Options(TypedDict, total=False):
+    """Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks, and ``verify``."""
+
+    rules: Iterable[Rule]
+    runtime: Iterable[Any]
+    plugins: Sequence[str] | None
+    prefer: Mapping[str, str] | None
+    target: str | None
+    exact: bool
+    functions: Any
+    verify: bool
+    strict: bool | None
+    capture: str
+    mutations: str
+    present_names: bool
+    checks: bool
+    decompositions: Any
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One call of ``torch.onnx.export`` that was ours.
+
+    Attributes:
+        file: Where the model was written; ``None`` where the call named no path.
+        opset: Version of ai.onnx; 0 for a failed export.
+        nodes: How many nodes the model has.
+        seconds: How long it took.
+        error: Class and first line of what was raised; ``None`` for an export that succeeded.
+    """
+
+    file: str | None
+    opset: int
+    nodes: int
+    seconds: float
+    error: str | None = None
+
+
+@contextlib.contextmanager
+def as_torch_onnx(**options: Unpack[Options]) -> Iterator[list[Exported]]:
+    """While it lasts, ``torch.onnx.export`` is :func:`onnxplug.export`, in the whole process.
+
+    That holds for the function of torch, wherever a module has it under whatever name, and for the exporter of old in
+    ``torch.onnx.utils``. What a module keeps elsewhere (a default argument, a ``functools.partial``) from before is torch's.
+
+    Args:
+        options: Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks (``target``, ``plugins``, ``rules``, …), for
+            every export; ``verify=True`` verifies each.
+
+    Returns:
+        The exports so far, in order.
+
+    Raises:
+        UsageError: There is no such option.
+    """
+    for name in options:
+        if name not in Options.__annotations__:
+            near = difflib.get_close_matches(name, Options.__annotations__, 1)
+            raise UsageError(
+                f"as_torch_onnx has no option {name!r}",
+                hint=f"Did you mean {near[0]!r}?"
+                if near
+                else "It takes what torch.onnx.export lacks; the rest is said in the program's own calls.",
+            )
+    with replaced(lambda: options) as exports:
+        yield exports
+
+
+@dataclass(eq=False)
+class _Context:
+    """One use of :func:`replaced` that lasts.
+
+    Attributes:
+        options: What every export is given besides the call's own arguments.
+        exports: The exports while it lasted.
+    """
+
+    options: Callable[[], Mapping[str, Any]]
+    exports: list[Exported] = field(default_factory=list)
+
+
+_lock = threading.RLock()
+_active: list[_Context] = []
+#: What stands in the place of a function, and the function.
+_replacements: list[tuple[Any, Any]] = []
+
+
+@contextlib.contextmanager
+def replaced(options: Callable[[], Mapping[str, Any]]) -> Iterator[list[Exported]]:
+    """As :func:`as_torch_onnx`, with options that are asked for at the first export.
+
+    Args:
+        options: A function that returns arguments of :func:`onnxplug.to_onnx`.
+    """
+    context = _Context(options)
+    with _lock:
+        _active.append(context)
+        if len(_active) == 1:
+            _install()
+    try:
+        yield context.exports
+    finally:
+        with _lock:
+            _active.remove(context)
+            if not _active:
+                _uninstall()
+
+
+def _install() -> None:
+    if _MODULE in sys.modules:
+        _replace()
+    else:
+        sys.meta_path.insert(0, _finder)
+
+
+def _uninstall() -> None:
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for ours, theirs in _replacements:
+        _exchange(ours, theirs)
+    _replacements.clear()
+
+
+def _replace() -> None:
+    module: Any = sys.modules[_MODULE]
+    for original, old in ((module.export, False), (module.utils.export, True)):
+        ours = _in_place_of(original, old)
+        _replacements.append((ours, original))
+        _exchange(original, ours)
+
+
+def _exchange(present: Any, new: Any) -> None:
+    """Puts a function in the place of another one in every module that has it."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            for name, value in list(vars(module).items()):
+                if value is present:
+                    setattr(module, name, new)
+
+
+def _in_place_of(original: Callable[..., Any], old: bool) -> Callable[..., Any]:
+    """A function that exports by onnxplug while a context lasts, with the signature of torch's.
+
+    Args:
+        original: torch's function.
+        old: Whether it is that of the exporter that was the default before torch 2.9.
+    """
+
+    @functools.wraps(original)
+    def export(*args: Any, **kwargs: Any) -> Any:
+        if not _active:  # someone kept it
+            return original(*args, **kwargs)
+        return _export(original, old, args, kwargs)
+
+    return export
+
+
+def _export(original: Callable[..., Any], old: bool, args: Any, kwargs: Any) -> Any:
+    import inspect
+
+    from onnxplug.arguments import UnusedRuleWarning
+    from onnxplug.torch_onnx.export import export, run
+    from onnxplug.torch_onnx.request import Request
+
+    # An argument that torch lacks is a TypeError, as Python raises it.
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    bound = inspect.signature(export).bind(**given, **({"dynamo": False} if old else {}))
+    bound.apply_defaults()
+    request = Request(**bound.arguments)
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        # Programs hand over tables of all that they may need.
+        warnings.simplefilter("ignore", UnusedRuleWarning)
+        try:
+            # As torch does: a program of others may have inputs of which only some mean anything.
+            program = run(request, _active[-1].options(), verify_drawn=False)
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            _record(Exported(_path(request), 0, 0, time.perf_counter() - started, said))
+            raise
+    nodes, opset = program.model.graph.num_nodes(), program.model.opset_imports[""]
+    _record(Exported(_path(request), opset, nodes, time.perf_counter() - started))
+    return program if request.dynamo else None
+
+
+def _path(request: Request) -> str | None:
+    return os.fspath(request.f) if isinstance(request.f, str | os.PathLike) else None
+
+
+def _record(exported: Exported) -> None:
+    with _lock:
+        for context in _active:
+            context.exports.append(exported)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Replaces torch's functions as soon as ``torch.onnx`` is imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec that others find, with a loader that replaces torch's functions."""
+        if fullname != _MODULE:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None) if finder is not self else None
+            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Another loader, after which torch's functions are replaced."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the other loader."""
+        module: ModuleType | None = self._inner.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the other loader; then replaces torch's functions, if that is still wanted."""
+        self._inner.exec_module(module)
+        with _lock:
+            if _active:
+                _replace()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+_finder = _Finder()
