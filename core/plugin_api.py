@@ -154,11 +154,13 @@ class ExportedFile:
         path: The file.
         program: The :class:`onnxplug.OnnxProgram` in it.
         report: What its verification found; ``None`` where it was not asked for.
+        notes: What the user should know of it, a sentence each.
     """
 
     path: Path
     program: Any
     report: Any = None
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

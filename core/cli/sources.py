@@ -144,7 +144,7 @@ def _common(
 
 def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[str, Any]) -> None:
     from onnxplug.cli.inputs import parse_opset
-    from onnxplug.cli.report import progress, summary, verification
+    from onnxplug.cli.report import note, progress, summary, verification
 
     target: str = common["target"]
     scheme, separator, name = target.partition(":")
@@ -178,6 +178,8 @@ def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[s
     for item in written:
         if not isinstance(item, ExportedFile):
             raise OnnxplugError(f"the export of {source.scheme}: returned {item!r}, which is not an ExportedFile")
+        for text in item.notes:
+            note(text)
         summary(item.program, item.path)
         if item.report is not None:
             verification(item.report)

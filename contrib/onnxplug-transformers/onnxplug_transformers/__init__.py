@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import ModelSource, PluginInfo, hookimpl
+from onnxplug import Domain, ModelSource, PluginInfo, Rule, hookimpl
 
 __all__ = ["cache_names", "cache_shapes", "empty_cache", "merged_cache"]
 
@@ -48,6 +48,22 @@ def _experts() -> Any:
 def onnxplug_info() -> PluginInfo:
     """What it is for."""
     return PluginInfo(api=1, requires=["transformers>=5"])
+
+
+@hookimpl
+def onnxplug_rules() -> list[Rule]:
+    """The package's own operator."""
+    place = "onnxplug_transformers"
+    return [
+        Rule("onnxplug_transformers::matmul_nbits", f"{place}.four_bits:convert", domains={"com.microsoft": 1}),
+        Rule("onnxplug_transformers::group_query_attention", f"{place}.fused:convert", domains={"com.microsoft": 1}),
+    ]
+
+
+@hookimpl
+def onnxplug_domains() -> list[Domain]:
+    """ONNX Runtime's domain. Its schemas live in ONNX Runtime, not in onnx."""
+    return [Domain("com.microsoft", 1)]
 
 
 @hookimpl

@@ -22,6 +22,27 @@ def export(
     last_logits: Annotated[
         bool, typer.Option("--last-logits", help="Text generation: logits of each row's last token alone")
     ] = False,
+    int4: Annotated[
+        bool, typer.Option("--int4", help="Text generation: linear layers with weights of 4 bits (MatMulNBits)")
+    ] = False,
+    block_size: Annotated[
+        int | None,
+        typer.Option("--block-size", help="With --int4: numbers that share a scale: 16, 32 (default), 64, 128, 256"),
+    ] = None,
+    int4_keep: Annotated[
+        str | None,
+        typer.Option(
+            "--int4-keep",
+            help="With --int4: linear layers that stay, separated by commas, * for anything; default: that of the logits",
+        ),
+    ] = None,
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused",
+            help="Text generation: attention by GroupQueryAttention, its cache in buffers that are written in place",
+        ),
+    ] = False,
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Copy the tokenizer, which must be there; or do without")
     ] = True,
@@ -37,6 +58,10 @@ def export(
         random=random,
         dtype=dtype,
         last_logits=last_logits,
+        int4=int4,
+        block_size=block_size,
+        int4_keep=None if int4_keep is None else [name for name in int4_keep.split(",") if name],
+        fused=fused,
         tokenizer=tokenizer,
         overwrite=overwrite,
         verify=request.verify,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import DynamicCache, cache_utils
 
 from onnxplug import UsageError
 from onnxplug_transformers.caches import names, shapes
+from onnxplug_transformers.fused import fused_attention, use_fused_attention
 from onnxplug_transformers.windows import windows_by_position
 
 _LAYERS = ("full_attention", "sliding_attention")
@@ -26,12 +28,13 @@ class Decoder(nn.Module):
     Args:
         model: A causal language model of transformers.
         last_logits: Logits of each row's last token alone, the last that the mask shows.
+        fused: Attention and cache by one operator of ONNX Runtime; a row's tokens then begin at its first place.
 
     Raises:
         UsageError: Something in the model can't be said by keys and values of past tokens.
     """
 
-    def __init__(self, model: nn.Module, *, last_logits: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, last_logits: bool = False, fused: bool = False) -> None:
         super().__init__()
         config: Any = model.config
         other = set(getattr(config, "layer_types", None) or ()) - set(_LAYERS)
@@ -49,7 +52,11 @@ class Decoder(nn.Module):
             self._model = model
         self.config = config
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.last_logits = last_logits
+        self.last_logits, self.fused = last_logits, fused
+        if fused:
+            if not self.takes_positions:
+                raise UsageError(f"--fused: {type(model).__name__} computes positions from a mask over the whole cache")
+            use_fused_attention(model)
         if last_logits and model.get_output_embeddings() is None:
             raise UsageError(f"--last-logits: {type(model).__name__} does not say which module computes its logits")
 
@@ -77,6 +84,10 @@ class Decoder(nn.Module):
             handle = head.register_forward_pre_hook(lambda _, args: (_last(args[0], attention_mask), *args[1:]))
         given = {"position_ids": position_ids} if position_ids is not None else {}
         try:
+            if self.fused:
+                with fused_attention(past_key_values, attention_mask) as cache:
+                    result = self._model(input_ids=input_ids, past_key_values=cache.given, use_cache=True, **given)
+                return {"logits": result.logits, "past_key_values": cache.past}
             with windows_by_position(attention_mask):
                 result = self._model(
                     input_ids=input_ids,
@@ -163,6 +174,32 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     return DecoderExample(
         kwargs, dynamic, [*list(kwargs)[:-1], *names(cache, "past_key_values")], layers, heads, head_size
     )
+
+
+def fused_example_of(example: DecoderExample) -> DecoderExample:
+    """The same example for a decoder with fused attention: how long the buffers are says nothing of the text's length."""
+    dynamic = {**example.dynamic_shapes, "attention_mask": {0: "batch", 1: "total"}}
+    return replace(example, dynamic_shapes=dynamic)
+
+
+def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
+    """Inputs that a decoder with fused attention is compared on: a prompt, in buffers that are longer, and a step of one token.
+
+    A row's tokens are from the beginning on, and no more are new than there are in all: others have no meaning.
+    """
+    cases = []
+    for past, new, space in ((0, 6, 0), (0, 3, 9), (5, 1, 5), (4, 1, 12)):
+        tokens = example.kwargs["input_ids"].repeat(2, 3)[:3, :new]
+        cache: Any = copy.deepcopy(example.kwargs["past_key_values"])
+        for layer in cache.layers:
+            for name in ("keys", "values"):
+                filled = getattr(layer, name)[:1].repeat(3, 1, 3, 1)[:, :, :space].clone()
+                filled[:, :, past:] = 0
+                setattr(layer, name, filled)
+        positions = torch.arange(past, past + new).expand(3, -1).clone()
+        mask = torch.ones(3, past + new, dtype=torch.long)
+        cases.append({"input_ids": tokens, "attention_mask": mask, "position_ids": positions, "past_key_values": cache})
+    return cases
 
 
 def _checked(cache: Any, model: str) -> tuple[int, int, int]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import onnxplug
 from onnxplug import ExportedFile, UsageError
-from onnxplug_transformers.decoders import Decoder, example_of
+from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged
+from onnxplug_transformers.four_bits import DOMAIN, check_block_size, round_linears
 from onnxplug_transformers.genai import genai_config
 from onnxplug_transformers.models import load_config, load_model, task_of
 from onnxplug_transformers.tasks import Task, task_example
@@ -27,6 +30,10 @@ def export_folder(
     random: bool = False,
     dtype: str = "float32",
     last_logits: bool = False,
+    int4: bool = False,
+    block_size: int | None = None,
+    int4_keep: Sequence[str] | None = None,
+    fused: bool = False,
     tokenizer: bool = True,
     overwrite: bool = False,
     verify: bool = False,
@@ -43,6 +50,11 @@ def export_folder(
         random: Random weights; the folder needs a configuration alone.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         last_logits: Logits of each row's last token alone, of a model for text generation.
+        int4: Linear layers with weights of four bits, of a model for text generation.
+        block_size: Numbers that share a scale, 32 unless given.
+        int4_keep: Names of linear layers that stay as they are, with ``*`` for anything; by default that of the logits.
+        fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
+            greatest length, which onnxruntime-genai shares between past and present.
         tokenizer: Copy the tokenizer; ``False`` does without.
         overwrite: Replace what the folder holds.
         verify: Compare with PyTorch.
@@ -63,17 +75,41 @@ def export_folder(
     kind = task_of(config, task)
     if last_logits and kind != TEXT_GENERATION:
         raise UsageError(f"--last-logits is for text generation, and this is {kind}")
+    if int4 and kind != TEXT_GENERATION:
+        raise UsageError(f"--int4 is for text generation, and this is {kind}")
+    if fused and kind != TEXT_GENERATION:
+        raise UsageError(f"--fused is for text generation, and this is {kind}")
+    if (int4 or fused) and dtype == "bfloat16":
+        raise UsageError(
+            f"--{'int4' if int4 else 'fused'} has no kernel for bfloat16", hint="--dtype float16 or float32."
+        )
+    if not int4 and (block_size is not None or int4_keep is not None):
+        raise UsageError("--block-size and --int4-keep are for --int4")
+    if block_size is not None:
+        check_block_size(block_size)
+    given = dict(options or {})
+    if int4 or fused:
+        given["opset_version"] = _with_domain(given.get("opset_version"))
     model = load_model(source, config, kind, dtype=dtype, random=random)
     if tokenizer and model.main_input_name == "input_ids":
         check_tokenizer(source)
-    call = _Call(verify, external_data, stage, dict(options or {}))
+    notes = []
+    if int4:
+        stage("rounding to 4 bits")
+        notes.append(str(round_linears(model, block_size or 32, int4_keep)))
+    call = _Call(verify, external_data, stage, given, tuple(notes))
     with staged(output) as folder:
         if kind == TEXT_GENERATION:
-            decoder = Decoder(model, last_logits=last_logits).eval()
-            example = example_of(decoder)
+            example = example_of(Decoder(model).eval())
+            decoder = Decoder(model, last_logits=last_logits, fused=fused).eval()
+            if fused:
+                example = fused_example_of(example)
+                with torch.no_grad():  # what can't be fused is said here, and not as a failure of torch.export
+                    decoder(**fused_cases_of(example)[0])
             file = call.write(
                 folder / "model.onnx",
                 decoder,
+                fused_cases_of(example) if fused else None,
                 kwargs=example.kwargs,
                 dynamic_shapes=example.dynamic_shapes,
                 input_names=example.input_names,
@@ -85,6 +121,7 @@ def export_folder(
                 layers=example.layers,
                 heads=example.heads,
                 head_size=example.head_size,
+                shared_buffers=fused,
             )
             (folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
             files = [file]
@@ -110,17 +147,39 @@ class _Call:
     external_data: bool | None
     stage: Callable[[str], None]
     options: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
-    def write(self, path: Path, model: Any, **about: Any) -> ExportedFile:
-        """Exports one model, verifies it where that was asked for, and saves it."""
+    def write(
+        self, path: Path, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any
+    ) -> ExportedFile:
+        """Exports one model, verifies it where that was asked for, and saves it.
+
+        Args:
+            path: Where to.
+            model: The model.
+            cases: Inputs to compare on; ``None``: the example's, and others drawn at random.
+            about: Keyword arguments of ``to_onnx``.
+        """
         program = onnxplug.to_onnx(model, mutations="ignore", progress=self.stage, **about, **self.options)
         report = None
         if self.verify:
             self.stage("verification")
-            report = program.verify()
+            report = program.verify() if cases is None else _verified(program, cases)
         self.stage("saving")
         program.save(path, external_data=self.external_data)
-        return ExportedFile(path, program, report)
+        return ExportedFile(path, program, report, self.notes)
+
+
+def _verified(program: Any, cases: Sequence[Mapping[str, Any]]) -> Any:
+    """One report on several inputs."""
+    reports = [program.verify(args=(), kwargs=case, seeds=()) for case in cases]
+    return replace(reports[0], cases=[case for report in reports for case in report.cases])
+
+
+def _with_domain(opsets: Any) -> dict[str, int]:
+    """The opsets asked for, and ONNX Runtime's domain."""
+    asked = {"": opsets} if isinstance(opsets, int) else dict(opsets or {})
+    return {**asked, DOMAIN: asked.get(DOMAIN, 1)}
 
 
 def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

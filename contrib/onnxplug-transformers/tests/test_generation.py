@@ -143,6 +143,136 @@ def test_last_logits(name: str, saved: Callable[[str], Path], exported: Any) -> 
     same_text(folder, output)
 
 
+def in_two_parts(folder: Path, prompt: list[int], first: int) -> list[int]:
+    """The text after a prompt that comes in two parts, as in a conversation."""
+    model = og.Model(str(folder))
+    settings = og.GeneratorParams(model)
+    settings.set_search_options(max_length=len(prompt) + STEPS)
+    generator = og.Generator(model, settings)
+    for part in (prompt[:first], prompt[first:]):
+        generator.append_tokens(np.array([part], dtype=np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return generator.get_sequence(0)[len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+FUSED = [
+    ("mistral", ("--last-logits",)),
+    *[pytest.param(n, (), marks=pytest.mark.long) for n in ("llama", "qwen3", "phi3", "gpt2", "gemma3")],
+    *[pytest.param(n, (), marks=pytest.mark.long) for n in ("qwen3_moe", "gpt_oss")],
+]
+
+
+@pytest.mark.parametrize(("name", "flags"), FUSED)
+def test_fused_attention_in_shared_buffers(
+    name: str, flags: tuple[str, ...], saved: Callable[[str], Path], exported: Any
+) -> None:
+    """Windows and sinks too; beams, for which onnxruntime-genai has no shared buffers, write the same as ever."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved(name)
+    output = exported(folder, "--verify", "--fused", *flags)
+    same_text(folder, output)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert in_two_parts(output, PROMPTS[0], 5) == expected(model, PROMPTS[:1])[0]
+    operators = [node.op_type for node in ir.load(output / "model.onnx").graph]
+    assert operators.count("GroupQueryAttention") == 2
+    assert "Softmax" not in operators or name in ("qwen3_moe", "gpt_oss")  # that of the router
+    about = json.loads((output / "genai_config.json").read_text())
+    assert about["search"]["past_present_share_buffer"] is True
+
+
+def logits_after(folder: Path, prompt: list[int]) -> torch.Tensor:
+    """[vocabulary]: what onnxruntime-genai has for the next token."""
+    model = og.Model(str(folder))
+    settings = og.GeneratorParams(model)
+    settings.set_search_options(max_length=20)
+    generator = og.Generator(model, settings)
+    generator.append_tokens(np.array([prompt], dtype=np.int32))
+    return torch.from_numpy(np.array(generator.get_logits(), dtype=np.float32))[0, -1]
+
+
+@pytest.mark.long
+def test_halves_and_options_together(saved: Callable[[str], Path], exported: Any) -> None:
+    """Halves are near the model in float32; with weights of four bits, fused attention is the plain one."""
+    from transformers import AutoModelForCausalLM
+
+    folder, prompt = saved("llama"), PROMPTS[0]
+    with torch.no_grad():
+        exact = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([prompt])).logits[0, -1]
+    for flags in ((), ("--fused", "--last-logits")):
+        output = exported(folder, "--dtype", "float16", "--verify", *flags)
+        types = {str(v.name): v.dtype for v in ir.load(output / "model.onnx").graph.inputs}
+        assert types["past_key_values.0.key"] == ir.DataType.FLOAT16
+        torch.testing.assert_close(logits_after(output, prompt), exact, rtol=0.02, atol=0.02)
+    rounded = ("--int4", "--block-size", "16")
+    plain = logits_after(exported(folder, *rounded), prompt)
+    fused = logits_after(exported(folder, *rounded, "--fused", "--last-logits"), prompt)
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+    halves = logits_after(exported(folder, *rounded, "--dtype", "float16"), prompt)
+    # A weight on the border of two levels may be rounded to the other one, where it was rounded to a half before.
+    assert torch.nn.functional.cosine_similarity(halves, plain, 0) > 0.99
+
+
+def test_prompts_in_two_parts(saved: Callable[[str], Path], exported: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = saved("llama")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    output = exported(folder, "--verify", "--external-data")
+    assert in_two_parts(output, PROMPTS[0], 5) == expected(model, PROMPTS[:1])[0]
+
+
+def restored(path: Path, name: str, size: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight of four bits as it stands in the file, and the scale of each of its numbers."""
+    stored = ir.load(path).graph.initializers
+    (node,) = [n for n in ir.load(path).graph if n.op_type == "MatMulNBits" and n.inputs[1].name == f"{name}.levels"]
+    levels, scales, zeros = (stored[str(v.name)].const_value.numpy() for v in node.inputs[1:4])
+
+    def apart(packed: Any) -> Any:
+        return np.stack([packed & 15, packed >> 4], -1).reshape(packed.shape[0], -1)
+
+    rows = levels.shape[0]
+    points = apart(zeros.reshape(rows, -1))[:, : scales.size // rows].repeat(size, 1)
+    steps = scales.reshape(rows, -1).repeat(size, 1)
+    weight = (apart(levels.reshape(rows, -1)).astype("float32") - points) * steps
+    return torch.from_numpy(weight[:, :columns]), torch.from_numpy(steps[:, :columns])
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "size"),
+    [
+        ("llama", (), 32),
+        pytest.param("qwen3", ("--block-size", "64", "--int4-keep", "model.layers.0.*"), 64, marks=pytest.mark.long),
+        pytest.param("gemma3", ("--block-size", "128", "--int4-keep", ""), 128, marks=pytest.mark.long),
+    ],
+)
+def test_weights_of_four_bits(
+    name: str, flags: tuple[str, ...], size: int, saved: Callable[[str], Path], exported: Any, capsys: Any
+) -> None:
+    """Each weight is within half a step of the checkpoint's; the text is that of transformers with these weights."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved(name)
+    output = exported(folder, "--verify", "--int4", *flags)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "perplexity of text that the model itself drew" in said
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    rounded = 0
+    for path, module in model.named_modules():
+        kept = path == "lm_head" and "--int4-keep" not in flags
+        if type(module) is not torch.nn.Linear or kept or (flags[-1:] != ("",) and "layers.0." in path and flags):
+            continue
+        weight, steps = restored(output / "model.onnx", path, size, module.in_features)
+        assert ((weight - module.weight).abs() <= 0.5001 * steps).all()
+        with torch.no_grad():
+            module.weight.copy_(weight)
+        rounded += 1
+    assert f"{rounded} linear layers" in said
+    for search in ({}, BEAMS):
+        assert continued(output, PROMPTS, **search) == expected(model, PROMPTS, **search)
+
+
 @pytest.mark.long
 def test_random_weights_of_a_configuration(saved: Callable[[str], Path], tmp_path: Path) -> None:
     folder, output = saved("gpt2"), tmp_path / "onnx"
@@ -214,6 +344,13 @@ BAD: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], int, str]] = {
         2,
         "--last-logits is for text generation",
     ),
+    "int4 of others": (lambda f: None, ("--task", "feature-extraction", "--int4"), 2, "--int4 is for text generation"),
+    "int4 and bfloat16": (lambda f: None, ("--int4", "--dtype", "bfloat16"), 2, "no kernel for bfloat16"),
+    "fused and bfloat16": (lambda f: None, ("--fused", "--dtype", "bfloat16"), 2, "no kernel for bfloat16"),
+    "blocks": (lambda f: None, ("--int4", "--block-size", "48"), 2, "--block-size 48 is none of 16, 32"),
+    "blocks of nothing": (lambda f: None, ("--block-size", "32"), 2, "--block-size and --int4-keep are for --int4"),
+    "no such layer": (lambda f: None, ("--int4", "--int4-keep", "*.nosuch"), 2, "no linear layer is called '*.nosuch'"),
+    "nothing to round": (lambda f: None, ("--int4", "--int4-keep", "*"), 2, "no linear layer is left to round"),
     "option of others": (lambda f: None, ("--pieces", "model"), 2, "No such option"),
     "opset": (lambda f: None, ("--opset", "99"), 2, "opset"),
 }

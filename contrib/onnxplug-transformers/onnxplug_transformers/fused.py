@@ -1,0 +1,244 @@
+"""Attention with its cache in one operator, ONNX Runtime's ``GroupQueryAttention``: buffers that the cache grows in.
+
+Each row of a batch has its tokens from the buffer's beginning, without gaps: those of later steps come over the padding that
+stood on the right of a prompt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from onnxplug import UsageError
+
+DOMAIN = "com.microsoft"
+_NAME = "onnxplug_group_query"
+#: What attention is told that changes no result here.
+_WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "cache_position", "is_causal", "dropout"})
+
+
+@torch.library.custom_op("onnxplug_transformers::group_query_attention", mutates_args=())
+def group_query_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    past_key: torch.Tensor,
+    past_value: torch.Tensor,
+    last: torch.Tensor,
+    sinks: torch.Tensor | None,
+    total: int,
+    heads: int,
+    groups: int,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention of new tokens to the past ones and to themselves.
+
+    Args:
+        query: [batch, sequence, heads * width].
+        key, value: [batch, sequence, groups * width], of the new tokens.
+        past_key, past_value: [batch, groups, past, width], of the tokens before, each row's from its beginning.
+        last: int32 [batch], the place of each row's last token.
+        sinks: [heads], what is among the scores beside those of the keys; ``None`` for nothing.
+        total: How many places the longest row has; where these are as many as there are new tokens, the past is empty.
+        heads, groups: Heads of queries, and of keys and values.
+        scale: What the products are multiplied by.
+        window: How many tokens are seen, the own one among them; -1 for all.
+        softcap: The scores' bound, 0 for none.
+
+    Returns:
+        [batch, sequence, heads * width], and the new keys and values, [batch, groups, max(past, total), width].
+    """
+    batch, sequence, _ = query.shape
+    width = query.shape[2] // heads
+    size = max(past_key.shape[2], total)
+    results = []
+    buffers = [nn.functional.pad(past, (0, 0, 0, size - past.shape[2])) for past in (past_key, past_value)]
+    for row in range(batch):
+        start = 0 if sequence == total else int(last[row]) + 1 - sequence
+        for buffer, new in zip(buffers, (key, value), strict=True):
+            buffer[row, :, start : start + sequence] = new[row].unflatten(1, (groups, width)).transpose(0, 1)
+        keys, values = (buffer[row, :, : start + sequence].repeat_interleave(heads // groups, 0) for buffer in buffers)
+        scores = query[row].unflatten(1, (heads, width)).transpose(0, 1).float() @ keys.float().mT * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        place, seen = torch.arange(start, start + sequence)[:, None], torch.arange(start + sequence)
+        hidden = (seen > place) | ((seen <= place - window) if window > 0 else torch.zeros((), dtype=torch.bool))
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None, None].float().expand(-1, sequence, 1)], -1)
+        weights = scores.softmax(-1)[..., : start + sequence]
+        results.append((weights @ values.float()).transpose(0, 1).flatten(1))
+    return torch.stack(results).to(query.dtype), buffers[0], buffers[1]
+
+
+@group_query_attention.register_fake
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    past_key: torch.Tensor,
+    past_value: torch.Tensor,
+    last: torch.Tensor,
+    sinks: torch.Tensor | None,
+    total: int,
+    heads: int,
+    groups: int,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch, _, past, width = past_key.shape
+    shape = (batch, groups, torch.sym_max(past, total), width)
+    return torch.empty_like(query), past_key.new_empty(shape), past_value.new_empty(shape)
+
+
+def convert(g: Any, node: Any) -> Any:
+    """GroupQueryAttention, without rotary embeddings: these are in the graph before it."""
+    import onnx_ir as ir
+
+    query, key, value, past_key, past_value, last, sinks, total, heads, groups, scale, window, softcap = node.args
+    return g.domain(DOMAIN).GroupQueryAttention(
+        query,
+        key,
+        value,
+        past_key,
+        past_value,
+        last,
+        g.cast(g.as_scalar(total), ir.DataType.INT32),
+        None,
+        None,
+        None,
+        None,
+        sinks,
+        num_heads=heads,
+        kv_num_heads=groups,
+        scale=float(scale),
+        local_window_size=window,
+        softcap=float(softcap),
+        _outputs=3,
+    )
+
+
+class _NewTokens(DynamicLayer):
+    """A layer of a cache that leaves it to the attention to put past and new tokens together."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        """The new ones, as they are."""
+        return key_states, value_states
+
+
+class FusedCache:
+    """One call's cache: what the attention operators read and write.
+
+    Args:
+        past: The cache that came in, whose layers get the new keys and values.
+        attention_mask: [batch, total].
+    """
+
+    def __init__(self, past: Any, attention_mask: torch.Tensor) -> None:
+        self.past = past
+        self.last = attention_mask.sum(-1).to(torch.int32) - 1
+        self.total = attention_mask.shape[1]
+        self.given: Any = DynamicCache()
+        for layer in past.layers:
+            new: Any = _NewTokens()
+            new.lazy_initialization(layer.keys, layer.values)
+            new.keys, new.values = layer.keys, layer.values
+            self.given.layers.append(new)
+
+
+_current: list[FusedCache] = []
+
+
+@contextlib.contextmanager
+def fused_attention(past: Any, attention_mask: torch.Tensor) -> Iterator[FusedCache]:
+    """Holds while a model is called whose attention is :func:`use_fused_attention`'s."""
+    cache = FusedCache(past, attention_mask)
+    _current.append(cache)
+    try:
+        yield cache
+    finally:
+        _current.pop()
+
+
+def use_fused_attention(model: Any) -> None:
+    """Lets a model of transformers compute its attention by the operator.
+
+    Raises:
+        UsageError: A layer has attention of another kind.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UsageError(f"--fused: {type(model).__name__} does not let its attention be replaced")
+    AttentionInterface.register(_NAME, _attention)
+    AttentionMaskInterface.register(_NAME, _no_mask)
+    model.config.get_text_config()._attn_implementation = _NAME
+    model.config._attn_implementation = _NAME
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation"):
+            config._attn_implementation = _NAME
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """The operator counts each row's tokens itself."""
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers' models call, with queries [batch, heads, sequence, width]."""
+    unknown = sorted(
+        name
+        for name, given in others.items()
+        if given is not None and name not in _WITHOUT_EFFECT and not name.startswith("output_")
+    )
+    if unknown or not _current or not hasattr(module, "layer_idx") or not getattr(module, "is_causal", True):
+        what = f"attention with {', '.join(unknown)}" if unknown else "attention that is not that of a decoder's layer"
+        raise UsageError(f"--fused: {type(module).__name__} has {what}")
+    if _window_of(module) is not None and sliding_window is None:
+        raise UsageError(f"--fused: {type(module).__name__} has a window that it does not tell its attention")
+    cache = _current[-1]
+    layer = cache.past.layers[module.layer_idx]
+    heads, groups, width = query.shape[1], key.shape[1], query.shape[3]
+    rows = [x.transpose(1, 2).flatten(2) for x in (query, key, value)]
+    result, layer.keys, layer.values = group_query_attention(
+        *rows,
+        layer.keys,
+        layer.values,
+        cache.last,
+        s_aux,
+        cache.total,
+        heads,
+        groups,
+        scaling if scaling is not None else width**-0.5,
+        sliding_window if sliding_window is not None else -1,
+        softcap or 0.0,
+    )
+    return result.unflatten(2, (heads, width)), None
+
+
+def _window_of(module: Any) -> int | None:
+    """The window that the configuration gives a layer."""
+    config: Any = module.config
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and kinds[module.layer_idx] != "sliding_attention":
+        return None
+    window: int | None = getattr(config, "sliding_window", None)
+    return window if getattr(config, "use_sliding_window", True) else None
