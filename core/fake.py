@@ -32,18 +32,18 @@ def fake_weights() -> Iterator[None]:
     register, thread = torch.nn.Module.register_parameter, threading.get_ident()
     moved: dict[int, tuple[weakref.ref[Any], torch.nn.Parameter]] = {}
 
-    def register_parameter(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
-        register(module, name, param)
+    def register_parameter(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        register(self, name, param)
         if param is None or threading.get_ident() != thread:
             return
-        if is_fake(param) or isinstance(param, torch.nn.parameter.UninitializedTensorMixin):
+        if is_fake(param) or torch.nn.parameter.is_lazy(param):
             return
         known = moved.get(id(param))
         if known is None or known[0]() is not param:  # a parameter of two modules stays one
             on_meta = torch.nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
             vars(on_meta).update(vars(param))
             known = moved[id(param)] = (weakref.ref(param), on_meta)
-        module._parameters[name] = known[1]
+        self._parameters[name] = known[1]
 
     torch.nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,6 +71,15 @@ def _composed(first: Make, then: Make) -> Make:
     return both
 
 
+def _composed_again(before: Callable[[], Tensor], make: Make) -> Callable[[], Tensor]:
+    def again() -> Tensor:
+        source = before()
+        assert isinstance(source, torch.Tensor)
+        return make(source)
+
+    return again
+
+
 class WeightTensor(TorchTensor):
     """The content of an initializer: a torch tensor, whose bytes are copied once when they lie in memory.
 
@@ -120,11 +130,57 @@ class WeightTensor(TorchTensor):
         return super().tobytes()
 
 
+#: Bytes from which on what is made of a weight is not kept, where that is no view of the weight: it is made when it is needed.
+_LARGE_COPY_BYTES = 1 << 24
+
+
+def content_of(made: Tensor, source: torch.Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
+    """The content of an initializer that is made of a tensor; a large copy is not kept in memory.
+
+    Args:
+        made: What is stored.
+        source: The tensor that it is made of.
+        again: Makes it once more.
+    """
+    return as_content(made) if not _is_large_copy(made, source) else _content_made(made, again)
+
+
+def _content_made(made: Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
+    """The content of an initializer that is made whenever it is needed; ``made`` is what it is like."""
+    shape = ir.Shape(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy())
+    return ir.LazyTensor(lambda: as_content(again()), to_onnx_dtype(made.dtype), shape)
+
+
+def as_content(made: Tensor) -> ir.TensorProtocol:
+    """What a tensor is in an initializer."""
+    return WeightTensor(made.detach()) if isinstance(made, torch.Tensor) else made
+
+
+def _is_large_copy(made: Tensor, source: torch.Tensor) -> bool:
+    if made.nbytes < _LARGE_COPY_BYTES or is_fake(source):
+        return False
+    return (
+        not isinstance(made, torch.Tensor) or made.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
+    )
+
+
 class _Derived(NamedTuple):
-    """What is known of a derived initializer: the tensor of the model that it is made of, its content, its form in a word."""
+    """What is known of a derived initializer.
+
+    Attributes:
+        root: The tensor of the model that it is made of.
+        tensor: Its content; ``None`` where that is a large copy.
+        again: Makes the content.
+        is_torch: Whether the content is a torch tensor.
+        content: What the initializer holds.
+        form: Its form in a word.
+    """
 
     root: ir.Value
-    tensor: Tensor
+    tensor: Tensor | None
+    again: Callable[[], Tensor]
+    is_torch: bool
+    content: ir.TensorProtocol
     form: str
 
 
@@ -168,11 +224,16 @@ class StoredMixin:
 
         :meth:`derive` takes such a value, also in a model with fake weights, for which :meth:`stored` is ``None``.
         """
-        return x is not None and isinstance(self._content(x), torch.Tensor)
+        if x is None:
+            return False
+        found = self._derived.get(x)
+        return found.is_torch if found is not None else x in self.state
 
     def _content(self, x: ir.Value) -> Tensor | None:
         found = self._derived.get(x)
-        return self.state.get(x) if found is None else found.tensor
+        if found is None:
+            return self.state.get(x)
+        return found.tensor if found.tensor is not None else found.again()
 
     def add_readers(self, x: Any, count: int) -> None:
         """Counts calls that read a tensor of the model's state; other values are not counted.
@@ -234,22 +295,33 @@ class StoredMixin:
         shape = self.shape_of(tuple(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy()))
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
         known = self._derived.get(source)
-        self._derived[value] = _Derived(source if known is None else known.root, made, form)
+        if known is not None and known.tensor is None:  # of a large copy, of which it may be a view
+            again, is_kept = _composed_again(known.again, make), False
+        else:
+            again, is_kept = partial(make, tensor), not _is_large_copy(made, tensor)
+        self._derived[value] = _Derived(
+            source if known is None else known.root,
+            made if is_kept else None,
+            again,
+            isinstance(made, torch.Tensor),
+            as_content(made) if is_kept else _content_made(made, again),
+            form,
+        )
         origin = source.meta.get(META)
         if origin is not None:
             value.meta[META] = origin.then(make, key)
         self._derived_by_key[source, key] = value
         return value
 
-    def derived_tensors(self) -> dict[ir.Value, Tensor]:
+    def derived_tensors(self) -> dict[ir.Value, ir.TensorProtocol]:
         """The derived initializers that nodes read, each with a name of its own."""
-        found: dict[ir.Value, Tensor] = {}
+        found: dict[ir.Value, ir.TensorProtocol] = {}
         for value, derived in self._derived.items():
             if not value.uses():
                 continue
             if value.name is None:
                 value.name = self.names.unique(f"{derived.root.name or 'constant'}.{derived.form}")
-            found[value] = derived.tensor
+            found[value] = derived.content
         return found
 
     def state_names(self) -> set[str]:

@@ -61,7 +61,8 @@ def _exchanged(module: torch.nn.Module, stand_ins: dict[int, torch.Tensor]) -> I
     before: list[tuple[dict[str, Any], str, Any]] = []
     flat: list[tuple[Any, list[Any]]] = []
     for part in module.modules():
-        for table in (part._parameters, part._buffers):
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for table in tables:
             for name, tensor in list(table.items()):
                 if id(tensor) in stand_ins:
                     before.append((table, name, tensor))

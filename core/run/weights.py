@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.build.stored import META, Origin, WeightTensor
+from onnxplug.build.stored import META, Origin, WeightTensor, as_content, content_of
 from onnxplug.errors import WeightsError
 from onnxplug.fake import is_fake
 from onnxplug.run.checkpoint import Stored
@@ -145,14 +145,16 @@ def _replacement(
                 hint="Export the model with the new weights.",
             )
     old = value.const_value
-    if isinstance(first, torch.Tensor) or old is None:
-        return _made(value, origin, _loaded(first))
-    stored = first
-    tensor = ir.LazyTensor(
-        lambda: _made(value, origin, stored.load()), old.dtype, ir.Shape(old.shape.numpy()), name=value.name
-    )
-    tensor.meta[SOURCE] = Source(stored, origin)
-    return tensor
+    if isinstance(first, torch.Tensor):
+        tensor = first.detach()
+        found = content_of(_made(origin, tensor), tensor, lambda: _made(origin, tensor))
+    else:
+        stored = first
+        assert old is not None
+        found = ir.LazyTensor(lambda: as_content(_made(origin, stored.load())), old.dtype, ir.Shape(old.shape.numpy()))
+        found.meta[SOURCE] = Source(stored, origin)
+    found.name = value.name
+    return found
 
 
 class Source:
@@ -172,11 +174,8 @@ class Source:
         self.is_lasting = " at 0x" not in repr(origin.keys)  # which tells where an object of this process is
 
 
-def _made(value: ir.Value, origin: Origin, tensor: torch.Tensor) -> ir.TensorProtocol:
-    made = origin.make(tensor.detach().to(origin.dtype))
-    result = WeightTensor(made, name=value.name) if isinstance(made, torch.Tensor) else made
-    result.name = value.name
-    return result
+def _made(origin: Origin, tensor: torch.Tensor) -> torch.Tensor | ir.TensorProtocol:
+    return origin.make(tensor.detach().to(origin.dtype))
 
 
 def _check(origin: Origin, name: str, item: torch.Tensor | Stored) -> None:

@@ -7,6 +7,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
 import onnxplug
+from onnxplug.build import stored
 from onnxplug.build.dtypes import TORCH_TO_ONNX
 from onnxplug.build.names import Names
 from onnxplug.build.stored import WeightTensor
@@ -63,3 +64,44 @@ def test_a_weight_that_the_model_returns_in_another_form_keeps_its_name() -> Non
     other = {"weight": torch.randn(3, 4)}
     program.apply_weights(other)
     torch.testing.assert_close(program(torch.ones(4, 3))[0], other["weight"].T)
+
+
+def test_a_large_copy_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made of a weight, and of what is made of it, is made again where it is read; a view is not."""
+    monkeypatch.setattr(stored, "_LARGE_COPY_BYTES", 64)
+    made: list[str] = []
+
+    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+        made.append("doubled")
+        return tensor * 2
+
+    def mul(g: onnxplug.GraphBuilder, node: onnxplug.FxNode) -> object:
+        x, weight = node.args
+        twice = g.derive(weight, doubled, "doubled", form="doubled")
+        assert g.is_weight(twice)
+        turned = g.permuted(g.derive(twice, lambda t: t + 1, "more", form="more"), (1, 0))
+        return g.op.Mul(g.op.Add(x, twice), g.op.Transpose(turned, perm=[1, 0]))
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    def expected(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (x + weight * 2) * (weight * 2 + 1)
+
+    model, x = Model(), torch.randn(8, 8)
+    program = onnxplug.to_onnx(model, (x,), rules=[onnxplug.Rule("aten::mul.Tensor", mul)], optimize=False)
+    kinds = {name: type(v.const_value).__name__ for name, v in program.model.graph.initializers.items()}
+    assert kinds == {"weight.doubled": "LazyTensor", "weight.transposed": "LazyTensor"} | {
+        name: kind for name, kind in kinds.items() if name.startswith("constant")
+    }
+    made.clear()
+    torch.testing.assert_close(program(x)[0], expected(x, model.weight.detach()))
+    assert made
+    other = torch.randn(8, 8)
+    program.apply_weights({"weight": other})
+    torch.testing.assert_close(program(x)[0], expected(x, other))

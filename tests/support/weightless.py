@@ -30,6 +30,8 @@ class Tied(nn.Module):
 class Rotary(nn.Module):
     """A buffer that is computed, and that no checkpoint has."""
 
+    frequencies: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("frequencies", 1.0 / (100.0 ** (torch.arange(0, 4) / 4.0)), persistent=False)
@@ -41,6 +43,11 @@ class Rotary(nn.Module):
 
 class Kinds(nn.Module):
     """Weights of other element types than float32."""
+
+    complex: torch.Tensor
+    mask: torch.Tensor
+    levels: torch.Tensor
+    eighths: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
