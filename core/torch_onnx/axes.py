@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -16,6 +16,8 @@ from onnxplug.torch_onnx.request import warn
 from onnxplug.torch_private import pytree
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from onnxplug.program import OnnxProgram
 
 _FORMS = "dynamic_axes={'x': {0: 'batch'}} or {'x': [0]}"
@@ -203,7 +205,7 @@ def name_given_axes(program: OnnxProgram, dynamic_shapes: Any) -> None:
     given = program.exported_program
     assert given is not None
     users = [slot for slot in program.inputs if slot.position is not None]
-    specs = list(dynamic_shapes.values()) if isinstance(dynamic_shapes, Mapping) else list(dynamic_shapes)
+    specs = _in_order(dynamic_shapes, given.graph_signature.user_inputs)
     leaves = pytree.tree_flatten(specs, is_leaf=_is_axes)[0]
     if len(leaves) != len(users):
         raise UsageError(
@@ -233,6 +235,29 @@ def name_given_axes(program: OnnxProgram, dynamic_shapes: Any) -> None:
         program.rename_axes(renamed)
 
 
+def _in_order(dynamic_shapes: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The entries for the inputs of a program, in their order.
+
+    Args:
+        dynamic_shapes: By name of an input, or in order.
+        inputs: The names of what the inputs are made of: ``"x"``, ``"past_0"``.
+
+    Raises:
+        UsageError: A name is of no input.
+    """
+    if not isinstance(dynamic_shapes, Mapping):
+        return list(dynamic_shapes)
+    places = {}
+    for name in dynamic_shapes:
+        found = [number for number, i in enumerate(inputs) if i == name or str(i).startswith(f"{name}_")]
+        if not found:
+            raise UsageError(
+                f"dynamic_shapes names {name!r}, but the inputs of the ExportedProgram are {', '.join(map(str, inputs))}"
+            )
+        places[name] = found[0]
+    return [dynamic_shapes[name] for name in sorted(places, key=lambda name: places[name])]
+
+
 def _is_axes(spec: Any) -> bool:
     """Whether it says something of a tensor's axes, and is no container of such things."""
     if isinstance(spec, Mapping):
@@ -242,5 +267,5 @@ def _is_axes(spec: Any) -> bool:
     return True
 
 
-def _is_open(dim: Any) -> bool:
+def _is_open(dim: int | ir.SymbolicDim) -> TypeGuard[ir.SymbolicDim]:
     return not isinstance(dim, int) and dim.value is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
 from onnxplug import arguments
 from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
 from onnxplug.exporter import plugins_of_call, to_onnx
+from onnxplug.finish.outline.wanted import UnusedClassWarning
 from onnxplug.opsets import resolve_opsets
 from onnxplug.torch_onnx.artifacts import Artifacts
 from onnxplug.torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: torch.nn.Module | torch.export.ExportedProgram | torch.jit.ScriptModule | torch.jit.ScriptFunction[..., Any],
+    model: torch.nn.Module | torch.export.ExportedProgram | torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any],
     args: tuple[Any, ...] = (),
     f: str | os.PathLike[str] | None = None,
     *,
@@ -177,8 +179,8 @@ class _Exporter:
             arguments.check_verifiable(resolve_opsets(request.opset_version)[""])
         self._given = isinstance(request.model, torch.export.ExportedProgram)
         versions = request.custom_opsets or {}
-        chosen = {name: options.get(name) for name in ("plugins", "prefer")}
-        registry = options.get("registry") or functools.partial(plugins_of_call, **chosen)
+        plugins, prefer = options.get("plugins"), options.get("prefer")
+        registry = options.get("registry") or functools.partial(plugins_of_call, plugins=plugins, prefer=prefer)
         table, _ = registry(call_rules=())
         self._rules = [*options.get("rules", ()), *registered_rules(table, versions)]
         if not request.dynamo or not request.autograd_inlining:
@@ -235,9 +237,17 @@ class _Exporter:
         kept: set[str] = set()
         while True:
             try:
-                program = to_onnx(
-                    request.model, request.args, rules=self._rules, progress=artifacts.stages, **names, **self._options
-                )
+                with warnings.catch_warnings():
+                    if request.export_modules_as_functions is True:  # modules of which nothing is left are no mistake
+                        warnings.simplefilter("ignore", UnusedClassWarning)
+                    program = to_onnx(
+                        request.model,
+                        request.args,
+                        rules=self._rules,
+                        progress=artifacts.stages,
+                        **names,
+                        **self._options,
+                    )
                 break
             except NameCountError as error:
                 if error.argument == "output_names" and not request.dynamo:
@@ -281,7 +291,8 @@ def _errors_of_torch() -> Iterator[None]:
         yield
     except OnnxplugError as error:
         with contextlib.suppress(TypeError):  # a plugin's error of another layout
-            error.__class__ = _of_torch_too(type(error))
+            cls: Any = type(error)
+            error.__class__ = _of_torch_too(cls)
         raise
 
 

@@ -195,11 +195,14 @@ class Request:
             return False
         if not isinstance(self.model, torch.nn.Module) or isinstance(self.model, torch.jit.ScriptModule):
             return True if asked is True else Functions(list(asked))
-        present = {type(module) for module in self.model.modules() if not isinstance(module, _HOLDERS)}
+        present: set[type[torch.nn.Module]] = {
+            type(module) for module in self.model.modules() if not isinstance(module, _HOLDERS)
+        }
         wanted = present if asked is True else {cls for cls in present if cls in asked}
         if not wanted:
             warn("the model has no module of the classes that export_modules_as_functions= names")
-        return Functions(sorted(wanted, key=lambda cls: cls.__qualname__)) if wanted else False
+        names = sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in wanted)
+        return Functions(names) if names else False
 
     @property
     def stored_as_inputs(self) -> bool:

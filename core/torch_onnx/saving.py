@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onnxplug.build.stored import META
+from onnxplug.build.stored import META, Origin
 from onnxplug.errors import UsageError
-from onnxplug.torch_onnx.request import Request
+from onnxplug.torch_onnx.request import Request, warn
 
 if TYPE_CHECKING:
     from onnxplug.program import OnnxProgram
@@ -53,13 +53,20 @@ def with_parameter_names(program: OnnxProgram, model: Any, names: Sequence[str])
         )
     initializers = program.model.graph.initializers
     wanted = dict(zip(weights, names, strict=False))
-    new = {}
+    new: dict[str, str] = {}
+    named: set[str] = set()
     for value in initializers.values():
-        origin = value.meta.get(META)
+        origin: Origin | None = value.meta.get(META)
         target = next((t for t in origin.targets if t in wanted), None) if origin is not None else None
         # What is made of a weight has a name of its own.
-        if target is not None and value.name in origin.targets:
+        if origin is not None and target is not None and value.name in origin.targets:
             new[str(value.name)] = wanted[target]
+            named.update(origin.targets)
+    missing = [name for target, name in wanted.items() if target not in named]
+    if missing:
+        warn(
+            f"input_names has names of weights that the graph has in another form, or not at all: {', '.join(missing)}"
+        )
     taken = {str(v.name) for node in program.model.graph.all_nodes() for v in (*node.inputs, *node.outputs) if v}
     for name in new.values():
         if name in taken - set(new):

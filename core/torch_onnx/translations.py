@@ -53,8 +53,9 @@ def autograd_rules(versions: Mapping[str, int]) -> list[Rule]:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
-    seen = set()
-    waiting = [cls]
+    seen: set[type] = set()
+    waiting: list[type] = [cls]
+    found: type
     while waiting:
         for found in waiting.pop().__subclasses__():
             if found not in seen:

@@ -57,13 +57,6 @@ class Steps(nn.Module):
         return output, h
 
 
-class Branches(nn.Module):
-    """Knows that it is exported."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clamp(min=-1.0) if torch.onnx.is_in_onnx_export() else x.clamp(min=-1.0) + 0
-
-
 class Exportable(torch.onnx.ExportableModule):
     """Brings its inputs and their names."""
 
@@ -204,7 +197,6 @@ CALLS: dict[str, Call] = {
         ((torch.randn(3, 6, 4),), {}),
         {"dynamic_shapes": ({0: "batch", 1: "steps"},)},
     ),
-    "is_in_onnx_export": Call(seeded(Branches), (X,), ((SAME[0],), {})),
     # The exporter that was the default before torch 2.9.
     "old: plain": Call(A, (X,), ((SAME[0],), {}), dict(OLD)),
     "old: a tensor as args": Call(A, X, ((SAME[0],), {}), dict(OLD)),

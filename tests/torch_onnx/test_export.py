@@ -21,9 +21,10 @@ from torch.onnx import OperatorExportTypes, TrainingMode
 
 import onnxplug
 import onnxplug.exporter
-from onnxplug import CaptureError, MissingRuleError, OnnxplugError, OpsetError, SaveError, UsageError, VerificationError
+from onnxplug import CaptureError, MissingRuleError, Rule, UsageError, VerificationError
+from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.torch_onnx.request import ExportWarning
-from onnxplug.torch_onnx.translations import autograd_rules
+from onnxplug.torch_onnx.translations import autograd_rules, registered_rules
 
 X = torch.linspace(-2, 2, 8).reshape(2, 4)
 LIB = torch.library.Library("inplace", "DEF")
@@ -60,12 +61,6 @@ class Tripled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = Triple.apply(x) + 1
         return result
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def net() -> Net:
@@ -269,6 +264,11 @@ def test_an_exported_program_gets_names() -> None:
     program = exported(given, (), dynamic_shapes={"x": {0: "rows"}}, verify=True)
     assert dims(program.model.graph.inputs[0]) == [*dims(program.model.graph.outputs[0])[:1], 4] == ["rows", 4]
     same(program, net(), torch.randn(5, 4))
+    two = torch.export.export(Two(), (X, torch.ones(3, 4)), dynamic_shapes=({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}))
+    program = exported(two, (), dynamic_shapes={"y": {0: "m"}, "x": (Dim("n"), None)})
+    assert [dims(v) for v in program.model.graph.inputs] == [["n", 4], ["m", 4]]
+    with pytest.raises(UsageError, match="names 'z', but the inputs of the ExportedProgram are x, y"):
+        onnxplug.export(two, dynamic_shapes={"z": {0: "m"}})
     with pytest.raises(UsageError, match="axis 1 of x 'columns', which the ExportedProgram fixes at 4"):
         onnxplug.export(given, dynamic_shapes={"x": {1: "columns"}})
     with pytest.raises(UsageError, match="2 entries for the 1 inputs"):
@@ -284,6 +284,37 @@ def test_more_names_than_values() -> None:
     names = ["a", *(f"w{i}" for i in range(9))]
     with pytest.raises(UsageError, match="9 names more than the model has inputs, and it has 7 weights"):
         onnxplug.export(net(), (X,), io.BytesIO(), input_names=names, dynamo=False)  # type: ignore[arg-type]
+
+
+def test_names_of_weights(folder: Path) -> None:
+    model = Relus()
+    model.unused = nn.Parameter(torch.ones(2))
+    with pytest.warns(ExportWarning, match="in another form, or not at all: second"):
+        onnxplug.export(model, (X,), "m.onnx", input_names=["x", "first", "second"], dynamo=False)
+    assert "first" in {tensor.name for tensor in onnx.load("m.onnx").graph.initializer}
+    tied = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    tied[1].weight = tied[0].weight
+    onnxplug.export(tied, (X,), "m.onnx", input_names=["x", "both"], dynamo=False)
+    assert [tensor.name for tensor in onnx.load("m.onnx").graph.initializer] == ["both"]
+    with pytest.raises(UsageError, match="'relu', which is the name of another value"):
+        onnxplug.export(Relus(), (X,), "m.onnx", input_names=["x", "relu"], dynamo=False)
+
+
+class Relus(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).relu().cumsum(0)
+
+
+def test_a_size_that_the_model_fixes(folder: Path) -> None:
+    """The exporter of old writes a model that is wrong at other sizes."""
+    for dynamo in (True, False):
+        with pytest.raises(CaptureError, match="asked to be dynamic is fixed by the model"):
+            onnxplug.export(net(), (X,), "m.onnx", dynamic_axes={"x": {1: "width"}}, dynamo=dynamo)
+    assert files(folder) == []
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
@@ -328,7 +359,9 @@ def test_what_the_model_writes_is_left_out() -> None:
 
 def test_functions_of_modules(folder: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
-    every = exported(model, (X,), export_modules_as_functions=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        every = exported(model.append(nn.Identity()), (X,), export_modules_as_functions=True)
     assert {name for _, name, _ in every.model.functions} == {
         "Linear",
         "Sequential",
@@ -344,6 +377,19 @@ def test_functions_of_modules(folder: Path) -> None:
         same(program, model, torch.randn(2, 4))
     with pytest.warns(ExportWarning, match="no module of the classes"):
         onnxplug.export(model, (X,), export_modules_as_functions={nn.Conv2d})
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_a_model_knows_that_it_is_exported(dynamo: bool) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if torch.onnx.is_in_onnx_export() else x * 3
+
+    buffer = io.BytesIO()
+    onnxplug.export(Branches(), (X,), buffer, dynamo=dynamo)  # type: ignore[arg-type]
+    assert not torch.onnx.is_in_onnx_export()
+    (result,) = onnxruntime.InferenceSession(buffer.getvalue()).run(None, {"x": X.numpy()})
+    torch.testing.assert_close(torch.from_numpy(result), X * 2)
 
 
 def test_optimize_and_do_constant_folding() -> None:
@@ -415,6 +461,16 @@ def test_registered_symbolics(registered: None, folder: Path, dynamo: bool) -> N
         assert {item.domain: item.version for item in found.opset_import} == {"": 21, "com.inplace": version}
 
 
+def test_a_plugins_rule_goes_before_what_a_library_registers(registered: None) -> None:
+    def plugins(g: Any, node: Any) -> Any:
+        return g.op.Abs(node.args[0])
+
+    assert {r.op for r in registered_rules(OnnxRegistry((), (), ()), {})} >= {"aten::relu", "inplace::twice"}
+    table = OnnxRegistry((), (Rule("inplace::twice.default", plugins),), ())
+    assert "inplace::twice" not in {rule.op for rule in registered_rules(table, {})}
+    assert "aten::relu" in {rule.op for rule in registered_rules(table, {})}
+
+
 @pytest.mark.parametrize(
     ("options", "kept"),
     [({}, False), ({"autograd_inlining": False}, True), ({"dynamo": False}, True)],
@@ -466,86 +522,7 @@ def test_what_programs_call_on_the_result(folder: Path) -> None:
     assert program.exported_program is not None
 
 
-# -- what is wrong -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"f": "/nowhere/at/all.onnx"}, SaveError, "there is no folder /nowhere/at"),
-        ({"f": 3}, UsageError, "f must be the path of a file, got 3"),
-        ({"dynamo": False}, UsageError, "f= names no file to write"),
-        ({"args": 3}, UsageError, "args must be a tuple of inputs, got an int"),
-        ({"kwargs": [1]}, UsageError, "kwargs must be a dict of the model's keyword inputs, got a list"),
-        ({"verbose": "yes"}, UsageError, "verbose must be True or False, got 'yes'"),
-        ({"dynamo": 1}, UsageError, "dynamo must be True or False, got 1"),
-        ({"report": "report.md"}, UsageError, "report must be True or False, got 'report.md'"),
-        ({"profile": None}, UsageError, "profile must be True or False, got None"),
-        ({"optimize": "all"}, UsageError, "optimize must be True or False"),
-        ({"verify": []}, UsageError, "verify must be True or False"),
-        ({"external_data": "w.data"}, UsageError, "external_data must be True or False, got 'w.data'"),
-        ({"dump_exported_program": "p.pt2"}, UsageError, "dump_exported_program must be True or False"),
-        ({"export_params": "no"}, UsageError, "export_params must be True or False"),
-        ({"keep_initializers_as_inputs": ["w"]}, UsageError, "keep_initializers_as_inputs must be True or False"),
-        ({"do_constant_folding": 0}, UsageError, "do_constant_folding must be True or False, got 0"),
-        ({"autograd_inlining": "off"}, UsageError, "autograd_inlining must be True or False"),
-        ({"artifacts_dir": 3}, UsageError, "artifacts_dir must be the path of a folder, got 3"),
-        ({"artifacts_dir": "a-file/deep", "report": True}, SaveError, "is no folder that can be made"),
-        ({"artifacts_dir": "a-file", "dump_exported_program": True}, SaveError, "is no folder that can be made"),
-        ({"input_names": "x"}, UsageError, "input_names must be a list of names, got 'x'"),
-        ({"input_names": ["y"], "output_names": ["y"]}, UsageError, "'y' is in input_names and in output_names"),
-        ({"output_names": ["y", "y"]}, UsageError, "output_names has 'y' twice"),
-        ({"opset_version": "21"}, UsageError, "opset_version must be a version of ai.onnx, got '21'"),
-        ({"opset_version": {"": 21}}, UsageError, "custom_opsets= has those of other domains"),
-        ({"opset_version": 0}, OpsetError, "there is no opset 0"),
-        ({"opset_version": 99}, OpsetError, "opset 99 is not supported"),
-        ({"custom_opsets": ["com.acme"]}, UsageError, "custom_opsets must be a dict from domains to versions"),
-        ({"custom_opsets": {"com.acme": "1"}}, UsageError, "custom_opsets has 'com.acme': '1'"),
-        ({"custom_opsets": {"": 18}}, UsageError, "opset_version= has the version of ai.onnx"),
-        ({"custom_translation_table": [1]}, UsageError, "custom_translation_table must be a dict"),
-        ({"custom_translation_table": {"aten::rellu": print}}, UsageError, "torch does not know|can't be determined"),
-        ({"dynamic_shapes": ({0: "n"}, None)}, UsageError, "dynamic_shapes has 2 entries for 1 inputs"),
-        ({"dynamic_axes": ["x"]}, UsageError, "dynamic_axes must be a dict from names of inputs and outputs"),
-        ({"dynamic_axes": {"x": 0}}, UsageError, r"dynamic_axes\['x'\] must be a dict or a list, got an int"),
-        ({"dynamic_axes": {"x": {"0": "n"}}}, UsageError, "has the axis '0', which is no number"),
-        ({"dynamic_axes": {"x": {0: 7}}}, UsageError, "calls axis 0 7, which is no name"),
-        ({"dynamic_axes": {0: {0: "n"}}}, UsageError, "has the key 0, which is no name"),
-        ({"dynamic_axes": {"x": [2]}}, UsageError, "dynamic_axes names axis 2 of x, a tensor of rank 2"),
-        ({"training": "eval"}, UsageError, "training must be a torch.onnx.TrainingMode, got 'eval'"),
-        ({"operator_export_type": "ONNX"}, UsageError, "must be a torch.onnx.OperatorExportTypes, got 'ONNX'"),
-        ({"export_modules_as_functions": "Linear"}, UsageError, "must be True, False or classes of modules"),
-        ({"export_modules_as_functions": [nn.ReLU()]}, UsageError, r"has ReLU\(\), which is no class of modules"),
-        (
-            {"export_modules_as_functions": True, "opset_version": 14},
-            UsageError,
-            "a model of opset 14 has no functions",
-        ),
-        ({"model": 3}, UsageError, "can't export an int"),
-        ({"model": nn.DataParallel(nn.Linear(4, 2))}, UsageError, "Export that one: model.module"),
-    ],
-)
-def test_wrong_arguments(
-    options: dict[str, Any], error: type[Exception], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onnxplug.capture.capture.export_program", lambda *a, **k: pytest.fail("capture was entered"))
-    (folder / "a-file").touch()
-    given = {"model": net(), "args": (X,), **options}
-    with pytest.raises(error, match=message) as caught:
-        onnxplug.export(**given)
-    assert isinstance(caught.value, torch.onnx.OnnxExporterError | OnnxplugError)
-    assert isinstance(caught.value, torch.onnx.OnnxExporterError)
-    assert [name for name in files(folder) if not name.endswith(".md")] == ["a-file"]
-
-
-def test_an_unknown_argument_is_pythons_own_error() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'example_outputs'"):
-        onnxplug.export(net(), (X,), example_outputs=None)  # type: ignore[call-arg]
-
-
-def test_an_opset_that_is_too_old(folder: Path) -> None:
-    with pytest.warns(ExportWarning, match="the model has opset 13, the oldest that onnxplug emits, not 9"):
-        program = exported(net(), (X,), opset_version=9)
-    assert program.model.opset_imports[""] == 13
+# -- what fails --------------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_export_leaves_the_file_that_was_there(folder: Path) -> None:
@@ -571,14 +548,3 @@ def test_a_captured_program_that_cannot_be_stored(folder: Path, monkeypatch: pyt
         onnxplug.export(net(), (X,), "m.onnx", dump_exported_program=True, external_data=False)
     assert files(folder) == ["m.onnx"]
     assert os.listdir(folder) == ["m.onnx"]
-
-
-def test_to_onnx_says_what_is_meant() -> None:
-    with pytest.raises(
-        UsageError, match=r"(?s)no argument 'dynamic_axes'.*Use dynamic_shapes.*onnxplug.export takes every"
-    ):
-        onnxplug.to_onnx(net(), (X,), dynamic_axes={"x": {0: "n"}})  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match=r"(?s)'export_modules_as_functions'.*Use functions. onnxplug.export"):
-        onnxplug.to_onnx(net(), (X,), export_modules_as_functions=True)  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match=r"Did you mean 'optimize'\?$"):
-        onnxplug.to_onnx(net(), (X,), optimise=True)  # type: ignore[call-overload]
