@@ -12,6 +12,7 @@ import torch
 
 import onnxplug
 from onnxplug import ExportedFile, UsageError
+from onnxplug_transformers import encoder_decoders
 from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged
 from onnxplug_transformers.four_bits import DOMAIN, check_block_size, round_linears
@@ -20,6 +21,7 @@ from onnxplug_transformers.models import load_config, load_model, task_of
 from onnxplug_transformers.tasks import Task, task_example
 
 TEXT_GENERATION = "text-generation"
+ENCODER_DECODERS = ("text2text-generation", "automatic-speech-recognition")
 
 
 def export_folder(
@@ -125,6 +127,13 @@ def export_folder(
             )
             (folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
             files = [file]
+        elif kind in ENCODER_DECODERS:
+            both = encoder_decoders.examples_of(model, task_example(model, source))
+            parts = (encoder_decoders.Encoder(model).eval(), encoder_decoders.Decoder(model).eval())
+            files = [
+                call.write(folder / f"{name}_model.onnx", part, **about.arguments())
+                for name, part, about in zip(("encoder", "decoder"), parts, both, strict=True)
+            ]
         else:
             inputs = task_example(model, source)
             files = [
@@ -195,4 +204,7 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
     if kind == TEXT_GENERATION:
         decoder = Decoder(model).eval()
         return decoder, (), example_of(decoder).kwargs
+    if kind in ENCODER_DECODERS:
+        example = encoder_decoders.examples_of(model, task_example(model, source))[1]
+        return encoder_decoders.Decoder(model).eval(), (), example.kwargs
     return Task(model).eval(), (), dict(task_example(model, source).kwargs)

@@ -114,6 +114,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "BartConfig",
         {
             "vocab_size": 100,
+            "tie_word_embeddings": False,
             "d_model": 32,
             "encoder_layers": 2,
             "decoder_layers": 2,
@@ -130,6 +131,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "T5Config",
         {
             "vocab_size": 100,
+            "tie_word_embeddings": False,
             "d_model": 32,
             "d_kv": 8,
             "d_ff": 64,
@@ -146,6 +148,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "WhisperConfig",
         {
             "vocab_size": 100,
+            "tie_word_embeddings": False,
             "num_mel_bins": 16,
             "d_model": 32,
             "encoder_layers": 2,
@@ -204,6 +207,9 @@ def saved(decoder: Callable[[str], nn.Module], tmp_path: Path) -> Callable[[str]
         settings.bos_token_id, settings.eos_token_id, settings.pad_token_id = 1, 2, 0
         head: Any = model.get_output_embeddings()
         with torch.no_grad():
+            for key, parameter in model.named_parameters() if model.config.is_encoder_decoder else ():
+                if parameter.dim() > 1:  # states that embeddings outweigh would give one token alone
+                    parameter.mul_(0.3 if "embed" in key or "shared" in key else 3.0)
             head.weight[:3] = 0  # never among the best: a text goes on until it has all its tokens
         model.save_pretrained(folder)
         write_tokenizer(folder)

@@ -1,0 +1,154 @@
+"""Encoders and decoders of two files: what the decoder looks at in the encoder's states is computed once, by the encoder's file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache, cache_utils
+from transformers.modeling_outputs import BaseModelOutput
+
+from onnxplug import UsageError
+from onnxplug_transformers.tasks import TaskExample
+
+_SOURCE = "encoder_attention_mask"
+
+
+class _Part(nn.Module):
+    """A model under another ``forward``; modules and parameters have the names that they have in the model."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        if dict(self.named_parameters()).keys() == dict(model.named_parameters()).keys():
+            object.__setattr__(self, "_model", model)
+        else:
+            self._model = model
+
+
+class Encoder(_Part):
+    """The encoder, and the keys and values of its states in each layer of the decoder."""
+
+    def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
+        """From the model's inputs to ``states``, a cache of one layer for each of the decoder's: [batch, heads, source, width]."""
+        result = self._model.get_encoder()(**inputs, return_dict=True)
+        states = result.last_hidden_state
+        start = torch.zeros(states.shape[0], 1, dtype=torch.long, device=states.device)
+        mask = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self._model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            decoder_input_ids=start,
+            past_key_values=cache,
+            use_cache=True,
+            **mask,
+        )
+        return {"states": cache.cross_attention_cache}
+
+
+class Decoder(_Part):
+    """A step of the decoder."""
+
+    def forward(
+        self, input_ids: torch.Tensor, past_key_values: Any, encoder_attention_mask: torch.Tensor | None = None
+    ) -> dict[str, Any]:
+        """One step.
+
+        Args:
+            input_ids: [batch, sequence] the new tokens.
+            past_key_values: An ``EncoderDecoderCache``: what the decoder has seen, and the encoder's ``states``.
+            encoder_attention_mask: [batch, source], 0 for padding, where the encoder takes a mask.
+
+        Returns:
+            ``logits``, [batch, sequence, vocabulary], and ``present``, the new cache of the decoder's own tokens.
+        """
+        keys = past_key_values.cross_attention_cache.layers[0].keys
+        # The states themselves are read by nothing: their keys and values are in the cache.
+        states = keys.new_zeros(keys.shape[0], keys.shape[2], self._model.config.hidden_size)
+        mask = {} if encoder_attention_mask is None else {"attention_mask": encoder_attention_mask}
+        result = self._model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            decoder_input_ids=input_ids,
+            past_key_values=past_key_values,
+            use_cache=True,
+            **mask,
+        )
+        return {"logits": result.logits, "present": past_key_values.self_attention_cache}
+
+
+@dataclass(frozen=True)
+class PartExample:
+    """What ``to_onnx`` is called with for one of the two files.
+
+    Attributes:
+        kwargs: Example inputs by name.
+        dynamic_shapes: Their dynamic dimensions.
+        input_names, output_names: Names in the graph.
+    """
+
+    kwargs: dict[str, Any]
+    dynamic_shapes: dict[str, Any]
+    input_names: list[str]
+    output_names: list[str]
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments."""
+        return dict(vars(self))
+
+
+def examples_of(model: Any, example: TaskExample) -> tuple[PartExample, PartExample]:
+    """Example inputs of the encoder and of the decoder.
+
+    Args:
+        model: The model.
+        example: Example inputs of its encoder.
+
+    Raises:
+        UsageError: Its cache is none of keys and values.
+    """
+    source = _renamed(example)
+    tokens = torch.randint(0, model.config.vocab_size, (2, 7), generator=torch.Generator().manual_seed(1))
+    past: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    with torch.no_grad():
+        model(**example.kwargs, decoder_input_ids=tokens[:, :4], past_key_values=past, use_cache=True)
+    halves = (past.self_attention_cache, past.cross_attention_cache)
+    for half in halves:
+        kinds = sorted({type(layer).__name__ for layer in half.layers if type(layer) is not cache_utils.DynamicLayer})
+        if kinds or not half.layers:
+            raise UsageError(
+                f"{type(model).__name__} has a cache of {', '.join(kinds) or 'nothing'}, not of keys and values"
+            )
+    layers = len(halves[0].layers)
+    own, other = (
+        [f"past_key_values.{i}.{half}.{kind}" for i in range(layers) for kind in ("key", "value")]
+        for half in ("decoder", "encoder")
+    )
+    grows = any(axis > 0 for shape in source.dynamic_shapes.values() for axis in shape)
+    encoder = PartExample(source.kwargs, source.dynamic_shapes, list(source.kwargs), other)
+    cross = {0: "batch", 2: "source"} if grows else {0: "batch"}
+    kwargs: dict[str, Any] = {"input_ids": tokens[:, 4:].contiguous(), "past_key_values": past}
+    dynamic: dict[str, Any] = {
+        "input_ids": {0: "batch", 1: "sequence"},
+        "past_key_values": [{0: "batch", 2: "past"}] * len(own) + [cross] * len(other),
+    }
+    names = ["input_ids", *own, *other]
+    if "attention_mask" in example.kwargs:
+        kwargs[_SOURCE] = example.kwargs["attention_mask"]
+        dynamic[_SOURCE] = source.dynamic_shapes["attention_mask"]
+        names.append(_SOURCE)
+    present = ["logits", *[name.replace("past_key_values", "present") for name in own]]
+    return encoder, PartExample(kwargs, dynamic, names, present)
+
+
+def _renamed(example: TaskExample) -> TaskExample:
+    """The length of the source has a name of its own, beside that of the text."""
+    return TaskExample(
+        example.kwargs,
+        {
+            name: {axis: "source" if size == "sequence" else size for axis, size in shape.items()}
+            for name, shape in example.dynamic_shapes.items()
+        },
+    )
