@@ -78,6 +78,9 @@ class Artifacts:
         Args:
             program: What was exported; ``None`` where it failed.
             error: Why it failed.
+
+        Raises:
+            SaveError: The report can't be written.
         """
         failed_in = self.stages.current if error is not None else ""
         self.stages.finish()
@@ -87,9 +90,15 @@ class Artifacts:
         if self.request.report:
             name = f"onnx_export_{self._stamp}_{failed_in or ('failure' if error else 'success')}.md"
             text = self._text(program, error, failed_in)
-            _write(self.folder / name, lambda path: path.write_text(text, encoding="utf-8"))
-            if isinstance(error, Exception):
-                error.add_note(f"A report is in {self.folder / name}.")
+            try:
+                _write(self.folder / name, lambda path: path.write_text(text, encoding="utf-8"))
+            except OSError as failure:
+                if error is None:
+                    raise SaveError(f"can't write the report {self.folder / name}: {failure}") from failure
+                warn(f"can't write the report {self.folder / name}: {failure}")
+            else:
+                if error is not None:
+                    error.add_note(f"A report is in {self.folder / name}.")
         if self.request.profile:
             sys.stdout.write(f"[onnxplug] time of each stage:\n{self.stages}\n")
         if self.request.verbose and program is not None:

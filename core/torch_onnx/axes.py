@@ -87,15 +87,17 @@ class DynamicAxes:
         keywords = dict(kwargs or {})
         by_name = inputs_by_name(module, args, keywords)
         called = [name for name in by_name if name not in keywords] + list(keywords)
-        tensors = [(path, value) for name in called for path, value in _tensors(by_name[name], name)]
+        leaves = [item for name in called for item in _leaves(by_name[name], name)]
+        tensors = [(path, value) for path, value in leaves if isinstance(value, torch.Tensor)]
         asked = self._by_path(tensors)
         sizes: dict[str, int] = {}
-        shapes = {
-            path: {axis: _unshared(axes[axis], value.shape[axis], sizes) for axis in axes}
-            for path, value in tensors
-            if (axes := _in_range(asked.get(path, {}), path, value))
-        }
-        return {name: _mirrored(by_name[name], name, shapes) for name in by_name}
+        specs: list[Axes | None] = []
+        for path, value in leaves:
+            axes = _in_range(asked.get(path, {}), path, value) if isinstance(value, torch.Tensor) else {}
+            specs.append({axis: _unshared(axes[axis], value.shape[axis], sizes) for axis in axes} or None)
+        rest = iter(specs)
+        mirrored = {name: _mirrored(by_name[name], rest) for name in called}
+        return {name: mirrored[name] for name in by_name}
 
     def _by_path(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Axes]:
         """The axes by the place of a tensor in the model's inputs."""
@@ -117,11 +119,13 @@ class DynamicAxes:
         return {places[name]: axes for name, axes in self.axes.items() if name in places}
 
 
-def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that an input is made of, with their places, named as the graph names its inputs."""
-    for keys, leaf in pytree.tree_flatten_with_path(value)[0]:
-        if isinstance(leaf, torch.Tensor):
-            yield "_".join([path, *map(_key_text, keys)]), leaf
+def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
+    """What an input is made of, each part with its place, named as the graph names its inputs."""
+    try:
+        found = pytree.tree_flatten_with_path(value)[0]
+    except ValueError:  # a class that was registered without the names of its parts
+        return [(f"{path}_{number}", leaf) for number, leaf in enumerate(pytree.tree_leaves(value))]
+    return [("_".join([path, *map(_key_text, keys)]), leaf) for keys, leaf in found]
 
 
 def _key_text(key: Any) -> str:
@@ -152,21 +156,18 @@ def _unshared(name: str, size: int, sizes: dict[str, int]) -> str:
     return other
 
 
-def _mirrored(value: Any, path: str, shapes: Mapping[str, Any]) -> Any:
-    """The dynamic shapes of an input, in its structure."""
+def _mirrored(value: Any, specs: Iterator[Axes | None]) -> Any:
+    """What is said of the parts of an input, in its structure."""
     node_type = pytree._get_node_type(value)
     if node_type not in pytree.SUPPORTED_NODES:
-        return shapes.get(path)
-    children, context = pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
+        return next(specs)
+    children, _ = pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
+    parts = [_mirrored(child, specs) for child in children]
     if isinstance(value, Mapping):
-        return {k: _mirrored(c, f"{path}_{k}", shapes) for k, c in zip(value, children, strict=True)}
-    keys = context if _are_names(context, children) else range(len(children))
-    parts = [_mirrored(child, f"{path}_{key}", shapes) for key, child in zip(keys, children, strict=True)]
-    return parts if not isinstance(value, tuple) or hasattr(value, "_fields") else tuple(parts)
-
-
-def _are_names(context: Any, children: Sequence[Any]) -> bool:
-    return isinstance(context, list | tuple) and len(context) == len(children)
+        return dict(zip(value, parts, strict=True))
+    if hasattr(value, "_fields"):
+        return type(value)(*parts)
+    return tuple(parts) if isinstance(value, tuple) else parts
 
 
 # -- after the export --------------------------------------------------------------------------------------------------

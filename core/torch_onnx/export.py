@@ -183,7 +183,8 @@ class _Exporter:
         registry = options.get("registry") or functools.partial(plugins_of_call, plugins=plugins, prefer=prefer)
         table, _ = registry(call_rules=())
         self._rules = [*options.get("rules", ()), *registered_rules(table, versions)]
-        if not request.dynamo or not request.autograd_inlining:
+        # They are kept whole in torch.export's non-strict mode alone.
+        if (not request.dynamo or not request.autograd_inlining) and not options.get("strict"):
             self._rules += autograd_rules(versions)
         self._axes: dict[str, Axes] = checked_axes(request.dynamic_axes) if request.dynamic_axes else {}
         request.inputs_in_order()

@@ -167,7 +167,7 @@ def _exchange(present: Any, new: Any) -> None:
         if isinstance(module, ModuleType):
             for name, value in list(vars(module).items()):
                 if value is present:
-                    setattr(module, name, new)
+                    vars(module)[name] = new
 
 
 def _in_place_of(original: Callable[..., Any], old: bool) -> Callable[..., Any]:

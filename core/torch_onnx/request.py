@@ -112,6 +112,10 @@ class Request:
             )
         self._settle_opset()
         self._settle_functions()
+        if self.dynamo and self.training == TrainingMode.TRAINING:
+            warn("training has no effect with dynamo=True, as in torch: call model.train() before the export")
+        if self.operator_export_type == OperatorExportTypes.ONNX_ATEN:
+            warn("operator_export_type=ONNX_ATEN has no effect: what has a translation gets it")
         if self.dynamic_axes is not None and self.dynamic_shapes is not None:
             warn("dynamic_axes is not looked at, because dynamic_shapes is given")
             self.dynamic_axes = None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import io
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 from torch.onnx import OperatorExportTypes, TrainingMode
+from torch.utils import _pytree as pytree
 
 import onnxplug
 import onnxplug.exporter
@@ -147,56 +147,6 @@ def test_a_weight_given_at_run_time(folder: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(result), expected.detach())
 
 
-# -- what is written beside it -----------------------------------------------------------------------------------------
-
-
-def test_report_program_and_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = net()
-    onnxplug.export(
-        model,
-        (X,),
-        "m.onnx",
-        report=True,
-        profile=True,
-        verify=True,
-        dump_exported_program=True,
-        artifacts_dir="deep/folder",
-        external_data=False,
-    )
-    report, stored = sorted((folder / "deep" / "folder").iterdir(), key=lambda path: path.suffix)
-    text = report.read_text(encoding="utf-8")
-    assert report.name.startswith("onnx_export_")
-    assert report.name.endswith("_success.md")
-    for part in ("verification: the same as PyTorch", "| x | float[2, 4] |", "| Gemm | 1 |", "torch.ops.aten.linear"):
-        assert part in text
-    torch.testing.assert_close(torch.export.load(stored).module()(X), model(X))
-    printed = capsys.readouterr().out
-    assert "capture: " in printed
-    assert "together: " in printed
-
-
-def test_report_of_a_failure(folder: Path) -> None:
-    with pytest.raises(MissingRuleError) as caught:
-        onnxplug.export(Capped(), (X,), "m.onnx", report=True, dump_exported_program=True)
-    names = files(folder)
-    assert [name.rpartition("_")[2] for name in names if name.endswith(".md")] == ["conversion.md"]
-    assert any(name.endswith(".pt2") for name in names)
-    assert "m.onnx" not in names
-    (report,) = folder.glob("*.md")
-    assert "inplace::cap" in report.read_text(encoding="utf-8")
-    assert report.name in str(caught.value.__notes__)
-
-
-def test_nothing_is_printed_unless_asked(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    onnxplug.export(net(), (X,), "m.onnx")
-    assert capfd.readouterr().out == ""
-    assert files(folder) == ["m.onnx"]
-    onnxplug.export(net(), (X,), "m.onnx", verbose=True)
-    said = capfd.readouterr().out
-    assert "[onnxplug] capture ..." in said
-    assert "OnnxProgram(ai.onnx 21" in said
-
-
 def test_verification_goes_before_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(g: Any, node: Any) -> Any:
         return g.op.Neg(node.args[0])
@@ -233,6 +183,50 @@ def test_dynamic_axes_name_sizes(folder: Path, dynamo: bool) -> None:
         x, y = torch.randn(rows, 4).relu(), torch.randn(more, 4)
         for result, expected in zip(session.run(None, {"a": x.numpy(), "b": y.numpy()}), Two()(x, y), strict=True):
             torch.testing.assert_close(torch.from_numpy(result), expected)
+
+
+class Parts(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Pair:
+    def __init__(self, one: torch.Tensor, other: torch.Tensor) -> None:
+        self.one, self.other = one, other
+
+
+pytree.register_pytree_node(
+    Pair,
+    lambda p: ([p.one, p.other], None),
+    lambda parts, _: Pair(*parts),
+    flatten_with_keys_fn=lambda p: ([(pytree.GetAttrKey(name), getattr(p, name)) for name in ("one", "other")], None),
+)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_dynamic_axes_of_what_inputs_are_made_of(folder: Path, dynamo: bool) -> None:
+    class Model(nn.Module):
+        def forward(self, parts: Parts, pair: Pair, table: dict[str, Any]) -> Any:
+            return parts.left + pair.one, parts.right * 2, pair.other - 1, table["x"][0] * 3
+
+    a, b, c, d = torch.ones(2, 4), torch.ones(3), torch.ones(5, 6), torch.ones(7)
+    inputs = {"parts": Parts(a, b), "pair": Pair(a, c), "table": {"x": [d]}}
+    names = ["left", "right", "one", "other", "x"]
+    axes = {"other": {1: "o"}, "right": {0: "r"}, "left": {0: "n"}, "one": {0: "n"}, "x": [0]}
+    onnxplug.export(Model(), (), "m.onnx", kwargs=inputs, input_names=names, dynamic_axes=axes, dynamo=dynamo)
+    session = onnxruntime.InferenceSession("m.onnx")
+    assert {value.name: value.shape for value in session.get_inputs()} == {
+        "left": ["n", 4],
+        "right": ["r"],
+        "one": ["n", 4],
+        "other": [5, "o"],
+        "x": ["x_dynamic_axes_1"],
+    }
+    values = dict(zip(names, map(torch.randn, ((6, 4), (1,), (6, 4), (5, 2), (9,))), strict=True))
+    expected = [values["left"] + values["one"], values["right"] * 2, values["other"] - 1, values["x"] * 3]
+    found = session.run(None, {name: value.numpy() for name, value in values.items()})
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(result), wanted)
 
 
 def test_names_of_dynamic_axes_are_labels() -> None:
@@ -536,15 +530,3 @@ def test_a_failed_export_leaves_the_file_that_was_there(folder: Path) -> None:
     with pytest.raises(CaptureError):
         onnxplug.export(Breaks(), (X,), "m.onnx")
     assert (folder / "m.onnx").read_bytes() == (folder / "m.onnx.data").read_bytes() == b"old"
-
-
-def test_a_captured_program_that_cannot_be_stored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(program: Any, path: Any) -> None:
-        Path(path).write_bytes(b"half")
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(torch.export, "save", fails)
-    with pytest.warns(ExportWarning, match="can't be stored in .*no room"):
-        onnxplug.export(net(), (X,), "m.onnx", dump_exported_program=True, external_data=False)
-    assert files(folder) == ["m.onnx"]
-    assert os.listdir(folder) == ["m.onnx"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.onnx import OperatorExportTypes, TrainingMode
 
 import onnxplug
 from onnxplug import OnnxplugError, OpsetError, SaveError, UsageError
@@ -92,6 +93,19 @@ def test_an_opset_that_is_too_old(folder: Path) -> None:
     with pytest.warns(ExportWarning, match="the model has opset 13, the oldest that onnxplug emits, not 9"):
         program = exported(net(), (X,), opset_version=9)
     assert program.model.opset_imports[""] == 13
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"training": TrainingMode.TRAINING}, "training has no effect with dynamo=True"),
+        ({"operator_export_type": OperatorExportTypes.ONNX_ATEN}, "ONNX_ATEN has no effect"),
+    ],
+)
+def test_what_has_no_effect_says_so(options: dict[str, Any], message: str) -> None:
+    with pytest.warns(ExportWarning, match=message):
+        program = exported(net(), (X,), **options)
+    assert [node.op_type for node in program.model.graph] == ["Gemm", "BatchNormalization"]
 
 
 def test_to_onnx_says_what_is_meant() -> None:

@@ -1,0 +1,87 @@
+"""What ``report``, ``profile``, ``verbose`` and ``dump_exported_program`` leave beside the model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onnxplug
+from onnxplug import MissingRuleError, SaveError
+from onnxplug.torch_onnx.request import ExportWarning
+from tests.torch_onnx.test_export import Capped, X, files, net
+
+
+def test_report_program_and_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = net()
+    onnxplug.export(
+        model,
+        (X,),
+        "m.onnx",
+        report=True,
+        profile=True,
+        verify=True,
+        dump_exported_program=True,
+        artifacts_dir="deep/folder",
+        external_data=False,
+    )
+    report, stored = sorted((folder / "deep" / "folder").iterdir(), key=lambda path: path.suffix)
+    text = report.read_text(encoding="utf-8")
+    assert report.name.startswith("onnx_export_")
+    assert report.name.endswith("_success.md")
+    for part in ("verification: the same as PyTorch", "| x | float[2, 4] |", "| Gemm | 1 |", "torch.ops.aten.linear"):
+        assert part in text
+    torch.testing.assert_close(torch.export.load(stored).module()(X), model(X))
+    printed = capsys.readouterr().out
+    assert "capture: " in printed
+    assert "together: " in printed
+
+
+def test_report_of_a_failure(folder: Path) -> None:
+    with pytest.raises(MissingRuleError) as caught:
+        onnxplug.export(Capped(), (X,), "m.onnx", report=True, dump_exported_program=True)
+    names = files(folder)
+    assert [name.rpartition("_")[2] for name in names if name.endswith(".md")] == ["conversion.md"]
+    assert any(name.endswith(".pt2") for name in names)
+    assert "m.onnx" not in names
+    (report,) = folder.glob("*.md")
+    assert "inplace::cap" in report.read_text(encoding="utf-8")
+    assert report.name in str(caught.value.__notes__)
+
+
+def test_a_report_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *args: Any, **kwargs: Any) -> int:
+        self.write_bytes(b"half")
+        raise OSError("no room")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(SaveError, match=r"can't write the report .*no room"):
+        onnxplug.export(net(), (X,), report=True)
+    with pytest.warns(ExportWarning, match="no room"), pytest.raises(MissingRuleError):
+        onnxplug.export(Capped(), (X,), report=True)
+    assert files(folder) == []
+
+
+def test_nothing_is_printed_unless_asked(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    onnxplug.export(net(), (X,), "m.onnx")
+    assert capfd.readouterr().out == ""
+    assert files(folder) == ["m.onnx"]
+    onnxplug.export(net(), (X,), "m.onnx", verbose=True)
+    said = capfd.readouterr().out
+    assert "[onnxplug] capture ..." in said
+    assert "OnnxProgram(ai.onnx 21" in said
+
+
+def test_a_captured_program_that_cannot_be_stored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(program: Any, path: Any) -> None:
+        Path(path).write_bytes(b"half")
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(torch.export, "save", fails)
+    with pytest.warns(ExportWarning, match="can't be stored in .*no room"):
+        onnxplug.export(net(), (X,), "m.onnx", dump_exported_program=True, external_data=False)
+    assert files(folder) == ["m.onnx"]
+    assert os.listdir(folder) == ["m.onnx"]
