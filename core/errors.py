@@ -131,6 +131,10 @@ class PluginError(OnnxplugError):
     """A plugin could not be imported, is malformed, or is required and not there."""
 
 
+class UnknownPluginError(PluginError, UsageError):
+    """A plugin that is asked for or left out by its name is not installed, or the name is malformed."""
+
+
 class OpsetError(OnnxplugError):
     """The opset asked for is unknown, unsupported, or contradicted by a node of the graph."""
 

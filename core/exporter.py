@@ -35,6 +35,7 @@ from onnxplug.interpret.interpreter import DynamoInterpreter
 from onnxplug.interpret.last_resort import LastResort, checked_table
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.opsets import resolve_opsets
+from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
@@ -53,6 +54,8 @@ Selected = tuple[OnnxRegistry, PluginHost]
 #: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
 _PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
 #: It calls `to_onnx` for each piece.
+#: The key of a model's ``meta`` that holds which nodes were made by rules of other packages.
+_MADE_BY = "onnxplug.made_by"
 _PIECES = "onnxplug.pieces.pieces:export_pieces"
 
 
@@ -314,6 +317,9 @@ def to_onnx(
     seconds = time.perf_counter() - started
     arguments.check_domains_used(converted, domains)
     operators = Counter(n.op_type for n in nodes_of(converted.graph))
+    made_by = converted.meta.get(_MADE_BY) or {}
+    packages = Counter(made_by[n] for n in nodes_of(converted.graph) if n in made_by) if made_by else Counter()
+    packages[PROJECT_NAME] = operators.total() - packages.total()
     program = OnnxProgram(
         converted,
         captured.program,
@@ -331,6 +337,7 @@ def to_onnx(
             strategy=captured.strategy,
             decomposed=resort.reasons,
             functions=made,
+            packages=dict(packages.most_common()),
         ),
         host=runners,
         recipe=recipe,
@@ -434,7 +441,9 @@ def convert(
     if checks:
         size_checks.insert_assertions(graph, builder, [message for _, message in asserted])
         size_checks.insert_checks(graph, builder, captured, functional.inputs)
-    return finish(builder, graph, tensors, metadata=metadata)
+    model = finish(builder, graph, tensors, metadata=metadata)
+    model.meta[_MADE_BY] = builder.made_by
+    return model
 
 
 def recipe_of(

@@ -49,6 +49,7 @@ class ExportStatistics:
         decomposed: The operators because of which torch decomposed the whole program: those that nothing else translates, or
             those that ``decompositions`` names.
         functions: Function to the number of calls of modules that it stands for (``functions=``).
+        packages: Distribution to the number of nodes that its rules made, onnxplug's own included.
     """
 
     capture_seconds: float = 0.0
@@ -61,6 +62,7 @@ class ExportStatistics:
     strategy: str = "given"
     decomposed: Sequence[str] = ()
     functions: Mapping[str, int] = field(default_factory=dict)
+    packages: Mapping[str, int] = field(default_factory=dict)
 
 
 class OnnxProgram(torch.onnx.ONNXProgram):

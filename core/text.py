@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +27,19 @@ def with_article(noun: str) -> str:
 def type_with_article(item: object) -> str:
     """The name of an object's type with its indefinite article: ``"an int"`` for 1."""
     return with_article(type(item).__name__)
+
+
+def did_you_mean(name: object, known: Iterable[str], count: int = 1, otherwise: str | None = None) -> str | None:
+    """A hint at the known names that are like one that isn't known.
+
+    Args:
+        name: What was given.
+        known: The names that there are.
+        count: How many are named at most.
+        otherwise: The hint when none is like it.
+    """
+    near = difflib.get_close_matches(str(name), list(known), count)
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 def value_text(value: ir.Value) -> str:

@@ -14,15 +14,15 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError
+from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError, UnknownPluginError
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.records import PluginRecord, Selection
-from onnxplug.registry.names import is_known_operator, packet_of, without_prefix
+from onnxplug.registry.names import is_known_operator, known_namespaces, packet_of, without_prefix
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target
-from onnxplug.text import counted
+from onnxplug.text import counted, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,16 @@ def check_plugins(
         probe: Loads the plugins in another process first, so that one that hangs is only reported.
 
     Raises:
-        PluginError: There is no plugin of that name.
+        UnknownPluginError: There is no plugin of that name.
     """
     selection = replace(selection, strict=False, require=())
     rows = probe(selection, timeout)
     if name is not None and not any(name in (row["name"], row["distribution"]) for row in rows):
-        raise PluginError(f"no plugin {name!r} is installed", hint="`onnxplug plugins list` shows those that are.")
+        known = sorted({known for row in rows for known in (row["name"], row["distribution"])})
+        raise UnknownPluginError(
+            f"no plugin {name!r} is installed",
+            hint=did_you_mean(name, known, otherwise="`onnxplug plugins list` shows those that are."),
+        )
     bad = [row for row in rows if row["status"] in ("failed", "hangs")]
     manager = PluginManager(selection)
     with warnings.catch_warnings():
@@ -149,17 +153,32 @@ def _converters(rules: Sequence[Rule]) -> Iterator[_Row]:
 def _dead(rules: Sequence[Rule], record: PluginRecord) -> Iterator[_Row]:
     """Rules that no export can ever use."""
     newest = max_opset()
+    absent: dict[str, list[Rule]] = {}
     for rule in rules:
         since, until = rule.opset
         if (since or 0) > newest or (until is not None and until < MIN_OPSET):
             yield "error", "dead rule", f"{rule!r} holds at no opset that is supported ({MIN_OPSET} to {newest})"
-        if not _known(rule.op):
+        if _is_of_absent_library(rule.op, record):
+            absent.setdefault(without_prefix(rule.op).partition("::")[0], []).append(rule)
+        elif not _known(rule.op):
             yield (
                 "error",
                 "dead rule",
                 f"{rule!r}: torch does not know {rule.op}, after importing {record.value} and "
                 f"{rule.op.partition('::')[0]}",
             )
+
+    for namespace, of_namespace in absent.items():
+        count = counted(len(of_namespace), "rule")
+        yield "note", "absent library", f"{namespace} is not installed: {count} for its operators can't be checked"
+
+
+def _is_of_absent_library(op: str, record: PluginRecord) -> bool:
+    """Whether an operator is of a library that the plugin translates when it is there, and that isn't."""
+    namespace = without_prefix(op).partition("::")[0]
+    if namespace not in record.namespaces or namespace in known_namespaces() or namespace in sys.modules:
+        return False
+    return importlib.util.find_spec(namespace) is None
 
 
 def _known(op: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
 
-from onnxplug.errors import PluginError
+from onnxplug.errors import PluginError, UnknownPluginError
 from onnxplug.plugin_api import (
     API_VERSION,
     ENTRY_POINT_GROUP,
@@ -31,7 +31,7 @@ from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import checked_names, closeness
-from onnxplug.text import type_with_article
+from onnxplug.text import did_you_mean, type_with_article
 
 #: Hooks of the builtin plugin that import the converters.
 _TABLES = ("onnxplug_rules", "onnxplug_decompositions")
@@ -75,8 +75,11 @@ class PluginManager:
         installed = sorted({r.name for r in self._records} | {r.distribution for r in self._records})
         for name in (*(self.selection.only or ()), *self.selection.without):
             if name not in installed:
-                others = ", ".join(n for n in installed if n not in (BUILTIN, PROJECT_NAME)) or "none"
-                raise PluginError(f"no plugin {name!r} is installed", hint=f"Installed plugins: {others}.")
+                others = [n for n in installed if n not in (BUILTIN, PROJECT_NAME)]
+                listed = f"Installed plugins: {', '.join(others) or 'none'}."
+                raise UnknownPluginError(
+                    f"no plugin {name!r} is installed", hint=did_you_mean(name, others, otherwise=listed)
+                )
         for text in self.selection.require:
             self._check_requirement(text)
 
@@ -84,7 +87,7 @@ class PluginManager:
         try:
             requirement = Requirement(text)
         except InvalidRequirement as error:
-            raise PluginError(f"--require-plugin {text!r} is not a valid requirement: {error}") from None
+            raise UnknownPluginError(f"--require-plugin {text!r} is not a valid requirement: {error}") from None
         for record in self._records:
             if requirement.name in (record.name, record.distribution):
                 if not requirement.specifier.contains(record.version, prereleases=True):

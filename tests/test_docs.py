@@ -25,10 +25,33 @@ def test_code_blocks_run(
         exec(compile(code, str(source), "exec", dont_inherit=True), namespace)
 
 
-def test_readme_begins_with_the_two_commands() -> None:
+def test_readme_begins_with_what_a_user_does_first() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.splitlines()[2:5] == [
-        "```bash",
-        "make demo   # a pretrained sentence encoder: PyTorch to ONNX, verified, then used from the ONNX file alone",
-        "make test   # the tests",
-    ]
+    lines = text.splitlines()
+    assert lines[2:4] == ["```bash", 'pip install "onnxplug[ort]"']
+    example = BLOCK.search(text)
+    assert example is not None
+    assert len(example[1].splitlines()) <= 14
+    make = lines.index(
+        "make demo   # a pretrained sentence encoder: PyTorch to ONNX, verified, then used from the ONNX file alone"
+    )
+    assert lines[make + 1] == "make test   # the tests"
+    assert make < 30
+
+
+def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
+    """PyPI shows the README without the files beside it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    defined = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", text, re.MULTILINE))
+    used = set(
+        re.findall(
+            r"\[[^\]]+\]\[([\w-]+)\]|\[([\w-]+)\](?![:(\[])", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+        )
+    )
+    assert set(defined) <= {a or b for a, b in used}
+    assert re.findall(r"\]\((?!https://)", text) == []
+    base = "https://github.com/onnxplug/onnxplug/blob/main/"
+    assert len(defined) > 15
+    for target in defined.values():
+        assert target.startswith(base)
+        assert (ROOT / target.removeprefix(base).partition("#")[0]).is_file(), target

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,6 +16,7 @@ import pytest
 
 import onnxplug
 from tests.support.child import run_child
+from tests.support.distributions import copy_source
 
 ROOT = Path(__file__).resolve().parents[1]
 # Folder of the checkout to the package it is, in the direction of imports: each may import those above it.
@@ -91,13 +91,7 @@ def test_every_folder_with_code_is_a_package(folder: str) -> None:
 
 
 def test_wheel_holds_every_source(tmp_path: Path) -> None:
-    # A copy: building in place would leave build/ and an egg-info in the checkout.
-    copy = tmp_path / "source"
-    copy.mkdir()
-    for folder in LAYERS:
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy / name)
+    copy = copy_source(tmp_path / "source")
     command = [
         sys.executable,
         "-m",

@@ -233,6 +233,8 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             outputs=results,
             metadata_props=dict(self.metadata) if self.metadata else None,
         )
+        if self.package is not None:
+            self.made_by[node] = self.package
         answer = tuple(node.outputs)
         self._scope.add(node, key, answer)
         return answer[0] if outputs == 1 else answer

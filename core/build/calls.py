@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
+import onnx_ir as ir
 import torch
 
 from onnxplug.errors import UsageError
@@ -57,11 +58,15 @@ class CallMixin:
     Attributes:
         current: The call under conversion, ``None`` between calls.
         metadata: What every node that is emitted bears as its metadata.
+        package: The distribution whose rule converts it; ``None`` for the builtin ones.
+        made_by: Node to the distribution whose rule made it, without those of builtin rules.
     """
 
     def __init__(self) -> None:
         self.current: Any = None
         self.metadata: Mapping[str, str] | None = None
+        self.package: str | None = None
+        self.made_by: dict[ir.Node, str] = {}
         self._interpretation: Interpretation | None = None
         super().__init__()
 

@@ -35,6 +35,7 @@ from onnxplug.cli.options import (
     TargetArgument,
     WeightsOption,
     choice,
+    debug_option,
     parse_runtime,
     plugin_options,
     registry,
@@ -43,8 +44,12 @@ from onnxplug.cli.plugins import plugins_app
 from onnxplug.cli.run import SETTINGS
 from onnxplug.cli.run import run as run_script
 from onnxplug.cli.sources import export_command
-from onnxplug.errors import OnnxplugError, OpsetError, UsageError
+from onnxplug.cli.warned import warnings_shown
+from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UsageError
 from onnxplug.registry.target import DEFAULT_RUNTIME
+
+#: The exit status of a program that SIGINT ended, as shells have it.
+_INTERRUPTED = 130
 
 
 class PluginGroup(typer.core.TyperGroup):
@@ -56,7 +61,7 @@ class PluginGroup(typer.core.TyperGroup):
         if found is not None:
             return found
         flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
-        choice.remember(**{flag: ctx.params.get(flag) for flag in flags})
+        choice.remember(**{flag: ctx.params.get(flag) for flag in flags})  # type: ignore[arg-type]
         host = registry()[1]
         choice.reset(choice.debug)
         added = typer.Typer(pretty_exceptions_enable=False)
@@ -74,7 +79,7 @@ app = typer.Typer(
     cls=PluginGroup,
     help="Export PyTorch models to ONNX; every translation is a rule, and installed plugins add more.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -100,9 +105,8 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
 ) -> None:
-    choice.debug = debug
+    pass
 
 
 @app.command()
@@ -197,7 +201,10 @@ def export(
 
         names = pieces.split(",") if pieces is not None else None
         if names is None:
-            check_destination(output)
+            try:
+                check_destination(output)
+            except SaveError as error:
+                raise UsageError(error.message, hint=error.hint) from None
         if verify:
             check_verifiable(resolve_opsets(opsets)[""])
         with onnxplug.fake_weights() if weights else contextlib.nullcontext():
@@ -316,6 +323,7 @@ def _ranks(model: Path) -> dict[str, int]:
 
 
 @app.command()
+@debug_option
 def inspect(model: Annotated[Path, typer.Argument(help="The ONNX file")]) -> None:
     """Show a model's opsets, inputs, outputs and operators."""
     from collections import Counter
@@ -355,15 +363,24 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns its exit status."""
+    status = _run(arguments)
+    if status == _INTERRUPTED:
+        sys.stderr.write("interrupted\n")
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     choice.reset()
     try:
-        result = app(args=arguments, prog_name="onnxplug", standalone_mode=False)
+        with warnings_shown():
+            result = app(args=arguments, prog_name="onnxplug", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except typer.Exit as leave:
         return int(leave.exit_code)
+    except SystemExit as leave:  # completion scripts
+        return leave.code if isinstance(leave.code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("interrupted\n")
-        return 130
+        return _INTERRUPTED
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # raised by click and typer for wrong usage
             error.show()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import json
 import sys
 from typing import Annotated, Any
@@ -14,12 +12,15 @@ from rich.table import Table
 
 from onnxplug.cli.options import ExactOption, RuntimeOption, parse_runtime, registry
 from onnxplug.errors import MissingRuleError, OnnxplugError, UsageError
+from onnxplug.registry.names import matches, packet_of, with_colons
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime, closeness
-from onnxplug.text import counted
+from onnxplug.text import counted, did_you_mean
 
 
 def why(
-    op: Annotated[str, typer.Argument(help="An operator: aten::add.Tensor, or mylib::nms for all its overloads")],
+    op: Annotated[
+        str, typer.Argument(help="Which operators: aten::add.Tensor, mylib::nms for all its overloads, 'aten::*pool*'")
+    ],
     opset: Annotated[str | None, typer.Option("--opset", help="Target opset: 21, or 21,com.microsoft=1")] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="Evaluate the rules' conditions for inputs of this dtype: float16 …")
@@ -36,16 +37,18 @@ def why(
     table, host = registry()
     name = check_runtime(parse_runtime(runtime), table.targets() | host.targets())
     target = Target(opset=opsets[""], opsets=opsets, runtime=name, exact=exact)
-    found, notes = _explain(table, host, op, target, dtype)
+    names = _operators(table, op)
+    explained = [_explain(table, host, name, target, dtype) for name in names]
+    found = list({(id(row.rule), row.reason): row for rows, _ in explained for row in rows}.values())
+    notes = [note for _, notes in explained for note in notes]
     computed = host.decomposers(op)
     if not found and computed:
         for name, package in computed.items():
             out.print(f"{name}: no rule; {package} decomposes it into other operators (onnxplug_decompositions)")
         return
     if not found:
-        near = difflib.get_close_matches(op, table.operators(), 3)
-        explanation = host.explain_missing(op.partition("::")[0])
-        hint = explanation or (f"Did you mean {', '.join(near)}?" if near else None)
+        known = {name for key in table.operators() for name in (key, packet_of(key))}
+        hint = host.explain_missing(op.partition("::")[0]) or did_you_mean(op, sorted(known), 3)
         raise OnnxplugError(f"no rule translates {op}; it is decomposed where torch can", hint=hint)
     conditions = [
         f"opset {opsets['']}",
@@ -63,6 +66,16 @@ def why(
     out.print(grid)
     for note in notes:
         out.print(escape(note))
+    left_out = [record.name for record in host.records() if record.status == "blocked" and record.error is None]
+    if left_out:
+        out.print(f"left out by a setting: {escape(', '.join(left_out))}")
+
+
+def _operators(table: Any, pattern: str) -> list[str]:
+    """The operators to explain: the one that is named, or those of a pattern."""
+    if not set(pattern) & set("*?["):
+        return [with_colons(pattern)]
+    return [name for name in table.operators() if matches(name, pattern)]
 
 
 def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> tuple[list[Any], list[str]]:
@@ -91,7 +104,9 @@ def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> 
 
 
 def ops(
-    pattern: Annotated[str, typer.Argument(help="Which operators: 'aten::*pool*'")] = "*",
+    pattern: Annotated[
+        str, typer.Argument(help="aten::add.Tensor, aten::add for all its overloads, 'aten::*pool*'")
+    ] = "*",
     plugin: Annotated[str | None, typer.Option("--plugin", help="Only this distribution's rules")] = None,
     missing: Annotated[
         str | None, typer.Option("--missing", help="TARGET: list the operators of a model that nothing translates")
@@ -114,7 +129,10 @@ def ops(
     if not rows:
         about = f" of {plugin}" if plugin else ""
         about += f" for the target {runtime}" if runtime else ""
-        raise OnnxplugError(f"no rule{about} translates an operator like {pattern!r}")
+        known = [op for name in registry()[0].operators() for op in (name, packet_of(name))]
+        raise OnnxplugError(
+            f"no rule{about} translates an operator like {pattern!r}", hint=did_you_mean(pattern, sorted(set(known)), 3)
+        )
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
@@ -136,7 +154,10 @@ def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | No
     if plugin is not None:
         names = {name: r.distribution for r in host.records() for name in (r.name, r.distribution)}
         if plugin not in names:
-            raise UsageError(f"no plugin {plugin!r} is installed", hint=f"Installed: {', '.join(sorted(names))}.")
+            installed = f"Installed: {', '.join(sorted(names))}."
+            raise UsageError(
+                f"no plugin {plugin!r} is installed", hint=did_you_mean(plugin, sorted(names), otherwise=installed)
+            )
         plugin = names[plugin]
     name = None if runtime is None else check_runtime(parse_runtime(runtime), table.targets() | host.targets())
     rows = []
@@ -144,7 +165,7 @@ def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | No
         since, until = rule.opset
         outside = opsets is not None and not (since or 0) <= opsets[""] <= (until or 1 << 30)
         outside |= runtime is not None and closeness(rule.target, name) is None
-        if not fnmatch.fnmatchcase(rule.op, pattern) or outside or plugin not in (None, rule.source):
+        if not matches(rule.op, pattern) or outside or plugin not in (None, rule.source):
             continue
         _, _, conditions = rule_text(rule).partition(" (")
         rows.append(

@@ -81,6 +81,7 @@ ExternalOption = Annotated[
         "--external", help="safetensors: the model refers to the weights in those files, and copies none it needn't"
     ),
 ]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks")]
 StrictPlugins = Annotated[
     bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
 ]
@@ -109,21 +110,27 @@ class Choice:
 
     def remember(
         self,
-        no_plugin: list[str] | None,
-        only_plugin: list[str] | None,
-        require_plugin: list[str] | None,
-        prefer: list[str] | None,
-        strict_plugins: bool,
+        no_plugin: list[str] | None = None,
+        only_plugin: list[str] | None = None,
+        require_plugin: list[str] | None = None,
+        prefer: list[str] | None = None,
+        strict_plugins: bool = False,
+        debug: bool = False,
     ) -> None:
-        """Plugin flags mean the same before and after the subcommand."""
+        """These flags mean the same before and after the subcommand."""
         self.without += no_plugin or []
         self.only += only_plugin or []
         self.require += require_plugin or []
         self.prefer += prefer or []
         self.strict = self.strict or strict_plugins
+        self.debug = self.debug or debug
 
 
 choice = Choice()
+
+
+def _debug_flag(debug: DebugOption = False) -> None:
+    """The parameter that :func:`debug_option` adds."""
 
 
 def _flags(
@@ -132,16 +139,26 @@ def _flags(
     require_plugin: RequirePlugin = None,
     prefer: Prefer = None,
     strict_plugins: StrictPlugins = False,
+    debug: DebugOption = False,
 ) -> None:
     """The parameters that :func:`plugin_options` adds."""
 
 
+def debug_option(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command ``--debug``; the function itself does not see it."""
+    return _with_flags(function, _debug_flag)
+
+
 def plugin_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the plugin flags; the function itself does not see them."""
-    hints = get_type_hints(_flags, include_extras=True)
+    """Gives a command the plugin flags and ``--debug``; the function itself does not see them."""
+    return _with_flags(function, _flags)
+
+
+def _with_flags(function: Callable[..., None], described: Callable[..., None]) -> Callable[..., None]:
+    hints = get_type_hints(described, include_extras=True)
     flags = [
         p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for p in inspect.signature(_flags).parameters.values()
+        for p in inspect.signature(described).parameters.values()
     ]
     own_hints = get_type_hints(function, include_extras=True)
     own = [

@@ -11,10 +11,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from onnxplug.cli.options import plugin_options, selection
+from onnxplug.cli.options import debug_option, plugin_options, selection
 from onnxplug.cli.probe import TIMEOUT, probe
-from onnxplug.errors import OnnxplugError, PluginError
-from onnxplug.text import counted
+from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError
+from onnxplug.text import counted, did_you_mean
 
 plugins_app = typer.Typer(help="Installed plugins.", no_args_is_help=True)
 
@@ -84,9 +84,14 @@ def plugins_show(
     """Show what one plugin supplies: its rules, domains, rewrites, samples; or why it is broken."""
     from onnxplug.cli.report import out
 
-    found = [r for r in probe(selection(), timeout, contents_of=name) if name in (r["name"], r["distribution"])]
+    records = probe(selection(), timeout, contents_of=name)
+    found = [r for r in records if name in (r["name"], r["distribution"])]
     if not found:
-        raise PluginError(f"no plugin {name!r} is installed", hint="`onnxplug plugins list` shows those that are.")
+        known = sorted({known for r in records for known in (r["name"], r["distribution"])})
+        raise UnknownPluginError(
+            f"no plugin {name!r} is installed",
+            hint=did_you_mean(name, known, otherwise="`onnxplug plugins list` shows those that are."),
+        )
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
@@ -142,6 +147,7 @@ def plugins_check(
 
 
 @plugins_app.command("new")
+@debug_option
 def plugins_new(
     name: Annotated[str, typer.Argument(help="Name of the distribution: onnxplug-acme")],
     op: Annotated[str | None, typer.Option("--op", help="The custom operator: acme::soft_clip")] = None,

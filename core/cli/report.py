@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import filesize
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress as Bar
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from onnxplug.text import value_text
@@ -27,16 +30,18 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 class Progress:
     """Names the stage at work on standard error, with the seconds that it has taken; one line per stage without a terminal."""
 
-    def __init__(self, status: Any = None) -> None:
-        self._status = status
+    def __init__(self, bar: Bar | None = None) -> None:
+        self._bar = bar
         self._stage: str | None = None
         self._started = time.perf_counter()
 
     def __call__(self, stage: str) -> None:
         self.finish()
         self._stage, self._started = stage, time.perf_counter()
-        if self._status is not None:
-            self._status.update(f"{stage} ...")
+        if self._bar is not None:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._bar.add_task(f"{stage} ...", total=None)
         else:
             err.print(f"{stage} ...")
 
@@ -55,10 +60,11 @@ class Progress:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A spinner on a terminal, plain lines elsewhere."""
+    """A spinner with the seconds of the stage on a terminal, plain lines elsewhere."""
     if err.is_terminal:
-        with err.status("loading ...") as status:
-            shown = Progress(status)
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        with Bar(*columns, console=err, transient=True) as bar:
+            shown = Progress(bar)
             yield shown
             shown.finish()
     else:
@@ -86,7 +92,8 @@ def size_text(path: Path) -> str:
     total = path.stat().st_size
     files = [path.resolve().parent / name for name in data_files(path) or ()]
     data_size = sum(f.stat().st_size for f in files if f.is_file())
-    return f"{total / 1e6:.2f} MB" + (f" and {data_size / 1e6:.2f} MB of external data" if data_size else "")
+    data = f" and {filesize.decimal(data_size)} of external data" if data_size else ""
+    return filesize.decimal(total) + data
 
 
 def summary(program: OnnxProgram, path: Path) -> None:
@@ -98,6 +105,7 @@ def summary(program: OnnxProgram, path: Path) -> None:
         ("file", f"{path} ({size_text(path)})"),
         ("opset", ", ".join(f"{n or 'ai.onnx'} {v}" for n, v in program.model.opset_imports.items())),
         ("nodes", f"{statistics.onnx_nodes} from {statistics.fx_nodes} FX nodes: {operators}"),
+        ("rules", ", ".join(f"{name} {count}" for name, count in statistics.packages.items())),
         ("inputs", ", ".join(f"{v.name} {value_text(v)}" for v in program.model.graph.inputs)),
         ("outputs", ", ".join(f"{v.name} {value_text(v)}" for v in program.model.graph.outputs)),
         ("capture", f"{statistics.capture_seconds:.2f} s, {statistics.strategy}"),

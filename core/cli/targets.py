@@ -15,7 +15,7 @@ from typing import Any
 from onnxplug.cli.inputs import InputSpec
 from onnxplug.cli.sources import find_source, load_from
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.text import type_with_article
+from onnxplug.text import did_you_mean, type_with_article
 
 _FORMS = "package.module:callable, file.py:callable, FILE.pt2, timm:NAME or SCHEME:NAME of a plugin"
 
@@ -110,10 +110,13 @@ def _load_pt2(path: str) -> Target:
         raise UsageError(f"there is no file {path}")
     import torch
 
+    from onnxplug.capture.attempts import quiet
+
     try:
-        return Target(torch.export.load(path))
+        with quiet():
+            return Target(torch.export.load(path))
     except Exception as error:
-        raise OnnxplugError(f"{path} is not an exported program: {error}") from error
+        raise OnnxplugError(f"{path} is not a program that torch.export.save wrote: {error}") from error
 
 
 def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
@@ -150,9 +153,10 @@ def _load_callable(text: str) -> Target:
     module = _load_file(place) if place.endswith(".py") else _load_module(place)
     factory: Any = module
     for part in name.split("."):
-        factory = getattr(factory, part, None)
+        owner, factory = factory, getattr(factory, part, None)
         if factory is None:
-            raise UsageError(f"{place} has no {name!r}")
+            known = [n for n, value in vars(owner).items() if callable(value) and not n.startswith("_")]
+            raise UsageError(f"{place} has no {name!r}", hint=did_you_mean(part, known))
     import torch
 
     if isinstance(factory, torch.nn.Module | torch.export.ExportedProgram):

@@ -28,6 +28,7 @@ from onnxplug.interpret.mutating import convert_functionalized
 from onnxplug.interpret.node import FxNode, are_empty, output_specs
 from onnxplug.interpret.operators import Operator, Operators
 from onnxplug.interpret.symbols import Dim, SymbolNames
+from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.registry import BoundRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import FakeTensor
@@ -397,8 +398,10 @@ class DynamoInterpreter:
             ) from error
 
     def _apply(self, rule: Rule, call: FxNode) -> Any:
+        builder = self._builder
+        outer, builder.package = builder.package, _package_of(rule)
         try:
-            return rule.resolve()(self._builder, call)
+            return rule.resolve()(builder, call)
         except Decline:
             raise
         except (MissingRuleError, OutputMismatchError):
@@ -409,6 +412,8 @@ class DynamoInterpreter:
             raise
         except Exception as error:
             raise defect(error, call, rule, self._builder.opset) from error
+        finally:
+            builder.package = outer
 
     def _without_rule(self, call: FxNode, declined: Sequence[str]) -> Any:
         if call.op_name.startswith(QUANTIZED_PREFIX):
@@ -481,3 +486,8 @@ def _bound_nodes(call: FxNode) -> dict[torch.fx.Node, Any]:
         elif isinstance(given, list | tuple):
             pending += zip(given, value, strict=True)
     return bound
+
+
+def _package_of(rule: Rule) -> str | None:
+    """What a summary calls the package of a rule; ``None`` for the builtin ones."""
+    return None if rule.source == PROJECT_NAME else rule.source or "rules of the call"

@@ -116,6 +116,8 @@ def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int
     while start < end:
         key, start = _varint(content, start, end)
         kind = key & 7
+        if not key >> 3:  # no field has the number 0: this is another file, of zeros perhaps
+            raise _Malformed
         if kind == _BYTES:
             length, start = _varint(content, start, end)
             if start + length > end:

@@ -123,7 +123,7 @@ def test_show(shop: Path) -> None:
     for text in ("good = shop_good", "shop-good 1.0", "shop::double: shop_good:double (opset 18 to 19)", "com.shop 3",
                  "shop_good:double_half (conditional, priority 1)", "shop::double at opsets 18, 19"):  # fmt: skip
         assert text in printed
-    assert "no plugin 'ghost' is installed" in onnxplug(shop, "plugins", "show", "ghost", status=1)
+    assert "no plugin 'ghost' is installed" in onnxplug(shop, "plugins", "show", "ghost", status=2)
 
 
 def test_check(shop: Path) -> None:
@@ -199,7 +199,7 @@ def test_ops(shop: Path, tmp_path: Path) -> None:
     printed = onnxplug(shop, "ops", "--missing", target, "--json", "--no-plugin", "bad", "--opset", "18", status=1)
     assert list(json.loads(printed)) == ["shop::half.default"]
     assert "model.py:5" in printed
-    printed = onnxplug(shop, "ops", "--missing", target, "--only-plugin", "ghost", status=1)
+    printed = onnxplug(shop, "ops", "--missing", target, "--only-plugin", "ghost", status=2)
     assert "no plugin 'ghost'" in printed
     assert "no operator without a translation" in onnxplug(shop, "ops", "--missing", target, "--opset", "18")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -87,6 +88,18 @@ def place(folder: Path, *dists: Dist) -> None:
         (folder / info).mkdir()
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
+
+
+def copy_source(folder: Path) -> Path:
+    """Copies what onnxplug is built of; building in the checkout would leave build/ and an egg-info there."""
+    checkout = Path(__file__).resolve().parents[2]
+    folder.mkdir()
+    for layer in ("core", "converters", "plugins"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(checkout / layer, folder / layer, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(checkout / name, folder / name)
+    return folder
 
 
 def environment(folder: Path) -> Path:
