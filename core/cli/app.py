@@ -377,8 +377,6 @@ def _run(arguments: list[str]) -> int:
         return result if isinstance(result, int) else 0
     except typer.Exit as leave:
         return int(leave.exit_code)
-    except SystemExit as leave:  # completion scripts
-        return leave.code if isinstance(leave.code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
     except Exception as error:

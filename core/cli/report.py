@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich import filesize
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from onnxplug.text import value_text
@@ -47,8 +47,9 @@ class Progress:
 
     def part(self, done: int, total: int) -> None:
         """Says how many bytes the stage has done, on a terminal."""
-        if self._status is not None and self._stage is not None:
-            self._status.update(f"{self._stage}: {done / 1e9:.2f} of {total / 1e9:.2f} GB ...")
+        if self._bar is not None and self._bar.task_ids:
+            text = f"{self._stage}: {filesize.decimal(done)} of {filesize.decimal(total)} ..."
+            self._bar.update(self._bar.task_ids[-1], description=text, completed=done, total=total)
 
     def finish(self) -> None:
         """Says how long the stage took, if it took long."""
@@ -62,7 +63,12 @@ class Progress:
 def progress() -> Iterator[Progress]:
     """A spinner with the seconds of the stage on a terminal, plain lines elsewhere."""
     if err.is_terminal:
-        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+        )
         with Bar(*columns, console=err, transient=True) as bar:
             shown = Progress(bar)
             yield shown

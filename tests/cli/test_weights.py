@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from rich.progress import Progress
 from safetensors.torch import save_file
 
 from onnxplug.cli import report
@@ -120,17 +121,13 @@ def test_wrong_usage(state: dict[str, torch.Tensor], options: list[str], message
 
 
 def test_how_far_it_is() -> None:
-    class Status:
-        text = ""
-
-        def update(self, text: str) -> None:
-            self.text = text
-
-    status = Status()
-    shown = report.Progress(status)
-    shown.part(1, 2)
-    assert status.text == "", "no stage yet"
-    shown("saving")
-    shown.part(1_500_000_000, 28_000_000_000)
-    assert status.text == "saving: 1.50 of 28.00 GB ..."
+    with Progress(disable=True) as bar:
+        shown = report.Progress(bar)
+        shown.part(1, 2)
+        assert not bar.tasks, "no stage yet"
+        shown("saving")
+        shown.part(1_500_000_000, 28_000_000_000)
+        (task,) = bar.tasks
+        assert (task.completed, task.total) == (1_500_000_000, 28_000_000_000)
+        assert task.description == "saving: 1.5 GB of 28.0 GB ..."
     report.Progress().part(1, 2)
