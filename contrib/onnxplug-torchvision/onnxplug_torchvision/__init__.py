@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import OpSample, PluginInfo, Rule, hookimpl
+from onnxplug import ModelSource, OpSample, PluginInfo, Rule, hookimpl
 
 _RULES = (
     ("nms", "nms:nms", (None, None)),
@@ -41,6 +41,13 @@ def _detection() -> Any:
     from onnxplug_torchvision.patches import detection
 
     return detection()
+
+
+@hookimpl
+def onnxplug_sources() -> list[ModelSource]:
+    """``torchvision:NAME`` on the command line."""
+    help_ = "NAME is one of torchvision.models.list_models()."
+    return [ModelSource("torchvision", "onnxplug_torchvision.sources:load", help=help_)]
 
 
 @hookimpl

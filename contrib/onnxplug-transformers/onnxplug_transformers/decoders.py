@@ -111,11 +111,14 @@ def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_changing_angles(model: nn.Module) -> None:
-    """Rotary embeddings whose frequencies depend on how long the text is would be fixed by the export."""
+    """Rotary embeddings whose frequencies are computed anew as the text grows would be fixed by the export.
+
+    Those of ``longrope`` are no such: there are two sets, and the graph takes one of them by the largest position.
+    """
     for name, module in model.named_modules():
         kinds = getattr(module, "rope_type", None)
         found = sorted({kinds} if isinstance(kinds, str) else set((kinds or {}).values()))
-        changing = [kind for kind in found if kind in ("dynamic", "longrope")]
+        changing = [kind for kind in found if "dynamic" in kind]
         if changing:
             raise UsageError(
                 f"{type(model).__name__}: the rotary embedding {name} is of the kind {changing[0]!r}, whose frequencies "

@@ -13,6 +13,7 @@ import torch
 import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders
+from onnxplug_transformers.caches import register
 from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged
 from onnxplug_transformers.four_bits import DOMAIN, check_block_size, round_linears
@@ -198,6 +199,7 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
         UsageError: It is no folder of ``save_pretrained``.
         OnnxplugError: A file is damaged or missing.
     """
+    register()  # whoever takes the inputs apart knows caches
     config = load_config(source)
     kind = task_of(config, None)
     model = load_model(source, config, kind)

@@ -25,6 +25,24 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, "head_dim": 16}),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
+    "phi3_long": (
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        {
+            **_LLAMA,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "original_max_position_embeddings": 24,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 24,
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [4.0 - 0.3 * i for i in range(8)],
+            },
+        },
+    ),
     "qwen3_moe": (
         "Qwen3MoeForCausalLM",
         "Qwen3MoeConfig",

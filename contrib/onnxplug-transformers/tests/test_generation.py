@@ -89,6 +89,25 @@ def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], e
     )
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [(), ("--fused",)])
+def test_frequencies_of_short_and_long_texts(
+    flags: tuple[str, ...], saved: Callable[[str], Path], exported: Any
+) -> None:
+    """Of one graph: a text that stays below the original length of 24, and one that begins beyond it."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved("phi3_long")
+    output = exported(folder, "--verify", *flags)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    short, long = [5, 6, 7, 8], torch.randint(3, 100, (30,)).tolist()
+    for prompt in (short, long):
+        assert continued(output, [prompt]) == expected(model, [prompt])
+    with torch.no_grad():
+        model.model.rotary_emb.long_inv_freq = model.model.rotary_emb.original_inv_freq
+        assert continued(output, [long]) != expected(model, [long])  # the long set matters
+
+
 def test_the_folder_is_complete(saved: Callable[[str], Path], exported: Any) -> None:
     """Tokens of a text, settings of generation, and weights under the names that the checkpoint has."""
     from safetensors import safe_open
@@ -212,6 +231,26 @@ def test_halves_and_options_together(saved: Callable[[str], Path], exported: Any
     halves = logits_after(exported(folder, *rounded, "--dtype", "float16"), prompt)
     # A weight on the border of two levels may be rounded to the other one, where it was rounded to a half before.
     assert torch.nn.functional.cosine_similarity(halves, plain, 0) > 0.99
+
+
+@pytest.mark.long
+def test_brain_floats_on_the_cpu(saved: Callable[[str], Path], exported: Any) -> None:
+    """What the CPU has no kernels for is computed in float32; the weights are those of the model in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    folder, prompt = saved("llama"), PROMPTS[0]
+    output = exported(folder, "--dtype", "bfloat16", "--target", "onnxruntime:cpu", "--verify")
+    assert {v.dtype for v in ir.load(output / "model.onnx").graph.outputs} == {ir.DataType.BFLOAT16}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.no_grad():
+        exact = model.float()(torch.tensor([prompt])).logits[0, -1]
+    settings = og.GeneratorParams(og.Model(str(output)))
+    settings.set_search_options(max_length=len(prompt) + 1)
+    generator = og.Generator(og.Model(str(output)), settings)
+    generator.append_tokens(np.array([prompt], dtype=np.int32))
+    generator.generate_next_token()
+    token = int(generator.get_sequence(0)[-1])
+    assert exact[token] > exact.max() - 0.1
 
 
 def test_prompts_in_two_parts(saved: Callable[[str], Path], exported: Any) -> None:
@@ -406,8 +445,11 @@ def test_output_folders(saved: Callable[[str], Path], tmp_path: Path, capsys: An
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2", "onnx"]
 
 
-@pytest.mark.long
-def test_other_commands_take_the_folder(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
-    assert run(["ops", "--missing", f"transformers:{saved('llama')}"]) == 0
+def test_other_commands_take_the_folder(saved: Callable[[str], Path], exported: Any, capsys: Any) -> None:
+    folder = saved("llama")
+    output = exported(folder, "--verify", "--external-data")
+    assert run(["verify", str(output / "model.onnx"), f"transformers:{folder}"]) == 0
+    assert run(["ops", "--missing", f"transformers:{folder}"]) == 0
     assert run(["ops", "--missing", "transformers:"]) == 2
     assert "transformers: needs a name" in capsys.readouterr().err
+    assert run(["verify", str(output / "model.onnx"), f"transformers:{folder / 'nowhere'}"]) == 2
