@@ -34,9 +34,11 @@ class Decoder(nn.Module):
         UsageError: Something in the model can't be said by keys and values of past tokens.
     """
 
-    def __init__(self, model: nn.Module, *, last_logits: bool = False, fused: bool = False) -> None:
+    _model: Any
+
+    def __init__(self, model: Any, *, last_logits: bool = False, fused: bool = False) -> None:
         super().__init__()
-        config: Any = model.config
+        config = model.config
         other = set(getattr(config, "layer_types", None) or ()) - set(_LAYERS)
         if other:
             raise UsageError(
@@ -110,7 +112,7 @@ def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1]))
 
 
-def _refuse_changing_angles(model: nn.Module) -> None:
+def _refuse_changing_angles(model: Any) -> None:
     """Rotary embeddings whose frequencies are computed anew as the text grows would be fixed by the export.
 
     Those of ``longrope`` are no such: there are two sets, and the graph takes one of them by the largest position.
@@ -206,10 +208,11 @@ def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
 
 
 def _checked(cache: Any, model: str) -> tuple[int, int, int]:
+    layers: Any = getattr(cache, "layers", ())
     if type(cache) is not DynamicCache or any(type(layer) is not cache_utils.DynamicLayer for layer in cache.layers):
         kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", ())}) or [type(cache).__name__]
         raise UsageError(f"{model} has a cache of {', '.join(kinds)}; text generation takes keys and values alone")
-    found = {tuple(x.shape[i] for i in (1, 3)) for layer in cache.layers for x in (layer.keys, layer.values)}
+    found = {tuple(x.shape[i] for i in (1, 3)) for layer in layers for x in (layer.keys, layer.values)}
     if len(found) != 1:
         raise UsageError(
             f"{model} has keys and values of several shapes ({', '.join(f'{h} heads of {w}' for h, w in sorted(found))}); "

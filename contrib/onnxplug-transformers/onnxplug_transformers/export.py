@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +27,8 @@ ENCODER_DECODERS = ("text2text-generation", "automatic-speech-recognition")
 
 
 def export_folder(
-    source: Path,
-    output: Path,
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
     *,
     task: str | None = None,
     random: bool = False,
@@ -73,6 +74,7 @@ def export_folder(
         OnnxplugError: A file is damaged, or the export failed.
         SaveError: The folder can't be written.
     """
+    source, output = Path(source), Path(output)
     check_output(output, overwrite=overwrite)
     config = load_config(source, random=random)
     kind = task_of(config, task)

@@ -166,12 +166,15 @@ def round_linears(model: Any, size: int, keep: Sequence[str] | None = None) -> R
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, FourBitLinear(linears[name], size))
     after = _scores(model, text)
-    losses = [nn.functional.nll_loss(s.flatten(0, 1), text[:, 1:].flatten()) for s in (before, after)]
+    perplexities = [
+        float(nn.functional.nll_loss(scores.flatten(0, 1), text[:, 1:].flatten()).exp()) for scores in (before, after)
+    ]
     return Rounding(
         len(rounded),
         bytes_before,
         _bytes(model),
-        *(float(loss.exp()) for loss in losses),
+        perplexities[0],
+        perplexities[1],
         float((before.argmax(-1) == after.argmax(-1)).float().mean()),
     )
 

@@ -106,7 +106,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
             f"{folder} has no weights for {shown}, which {type(loaded).__name__} needs; they would be random",
             hint="--task names the head that the model was trained with.",
         )
-    return loaded.eval()  # type: ignore[no-any-return]
+    return loaded.eval()
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def _add_sound(
             example.add("attention_mask", mask, "batch", "samples")
     elif name == "input_values":  # a spectrogram of a fixed length
         frames = getattr(config, "max_length", None)
-        if not isinstance(frames, int):
+        if not isinstance(frames, int) or not isinstance(bins, int):
             raise UsageError(f"{type(config).__name__} does not say how long a spectrogram is")
         example.add(name, torch.randn(2, frames, bins, generator=generator), "batch")
     elif isinstance(bins, int) and frames is not None:  # Whisper's: two frames a position
