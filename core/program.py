@@ -166,7 +166,12 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         super().release()
 
     def optimize(self) -> None:
-        """Runs onnxscript's optimizer over the model, in place. Weights that it computes with can't be replaced later."""
+        """Runs onnxscript's optimizer over the model, in place. Weights that it computes with can't be replaced later.
+
+        Raises:
+            WeightsError: A weight has no numbers.
+        """
+        check_numbers(self.model.graph.initializers.values(), "optimize() computes with the weights")
         self.release()
         before = self._weight_uses()
         super().optimize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -215,3 +216,26 @@ def test_a_weight_can_be_derived_from_a_weight_only() -> None:
 
     with pytest.raises(onnxplug.UsageError, match=r"aten::relu.default.*takes a parameter, a buffer or a constant"):
         onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3),), rules=[onnxplug.Rule("aten::relu", relu)])
+
+
+@pytest.mark.parametrize("name", rotated(MODELS, every=3))
+def test_whole_models_that_get_their_weights_later(name: str, tmp_path: Path) -> None:
+    """The model on the device meta, then weights from a file, as eager with these weights; the graph is that of the real model."""
+    case = ZOO[name]()
+    real = randomized(case.module)
+    tensors = (*case.module.parameters(), *case.module.buffers())
+    on_meta = {id(t): nn.Parameter(t.to("meta")) if isinstance(t, nn.Parameter) else t.to("meta") for t in tensors}
+    fake = copy.deepcopy(case.module, on_meta)  # not .to("meta"), which makes two of a tied weight
+    program = onnxplug.to_onnx(fake, case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
+    plain = onnxplug.to_onnx(case.module, case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
+    assert [node.op_type for node in program.model.graph] == [node.op_type for node in plain.model.graph]
+    computed = {n: b for n, b in real.named_buffers() if n not in real.state_dict()}
+    program.apply_weights(computed)
+    torch.save(real.state_dict(), tmp_path / "weights.pt")
+    program.apply_weights(tmp_path / "weights.pt")
+    with torch.no_grad():
+        expected = tree_leaves(real(*case.args, **case.kwargs))
+    results = program(*case.args, **case.kwargs)
+    for result, wanted in zip(results, [t for t in expected if isinstance(t, torch.Tensor)], strict=False):
+        compared = compare(result, wanted)
+        assert compared.equal, compared

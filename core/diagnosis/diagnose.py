@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from onnxplug.capture.torchscript.module import is_script
 from onnxplug.diagnosis.draft import DraftFinding, draft_findings
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.exporter import to_onnx
+from onnxplug.fake import is_fake
 
 Progress = Callable[[str], None]
 
@@ -174,8 +176,11 @@ def diagnose(
         error = _error_of_run(model, positional, keywords)
         if error is not None:
             found.runs, found.error, found.place = False, _one_line(error), place_in_user_code(error)
+            weights = chain(model.parameters(), model.buffers()) if isinstance(model, torch.nn.Module) else ()
             found.hints.append(
-                "Give inputs on which the model runs: args= holds the positional ones, kwargs= the named ones."
+                "Load the model's weights: diagnose runs it, and they have no numbers."
+                if any(map(is_fake, weights))
+                else "Give inputs on which the model runs: args= holds the positional ones, kwargs= the named ones."
             )
             return found
     stage("exporting the model")

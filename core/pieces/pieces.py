@@ -20,6 +20,7 @@ from onnxplug.capture.failure import first_lines
 from onnxplug.capture.patching import patched
 from onnxplug.capture.signature import InputKind, InputSlot, OutputKind
 from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError
+from onnxplug.fake import check_model
 from onnxplug.pieces.record import RecordedCall, Run, Source, record
 from onnxplug.pieces.script import Step, program_text
 from onnxplug.program import OnnxProgram
@@ -265,6 +266,7 @@ def export_pieces(
 
     Raises:
         UsageError: A path is none of a submodule that runs, or one piece lies within another.
+        WeightsError: A weight has no numbers.
         ConversionError: A piece writes its inputs or buffers.
     """
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
@@ -273,6 +275,7 @@ def export_pieces(
             hint="Give the module that it was made of.",
         )
     submodules = _submodules(model, pieces)
+    check_model(model, "pieces= runs the model, to find what its submodules get")
     if folder is not None:
         check_folder(Path(folder))
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)

@@ -20,6 +20,8 @@ _FIELDS: dict[str, dict[int, str]] = {
     "Tensor": {13: "Entry"},
 }
 _GRAPH = 7
+#: No protocol buffer has so many bytes.
+_TOO_LARGE = 2**31
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -83,8 +85,11 @@ def data_files(path: Path) -> set[str] | None:
         OSError: The file cannot be read.
     """
     with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
             return set()
+        if size >= _TOO_LARGE:
+            return None
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 return {os.path.normcase(os.path.normpath(location)) for location in _locations(content)}

@@ -151,3 +151,54 @@ def test_fake_weights() -> None:
     assert not model.a[0].requires_grad
     assert model.own.weight.requires_grad
     assert type(model.own.weight) is nn.Parameter
+
+
+def test_what_needs_numbers_says_so() -> None:
+    x = torch.randn(2, 3, 4)
+    fake = WAYS["meta"](MODELS["linear"])
+    with pytest.raises(WeightsError, match=r"pieces= runs the model.*3 weights of it have no numbers"):
+        onnxplug.to_onnx(fake, (x,), pieces=["0"])
+    assert "Load the model's weights" in str(onnxplug.diagnose(fake, (x,)))
+    program = onnxplug.to_onnx(fake, (x,))
+    for needs in (program.optimize, lambda: program.call_reference(x), lambda: program.model_proto):
+        with pytest.raises(WeightsError, match=r"3 weights have no numbers, '0.weight', '0.bias', '2.weight'"):
+            needs()
+    program.apply_weights(MODELS["linear"]().state_dict())
+    program.optimize()
+
+
+def test_programs_and_functions_without_numbers() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    real, x = make(), torch.randn(2, 3, 4)
+    exported = torch.export.export(WAYS["fake"](make), (x,))
+    fake = WAYS["meta"](make)
+    for program in (onnxplug.to_onnx(exported), onnxplug.to_onnx(fake, (x,), functions=True)):
+        with pytest.raises(WeightsError, match="no numbers"):
+            program(x)
+        program.apply_weights(real.state_dict())
+        close(program(x), real(x))
+
+
+class Folded(nn.Module):
+    """Weights and buffers of one element, whose numbers a constant would be folded from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exponent = nn.Parameter(torch.randn(()))
+        self.register_buffer("steps", torch.tensor(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : int(self.steps)] * (self.exponent.exp() + 1) + self.steps
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_folded_from_weights_without_numbers(way: str) -> None:
+    program = onnxplug.to_onnx(WAYS[way](Folded), (torch.randn(2, 4),))
+    for steps in (2, 3):
+        real = Folded()
+        real.steps.fill_(steps)
+        program.apply_weights(state_of(real))
+        x = torch.randn(2, 4)
+        close(program(x), real(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import onnx
@@ -78,3 +79,14 @@ def test_which_files_of_a_folder_are_models(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
     (tmp_path / "noending").write_bytes(content)
     assert folder_references(tmp_path, "noending").names == FOUND
+
+
+def test_weights_are_not_read_as_a_model(tmp_path: Path) -> None:
+    """A data file whose weights begin with many zeros, and one that is larger than any model, take no time."""
+    path = tmp_path / "model.onnx.data"
+    for size in (1 << 27, 1 << 33):
+        with open(path, "wb") as file:
+            file.truncate(size)
+        started = time.process_time()
+        assert data_files(path) is None
+        assert time.process_time() - started < 1, "it takes a minute to read 128 MB byte by byte"
