@@ -184,6 +184,11 @@ def test_domains_that_are_known() -> None:
     onnxplug.to_onnx(lambda x: x.relu(), (X,), plugins=[], opset_version=opsets)
 
 
+def test_one_tensor_is_a_tuple_of_it() -> None:
+    program = onnxplug.to_onnx(lambda x: x.relu(), X, input_names=["x"], verify=True)
+    assert [v.name for v in program.model.graph.inputs] == ["x"]
+
+
 # -- keyword inputs at the end of args ---------------------------------------------------------------------------------
 
 

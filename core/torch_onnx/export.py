@@ -301,5 +301,15 @@ def _errors_of_torch() -> Iterator[None]:
 def _of_torch_too(cls: type[OnnxplugError]) -> type[OnnxplugError]:
     if issubclass(cls, OnnxExporterError):
         return cls
-    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+
+    def reduce(self: Any) -> Any:
+        """For another process it is the error of onnxplug."""
+        return (cls, *BaseException.__reduce__(self)[1:])
+
+    body = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__reduce__": reduce,
+    }
     return type(cls.__name__, (cls, OnnxExporterError), body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.onnx import OperatorExportTypes, TrainingMode
 
 import onnxplug
-from onnxplug import OnnxplugError, OpsetError, SaveError, UsageError
+from onnxplug import OnnxplugError, OpsetError, SaveError, UsageError, as_torch_onnx
 from onnxplug.torch_onnx.request import ExportWarning
 from tests.torch_onnx.test_export import X, exported, files, net
 
@@ -82,6 +83,28 @@ def test_wrong_arguments(
     assert isinstance(caught.value, torch.onnx.OnnxExporterError | OnnxplugError)
     assert isinstance(caught.value, torch.onnx.OnnxExporterError)
     assert [name for name in files(folder) if not name.endswith(".md")] == ["a-file"]
+
+
+def test_an_error_goes_to_another_process() -> None:
+    with pytest.raises(SaveError) as caught:
+        onnxplug.export(net(), (X,), "/nowhere/at/all.onnx")
+    assert isinstance(caught.value, torch.onnx.OnnxExporterError)
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert type(there) is SaveError
+    assert (there.message, there.hint) == (caught.value.message, caught.value.hint)
+
+
+def test_warnings_name_the_line_of_the_call() -> None:
+    for options in (
+        {"opset_version": 9},
+        {"input_names": ["a", "b"]},
+        {"dynamic_axes": {"y": {1: "m"}}, "output_names": ["y"]},
+    ):
+        with pytest.warns(ExportWarning) as caught:
+            onnxplug.export(net(), (X,), **options)  # type: ignore[arg-type]
+        with as_torch_onnx(), pytest.warns(ExportWarning) as within:
+            torch.onnx.export(net(), (X,), **options)  # type: ignore[arg-type]
+        assert {w.filename for w in (*caught, *within)} == {__file__}
 
 
 def test_an_unknown_argument_is_pythons_own_error() -> None:
