@@ -240,10 +240,9 @@ def _rotated(g: Any, value: Any) -> Any:
 
 
 def _table(g: Any, value: Any, operation: str) -> Any:
-    """[S, E / 2]: what is in ``Unsqueeze(Cos(f, f))`` of [1, 1, S, E], once."""
+    """[S, E / 2]: what is in ``Unsqueeze(Cos(f, f))`` of [1, 1, S, E], once. [B S, E / 2] of [B, 1, S, E]."""
     shape = value.shape
-    # One table for the whole batch and every head.
-    if shape is None or len(shape) != 4 or shape[0] != 1 or shape[1] != 1:
+    if shape is None or len(shape) != 4 or shape[1] != 1:  # the same for every head
         return None
     if g.constant(value) is not None:
         found = _first_half(g, value)
@@ -286,18 +285,35 @@ def rotary_embedding(g: Any, node: Any) -> Any:
             tables = [_table(g, cosine, "Cos"), _table(g, sine, "Sin")]
             if _rank(x) != 4 or any(t is None for t in tables):
                 continue
-            return _turned(g, x, tables)
+            places = _places(g, x, cosine, sine)
+            if places is not None:
+                return _turned(g, x, tables, places)
     return None
 
 
-def _turned(g: Any, x: Any, tables: list[Any]) -> Any:
+def _places(g: Any, x: Any, cosine: Any, sine: Any) -> Any:
+    """Which row of the tables each token takes: from the first one on, or [B, S] where each row of the batch has its own."""
+    if cosine.shape[0] == 1 and sine.shape[0] == 1:
+        return g.const([0])
+    if not all(_known_same(table.shape[axis], x.shape[axis]) for table in (cosine, sine) for axis in (0, 2)):
+        return None
+    rows, steps = g.as_scalar(g.dim(x, 0)), g.as_scalar(g.dim(x, 2))
+    return g.op.Reshape(g.op.Range(0, g.op.Mul(rows, steps), 1), g.vector([g.dim(x, 0), g.dim(x, 2)]))
+
+
+def _known_same(left: Any, right: Any) -> bool:
+    """Whether two dimensions are of one size; two of which nothing is known are not."""
+    return bool(left == right) and (isinstance(left, int) or left.value is not None)
+
+
+def _turned(g: Any, x: Any, tables: list[Any], places: Any) -> Any:
     """RotaryEmbedding of [B, H, S, E]."""
     transpose = made_by_op(x, "Transpose")
     _, heads, _, size = x.shape
     before = transpose is not None and "perm" in transpose.attributes and isinstance(heads, int)
     if not before or list(transpose.attributes["perm"].value) != [0, 2, 1, 3] or 0 in (heads, size):
-        return g.domain(_DOMAIN).RotaryEmbedding(x, g.const([0]), *tables)
+        return g.domain(_DOMAIN).RotaryEmbedding(x, places, *tables)
     rows = g.op.Reshape(transpose.inputs[0], g.const([0, 0, heads * size]))
-    turned = g.domain(_DOMAIN).RotaryEmbedding(rows, g.const([0]), *tables, num_heads=heads)
+    turned = g.domain(_DOMAIN).RotaryEmbedding(rows, places, *tables, num_heads=heads)
     turned.type, turned.shape = rows.type, rows.shape
     return g.op.Transpose(g.op.Reshape(turned, g.const([0, 0, heads, size])), perm=[0, 2, 1, 3])

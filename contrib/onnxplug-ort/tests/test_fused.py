@@ -150,8 +150,13 @@ def test_rotary_embedding(fused: Any) -> None:
     x = draw(2, 3, 5, 8)
     others, dynamic = [(draw(1, 3, 1, 8),), (draw(3, 3, 9, 8),)], ({0: AUTO, 2: AUTO},)
     assert fused(model, x, others=others, dynamic=dynamic) == {"RotaryEmbedding": 1}
-    # Positions of their own for each row, and angles that aren't twice the same.
-    assert fused(own, x, torch.randint(0, 9, (2, 5))) == {}
+    # Positions of their own for each row.
+    others = [(draw(1, 3, 1, 8), torch.tensor([[4]])), (draw(3, 3, 9, 8), torch.randint(0, 40, (3, 9)))]
+    dynamic = ({0: AUTO, 2: AUTO}, {0: AUTO, 1: AUTO})
+    positions = torch.randint(0, 9, (2, 5))
+    assert fused(own, x, positions, others=others, dynamic=dynamic) == {"RotaryEmbedding": 1}
+    assert fused(own, x, positions) == {"RotaryEmbedding": 1}
+    # Angles that aren't twice the same.
     assert fused(unequal, x) == {}
 
 
