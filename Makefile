@@ -3,6 +3,7 @@
 #   make demo     export a pretrained sentence encoder, verify it, use it
 #   make test     the tests                  make lint     style problems (and formatting)
 #   make zoo      whole models, in full      make types    static types
+#   make models   every architecture of transformers, small; hours, goes on where it was (MODELS_FLAGS="--shard 1/4 --peer")
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
@@ -16,6 +17,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
 TORCH :=
 PYTEST_FLAGS ?=
+MODELS_FLAGS ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -31,7 +33,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test zoo chains opdb bench latency lint format types clean
+.PHONY: help demo test zoo models chains opdb bench latency lint format types clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,6 +49,10 @@ test: $(VENV)/installed
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"
 	@$(PYTEST) -n 2 --dist worksteal -m long $(PYTEST_FLAGS)
+
+models: $(VENV)/installed
+	@echo "==> Every causal, masked, sequence-to-sequence and image architecture of transformers (outcomes in out/models)"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.models.report $(MODELS_FLAGS)
 
 opdb: $(VENV)/installed
 	@echo "==> torch's operator database: about 20 minutes, two workers"

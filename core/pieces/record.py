@@ -130,7 +130,8 @@ def record(
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             given = tuple(args), dict(kwargs)
             sources = [known.source(leaf) for leaf in pytree.tree_leaves(given)]
-            calls.append(RecordedCall(path, *copied(given), sources))
+            positional, named = copied(given)
+            calls.append(RecordedCall(path, positional, named, sources))
 
         return hook
 
@@ -144,6 +145,7 @@ def record(
         for path, module in submodules.items():
             stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(after).remove)
-        returned = run_eagerly(model, *pytree.tree_unflatten(inputs, spec), buffers)
+        positional, named = pytree.tree_unflatten(inputs, spec)
+        returned = run_eagerly(model, positional, named, buffers)
     outputs, structure = pytree.tree_flatten(returned)
     return Run(list(leaves), dict(sizes), calls, outputs, structure, [known.source(leaf) for leaf in outputs])

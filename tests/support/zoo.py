@@ -139,7 +139,7 @@ def _draw_clip(texts: int, sequence: int, images: int) -> Inputs:
 # Modules
 
 
-def _stir(module: nn.Module) -> nn.Module:
+def stirred(module: nn.Module) -> nn.Module:
     """Gives random values to what initialisation leaves constant.
 
     A fresh model has unit norm weights, zero biases, unit batch statistics and layer scales of 1e-6, so a translation
@@ -160,13 +160,13 @@ def _stir(module: nn.Module) -> nn.Module:
 def timm_model(name: str) -> nn.Module:
     define_vision_schemas()
     model: nn.Module = importlib.import_module("timm").create_model(name, pretrained=False)
-    return _stir(model)
+    return stirred(model)
 
 
 def transformers_model(model: str, config: str, **settings: Any) -> nn.Module:
     define_vision_schemas()
     transformers = importlib.import_module("transformers")
-    return _stir(getattr(transformers, model)(getattr(transformers, config)(**settings)))
+    return stirred(getattr(transformers, model)(getattr(transformers, config)(**settings)))
 
 
 def _decoder(kind: str, **settings: Any) -> nn.Module:

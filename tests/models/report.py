@@ -1,0 +1,174 @@
+"""``make models``: every architecture, each with a time limit; resumable, and in shards.
+
+Each outcome is written to the folder as soon as it is there; what is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.models.measure import TABLES, Architecture, Outcome, architectures
+
+SECONDS = 240.0
+
+
+class _Worker:
+    """A process with its answers."""
+
+    def __init__(self, peer: bool) -> None:
+        command = [sys.executable, "-m", "tests.models.worker", *(["--peer"] if peer else [])]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.answers: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put(None)
+
+    def ask(self, architecture: Architecture) -> Outcome:
+        """The outcome; ``crash`` or ``timeout`` end the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(architecture) + "\n")
+        self.process.stdin.flush()
+        try:
+            answer = self.answers.get(timeout=SECONDS)
+        except queue.Empty:
+            self.process.kill()
+            return Outcome("timeout", f"no answer after {SECONDS:.0f} s")
+        if answer is None:
+            return Outcome("crash", f"the process ended with status {self.process.wait()}")
+        return Outcome(**json.loads(answer))
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self.process.kill()
+        self.process.wait()
+
+
+def run(chosen: list[Architecture], folder: Path, workers: int, peer: bool = False) -> dict[Architecture, Outcome]:
+    """Measures the architectures of which the folder has no outcome.
+
+    Args:
+        chosen: The architectures.
+        folder: Where outcomes are kept, a file each.
+        workers: How many processes.
+        peer: Measure ``torch.onnx.export``, not onnxplug.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    results: dict[Architecture, Outcome] = {}
+    pending: queue.Queue[Architecture] = queue.Queue()
+    for architecture in chosen:
+        file = _file(folder, architecture)
+        if file.is_file():
+            results[architecture] = Outcome(**json.loads(file.read_text()))
+        else:
+            pending.put(architecture)
+
+    def serve() -> None:
+        worker = _Worker(peer)
+        while True:
+            try:
+                architecture = pending.get_nowait()
+            except queue.Empty:
+                break
+            outcome = results[architecture] = worker.ask(architecture)
+            if outcome.status in ("crash", "timeout"):
+                worker.stop()
+                worker = _Worker(peer)
+            _file(folder, architecture).write_text(json.dumps(vars(outcome)))
+            print(
+                f"{architecture.kind:8} {architecture.name:28} {outcome.status:8} {outcome.detail[:150]!r}", flush=True
+            )
+        worker.stop()
+
+    threads = [threading.Thread(target=serve) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {architecture: results[architecture] for architecture in chosen}
+
+
+def _file(folder: Path, architecture: Architecture) -> Path:
+    return folder / f"{architecture.kind}-{architecture.name}.json"
+
+
+def main() -> None:
+    """Measures, and prints counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", action="append", choices=list(TABLES), default=[])
+    parser.add_argument("--only", help="comma-separated model types")
+    parser.add_argument("--shard", default="1/1", help="2/8: the second of eight parts")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("out/models"))
+    parser.add_argument("--peer", action="store_true", help="torch.onnx.export too, where onnxplug was measured")
+    parser.add_argument("--write", type=Path, help="the file for the table: docs/models.md")
+    options = parser.parse_args()
+    number, of = map(int, options.shard.split("/"))
+    names: Any = options.only.split(",") if options.only else None
+    chosen = [a for a in architectures() if a.kind in (options.kind or TABLES) and (names is None or a.name in names)]
+    results = run(chosen[number - 1 :: of], options.out, options.workers)
+    _print("onnxplug", results)
+    peer: dict[Architecture, Outcome] = {}
+    if options.peer:
+        measurable = [a for a in results if results[a].status != "unfit"]
+        peer = run(measurable, options.out / "torch.onnx", options.workers, peer=True)
+        _print("torch.onnx", peer)
+    if options.write is not None:
+        options.write.write_text(render(results, peer), encoding="utf-8")
+
+
+def _print(name: str, results: dict[Architecture, Outcome]) -> None:
+    counts = Counter(outcome.status for outcome in results.values())
+    print(f"{name}: " + ", ".join(f"{status} {count}" for status, count in counts.most_common()))
+
+
+def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcome]) -> str:
+    """docs/models.md."""
+    import torch
+    import transformers
+
+    captured = [a for a, outcome in results.items() if outcome.status not in ("unfit", "capture")]
+    passed = sum(results[a].status == "pass" for a in captured)
+    lines = [
+        "# Models",
+        "",
+        f"Written by `make models`: architectures of transformers {transformers.__version__}, each in a small configuration with random",
+        "weights, captured, exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others (batch",
+        f"and lengths are dynamic where the table does not say *static*). Of the {len(captured)} that torch.export captures (torch",
+        f"{torch.__version__.partition('+')[0]}), {passed} pass. The last column is `torch.onnx.export(dynamo=True)`, compared in the same way.",
+        "",
+        "| kind | architecture | class | onnxplug | torch.onnx |",
+        "|---|---|---|---|---|",
+    ]
+    for a, outcome in results.items():
+        other = peer.get(a)
+        lines.append(f"| {a.kind} | {a.name} | {a.model} | {_cell(outcome)} | {_cell(other) if other else ''} |")
+    details = [(a, o) for a, o in results.items() if o.status != "pass"]
+    lines += ["", "## What does not pass", "", "| architecture | | why |", "|---|---|---|"]
+    for a, outcome in details:
+        why = " ".join(outcome.detail.split()).replace("|", "\\|")[:200]
+        lines.append(f"| {a.kind} {a.name} | {outcome.status} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(outcome: Outcome) -> str:
+    if outcome.status != "pass":
+        return outcome.status
+    return "pass" if outcome.dynamic else "pass, static"
+
+
+if __name__ == "__main__":
+    main()
