@@ -217,9 +217,21 @@ def _from_safetensors(path: Path) -> dict[str, Stored]:
         ) from error
 
     def read(name: str) -> torch.Tensor:
-        with safe_open(path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
+        """Reads one tensor; a file that is mapped to memory may come in whole."""
+        stored = found[name]
+        assert stored.place is not None
+        assert stored.dtype is not None
+        offset, length = stored.place
+        content = torch.empty(length, dtype=torch.uint8)
+        with open(path, "rb") as file:
+            file.seek(offset)
+            if file.readinto(content.numpy()) != length:
+                raise OSError("the file ends too early")
+        return (
+            content.view(stored.dtype).reshape(stored.shape)
+            if length
+            else torch.empty(stored.shape, dtype=stored.dtype)
+        )
 
     try:
         version = _Version.of(path)
@@ -230,7 +242,7 @@ def _from_safetensors(path: Path) -> dict[str, Stored]:
         raise WeightsError(
             f"{path} is not a whole safetensors file: {error}", hint="It may be truncated: fetch it again."
         ) from error
-    found = {}
+    found: dict[str, Stored] = {}
     for name, entry in entries.items():
         begin, end = entry["data_offsets"]
         dtype = _DTYPES.get(entry["dtype"])
