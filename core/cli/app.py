@@ -61,7 +61,7 @@ class PluginGroup(typer.core.TyperGroup):
         if found is not None:
             return found
         flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
-        choice.remember(**{flag: ctx.params.get(flag) for flag in flags})  # type: ignore[arg-type]
+        choice.remember(**{flag: ctx.params.get(flag) for flag in flags})
         host = registry()[1]
         choice.reset(choice.debug)
         added = typer.Typer(pretty_exceptions_enable=False)

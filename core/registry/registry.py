@@ -267,11 +267,11 @@ class OnnxRegistry:
                 yield Explanation(rule, layer, rule.source, False, unmet)
             else:
                 winner = rule
-                reason = _why_first(layer, rule)
+                first = _why_first(layer, rule)
                 named = next((key for key in (op, packet_of(op)) if key in self._prefer), None)
                 if named is not None and self._prefer[named] == rule.source:
-                    reason += f"; preferred by a setting: {named}={rule.source}"
-                yield Explanation(rule, layer, rule.source, True, reason)
+                    first += f"; preferred by a setting: {named}={rule.source}"
+                yield Explanation(rule, layer, rule.source, True, first)
         for name in dict.fromkeys([op, packet_of(op)]):
             for layer, rule in self._table.get(name, ()):
                 reason = _why_not(rule, target)
