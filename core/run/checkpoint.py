@@ -225,7 +225,7 @@ def _from_safetensors(path: Path) -> dict[str, Stored]:
         content = torch.empty(length, dtype=torch.uint8)
         with open(path, "rb") as file:
             file.seek(offset)
-            if file.readinto(memoryview(content.numpy())) != length:
+            if file.readinto(content.numpy().data) != length:
                 raise OSError("the file ends too early")
         return (
             content.view(stored.dtype).reshape(stored.shape)
