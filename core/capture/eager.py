@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,21 @@ from onnxplug.torch_private import pytree
 def copied(tree: Any) -> Any:
     """The same tree with detached copies of its tensors; one tensor that stands in it twice becomes two."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+
+
+@contextmanager
+def inference() -> Iterator[None]:
+    """PyTorch computes as torch.export captures it: without gradients, and attention without its fast path.
+
+    That path (``torch.backends.mha``) gives 0 where ``nn.TransformerEncoder`` is told that there is padding.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def run_eagerly(
@@ -33,5 +49,5 @@ def run_eagerly(
     """
     if buffers is None:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with inference(), torch.random.fork_rng(devices=[]):
         return torch.func.functional_call(model, dict(buffers), tuple(args), dict(kwargs))

@@ -15,7 +15,7 @@ import torch
 
 import onnxplug
 from onnxplug.capture.dynamic import inputs_by_name, name_of, parse_dynamic_shapes
-from onnxplug.capture.eager import copied
+from onnxplug.capture.eager import copied, inference
 from onnxplug.capture.failure import first_lines
 from onnxplug.capture.patching import patched
 from onnxplug.capture.signature import InputKind, InputSlot, OutputKind
@@ -96,7 +96,7 @@ class OnnxPieces:
 
     def _run(self, leaves: Sequence[Any]) -> list[Any]:
         if self.gaps:
-            with self.attached(), torch.no_grad():
+            with self.attached(), inference():
                 args, kwargs = pytree.tree_unflatten(copied(list(leaves)), self._spec)
                 return list(pytree.tree_leaves(self.model(*args, **kwargs)))
         state = self._state()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 import torch
 
+from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot, present_name
 from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
@@ -411,7 +412,7 @@ def eager_outputs(
     if isinstance(reference, torch.nn.Module) and any(s.kind is OutputKind.BUFFER_MUTATION for s in program.slots):
         model = copy.deepcopy(reference)
     args, kwargs = pytree.tree_unflatten(leaves, spec)
-    with torch.no_grad():
+    with inference():
         returned = pytree.tree_leaves(model(*args, **kwargs))
     users = [slot for slot in program.slots if slot.kind is OutputKind.USER]
     if len(returned) != len(users):
@@ -562,7 +563,7 @@ def _eager_by_name(
     """
     copied = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
     args, kwargs = pytree.tree_unflatten(leaves, spec)
-    with torch.no_grad():
+    with inference():
         returned = pytree.tree_leaves(copied(*args, **kwargs))
     results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float)]
     expected = list(zip(output_names, results, strict=False))

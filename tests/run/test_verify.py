@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -242,3 +243,17 @@ def test_names_that_torch_ties() -> None:
     )
     assert [str(value.shape[0]) for value in one.model.graph.inputs] == ["a", "a", "2*a"]
     assert len(one.verify(seeds=range(6)).cases) == 7
+
+
+@pytest.mark.parametrize("padded", [2, 5])
+def test_attention_without_its_fast_path(padded: int) -> None:
+    """torch's fast path gives 0 at padded positions, which torch.export does not capture."""
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.nn.TransformerEncoder(layer, 2).eval()
+        mask = torch.zeros(3, 5, dtype=torch.bool)
+        mask[0, 5 - padded :] = True
+        kwargs = {"src_key_padding_mask": mask}
+        onnxplug.to_onnx(model, (torch.randn(3, 5, 16),), kwargs=kwargs).verify(seeds=())
+    assert torch.backends.mha.get_fastpath_enabled()
