@@ -58,6 +58,8 @@ def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
         return load(name, pretrained=pretrained) if takes else load(name)
     except OnnxplugError:
         raise
+    except ImportError as error:
+        raise _not_importable(source, error) from error
     except Exception as error:
         raise OnnxplugError(f"{source.scheme}:{name} can't be loaded: {type(error).__name__}: {error}") from error
 
@@ -174,7 +176,10 @@ def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[s
             },
             stage=shown,
         )
-        written = list(function(request, **own))
+        try:
+            written = list(function(request, **own))
+        except ImportError as error:
+            raise _not_importable(source, error) from error
     for item in written:
         if not isinstance(item, ExportedFile):
             raise OnnxplugError(f"the export of {source.scheme}: returned {item!r}, which is not an ExportedFile")
@@ -183,6 +188,18 @@ def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[s
         summary(item.program, item.path)
         if item.report is not None:
             verification(item.report)
+
+
+def _not_importable(source: ModelSource, error: ImportError) -> OnnxplugError:
+    """The error for a library that is missing or broken; libraries that import lazily name the cause at the end of a chain."""
+    cause: BaseException = error
+    while (below := cause.__cause__ or cause.__context__) is not None:
+        cause = below
+    why = "" if cause is error else f", because of {type(cause).__name__}: {cause}"
+    return OnnxplugError(
+        f"{source.scheme}: needs what can't be imported: {str(error).splitlines()[0]}{why}",
+        hint="Install it, or another version of it that fits the other libraries; --debug shows where it fails.",
+    )
 
 
 def _function(named: Any, source: ModelSource, what: str) -> Any:

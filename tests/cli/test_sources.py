@@ -74,6 +74,26 @@ def test_a_source_is_a_target_of_every_command(shop: Path, capsys: Any) -> None:
     assert [p.name for p in shop.iterdir()] == ["m.onnx"]
 
 
+def test_a_library_that_cannot_be_imported(shop: Path, isolated_registry: IsolatedRegistry, capsys: Any) -> None:
+    """A library that imports its parts lazily hides the cause; the error names it."""
+
+    def lazy(name: str) -> Any:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'AutoModel'") from error
+
+    def own(request: ExportRequest) -> list[ExportedFile]:
+        return list(lazy(request.name))
+
+    isolated_registry.add_plugin(source(ModelSource("lazy", lazy), ModelSource("own", lazy, own)), name="lazy")
+    for target in ("lazy:x", "own:x"):
+        assert run(["export", target, "-o", "m.onnx"]) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert "Could not import module 'AutoModel', because of RuntimeError: operator torchvision::nms" in said
+    assert not (shop / "m.onnx").exists()
+
+
 def test_trained_weights(shop: Path) -> None:
     import onnx_ir as ir
 

@@ -84,6 +84,11 @@ _SMALL: tuple[tuple[str, Any], ...] = (
 #: Small enough as they are, and of sizes that depend on each other.
 _AS_THEY_ARE = frozenset("convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin".split())
 OWN: Mapping[str, Mapping[str, Any]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots3_note": {"num_key_value_heads": 4, "adapter_in_dim": 32},
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
@@ -98,7 +103,6 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "zaya": {"num_experts_per_tok": 1},
     "esmc": {"num_key_value_heads": 4},
-    "dots3_note": {"num_key_value_heads": 4},
     "dots3_note_text": {"num_key_value_heads": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 8},

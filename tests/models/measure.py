@@ -78,8 +78,13 @@ def small_model(architecture: Architecture) -> tuple[nn.Module, dict[str, Any], 
     transformers = importlib.import_module("transformers")
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[architecture.name]
     config = config_class(**small_settings(config_class(), architecture.name))
+    model_class = getattr(transformers, architecture.model)
+    if not isinstance(
+        config, model_class.config_class or object
+    ):  # of the text alone, as AutoModelForCausalLM takes it
+        config = config.get_text_config(decoder=True)
     torch.manual_seed(0)
-    model = stirred(getattr(transformers, architecture.model)(config).eval())
+    model = stirred(model_class(config).eval())
     inputs: dict[str, Any]
     if architecture.kind == "image":
         size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 64)
@@ -92,8 +97,8 @@ def small_model(architecture: Architecture) -> tuple[nn.Module, dict[str, Any], 
         if architecture.kind == "seq2seq":
             inputs["decoder_input_ids"] = torch.randint(4, VOCABULARY, (2, 7))
             dynamic["decoder_input_ids"] = {0: "batch", 1: "target"}
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
+        for part in (config, config.get_text_config(decoder=True)):
+            part.use_cache = False
     return model, inputs, dynamic
 
 
