@@ -69,7 +69,7 @@ def claim_data_file(folder: Path, name: str, taken: Callable[[str], bool], part:
     while True:
         path = folder / f"{name}.data{'' if number == 1 else f'.{number}'}{part}"
         number += 1
-        if taken(path.name) or (os.path.lexists(path) and not _is_plain(path)):
+        if taken(path.name) or _is_no_file(path):
             continue
         created = not path.exists()
         try:
@@ -128,6 +128,14 @@ def remove_if(path: Path, condition: Callable[[Path], bool], timeout: float = 0.
                 time.sleep(0.01)
             if _is_at(file, path) and condition(path):
                 path.unlink()
+
+
+def _is_no_file(path: Path) -> bool:
+    """Whether something else than a regular file is there: a folder, a link."""
+    try:
+        return not _is_plain(path)
+    except FileNotFoundError:  # another process may have removed it just now
+        return False
 
 
 def _is_plain(path: Path) -> bool:

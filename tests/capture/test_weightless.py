@@ -14,6 +14,7 @@ import onnxplug
 from onnxplug import CaptureError, WeightsError
 from onnxplug.fake import is_fake
 from onnxplug.torch_private import FakeTensorMode
+from tests.support.tolerances import looser
 from tests.support.weightless import MODELS, WAYS, Rotary, Tied, seeded, state_of
 
 SHAPES = ({0: torch.export.Dim("batch", min=1)},)
@@ -21,7 +22,7 @@ SHAPES = ({0: torch.export.Dim("batch", min=1)},)
 
 def close(results: Any, expected: Any) -> None:
     for result, wanted in zip(results, tree_leaves(expected), strict=True):
-        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result, wanted, **looser("core"))
 
 
 def text(program: onnxplug.OnnxProgram) -> tuple[Counter[str], list[tuple[str | None, str]]]:

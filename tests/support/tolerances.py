@@ -64,6 +64,7 @@ LOOSER: dict[str, Row] = {
     "weights only": Row(1e-5, 1e-4, "products of restored weights, summed in another order"),
     "weights only, float16": Row(2e-3, 1e-2, "products of restored weights in float16"),
     "weights only, bfloat16": Row(1.6e-2, 1e-2, "products of restored weights in bfloat16"),
+    "wide products": Row(1e-4, 1e-3, "sums of many large products, in another order"),
     "widened, one operator": Row(2**-7, 2**-9, "one rounding to bfloat16, whose step is 2**-7"),
     "widened, models": Row(2**-6, 2**-7, "several roundings to bfloat16, which torch makes at other places"),
     "float8 products": Row(0.13, 0.1, "the result is rounded to three bits of mantissa; a step is an eighth"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import onnxplug
 from tests.support.child import run_fork
@@ -113,9 +115,20 @@ def test_timm_both_ways(name: str, vision: None, tmp_path: Path, monkeypatch: py
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def own_pytrees() -> Iterator[None]:
+    """transformers' exporter says for the whole process how caches are taken apart, otherwise than onnxplug-transformers does."""
+    tables = pytree.SUPPORTED_NODES, pytree.SUPPORTED_SERIALIZED_TYPES, pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    before = [dict(table) for table in tables]
+    yield
+    for table, old in zip(tables, before, strict=True):
+        table.clear()
+        table.update(old)
+
+
 @pytest.mark.parametrize("kind", ["bert", pytest.param("llama", marks=pytest.mark.long)])
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_transformers_own_exporter(kind: str, dynamic: bool, vision: None, tmp_path: Path) -> None:
+def test_transformers_own_exporter(kind: str, dynamic: bool, vision: None, own_pytrees: None, tmp_path: Path) -> None:
     """It goes on with the program: names its outputs, changes nodes, saves it, and runs it."""
     from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
