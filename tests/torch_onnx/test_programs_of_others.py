@@ -118,12 +118,15 @@ def test_timm_both_ways(name: str, vision: None, tmp_path: Path, monkeypatch: py
 @pytest.fixture
 def own_pytrees() -> Iterator[None]:
     """transformers' exporter says for the whole process how caches are taken apart, otherwise than onnxplug-transformers does."""
-    tables = pytree.SUPPORTED_NODES, pytree.SUPPORTED_SERIALIZED_TYPES, pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
-    before = [dict(table) for table in tables]
+    before = set(pytree.SUPPORTED_NODES)
     yield
-    for table, old in zip(tables, before, strict=True):
-        table.clear()
-        table.update(old)
+    from transformers import Cache
+
+    for kind in [k for k in pytree.SUPPORTED_NODES if k not in before and issubclass(k, Cache)]:
+        del pytree.SUPPORTED_NODES[kind]
+        serialized = pytree.SUPPORTED_SERIALIZED_TYPES.pop(kind, None)
+        if serialized is not None:
+            pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.pop(serialized.serialized_type_name, None)
 
 
 @pytest.mark.parametrize("kind", ["bert", pytest.param("llama", marks=pytest.mark.long)])
