@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -176,22 +176,25 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
+def _parts(value: Any) -> Iterable[Any] | None:
+    """What a container holds; ``None`` for a leaf."""
+    if isinstance(value, tuple | list):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, Instance):
+        return value.attributes.values()
+    return (value.tensor,) if isinstance(value, Stacked) else None
+
+
 def leaves(value: Any) -> Iterator[Any]:
     """The leaves of a value in their order."""
-    items: Any
-    if isinstance(value, tuple | list):
-        items = value
-    elif isinstance(value, dict):
-        items = value.values()
-    elif isinstance(value, Instance):
-        items = value.attributes.values()
-    elif isinstance(value, Stacked):
-        items = (value.tensor,)
-    else:
+    parts = _parts(value)
+    if parts is None:
         yield value
         return
-    for item in items:
-        yield from leaves(item)
+    for part in parts:
+        yield from leaves(part)
 
 
 def structure(value: Any) -> Any:
@@ -209,25 +212,15 @@ def structure(value: Any) -> Any:
 
 def lists_in(value: Any) -> Iterator[list[Any]]:
     """The lists within a value, itself included."""
-    items: Any = ()
-    if isinstance(value, tuple | list):
-        items = value
-    elif isinstance(value, dict):
-        items = value.values()
-    elif isinstance(value, Instance):
-        items = value.attributes.values()
     if isinstance(value, list):
         yield value
-    for item in items:
-        yield from lists_in(item)
+    for part in _parts(value) or ():
+        yield from lists_in(part)
 
 
 def holds_stacked(value: Any) -> bool:
     """Whether a value is a list of dynamic length, or one is within it."""
-    if isinstance(value, Stacked):
-        return True
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return any(map(holds_stacked, items))
+    return isinstance(value, Stacked) or any(map(holds_stacked, _parts(value) or ()))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
