@@ -24,12 +24,14 @@ class OnnxplugError(Exception):
         located: Whether the message says already which operator, at which of the user's lines, it is about.
         export: What was captured, how it was to be converted and the plugins that run it, where the conversion failed: what
             ``onnxplug.bisect`` reduces.
+        profile: Where the time went until it was raised (:class:`onnxplug.profiling.profile.Profile`), where that was asked for.
     """
 
     message: str = ""
     hint: str | None = None
     located: bool = False
     export: Any = None
+    profile: Any = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

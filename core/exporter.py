@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 import time
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Never, TypedDict, Unpack, overload
 import onnx_ir as ir
 import torch
 
-from onnxplug import arguments
+from onnxplug import arguments, logs
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collect_if_due, collection_held
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.module_calls import ModuleCalls
+from onnxplug.build.observed import ObservedBuilder
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
@@ -33,9 +35,12 @@ from onnxplug.interpret import size_checks
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
 from onnxplug.interpret.last_resort import LastResort, checked_table
+from onnxplug.interpret.observed import LOGGER, ObservedInterpreter
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.opsets import resolve_opsets
 from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.profiling.recorder import active, span
+from onnxplug.profiling.watch import watched
 from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
@@ -80,6 +85,7 @@ class ExportOptions(TypedDict, total=False):
     functions: Functions | Iterable[type[Any] | str] | bool | None
     verify: bool
     report: bool
+    profile: bool | str | os.PathLike[str]
     strict: bool | None
     capture: str
     mutations: str
@@ -135,6 +141,7 @@ def to_onnx(
     functions: Functions | Iterable[type[Any] | str] | bool | None = None,
     verify: bool = False,
     report: bool = False,
+    profile: bool | str | os.PathLike[str] = False,
     strict: bool | None = None,
     capture: str = "blocks",
     mutations: str = "outputs",
@@ -181,6 +188,8 @@ def to_onnx(
             their names: these do. ``Functions(classes, domain)`` also says in which domain.
         verify: Compare the result with eager PyTorch, on these inputs and on others.
         report: Print what was exported and how long it took.
+        profile: Record where the time goes: ``program.profile``, or ``error.profile`` of an export that fails. The name of a file:
+            it is written there too, for Perfetto and speedscope; docs/profiling.md says how to read it.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
         capture: ``"blocks"`` traces modules that the model repeats once, where the others are provably the same but for
             their weights; ``"whole"`` traces each. The program is the same.
@@ -220,137 +229,147 @@ def to_onnx(
                 hint="A piece's inputs and outputs have the names that it gives them; dynamic_shapes= names dynamic dimensions.",
             )
         args, kwargs = arguments.positional_and_named(model, args, kwargs)
-        return load_object(_PIECES, "the exporter of pieces")(
+        with watched(profile, None) as watch:
+            chain: OnnxPieces = load_object(_PIECES, "the exporter of pieces")(
+                model,
+                args,
+                kwargs,
+                pieces,
+                folder=f,
+                dynamic_shapes=dynamic_shapes,
+                verify=verify,
+                external_data=external_data,
+                export=to_onnx,
+                options={
+                    "opset_version": opset_version,
+                    "rules": tuple(rules),
+                    "runtime": tuple(runtime),
+                    "plugins": plugins,
+                    "prefer": prefer,
+                    "custom_translation_table": custom_translation_table,
+                    "target": target,
+                    "exact": exact,
+                    "optimize": optimize,
+                    "functions": functions,
+                    "report": report,
+                    "present_names": present_names,
+                    "mutations": mutations,
+                    "checks": checks,
+                    "strict": strict,
+                    "capture": capture,
+                    "decompositions": decompositions,
+                    "progress": progress,
+                    "registry": registry,
+                },
+            )
+            chain.profile = watch.profile
+        return chain
+    with watched(profile, progress) as stage:
+        opsets = resolve_opsets(opset_version)
+        blocks = arguments.captures_blocks(capture)
+        wanted = arguments.functions_asked(functions, model)
+        keep_mutations = arguments.keeps_mutations(mutations)
+        items = tuple(CallHost.checked(runtime))
+        call_rules = arguments.rules_of_call(rules, custom_translation_table)
+        decomposition_table = checked_table(decompositions)
+        args, kwargs, further = arguments.with_examples(model, args, kwargs, examples)
+        arguments.check_names(input_names, output_names, (args, kwargs) if args or kwargs else None)
+        arguments.check_destination(f)
+        if verify:
+            arguments.check_verifiable(opsets[""])
+        table, host = _selected(registry, plugins=plugins, call_rules=call_rules, prefer=prefer)
+        runtime_name = check_runtime(target, table.targets() | host.targets())
+        domains = arguments.unknown_domains(opsets, table, host, items, {wanted.domain} if wanted is not None else ())
+        call_patches = [patch for rule in call_rules for patch in rule.patches()]
+        if call_patches and strict:
+            raise UsageError(
+                "rules for autograd functions need torch.export's non-strict mode, but strict=True is given"
+            )
+        stage("capture")
+        collect_if_due()
+        captured = capture_model(
             model,
             args,
             kwargs,
-            pieces,
-            folder=f,
             dynamic_shapes=dynamic_shapes,
-            verify=verify,
-            external_data=external_data,
-            export=to_onnx,
-            options={
-                "opset_version": opset_version,
-                "rules": tuple(rules),
-                "runtime": tuple(runtime),
-                "plugins": plugins,
-                "prefer": prefer,
-                "custom_translation_table": custom_translation_table,
-                "target": target,
-                "exact": exact,
-                "optimize": optimize,
-                "functions": functions,
-                "report": report,
-                "present_names": present_names,
-                "mutations": mutations,
-                "checks": checks,
-                "strict": strict,
-                "capture": capture,
-                "decompositions": decompositions,
-                "progress": progress,
-                "registry": registry,
-            },
+            strict=False if call_patches else strict,
+            blocks=blocks,
+            examples=further,
+            patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
         )
-    stage = progress if progress is not None else lambda _: None
-    opsets = resolve_opsets(opset_version)
-    blocks = arguments.captures_blocks(capture)
-    wanted = arguments.functions_asked(functions, model)
-    keep_mutations = arguments.keeps_mutations(mutations)
-    items = tuple(CallHost.checked(runtime))
-    call_rules = arguments.rules_of_call(rules, custom_translation_table)
-    decomposition_table = checked_table(decompositions)
-    args, kwargs, further = arguments.with_examples(model, args, kwargs, examples)
-    arguments.check_names(input_names, output_names, (args, kwargs) if args or kwargs else None)
-    arguments.check_destination(f)
-    if verify:
-        arguments.check_verifiable(opsets[""])
-    table, host = _selected(registry, plugins=plugins, call_rules=call_rules, prefer=prefer)
-    runtime_name = check_runtime(target, table.targets() | host.targets())
-    domains = arguments.unknown_domains(opsets, table, host, items, {wanted.domain} if wanted is not None else ())
-    call_patches = [patch for rule in call_rules for patch in rule.patches()]
-    if call_patches and strict:
-        raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
-    stage("capture")
-    collect_if_due()
-    captured = capture_model(
-        model,
-        args,
-        kwargs,
-        dynamic_shapes=dynamic_shapes,
-        strict=False if call_patches else strict,
-        blocks=blocks,
-        examples=further,
-        patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
-    )
-    arguments.check_operators(call_rules, late=True)
-    calls = arguments.module_calls(wanted, captured.program, model) if wanted is not None else None
-    stage("conversion")
-    started = time.perf_counter()
-    runners = CallHost(host, items) if items else host
-    with collection_held(), unset_fake_temporarily():
-        chosen = Target(opsets[""], opsets, runtime_name, bool(exact))
-        recipe = None
-        resort = LastResort(captured, registry=table, table=decomposition_table)
-        while True:
-            captured = resort.captured
-            try:
-                functional = prepare(
-                    captured,
-                    input_names=input_names,
-                    output_names=output_names,
-                    mutations=keep_mutations,
-                    present_names=present_names,
-                )
-                recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
-                converted = convert(
-                    captured, functional, table, host, chosen, optimize=optimize, calls=calls, checks=checks
-                )
-                break
-            except OnnxplugError as error:
-                if recipe is not None:
-                    error.export = (captured, recipe, runners)
-                resort.further(error)
-        made: dict[str, int] = {}
-        if wanted is not None and calls is not None:
-            made = outline(converted, calls, wanted, opsets.get(wanted.domain, 1))
-    seconds = time.perf_counter() - started
-    arguments.check_domains_used(converted, domains)
-    operators = Counter(n.op_type for n in nodes_of(converted.graph))
-    made_by = converted.meta.get(_MADE_BY) or {}
-    packages = Counter(made_by[n] for n in nodes_of(converted.graph) if n in made_by) if made_by else Counter()
-    packages[PROJECT_NAME] = operators.total() - packages.total()
-    program = OnnxProgram(
-        converted,
-        captured.program,
-        inputs=functional.inputs,
-        outputs=functional.outputs,
-        captured=captured,
-        statistics=ExportStatistics(
-            capture_seconds=captured.seconds,
-            conversion_seconds=seconds,
-            fx_nodes=len(functional.graph.nodes),
-            onnx_nodes=operators.total(),
-            operators=dict(operators.most_common()),
-            opset=opsets[""],
-            blocks=captured.blocks,
-            strategy=captured.strategy,
-            decomposed=resort.reasons,
-            functions=made,
-            packages=dict(packages.most_common()),
-        ),
-        host=runners,
-        recipe=recipe,
-    )
-    if verify:
-        stage("verification")
-        program.verify()
-    if f is not None:
-        stage("saving")
-        program.save(f, external_data=external_data)
-    if report:
-        sys.stdout.write(f"{program}\n{program.statistics}\n")
-    return program
+        arguments.check_operators(call_rules, late=True)
+        calls = arguments.module_calls(wanted, captured.program, model) if wanted is not None else None
+        stage("conversion")
+        started = time.perf_counter()
+        runners = CallHost(host, items) if items else host
+        with collection_held(), unset_fake_temporarily():
+            chosen = Target(opsets[""], opsets, runtime_name, bool(exact))
+            recipe = None
+            resort = LastResort(captured, registry=table, table=decomposition_table)
+            while True:
+                captured = resort.captured
+                try:
+                    with logs.stage("functionalization", logs.logger("functionalize")) as about:
+                        functional = prepare(
+                            captured,
+                            input_names=input_names,
+                            output_names=output_names,
+                            mutations=keep_mutations,
+                            present_names=present_names,
+                        )
+                        about["writes"] = functional.strategy
+                    recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
+                    converted = convert(
+                        captured, functional, table, host, chosen, optimize=optimize, calls=calls, checks=checks
+                    )
+                    break
+                except OnnxplugError as error:
+                    if recipe is not None:
+                        error.export = (captured, recipe, runners)
+                    resort.further(error)
+            made: dict[str, int] = {}
+            if wanted is not None and calls is not None:
+                with logs.stage("functions", logs.logger("finish")) as about:
+                    made = outline(converted, calls, wanted, opsets.get(wanted.domain, 1))
+                    about["functions"] = len(made)
+        seconds = time.perf_counter() - started
+        arguments.check_domains_used(converted, domains)
+        operators = Counter(n.op_type for n in nodes_of(converted.graph))
+        made_by = converted.meta.get(_MADE_BY) or {}
+        packages = Counter(made_by[n] for n in nodes_of(converted.graph) if n in made_by) if made_by else Counter()
+        packages[PROJECT_NAME] = operators.total() - packages.total()
+        program = OnnxProgram(
+            converted,
+            captured.program,
+            inputs=functional.inputs,
+            outputs=functional.outputs,
+            captured=captured,
+            statistics=ExportStatistics(
+                capture_seconds=captured.seconds,
+                conversion_seconds=seconds,
+                fx_nodes=len(functional.graph.nodes),
+                onnx_nodes=operators.total(),
+                operators=dict(operators.most_common()),
+                opset=opsets[""],
+                blocks=captured.blocks,
+                strategy=captured.strategy,
+                decomposed=resort.reasons,
+                functions=made,
+                packages=dict(packages.most_common()),
+            ),
+            host=runners,
+            recipe=recipe,
+        )
+        program.profile = stage.profile
+        if verify:
+            stage("verification")
+            program.verify()
+        if f is not None:
+            stage("saving")
+            program.save(f, external_data=external_data)
+        if report:
+            sys.stdout.write(f"{program}\n{program.statistics}\n")
+        return program
 
 
 def _selected(
@@ -361,7 +380,8 @@ def _selected(
     prefer: Mapping[str, str] | None,
 ) -> Selected:
     if registry is None:
-        return plugins_of_call(plugins=plugins, call_rules=call_rules, prefer=prefer)
+        with logs.stage("plugins", logs.logger("plugins")):
+            return plugins_of_call(plugins=plugins, call_rules=call_rules, prefer=prefer)
     if plugins is not None or prefer or (call_rules and not callable(registry)):
         raise UsageError("registry= can't be given together with rules=, plugins= or prefer=, which it replaces")
     return registry(call_rules) if callable(registry) else registry
@@ -395,7 +415,8 @@ def convert(
     ``alignment`` takes what FX nodes became, ``calls`` the calls of modules that nodes come from.
     """
     domains = list(host.domains())
-    builder = GraphBuilder(
+    recorder = active()
+    builder = (GraphBuilder if recorder is None else ObservedBuilder)(
         target.opsets,
         optimize=optimize,
         runtime=target.runtime,
@@ -407,7 +428,8 @@ def convert(
     symbols = SymbolNames(captured.dim_names)
     builder.expressions = symbols.expressions
     bound = registry.bind(target)
-    interpreter = DynamoInterpreter(
+    observed = recorder is not None or LOGGER.isEnabledFor(logging.DEBUG)
+    interpreter = (ObservedInterpreter if observed else DynamoInterpreter)(
         builder,
         bound,
         symbols,
@@ -420,17 +442,23 @@ def convert(
     interpreter.module_calls = calls
     interpreter.assertions = [] if checks else None
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
-    env = interpreter.run(functional.graph, values)
+    with logs.stage("interpretation", LOGGER):
+        env = interpreter.run(functional.graph, values)
     arguments.warn_of_unused_rules(registry, bound.asked())
     outputs = bind_outputs(builder, env, functional.outputs)
     asserted = interpreter.assertions or []
     # Outputs until the rewrites are done, so that nothing takes them for dead.
     outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
-    graph, tensors = assemble(builder, inputs, outputs, state)
+    with span("assembly"):
+        graph, tensors = assemble(builder, inputs, outputs, state)
     if alignment is not None:
         alignment.record(graph, env)
     if optimize:
-        fired = run_rewrites(builder, graph, [rewrite for rewrite in host.rewrites() if rewrite.name not in without])
+        with logs.stage("rewrites", logs.logger("rewrite")) as about:
+            fired = run_rewrites(
+                builder, graph, [rewrite for rewrite in host.rewrites() if rewrite.name not in without]
+            )
+            about["replacements"] = fired.total()
         if alignment is not None:
             alignment.fired = fired
     metadata = {
@@ -441,7 +469,8 @@ def convert(
     if checks:
         size_checks.insert_assertions(graph, builder, [message for _, message in asserted])
         size_checks.insert_checks(graph, builder, captured, functional.inputs)
-    model = finish(builder, graph, tensors, metadata=metadata)
+    with logs.stage("finish", logs.logger("finish")):
+        model = finish(builder, graph, tensors, metadata=metadata)
     model.meta[_MADE_BY] = builder.made_by
     return model
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 
+from onnxplug import logs
 from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
@@ -33,6 +36,10 @@ from onnxplug.torch_private import pytree
 
 if TYPE_CHECKING:
     import onnx
+
+    from onnxplug.profiling.profile import Profile
+
+_SAVE, _VERIFY = logs.logger("save"), logs.logger("verify")
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             ``None``.
         recipe: How the captured graph is converted again, for :meth:`verify` to say who is wrong; ``None`` for a program made by
             hand.
+        profile: Where the time of the export went, with ``profile=True``; what :meth:`save` and :meth:`verify` take is added.
     """
 
     def __init__(
@@ -101,6 +109,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.statistics = statistics if statistics is not None else ExportStatistics()
         self.host = host
         self.recipe = recipe
+        self.profile: Profile | None = None
         self._runner: Runner | None = None
         self._folded: set[str] = set()
 
@@ -401,7 +410,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         found, unexpected = self._replacements(weights, strict) if weights is not None else ({}, [])
         if unexpected:
             warnings.warn(f"the model has no weights {named(unexpected)}, which are left out", stacklevel=2)
-        with collection_held(), reporting(progress) as told:
+        about = {"file": os.fspath(destination)} if isinstance(destination, str | os.PathLike) else {}
+        with self._timed("saving", _SAVE, **about), collection_held(), reporting(progress) as told:
             save_model(
                 self.model,
                 destination,
@@ -459,14 +469,22 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         """
         if intermediates and self.recipe is None:
             raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
-        return verify_program(
-            self,
-            args=args,
-            kwargs=kwargs,
-            tolerances=Tolerances(rtol=rtol, atol=atol),
-            seeds=seeds if seed is None else (seed,),
-            judge=partial(judge_program, self) if intermediates else None,
-        )
+        with self._timed("verification", _VERIFY):
+            return verify_program(
+                self,
+                args=args,
+                kwargs=kwargs,
+                tolerances=Tolerances(rtol=rtol, atol=atol),
+                seeds=seeds if seed is None else (seed,),
+                judge=partial(judge_program, self) if intermediates else None,
+            )
+
+    @contextmanager
+    def _timed(self, name: str, log: logging.Logger, **about: Any) -> Iterator[None]:
+        """A stage that is done with the program, in its profile and in the log."""
+        logs.configure()
+        with self.profile.resumed() if self.profile is not None else nullcontext(), logs.stage(name, log, **about):
+            yield
 
     def __repr__(self) -> str:
         graph = self.model.graph

@@ -213,11 +213,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         key: Any,
     ) -> Any:
         # Nothing is inferred from an attribute that is known at a function's call alone.
-        inferred: Result = []
-        if raw is not None:
-            inferred = spec.infer(values, raw, spec) if spec.infer is not None else []
-            if not inferred or inferred[0][1] is None:
-                inferred = self._infer_by_onnx(spec, values, attrs, outputs) or inferred
+        inferred = self._infer(spec, values, attrs, raw, outputs) if raw is not None else []
         results = []
         for index in range(outputs):
             dtype, dims = inferred[index] if index < len(inferred) else (None, None)
@@ -238,6 +234,19 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         answer = tuple(node.outputs)
         self._scope.add(node, key, answer)
         return answer[0] if outputs == 1 else answer
+
+    def _infer(
+        self,
+        spec: OpSpec,
+        values: Sequence[Value | None],
+        attrs: Mapping[str, ir.Attr],
+        raw: Mapping[str, Any],
+        outputs: int,
+    ) -> Result:
+        inferred: Result = spec.infer(values, raw, spec) if spec.infer is not None else []
+        if not inferred or inferred[0][1] is None:
+            inferred = self._infer_by_onnx(spec, values, attrs, outputs) or inferred
+        return inferred
 
     def _infer_by_onnx(
         self, spec: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, ir.Attr], outputs: int

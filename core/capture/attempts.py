@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug import logs
 from onnxplug.capture.blocks import each_block_once
 from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, text_warnings
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
@@ -44,11 +46,14 @@ from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
 from onnxplug.capture.submodules import Call
+from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
+from onnxplug.profiling.recorder import span
 from onnxplug.torch_private import fx_config
 
+_LOGGER = logs.logger("capture")
 #: How often a model that can't be captured is traced, refined dynamic shapes included.
 LIMIT = 3
 _ABOUT_SIZES = ("Constraints violated", "specialized", "size of tensor", "inferred a static shape", "ranges")
@@ -132,11 +137,14 @@ def export_program(
     while capture.left and remaining:
         way = remaining.pop(0)
         try:
-            program = capture.refined(way, capture.shapes.reading(way.tied))
-            program = capture.settled(program, way)
-            check_dynamic(program, shapes)
+            with logs.stage("attempt", _LOGGER, mode=way.text()):
+                program = capture.refined(way, capture.shapes.reading(way.tied))
+                with span("conditions on sizes"):
+                    program = capture.settled(program, way)
+                    check_dynamic(program, shapes)
         except Exception as error:
             tries.append(Try(way.text(), error))
+            _LOGGER.debug("attempt %d, %s, failed: %s: %s", len(tries), way.text(), type(error).__name__, error)
             if len(tries) == 1:
                 remaining = _further_attempts(error, shapes, strict)
                 if not strict and names_transforms(mentions if mentions is not None else Mentions(module)):
@@ -210,6 +218,7 @@ class _Capture:
                 constant = any(fix.partition(" = ")[2].isdigit() for fix in fixes)
                 if not self.left or not fixes or constant or not fixed & self.shapes.shared:
                     raise
+                _LOGGER.debug("captured again, with what torch suggests of the sizes: %s", "; ".join(fixes))
                 try:
                     spec = refine_dynamic_shapes_from_suggested_fixes("Suggested fixes:\n" + "\n".join(fixes), spec)
                 except AttributeError:
@@ -228,6 +237,10 @@ class _Capture:
         static |= self._fixed(program, sizes, way)
         if not static:
             return program
+        _LOGGER.debug(
+            "captured again, the model depends on sizes of Dim.AUTO: static are %s",
+            ", ".join(self.shapes.name(leaf, axis) for leaf, axis in sorted(static)),
+        )
         self.shapes = self.shapes.with_static(static)
         self.left = max(self.left, 1)
         program = self.refined(way, self.shapes.reading(way.tied))
@@ -297,30 +310,35 @@ class _Capture:
                         raise
                 else:
                     self.copied = dict(copied)
+                    if copied:
+                        _LOGGER.debug("modules copied from a like one's trace: %s", dict(copied))
                     return program
+            _LOGGER.debug("captured again, each module traced: a trace that was to be copied failed")
             # The model may well be one that can't be captured: what torch says of the whole trace is what counts.
         self.copied = {}
         return self._export(way, spec)
 
     def _export(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(quiet())
-            stack.enter_context(transforms_closed())
-            stack.enter_context(torch.no_grad())
-            # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
-            # constants.
-            stack.enter_context(fx_config.patch(backed_size_oblivious=way.oblivious))
-            if way.oblivious:
-                stack.enter_context(layout_may_depend_on_one())
-            if way.oblivious and self.shapes.has_empty():
-                stack.enter_context(zero_is_a_size())
-            stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
-            if way.below:
-                stack.enter_context(traced_below(self.module))
-            # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
-            args, kwargs = copied((self.args, self.kwargs))
-            self._recorded = stack.enter_context(recorded())
-            program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
+            with span("preparation"):
+                stack.enter_context(quiet())
+                stack.enter_context(transforms_closed())
+                stack.enter_context(torch.no_grad())
+                # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
+                # constants.
+                stack.enter_context(fx_config.patch(backed_size_oblivious=way.oblivious))
+                if way.oblivious:
+                    stack.enter_context(layout_may_depend_on_one())
+                if way.oblivious and self.shapes.has_empty():
+                    stack.enter_context(zero_is_a_size())
+                stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
+                if way.below:
+                    stack.enter_context(traced_below(self.module))
+                # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
+                args, kwargs = copied((self.args, self.kwargs))
+                self._recorded = stack.enter_context(recorded())
+            with modules_timed(), span("torch.export.export"):
+                program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
             check_constants(program)
             release_inputs(program)
             return program
@@ -356,11 +374,29 @@ def _squeeze_text(name: str, dependence: Dependence) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Holds back what torch prints and logs while it tries; its errors say what matters."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    with _logging_off(), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+_lock = threading.Lock()
+_holders = 0
+_disabled = logging.NOTSET
+
+
+@contextlib.contextmanager
+def _logging_off() -> Iterator[None]:
+    """Turns logging off. Concurrent and nested holders share one: the last to leave puts back what the first one found."""
+    global _holders, _disabled
+    with _lock:
+        if _holders == 0:
+            _disabled = logging.root.manager.disable
+            logging.disable(logging.CRITICAL)
+        _holders += 1
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        logging.disable(disabled)
+        with _lock:
+            _holders -= 1
+            if _holders == 0:
+                logging.disable(_disabled)

@@ -19,6 +19,7 @@ from onnxplug.capture.block_calls import Site, flat_arguments, site_of
 from onnxplug.capture.block_traces import FEWEST_NODES, Recording, Template
 from onnxplug.capture.patching import patched
 from onnxplug.capture.sameness import Structures, attributes_noted
+from onnxplug.capture.timing import note_copied
 from onnxplug.capture.tracing import ONE_AT_A_TIME
 from onnxplug.errors import Unsupported
 from onnxplug.torch_private import ModuleStackTracer, current_proxy_mode, has_global_hooks, pytree
@@ -121,6 +122,7 @@ class _Blocks:
         return result
 
     def _copied(self, template: Template, site: Site, *_: Any, **__: Any) -> Any:
+        note_copied()
         return template.copied(site, self._calls)
 
     def _traced(self, key: Any, site: Site, forward: Callable[..., Any], *_: Any, **__: Any) -> Any:

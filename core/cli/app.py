@@ -41,11 +41,13 @@ from onnxplug.cli.options import (
     registry,
 )
 from onnxplug.cli.plugins import plugins_app
+from onnxplug.cli.profile import ProfileOption, profiled, with_value
 from onnxplug.cli.run import SETTINGS
 from onnxplug.cli.run import run as run_script
 from onnxplug.cli.sources import export_command
 from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UsageError
+from onnxplug.profiling.recorder import span
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 #: The exit status of a program that SIGINT ended, as shells have it.
@@ -71,7 +73,10 @@ class PluginGroup(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A command by the command line; `export` has other options for models that a plugin brings."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, export_command(rest, command) if name == "export" else command, rest
+        if name != "export":
+            return name, command, rest
+        rest = with_value(rest)
+        return name, export_command(rest, command), rest
 
 
 app = typer.Typer(
@@ -174,6 +179,7 @@ def export(
             "--checks", help="The model fails where sizes are not what the export knows of them, and says why"
         ),
     ] = False,
+    profile: ProfileOption = None,
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_opset
@@ -186,66 +192,73 @@ def export(
     wanted = parse_functions(functions, function_classes, function_domain)
     saving = {"weights": weights, "strict": strict_weights, "shard": shard, "external": external}
     _check_saving(saving, verify=verify, pieces=pieces)
-    with progress() as shown:
-        shown("loading")
+    with profiled(profile):
+        with progress() as shown:
+            shown("loading")
+            with span("loading"):
+                import onnxplug
+                from onnxplug.arguments import check_destination, check_verifiable
+                from onnxplug.opsets import resolve_opsets
+                from onnxplug.run.checkpoint import open_checkpoint
+                from onnxplug.run.save import check_settings
 
-        import onnxplug
-        from onnxplug.arguments import check_destination, check_verifiable
-        from onnxplug.opsets import resolve_opsets
-        from onnxplug.run.checkpoint import open_checkpoint
-        from onnxplug.run.save import check_settings
+                check_settings(external_data, shard=shard, external=external)
+                if weights:
+                    open_checkpoint(weights)  # whether they are there, before anything that takes long
 
-        check_settings(external_data, shard=shard, external=external)
-        if weights:
-            open_checkpoint(weights)  # whether they are there, before anything that takes long
-
-        names = pieces.split(",") if pieces is not None else None
-        if names is None:
-            try:
-                check_destination(output)
-            except SaveError as error:
-                raise UsageError(error.message, hint=error.hint) from None
-        if verify:
-            check_verifiable(resolve_opsets(opsets)[""])
-        with onnxplug.fake_weights() if weights else contextlib.nullcontext():
-            loaded = load_for_export(target, specs, pretrained=pretrained)
-        options: dict[str, Any] = {
-            "kwargs": loaded.kwargs,
-            "dynamic_shapes": shapes,
-            "opset_version": opsets,
-            "target": parse_runtime(runtime),
-            "exact": exact,
-            "optimize": optimize,
-            "functions": wanted,
-            "strict": strict,
-            "capture": capture,
-            "decompositions": decompositions,
-            "input_names": input_names.split(",") if input_names else None,
-            "output_names": output_names.split(",") if output_names else None,
-            "present_names": present_names,
-            "mutations": mutations,
-            "checks": checks,
-            "registry": registry(),
-            "progress": shown,
-        }
+                names = pieces.split(",") if pieces is not None else None
+                if names is None:
+                    try:
+                        check_destination(output)
+                    except SaveError as error:
+                        raise UsageError(error.message, hint=error.hint) from None
+                if verify:
+                    check_verifiable(resolve_opsets(opsets)[""])
+                with onnxplug.fake_weights() if weights else contextlib.nullcontext():
+                    loaded = load_for_export(target, specs, pretrained=pretrained)
+            options: dict[str, Any] = {
+                "kwargs": loaded.kwargs,
+                "dynamic_shapes": shapes,
+                "opset_version": opsets,
+                "target": parse_runtime(runtime),
+                "exact": exact,
+                "optimize": optimize,
+                "functions": wanted,
+                "strict": strict,
+                "capture": capture,
+                "decompositions": decompositions,
+                "input_names": input_names.split(",") if input_names else None,
+                "output_names": output_names.split(",") if output_names else None,
+                "present_names": present_names,
+                "mutations": mutations,
+                "checks": checks,
+                "registry": registry(),
+                "progress": shown,
+            }
+            if names is not None:
+                chain = onnxplug.to_onnx(
+                    loaded.model,
+                    loaded.args,
+                    output,
+                    pieces=names,
+                    verify=verify,
+                    external_data=external_data,
+                    **options,
+                )
+            else:
+                program = onnxplug.to_onnx(loaded.model, loaded.args, **options)
+                report = None
+                if verify:
+                    shown("verification")
+                    report = program.verify()
+                shown("saving")
+                program.save(output, external_data=external_data, progress=shown.part, **saving)
         if names is not None:
-            chain = onnxplug.to_onnx(
-                loaded.model, loaded.args, output, pieces=names, verify=verify, external_data=external_data, **options
-            )
-        else:
-            program = onnxplug.to_onnx(loaded.model, loaded.args, **options)
-            report = None
-            if verify:
-                shown("verification")
-                report = program.verify()
-            shown("saving")
-            program.save(output, external_data=external_data, progress=shown.part, **saving)
-    if names is not None:
-        summary_of_pieces(chain, output, verified=verify)
-        return
-    summary(program, output)
-    if report is not None:
-        verification(report)
+            summary_of_pieces(chain, output, verified=verify)
+            return
+        summary(program, output)
+        if report is not None:
+            verification(report)
 
 
 def _check_saving(saving: dict[str, Any], *, verify: bool, pieces: str | None) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from onnxplug import logs
 from onnxplug.errors import UsageError
 from onnxplug.registry.rule import load_object
 
@@ -260,4 +261,5 @@ def preferences() -> dict[str, str]:
 
 def registry() -> tuple[Any, Any]:
     """The rules and the plugins that are selected, loaded."""
-    return load_object(f"{HOST}:registry_for", "the plugin manager")(prefer=preferences(), selection=selection())
+    with logs.stage("plugins", logs.logger("plugins")):
+        return load_object(f"{HOST}:registry_for", "the plugin manager")(prefer=preferences(), selection=selection())

@@ -24,6 +24,7 @@ from onnxplug.cli.options import (
     plugin_options,
     registry,
 )
+from onnxplug.cli.profile import ProfileOption, profiled
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.plugin_api import ExportedFile, ExportRequest, ModelSource
 from onnxplug.registry.rule import load_object
@@ -113,7 +114,8 @@ def _command_of(source: ModelSource) -> Any:
         )
 
     def command(**values: Any) -> None:
-        _run(source, function, {p.name: values.pop(p.name) for p in common}, values)
+        with profiled(values["profile"]):
+            _run(source, function, {p.name: values.pop(p.name) for p in common}, values)
 
     command.__doc__ = f"Export {source.scheme}:NAME. {source.help}".strip()
     command.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]
@@ -140,6 +142,7 @@ def _common(
     exact: ExactOption = False,
     strict: ModeOption = None,
     capture: CaptureOption = "blocks",
+    profile: ProfileOption = None,
 ) -> None:
     """The options that mean the same for every model."""
 

@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 
+from onnxplug import logs
 from onnxplug.capture.guards import holds_from_two_on, is_of_layout
 from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of
 from onnxplug.interpret.shape_env import has_small_examples, other_examples, undone_on_error, with_current_examples
+from onnxplug.profiling.recorder import span
+from onnxplug.registry.names import qualified_name
 from onnxplug.torch_private import DispatchKey, DispatchKeySet, FakeTensor, FakeTensorMode, OpOverload, pytree
+
+_LOGGER = logs.logger("convert")
 
 Decompositions = Mapping[str, "Callable[..., Any] | None"]
 
@@ -114,7 +119,18 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
         with mode, torch.no_grad():
             return make_fx(torch.func.functionalize(call), tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
 
-    return _for_all_sizes(trace, inputs, env), list(dynamic)
+    name = qualified_name(fx.target)
+    by = f"{getattr(function, '__module__', None) or 'torch'}:{getattr(function, '__qualname__', type(function).__name__)}"
+    with span(name, "decomposition", rule=by, package="torch's decomposition"):
+        try:
+            module = _for_all_sizes(trace, inputs, env)
+        except Exception as error:
+            _LOGGER.debug(
+                "%s (%s): its decomposition %s failed: %s: %s", name, fx.name, by, type(error).__name__, error
+            )
+            raise
+    _LOGGER.debug("%s (%s): decomposed by %s into %d nodes", name, fx.name, by, len(module.graph.nodes))
+    return module, list(dynamic)
 
 
 class SomeSizesError(ValueError):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from onnxplug import logs
 from onnxplug.capture.attempts import quiet
 from onnxplug.capture.guards import Condition, FixedExpressionError, conditions_of_decompositions
 from onnxplug.capture.signature import Captured
@@ -198,7 +199,13 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     known = len(env.guards) if env is not None else 0
     try:
         # As in capture: sizes 0 and 1 of the example inputs say nothing about other sizes.
-        with quiet(), transforms_closed(), torch.no_grad(), fx_config.patch(backed_size_oblivious=True):
+        with (
+            logs.stage("decomposition of the program", logs.logger("convert"), operators=len(table)),
+            quiet(),
+            transforms_closed(),
+            torch.no_grad(),
+            fx_config.patch(backed_size_oblivious=True),
+        ):
             made = program.run_decompositions(dict(table))
     except Exception as error:
         text = (str(error).strip() or "no message").splitlines()[0]

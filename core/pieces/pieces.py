@@ -8,12 +8,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 import onnxplug
+from onnxplug import logs
 from onnxplug.capture.dynamic import inputs_by_name, name_of, parse_dynamic_shapes
 from onnxplug.capture.eager import copied, inference
 from onnxplug.capture.failure import first_lines
@@ -23,11 +24,15 @@ from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageErro
 from onnxplug.fake import check_model
 from onnxplug.pieces.record import RecordedCall, Run, Source, record
 from onnxplug.pieces.script import Step, program_text
+from onnxplug.profiling.recorder import span
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
 from onnxplug.run.inputs import ATTEMPTS, resized_inputs
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import pytree
+
+if TYPE_CHECKING:
+    from onnxplug.profiling.profile import Profile
 
 CHAIN = "chain.py"
 CONSTANTS = "constants.npz"
@@ -61,6 +66,7 @@ class OnnxPieces:
         calls: The calls in a run on the example inputs, in order.
         gaps: What is computed between the pieces, in words; empty where they make the whole model.
         chain_file: The program that runs them, once it is saved.
+        profile: Where the time of the export went, with ``profile=True``.
     """
 
     model: torch.nn.Module
@@ -72,6 +78,7 @@ class OnnxPieces:
     _names: list[str]
     _axes: dict[int, dict[int, str]] = field(default_factory=dict)
     chain_file: Path | None = None
+    profile: Profile | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Runs the chain on what the PyTorch model takes.
@@ -291,16 +298,18 @@ def export_pieces(
         for axis, name in named.items()
         if isinstance(leaves[leaf], torch.Tensor)
     }
-    example = _example(model, submodules, leaves, spec, sizes)
-    for path in submodules:
-        if all(call.path != path for call in example.calls):
-            raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
-    runs = [example, *_further_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
+    with span("runs of the model"):
+        example = _example(model, submodules, leaves, spec, sizes)
+        for path in submodules:
+            if all(call.path != path for call in example.calls):
+                raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
+        runs = [example, *_further_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
     user_names = {name for _, _, wanted in shapes.asked() if (name := name_of(wanted))}
     programs = {path: _program(path, module, runs, user_names, export, options) for path, module in submodules.items()}
     found = OnnxPieces(model, programs, example.calls, _gaps(model, runs), example, spec, shapes.paths, axes)
     if verify:
-        found.verify()
+        with logs.stage("verification", logs.logger("verify"), what="the chain"):
+            found.verify()
     if folder is not None:
         found.save(folder, external_data=external_data)
     return found
@@ -405,7 +414,8 @@ def _program(
     args, kwargs = pytree.tree_unflatten(specs, structure)
     shapes = inputs_by_name(module, args, kwargs) if any(specs) else None
     try:
-        program = export(module, first.args, kwargs=first.kwargs or None, dynamic_shapes=shapes, **options)
+        with span(f"the piece {path}"):
+            program = export(module, first.args, kwargs=first.kwargs or None, dynamic_shapes=shapes, **options)
     except OnnxplugError as error:
         error.add_place(f"the piece {path!r}")
         raise

@@ -336,6 +336,11 @@ class BoundRegistry:
         self._ranked[op] = found = rules, any(rule.when is not None for rule in rules)
         return found
 
+    def reason(self, rule: Rule, node: Any) -> str:
+        """Why a rule is the one for a node, or why it comes after another one; for the log."""
+        found = self._registry.explain(node.op_name, self._target, node)
+        return next((each.reason for each in found if each.rule is rule), "made for this node")
+
     def asked(self) -> set[str]:
         """The operators for which rules were looked up."""
         return set(self._ranked)

@@ -110,6 +110,11 @@ class Rule:
         """Context managers that hold during capture; empty except in subclasses whose operator needs one."""
         return ()
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether :meth:`resolve` has nothing to import."""
+        return self._function is not None
+
     def resolve(self) -> Converter:
         """The converter itself, imported at first use.
 

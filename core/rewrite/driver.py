@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from onnxplug import logs
 from onnxplug.build.matching import is_op
 from onnxplug.build.scope import Scope, detach, graphs_of, nodes_of
 from onnxplug.errors import ConversionError
+from onnxplug.profiling.recorder import active
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
     from onnxplug.rewrite.rewrite import Rewrite
 
+_LOGGER = logs.logger("rewrite")
 #: A rewrite that fires more often than this for each node of the graph isn't going to stop.
 MAX_FIRINGS_PER_NODE = 8
 
@@ -40,7 +45,9 @@ def run_rewrites(g: GraphBuilder, graph: ir.Graph, rewrites: Iterable[Rewrite]) 
             table.setdefault(rewrite.op, []).append(rewrite)
     if not table:
         return Counter()
-    return _Run(g, graph, table).run()
+    if active() is None and not _LOGGER.isEnabledFor(logging.DEBUG):
+        return _Run(g, graph, table).run()
+    return _ObservedRun(g, graph, table).run()
 
 
 class _Shared:
@@ -233,6 +240,38 @@ class _Run:
                 if value.name is None:
                     value.name = self.g.names.unique(f"{node.op_type.lower()}_value")
             node.name = f"node_{node.outputs[0].name}"
+
+
+class _ObservedRun(_Run):
+    """A run that tells the profile and the log which rewrite is tried, and replaces what."""
+
+    def __init__(self, g: GraphBuilder, graph: ir.Graph, table: Mapping[str, Sequence[Rewrite]]) -> None:
+        super().__init__(g, graph, table)
+        self._recorder = active()
+        self._tells = _LOGGER.isEnabledFor(logging.DEBUG)
+
+    def _may_match(self, rewrite: Rewrite, node: ir.Node) -> bool:
+        started = time.perf_counter_ns()
+        found = super()._may_match(rewrite, node)
+        # What may match is counted when it is tried.
+        self._count(rewrite, started, tried=not found, fired=False)
+        return found
+
+    def _try(self, node: ir.Node, rewrite: Rewrite) -> list[ir.Node] | None:
+        started, where = time.perf_counter_ns(), f"{_key(node)} {node.name or ''}".strip()
+        again = super()._try(node, rewrite)
+        self._count(rewrite, started, tried=True, fired=again is not None)
+        if again is not None and self._tells:
+            _LOGGER.debug("%s replaced %s", rewrite.name, where)
+        return again
+
+    def _count(self, rewrite: Rewrite, started: int, *, tried: bool, fired: bool) -> None:
+        if self._recorder is None:
+            return
+        total = self._recorder.total("rewrite", rewrite.name)
+        total.calls += tried
+        total.hits += fired
+        total.nanoseconds += time.perf_counter_ns() - started
 
 
 def _key(node: ir.Node) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from onnxplug.errors import OnnxplugError, SaveError
+from onnxplug.profiling.profile import Profile
 from onnxplug.program import OnnxProgram
 from onnxplug.text import value_text
 from onnxplug.torch_onnx.request import Request, warn
@@ -44,10 +45,6 @@ class Stages:
             self.seconds[self.current] = self.seconds.get(self.current, 0.0) + time.perf_counter() - self._started
         self.current = ""
 
-    def __str__(self) -> str:
-        rows = [f"{stage}: {seconds:.3f} s" for stage, seconds in self.seconds.items()]
-        return "\n".join([*rows, f"together: {sum(self.seconds.values()):.3f} s"])
-
 
 class Artifacts:
     """The files that ``report``, ``dump_exported_program`` and ``profile`` ask for, in ``artifacts_dir``.
@@ -72,12 +69,13 @@ class Artifacts:
             if not os.access(self.folder, os.W_OK | os.X_OK):
                 raise SaveError(f"no permission to write in artifacts_dir={str(self.folder)!r}")
 
-    def finish(self, program: OnnxProgram | None, error: BaseException | None) -> None:
+    def finish(self, program: OnnxProgram | None, error: BaseException | None, profile: Profile | None = None) -> None:
         """Writes what is asked for.
 
         Args:
             program: What was exported; ``None`` where it failed.
             error: Why it failed.
+            profile: Where the time went, where that is asked for.
 
         Raises:
             SaveError: The report can't be written.
@@ -89,18 +87,20 @@ class Artifacts:
             self._dump(captured)
         if self.request.report:
             name = f"onnx_export_{self._stamp}_{failed_in or ('failure' if error else 'success')}.md"
-            text = self._text(program, error, failed_in)
+            text = self._text(program, error, failed_in, profile)
             try:
                 _write(self.folder / name, lambda path: path.write_text(text, encoding="utf-8"))
-            except OSError as failure:
+                if profile is not None:
+                    profile.save(self._trace)
+            except (OSError, SaveError) as failure:
                 if error is None:
                     raise SaveError(f"can't write the report {self.folder / name}: {failure}") from failure
                 warn(f"can't write the report {self.folder / name}: {failure}")
             else:
                 if error is not None:
                     error.add_note(f"A report is in {self.folder / name}.")
-        if self.request.profile:
-            sys.stdout.write(f"[onnxplug] time of each stage:\n{self.stages}\n")
+        if profile is not None and not self.request.report:
+            sys.stdout.write(f"[onnxplug] where the time went\n{profile}\n")
         if self.request.verbose and program is not None:
             sys.stdout.write(f"{program}\n{program.statistics}\n")
 
@@ -111,7 +111,14 @@ class Artifacts:
         except Exception as error:  # what can't be stored is torch's to say; the export goes on, as torch's does
             warn(f"the captured program can't be stored in {path}: {type(error).__name__}: {error}")
 
-    def _text(self, program: OnnxProgram | None, error: BaseException | None, failed_in: str) -> str:
+    @property
+    def _trace(self) -> Path:
+        """The file of the profile."""
+        return self.folder / f"onnx_export_{self._stamp}_profile.json"
+
+    def _text(
+        self, program: OnnxProgram | None, error: BaseException | None, failed_in: str, profile: Profile | None
+    ) -> str:
         import onnxplug
 
         request = self.request
@@ -138,6 +145,9 @@ class Artifacts:
             if statistics.decomposed:
                 lines += [f"torch decomposed the whole program because of {', '.join(statistics.decomposed)}.", ""]
         lines += ["", *_table("Times", ("stage", "seconds"), [(s, f"{t:.3f}") for s, t in self.stages.seconds.items()])]
+        if profile is not None:
+            lines += ["## Profile", "", f"In `{self._trace.name}` for Perfetto and speedscope.", ""]
+            lines += ["```", str(profile), "```", ""]
         if error is not None:
             lines += ["## Error", "", "```", f"{type(error).__name__}: {error}", "```", ""]
         captured = _captured(program, error)

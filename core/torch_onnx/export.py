@@ -17,6 +17,7 @@ from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
 from onnxplug.exporter import plugins_of_call, to_onnx
 from onnxplug.finish.outline.wanted import UnusedClassWarning
 from onnxplug.opsets import resolve_opsets
+from onnxplug.profiling.watch import Watch, watched
 from onnxplug.torch_onnx.artifacts import Artifacts
 from onnxplug.torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
 from onnxplug.torch_onnx.request import Request, warn
@@ -81,7 +82,8 @@ def export(
         report: Write a report of the export to ``artifacts_dir``, of a failed one too.
         optimize: Fold, share and rewrite; ``False`` gives the plain translation.
         verify: Compare the result with eager PyTorch before it is written; a difference is an error.
-        profile: Print the time of each stage.
+        profile: Print where the time goes, or write it to the report, where that is asked for, and for Perfetto and speedscope
+            to ``artifacts_dir``. The program has it as ``program.profile``.
         dump_exported_program: Write the captured program to ``artifacts_dir``.
         artifacts_dir: A folder, made if it is not there.
         export_params: ``False`` leaves parameters and buffers out of the file.
@@ -154,13 +156,15 @@ def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = Tr
         arguments.check_destination(request.f)
         exporter = _Exporter(request, options, verify_drawn)
         artifacts = Artifacts(request)
-        program = None
+        watch: Watch | None = None
         try:
-            program = exporter.run(artifacts)
+            with watched(request.profile, None, "torch.onnx.export") as watch:
+                program = exporter.run(artifacts)
+                program.profile = watch.profile
         except Exception as error:
-            artifacts.finish(None, error)
+            artifacts.finish(None, error, watch.profile if watch is not None and request.profile else None)
             raise
-        artifacts.finish(program, None)
+        artifacts.finish(program, None, program.profile if request.profile else None)
         return program
 
 

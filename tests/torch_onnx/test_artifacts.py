@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import onnxplug
 from onnxplug import MissingRuleError, SaveError
 from onnxplug.torch_onnx.request import ExportWarning
+from tests.profiling.test_chrome import check_trace
 from tests.torch_onnx.test_export import Capped, X, files, net
 
 
@@ -28,16 +30,31 @@ def test_report_program_and_times(folder: Path, capsys: pytest.CaptureFixture[st
         artifacts_dir="deep/folder",
         external_data=False,
     )
-    report, stored = sorted((folder / "deep" / "folder").iterdir(), key=lambda path: path.suffix)
+    profile, report, stored = sorted((folder / "deep" / "folder").iterdir(), key=lambda path: path.suffix)
     text = report.read_text(encoding="utf-8")
     assert report.name.startswith("onnx_export_")
     assert report.name.endswith("_success.md")
     for part in ("verification: the same as PyTorch", "| x | float[2, 4] |", "| Gemm | 1 |", "torch.ops.aten.linear"):
         assert part in text
     torch.testing.assert_close(torch.export.load(stored).module()(X), model(X))
-    printed = capsys.readouterr().out
-    assert "capture: " in printed
-    assert "together: " in printed
+    assert capsys.readouterr().out == ""
+    check_trace(json.loads(profile.read_text(encoding="utf-8")))
+    assert f"In `{profile.name}`" in text
+    assert "    torch.export.export" in text  # the table of the profile
+
+
+def test_profile_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = onnxplug.export(net(), (X,), "m.onnx", profile=True, verify=True)
+    assert program is not None
+    assert program.profile is not None
+    (stage,) = program.profile.stages()
+    assert (stage.name, [part.name for part in stage.parts]) == ("torch.onnx.export", ["export", "saving"])
+    assert str(program.profile) in capsys.readouterr().out
+    assert files(folder) == ["m.onnx"]
+    with pytest.raises(MissingRuleError) as caught:
+        onnxplug.export(Capped(), (X,), "m.onnx", profile=True)
+    assert str(caught.value.profile) in capsys.readouterr().out
+    assert "MissingRuleError" in str(caught.value.profile)
 
 
 def test_report_of_a_failure(folder: Path) -> None:

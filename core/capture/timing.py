@@ -1,0 +1,48 @@
+"""Which modules of a model torch.export takes long to trace, for the profile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from onnxplug.capture.patching import patched
+from onnxplug.capture.tracing import ONE_AT_A_TIME
+from onnxplug.profiling.recorder import active
+from onnxplug.torch_private import ModuleStackTracer
+
+
+@contextlib.contextmanager
+def modules_timed() -> Iterator[None]:
+    """While it holds, each module that torch.export traces in its non-strict mode is a span of the profile, if there is one."""
+    recorder = active()
+    if recorder is None:
+        yield
+        return
+    with ONE_AT_A_TIME:
+        original = ModuleStackTracer.call_module
+
+        def call_module(
+            tracer: Any, called: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            module = called.get_base() if hasattr(type(called), "get_base") else called
+            try:
+                path = str(tracer.path_of_module(called)).removeprefix("_export_root").removeprefix(".")
+            except Exception:  # a module that is not one of the model's
+                return original(tracer, called, forward, args, kwargs)
+            if type(module).__module__.startswith("torch.export"):  # what torch.export wraps the model in
+                return original(tracer, called, forward, args, kwargs)
+            with recorder.span(type(module).__name__, "module", path=path):
+                return original(tracer, called, forward, args, kwargs)
+
+        with patched(ModuleStackTracer, "call_module", call_module):
+            yield
+
+
+def note_copied() -> None:
+    """Says in the profile that the module at work is a copy of another one's trace."""
+    recorder = active()
+    if recorder is not None:
+        recorder.note("module", copied=True)

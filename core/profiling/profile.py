@@ -1,0 +1,66 @@
+"""The profile of an export."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from onnxplug.profiling.recorder import active, recording
+from onnxplug.profiling.sums import Sums
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+_LONGEST_TABLE = 20
+
+
+class Profile(Sums):
+    """Where the time of an export went. ``print`` shows it as tables, :meth:`save` writes it for Perfetto and speedscope.
+
+    What is done later with the program, :meth:`OnnxProgram.save` and :meth:`OnnxProgram.verify`, is added to its profile.
+    """
+
+    @contextlib.contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Records what is done while the context lasts in this profile too, unless something else is being recorded."""
+        if active() is not None:
+            yield
+        else:
+            with recording(self.recorder):
+                yield
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it in Chrome's trace format: https://ui.perfetto.dev, https://www.speedscope.app and chrome://tracing show it.
+
+        Args:
+            path: The file; what stood there before is replaced, complete or not at all.
+
+        Raises:
+            SaveError: It can't be written.
+        """
+        from onnxplug.profiling.chrome import save_trace
+
+        save_trace(self, path)
+
+    def text(self, rows: int = _LONGEST_TABLE) -> str:
+        """The tables as text.
+
+        Args:
+            rows: The rows that are shown of each table, the most expensive ones.
+        """
+        from onnxplug.profiling.tables import plain_text
+
+        return plain_text(self, rows)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self.seconds:.2f} s: {len(self.spans)} spans>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from onnxplug.profiling.tables import tables
+
+        yield from tables(self, _LONGEST_TABLE)

@@ -1,0 +1,220 @@
+"""Loggers and ``ONNXPLUG_LOG``: what is said at which level, by whom, where it goes, and values that can't be read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onnxplug
+from onnxplug import logs
+from onnxplug.capture.attempts import quiet
+from tests.support.distributions import run_python
+
+X = torch.randn(2, 4)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(self.linear(x), x)
+
+
+@pytest.fixture
+def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A function that sets ``ONNXPLUG_LOG`` and has it read."""
+
+    def use(value: str) -> None:
+        monkeypatch.setenv(logs.VARIABLE, value)
+        logs.configure()
+
+    yield use
+    monkeypatch.delenv(logs.VARIABLE, raising=False)
+    logs.configure()
+    assert [logging.getLogger(name).level for name in ("onnxplug", *(f"onnxplug.{n}" for n in logs.LOGGERS))] == [0] * (
+        1 + len(logs.LOGGERS)
+    )
+
+
+def export(**options: Any) -> Any:
+    return onnxplug.to_onnx(Net().eval(), (X,), **options)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
+    return [
+        (record.name.removeprefix("onnxplug."), record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.name.startswith("onnxplug")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("", {}),
+        ("debug", {"": 10}),
+        (" INFO ", {"": 20}),
+        ("capture=debug,rewrite=info", {"capture": 10, "rewrite": 20}),
+        ("debug, plugins = off", {"": 10, "plugins": 51}),
+        ("onnxplug.save=warning,onnxplug=info", {"save": 30, "": 20}),
+    ],
+)
+def test_values(text: str, levels: dict[str, int]) -> None:
+    assert logs.parse(text) == levels
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("debgu", "there is no level 'debgu'; did you mean 'debug'"),
+        ("7", "there are debug, info, warning, off"),
+        ("captur=debug", "there is no logger 'captur'; did you mean 'capture'"),
+        ("capture=", "there is no level ''"),
+        ("capture", "there is no level 'capture'"),
+        ("=debug", "'=debug' has no name before the ="),
+        ("debug,info", "the level of all is given twice"),
+        ("save=info,save=debug", "the level of save is given twice"),
+        ("a=b=debug", "there is no logger 'a=b'"),
+        ("\x1b[2J", "there is no level '\\\\x1b"),
+    ],
+)
+def test_values_that_cannot_be_read_are_warned_of_once(text: str, wrong: str, setting: Any) -> None:
+    with pytest.raises(ValueError, match=wrong.replace("[", r"\[") if "\\" not in wrong else "no level"):
+        logs.parse(text)
+    with pytest.warns(logs.LogSettingWarning, match="ONNXPLUG_LOG=.* is ignored") as caught:
+        setting(text)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", logs.LogSettingWarning)
+        export()
+
+
+def test_nothing_is_said_unless_asked(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    export()
+    assert said(caplog) == []
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("onnxplug").handlers)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_info_is_the_stages_with_their_seconds(setting: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    setting("info")
+    export(f=tmp_path / "m.onnx", verify=True)
+    lines = said(caplog)
+    assert {level for _, level, _ in lines} == {"INFO"}
+    # A stage is told of when it ends, its parts before it.
+    assert [(name, text.partition(":")[0]) for name, _, text in lines] == [
+        ("plugins", "plugins"),
+        ("capture", "attempt"),
+        ("capture", "capture"),
+        ("functionalize", "functionalization"),
+        ("convert", "interpretation"),
+        ("rewrite", "rewrites"),
+        ("finish", "finish"),
+        ("convert", "conversion"),
+        ("verify", "verification"),
+        ("save", "saving"),
+    ]
+    assert all(" s" in text.partition(": ")[2] for _, _, text in lines)
+    assert lines[1][2].endswith("(mode non-strict)")
+
+
+def test_debug_says_which_rule_and_why(setting: Any, caplog: pytest.LogCaptureFixture) -> None:
+    setting("convert=debug")
+
+    def declines(g: Any, node: Any) -> Any:
+        raise onnxplug.Decline("not today")
+
+    export(rules=[onnxplug.Rule("aten::linear", declines)])
+    lines = [text for name, level, text in said(caplog) if level == "DEBUG"]
+    assert {name for name, _, _ in said(caplog)} == {"convert"}
+    declined = next(i for i, text in enumerate(lines) if "declined: not today" in text)
+    assert lines[declined].startswith(f"aten::linear.default at {__file__}:")
+    assert "(linear)" in lines[declined]
+    assert "onnxplug.converters.linear:linear of onnxplug: comes after" in lines[declined + 1]
+    assert any(text.startswith("aten::mse_loss.default (mse_loss): decomposed by ") for text in lines)
+
+
+def test_debug_says_why_an_attempt_failed(setting: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Branching(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    setting("capture=debug")
+    with pytest.raises(onnxplug.CaptureError):
+        onnxplug.to_onnx(Branching(), (X,))
+    text = next(text for _, level, text in said(caplog) if level == "DEBUG")
+    assert text.startswith("attempt 1, non-strict, failed: GuardOnDataDependentSymNode")
+
+
+def test_debug_says_what_was_rewritten(setting: Any, caplog: pytest.LogCaptureFixture) -> None:
+    setting("rewrite=debug")
+    onnxplug.to_onnx(lambda x: torch.where(~(x > 0), x, -x), (X,))
+    (line,) = [text for _, level, text in said(caplog) if level == "DEBUG"]
+    assert line.startswith("where_of_not replaced Where")
+
+
+def test_a_logger_set_by_the_program_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("onnxplug.capture").setLevel(logging.INFO)
+    try:
+        export()
+        assert [name for name, _, _ in said(caplog)] == ["capture", "capture"]
+    finally:
+        logging.getLogger("onnxplug.capture").setLevel(logging.NOTSET)
+
+
+CODE = """
+import logging, sys
+import torch, onnxplug
+if "basic" in sys.argv: logging.basicConfig(format="MINE %(name)s %(message)s", level=logging.ERROR)
+onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(2),))
+"""
+
+
+def test_lines_on_standard_error(tmp_path: Path) -> None:
+    text = run_python(tmp_path, "-c", CODE, ONNXPLUG_LOG="info,plugins=off")
+    lines = text.splitlines()
+    assert len(lines) == 7
+    assert all(" INFO onnxplug." in line for line in lines)
+    assert run_python(tmp_path, "-c", CODE, ONNXPLUG_LOG="off") == ""
+
+
+def test_a_program_with_logging_of_its_own_gets_them_there_alone(tmp_path: Path) -> None:
+    lines = run_python(tmp_path, "-c", CODE, "basic", ONNXPLUG_LOG="capture=info").splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "MINE onnxplug.capture attempt",
+        "MINE onnxplug.capture capture",
+    ]
+
+
+def test_a_wrong_value_does_not_stop_an_import_or_an_export(tmp_path: Path) -> None:
+    text = run_python(tmp_path, "-c", CODE, ONNXPLUG_LOG="verbose")
+    assert text.count("ONNXPLUG_LOG='verbose' is ignored: there is no level 'verbose'") == 1
+
+
+def test_captures_at_the_same_time_leave_logging_as_it_was() -> None:
+    before = logging.root.manager.disable
+    first, second = threading.Event(), threading.Event()
+
+    def holds() -> None:
+        with quiet():
+            first.set()
+            assert second.wait(10)
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    assert first.wait(10)
+    with quiet():  # begins within the other's time and ends after it
+        second.set()
+        thread.join()
+        assert logging.root.manager.disable == logging.CRITICAL
+    assert logging.root.manager.disable == before
