@@ -92,7 +92,7 @@ class ExportOptions(TypedDict, total=False):
     checks: bool
     external_data: bool | None
     decompositions: Mapping[Any, Callable[..., Any]] | str | None
-    progress: Progress | None
+    progress: Progress | bool | None
     registry: Selected | Callable[[Sequence[Rule]], Selected] | None
 
 
@@ -149,7 +149,7 @@ def to_onnx(
     external_data: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | str | None = None,
     pieces: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     registry: Selected | Callable[[Sequence[Rule]], Selected] | None = None,
     **unknown: Never,
 ) -> OnnxProgram | OnnxPieces:
@@ -203,7 +203,8 @@ def to_onnx(
             outside of Core ATen. ``None`` decomposes the program only where nothing else translates it.
         pieces: Paths of submodules: each becomes a model of its own, with the inputs that it gets when the model runs; ``f`` is
             then a folder, which also gets the program that chains them.
-        progress: Called with the name of each stage as it begins.
+        progress: ``True`` shows the stage at work and its seconds on standard error, if that is a terminal. A function is called
+            with the name of each stage as it begins.
         registry: A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select; or a
             function that makes them with the rules of the call.
         unknown: Takes no argument: a name that isn't one of these is refused with the one that is meant.

@@ -23,13 +23,15 @@ from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
+from onnxplug.progress import showing
 from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.content import Progress
 from onnxplug.run.progress import reporting
 from onnxplug.run.protobuf import to_proto
+from onnxplug.run.report import VerificationReport
 from onnxplug.run.save import check_settings, save_model
 from onnxplug.run.session import Runner
-from onnxplug.run.verify import Tolerances, VerificationReport, verify_program
+from onnxplug.run.verify import Tolerances, verify_program
 from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import pytree
@@ -394,8 +396,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             shard: The largest size of a data file, a number of bytes or ``"2GB"``: there are as many of them as that takes.
             external: ``"safetensors"``: the model refers to what lies in safetensors files as it needs it, and only the
                 other weights are written, into a data file. The files must be in the model's folder or below, and stay there.
-            progress: A progress bar on standard error, or a function of the bytes that are written and of all. ``None``: a bar for
-                a gigabyte and more, on a terminal.
+            progress: A progress bar on standard error, if that is a terminal, or a function of the bytes that are written and of
+                all. ``None``: a bar for a gigabyte and more.
 
         Raises:
             SaveError: It can't be written; what stood there before is untouched.
@@ -447,6 +449,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         seeds: Sequence[int] = (0, 1, 2),
         seed: int | None = None,
         intermediates: bool = False,
+        progress: bool = False,
     ) -> VerificationReport:
         """Compares the model with eager PyTorch: on the export's inputs (or those given), and on generated ones.
 
@@ -460,6 +463,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             seed: One seed instead of ``seeds``: what the message of a failure names.
             intermediates: Compare the result of every operator too, in ONNX Runtime and in the evaluator, and say who is wrong:
                 ``report.intermediates``, or ``error.verdict`` and the end of its message. docs/who-is-wrong.md says how.
+            progress: Show on standard error, if that is a terminal, which set of inputs is compared.
 
         Raises:
             PluginError: A plugin's library is missing or does not load.
@@ -469,7 +473,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         """
         if intermediates and self.recipe is None:
             raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
-        with self._timed("verification", _VERIFY):
+        with showing(bool(progress)) as told, self._timed("verification", _VERIFY):
+            if told is not None:
+                told("verification")
             return verify_program(
                 self,
                 args=args,

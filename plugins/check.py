@@ -18,6 +18,7 @@ from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError, Unkno
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.records import PluginRecord, Selection
+from onnxplug.progress import step
 from onnxplug.registry.names import is_known_operator, known_namespaces, packet_of, without_prefix
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
@@ -246,7 +247,8 @@ def _samples(
     passed: dict[str, set[int]] = {}
     reported: set[str] = set()
     cases = [c for c in cases_of(record.distribution, samples, rules) if opsets is None or c.opset in opsets]
-    for case in cases:
+    for number, case in enumerate(cases):
+        step(f"{record.name}, {case.sample.op} at opset {case.opset}", number, len(cases))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

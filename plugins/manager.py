@@ -15,6 +15,7 @@ from typing import Any
 import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
 
+from onnxplug import logs
 from onnxplug.errors import PluginError, UnknownPluginError
 from onnxplug.plugin_api import (
     API_VERSION,
@@ -28,6 +29,7 @@ from onnxplug.plugins.loading import LATE_HOOKS, LoadedPlugin, check_rules, chec
 from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
 from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
+from onnxplug.progress import step
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import checked_names, closeness
@@ -35,6 +37,9 @@ from onnxplug.text import did_you_mean, type_with_article
 
 #: Hooks of the builtin plugin that import the converters.
 _TABLES = ("onnxplug_rules", "onnxplug_decompositions")
+
+
+_LOGGER = logs.logger("plugins")
 
 
 class PluginWarning(UserWarning):
@@ -118,6 +123,7 @@ class PluginManager:
         Raises:
             PluginError: A required plugin is broken; with ``strict``, any.
         """
+        logs.configure()
         with self._lock:
             if not self._loaded:
                 timed = TimedThread(timeout()) if timeouts else None
@@ -126,9 +132,11 @@ class PluginManager:
                 for point, record in zip(self._points, self._records, strict=True):
                     if not self._wanted(record) or (record.distribution, record.name) in skip:
                         record.status = "blocked"
+                        _LOGGER.debug("%s: left out", record.label)
                         continue
                     if starting is not None:
                         starting(record)
+                    step(record.name)
                     self._load_one(point, record, seen, None if record.is_builtin else timed)
                 if timed is not None:
                     timed.close()
@@ -186,6 +194,14 @@ class PluginManager:
             record.status = "loaded"
         finally:
             record.seconds = time.perf_counter() - started
+            _LOGGER.debug(
+                "%s: %s, %.3f s, rules: %s%s",
+                record.label,
+                record.status,
+                record.seconds,
+                "not read yet" if record.rules is None else record.rules,
+                f"; {record.error.splitlines()[-1]}" if record.error else "",
+            )
 
     def _accept(self, loaded: LoadedPlugin, record: PluginRecord) -> None:
         """Checks what the plugin's hooks returned, and keeps it."""

@@ -51,6 +51,7 @@ from onnxplug.capture.tracing import lean_tracing
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
 from onnxplug.profiling.recorder import span
+from onnxplug.progress import step
 from onnxplug.torch_private import fx_config
 
 _LOGGER = logs.logger("capture")
@@ -137,6 +138,8 @@ def export_program(
     while capture.left and remaining:
         way = remaining.pop(0)
         try:
+            if tries:
+                step(f"attempt {len(tries) + 1}, {way.text()}")
             with logs.stage("attempt", _LOGGER, mode=way.text()):
                 program = capture.refined(way, capture.shapes.reading(way.tied))
                 with span("conditions on sizes"):

@@ -13,6 +13,7 @@ import typer.main
 from rich.markup import escape
 from rich.table import Table
 
+from onnxplug import logs
 from onnxplug.cli.bisect import bisect
 from onnxplug.cli.diagnose import diagnose
 from onnxplug.cli.explain import ops, why
@@ -343,13 +344,15 @@ def inspect(model: Annotated[Path, typer.Argument(help="The ONNX file")]) -> Non
 
     import onnx_ir as ir
 
-    from onnxplug.cli.report import out, size_text
+    from onnxplug.cli.report import out, progress, size_text
     from onnxplug.text import value_text
 
     if not model.is_file():
         raise UsageError(f"there is no file {model}")
     try:
-        loaded = ir.load(model)
+        with progress() as shown:
+            shown("loading")
+            loaded = ir.load(model)
     except Exception as error:
         raise OnnxplugError(f"{model} is not an ONNX model: {type(error).__name__}: {error}") from error
     table = Table(show_header=False)
@@ -386,6 +389,7 @@ def _run(arguments: list[str]) -> int:
     choice.reset()
     try:
         with warnings_shown():
+            logs.configure()
             result = app(args=arguments, prog_name="onnxplug", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except typer.Exit as leave:

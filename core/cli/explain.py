@@ -187,22 +187,25 @@ def _missing(target: str, inputs: list[str], opset: str | None, runtime: str, as
 
     import onnxplug
     from onnxplug.cli.inputs import parse_input, parse_opset
-    from onnxplug.cli.report import out
+    from onnxplug.cli.report import out, progress
     from onnxplug.cli.targets import load_target
 
-    loaded = load_target(target, [parse_input(text) for text in inputs])
-    if isinstance(loaded.model, torch.nn.Module) and not isinstance(loaded.model, torch.jit.ScriptModule):
-        loaded.model.eval()
     lacking: dict[str, list[str]] = {}
     try:
-        onnxplug.to_onnx(
-            loaded.model,
-            loaded.args,
-            kwargs=loaded.kwargs,
-            opset_version=parse_opset(opset),
-            target=parse_runtime(runtime),
-            registry=registry(),
-        )
+        with progress() as shown:
+            shown("loading")
+            loaded = load_target(target, [parse_input(text) for text in inputs])
+            if isinstance(loaded.model, torch.nn.Module) and not isinstance(loaded.model, torch.jit.ScriptModule):
+                loaded.model.eval()
+            onnxplug.to_onnx(
+                loaded.model,
+                loaded.args,
+                kwargs=loaded.kwargs,
+                opset_version=parse_opset(opset),
+                target=parse_runtime(runtime),
+                registry=registry(),
+                progress=shown,
+            )
     except MissingRuleError as error:
         lacking = error.missing
         if not as_json:

@@ -28,10 +28,12 @@ TimeoutOption = Annotated[
 @plugin_options
 def plugins_list(as_json: JsonOption = False, timeout: TimeoutOption = TIMEOUT) -> None:
     """List installed plugins, loaded or not, and why."""
-    from onnxplug.cli.report import out
+    from onnxplug.cli.report import out, progress
 
     chosen = selection()
-    records = probe(chosen, timeout)
+    with progress() as shown:
+        shown("importing plugins")
+        records = probe(chosen, timeout)
     if as_json:
         sys.stdout.write(json.dumps(records, indent=2) + "\n")
     else:
@@ -82,9 +84,11 @@ def plugins_show(
     timeout: TimeoutOption = TIMEOUT,
 ) -> None:
     """Show what one plugin supplies: its rules, domains, rewrites, samples; or why it is broken."""
-    from onnxplug.cli.report import out
+    from onnxplug.cli.report import out, progress
 
-    records = probe(selection(), timeout, contents_of=name)
+    with progress() as shown:
+        shown("importing plugins")
+        records = probe(selection(), timeout, contents_of=name)
     found = [r for r in records if name in (r["name"], r["distribution"])]
     if not found:
         known = sorted({known for r in records for known in (r["name"], r["distribution"])})
@@ -125,12 +129,14 @@ def plugins_check(
     timeout: TimeoutOption = TIMEOUT,
 ) -> None:
     """Hold plugins to what they promise: samples at every opset, no conflicts, no dead or shadowed rules."""
-    from onnxplug.cli.report import out
+    from onnxplug.cli.report import out, progress
     from onnxplug.registry.rule import load_object
 
-    findings = load_object("onnxplug.plugins.check:check_plugins", "the plugin check")(
-        selection(), name=name, opsets=opset, timeout=timeout, probe=probe
-    )
+    with progress() as shown:
+        shown("checking plugins")
+        findings = load_object("onnxplug.plugins.check:check_plugins", "the plugin check")(
+            selection(), name=name, opsets=opset, timeout=timeout, probe=probe
+        )
     broken = [f for f in findings if f.severity == "error"]
     if as_json:
         fields = ("plugin", "severity", "kind", "message")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import filesize
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
+from onnxplug.progress import Display, displayed
 from onnxplug.text import value_text
 
 if TYPE_CHECKING:
@@ -27,56 +24,9 @@ out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty()
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-class Progress:
-    """Names the stage at work on standard error, with the seconds that it has taken; one line per stage without a terminal."""
-
-    def __init__(self, bar: Bar | None = None) -> None:
-        self._bar = bar
-        self._stage: str | None = None
-        self._started = time.perf_counter()
-
-    def __call__(self, stage: str) -> None:
-        self.finish()
-        self._stage, self._started = stage, time.perf_counter()
-        if self._bar is not None:
-            for task in self._bar.task_ids:
-                self._bar.remove_task(task)
-            self._bar.add_task(f"{stage} ...", total=None)
-        else:
-            err.print(f"{stage} ...")
-
-    def part(self, done: int, total: int) -> None:
-        """Says how many bytes the stage has done, on a terminal."""
-        if self._bar is not None and self._bar.task_ids:
-            text = f"{self._stage}: {filesize.decimal(done)} of {filesize.decimal(total)} ..."
-            self._bar.update(self._bar.task_ids[-1], description=text, completed=done, total=total)
-
-    def finish(self) -> None:
-        """Says how long the stage took, if it took long."""
-        seconds = time.perf_counter() - self._started
-        if self._stage is not None and seconds > 1:
-            err.print(f"{self._stage}: {seconds:.1f} s")
-        self._stage = None
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """A spinner with the seconds of the stage on a terminal, plain lines elsewhere."""
-    if err.is_terminal:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-        )
-        with Bar(*columns, console=err, transient=True) as bar:
-            shown = Progress(bar)
-            yield shown
-            shown.finish()
-    else:
-        shown = Progress()
-        yield shown
-        shown.finish()
+def progress() -> AbstractContextManager[Display]:
+    """A spinner with the stage at work and its seconds, on a terminal; nothing elsewhere."""
+    return displayed(err)
 
 
 def note(text: str) -> None:

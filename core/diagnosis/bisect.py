@@ -30,6 +30,7 @@ from onnxplug.diagnosis.verdict import Verdict, judge, judge_program
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.exporter import to_onnx
 from onnxplug.host import RuntimeHost
+from onnxplug.progress import showing, step
 from onnxplug.registry.names import qualified_name
 from onnxplug.run.save import save_model
 from onnxplug.text import counted
@@ -103,7 +104,7 @@ def bisect(
     seeds: Sequence[int] = (0, 1, 2),
     imports: Sequence[str] = (),
     prefer: Mapping[str, str] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> Bisection:
     """Reduces a model that can't be converted, or computes something else than PyTorch, to the smallest graph that still does.
@@ -115,7 +116,7 @@ def bisect(
         seeds: As ``program.verify`` takes them.
         imports: Modules that the script imports: those that define the model's custom operators.
         prefer: As ``to_onnx`` takes it; with ``registry=`` what the script repeats.
-        progress: Called with the name of each stage as it begins.
+        progress: ``True``: a spinner on a terminal; a function is called with the name of each stage as it begins.
         options: Further arguments of ``to_onnx``: ``opset_version``, ``target``, ``exact``, ``optimize``, ``rules``, ``plugins`` …
 
     Returns:
@@ -126,7 +127,6 @@ def bisect(
         CaptureError: torch.export can't capture the model; there is no graph to reduce then.
         SaveError: The folder can't be written.
     """
-    stage = progress if progress is not None else lambda _: None
     for name in ("f", "verify", "report"):
         if options.get(name):
             raise UsageError(
@@ -136,29 +136,31 @@ def bisect(
         _check_folder(Path(output))
     if options.get("registry") is None:
         options["prefer"] = prefer
-    stage("looking for the fault")
-    case = _case(model, args, kwargs, dynamic_shapes, seeds, options)
-    if case is None:
-        return Bisection()
-    stage("reducing the graph")
-    found, piece, recipe = _reduced(case, model, options)
-    if piece is None:
+    with showing(progress) as told:
+        stage = told if told is not None else lambda _: None
+        stage("looking for the fault")
+        case = _case(model, args, kwargs, dynamic_shapes, seeds, options)
+        if case is None:
+            return Bisection()
+        stage("reducing the graph")
+        found, piece, recipe = _reduced(case, model, options)
+        if piece is None:
+            return found
+        onnx_model = trouble_of(piece, recipe, case.host)[1]
+        if onnx_model is not None:
+            stage("finding out who is wrong")
+            found.verdict = judge(onnx_model, _part(recipe, piece), case.host, piece.leaves, failed=True)
+        if output is not None:
+            stage("writing")
+            _write(
+                found,
+                piece,
+                onnx_model,
+                Path(output),
+                {**_shown(options), **({"prefer": prefer} if prefer else {})},
+                imports,
+            )
         return found
-    onnx_model = trouble_of(piece, recipe, case.host)[1]
-    if onnx_model is not None:
-        stage("finding out who is wrong")
-        found.verdict = judge(onnx_model, _part(recipe, piece), case.host, piece.leaves, failed=True)
-    if output is not None:
-        stage("writing")
-        _write(
-            found,
-            piece,
-            onnx_model,
-            Path(output),
-            {**_shown(options), **({"prefer": prefer} if prefer else {})},
-            imports,
-        )
-    return found
 
 
 def _case(
@@ -211,6 +213,7 @@ def _reduced(case: _Case, model: Any, options: Mapping[str, Any]) -> tuple[Bisec
 
     def fails(piece: Piece | None) -> bool:
         found.examined += 1
+        step(f"{counted(found.examined, 'graph')} tried")
         return piece is not None and trouble.is_like(trouble_of(piece, recipe, case.host)[0])
 
     kept = minimised(recording.operators, lambda some: fails(recording.piece(some)))

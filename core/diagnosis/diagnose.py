@@ -22,6 +22,7 @@ from onnxplug.diagnosis.draft import DraftFinding, draft_findings
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.exporter import to_onnx
 from onnxplug.fake import is_fake
+from onnxplug.progress import showing, step
 
 Progress = Callable[[str], None]
 
@@ -146,7 +147,7 @@ def diagnose(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     limit: int = LIMIT,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> Diagnosis:
     """Finds what keeps a model from being exported: runs it, captures and converts it, and then its submodules one by one.
@@ -154,7 +155,7 @@ def diagnose(
     Args:
         model, args, kwargs, dynamic_shapes: As ``to_onnx`` takes them.
         limit: How many submodules are captured at most.
-        progress: Called with the name of each stage as it begins.
+        progress: ``True``: a spinner on a terminal; a function is called with the name of each stage as it begins.
         options: Further arguments of ``to_onnx``: ``opset_version``, ``target``, ``rules``, ``plugins``, ``strict`` …
 
     Returns:
@@ -166,42 +167,43 @@ def diagnose(
     for name in ("f", "verify", "report", "progress"):
         if options.get(name):
             raise UsageError(f"diagnose takes no {name}=", hint="It looks at the model alone; nothing is saved.")
-    stage = progress if progress is not None else lambda _: None
-    args, kwargs = arguments.positional_and_named(model, args, kwargs)
-    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    keywords = dict(kwargs or {})
-    found = Diagnosis()
-    if not isinstance(model, torch.export.ExportedProgram):
-        stage("running the model")
-        error = _error_of_run(model, positional, keywords)
-        if error is not None:
-            found.runs, found.error, found.place = False, _one_line(error), place_in_user_code(error)
-            weights = chain(model.parameters(), model.buffers()) if isinstance(model, torch.nn.Module) else ()
-            found.hints.append(
-                "Load the model's weights: diagnose runs it, and they have no numbers."
-                if any(map(is_fake, weights))
-                else "Give inputs on which the model runs: args= holds the positional ones, kwargs= the named ones."
-            )
+    with showing(progress) as told:
+        stage = told if told is not None else lambda _: None
+        args, kwargs = arguments.positional_and_named(model, args, kwargs)
+        positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+        keywords = dict(kwargs or {})
+        found = Diagnosis()
+        if not isinstance(model, torch.export.ExportedProgram):
+            stage("running the model")
+            error = _error_of_run(model, positional, keywords)
+            if error is not None:
+                found.runs, found.error, found.place = False, _one_line(error), place_in_user_code(error)
+                weights = chain(model.parameters(), model.buffers()) if isinstance(model, torch.nn.Module) else ()
+                found.hints.append(
+                    "Load the model's weights: diagnose runs it, and they have no numbers."
+                    if any(map(is_fake, weights))
+                    else "Give inputs on which the model runs: args= holds the positional ones, kwargs= the named ones."
+                )
+                return found
+        stage("exporting the model")
+        failure = _export(found, model, positional, keywords, dynamic_shapes, options)
+        if not isinstance(failure, CaptureError):
             return found
-    stage("exporting the model")
-    failure = _export(found, model, positional, keywords, dynamic_shapes, options)
-    if not isinstance(failure, CaptureError):
+        if dynamic_shapes is not None:
+            stage("capturing the model with static sizes")
+            found.captured_static = not isinstance(_failure(model, positional, keywords, options), CaptureError)
+            if found.captured_static:
+                found.hints.append("Make fewer dimensions dynamic: with static sizes the model is captured.")
+        if is_script(model):  # its submodules have no Python code, and draft_export does not take it
+            return found
+        module = as_module(model)
+        if not found.captured_static:
+            stage("exporting submodules")
+            _look_at_submodules(found, module, positional, keywords, options, limit)
+        stage("torch.export.draft_export")
+        shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords).reading(tied=True)
+        found.draft, found.draft_error = draft_findings(module, positional, keywords, shapes)
         return found
-    if dynamic_shapes is not None:
-        stage("capturing the model with static sizes")
-        found.captured_static = not isinstance(_failure(model, positional, keywords, options), CaptureError)
-        if found.captured_static:
-            found.hints.append("Make fewer dimensions dynamic: with static sizes the model is captured.")
-    if is_script(model):  # its submodules have no Python code, and draft_export does not take it
-        return found
-    module = as_module(model)
-    if not found.captured_static:
-        stage("exporting submodules")
-        _look_at_submodules(found, module, positional, keywords, options, limit)
-    stage("torch.export.draft_export")
-    shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords).reading(tied=True)
-    found.draft, found.draft_error = draft_findings(module, positional, keywords, shapes)
-    return found
 
 
 def _error_of_run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
@@ -265,8 +267,13 @@ def _look_at_submodules(
 ) -> None:
     """Exports the submodules by themselves with static sizes: those that the model calls, and those within the ones that fail."""
     of_conversion: dict[int, OnnxplugError] = {}
+    looked_at: list[Call] = []
+
+    paths = {id(module): path for path, module in model.named_modules()}
 
     def fails(call: Call) -> Exception | None:
+        step(f"{paths.get(id(call.module), type(call.module).__name__)}, {len(looked_at) + 1} of at most {limit}")
+        looked_at.append(call)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -282,8 +289,8 @@ def _look_at_submodules(
         return None
 
     for piece in capture_pieces(model, args, kwargs, fails, limit):
-        looked_at = model.get_submodule(piece.like or piece.path)
-        failure = piece.error or of_conversion.get(id(looked_at))
+        submodule = model.get_submodule(piece.like or piece.path)
+        failure = piece.error or of_conversion.get(id(submodule))
         found.pieces.append(
             PieceFinding(
                 piece.path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from onnxplug import logs
 from onnxplug.errors import SaveError, UsageError
 from onnxplug.profiling.profile import Profile
 from onnxplug.profiling.recorder import Recorder, Span, active, recording
+from onnxplug.progress import Told, showing
 
 #: Loggers of the stages that an export itself begins. What others begin they tell of themselves, saving for example.
 _STAGES = {"capture": logs.logger("capture"), "conversion": logs.logger("convert")}
@@ -27,7 +28,7 @@ class Watch:
         root: The span of the export.
     """
 
-    def __init__(self, told: Callable[[str], Any] | None, recorder: Recorder | None, root: Span | None) -> None:
+    def __init__(self, told: Told | None, recorder: Recorder | None, root: Span | None) -> None:
         self._told = told
         self._recorder = recorder
         self._root = root
@@ -62,24 +63,25 @@ class Watch:
 
 @contextlib.contextmanager
 def watched(
-    profile: bool | str | os.PathLike[str], told: Callable[[str], Any] | None, name: str = "export"
+    profile: bool | str | os.PathLike[str], progress: Told | bool | None, name: str = "export"
 ) -> Iterator[Watch]:
     """Watches an export while the context lasts; an error that ends it has the profile so far as its attribute ``profile``.
 
     Args:
         profile: Whether to record it, or the file that the profile is to be written to. It is recorded in any case where
             something is being recorded already.
-        told: Who is told of the stages.
+        progress: Who is told of the stages (:func:`onnxplug.progress.showing`).
         name: What the export is called in the profile.
 
     Raises:
-        UsageError: ``profile`` is something else.
+        UsageError: ``profile`` or ``progress`` is something else.
         SaveError: The profile can't be written.
     """
     path = _checked(profile)
     logs.configure()
     recorder = active()
     with contextlib.ExitStack() as stack:
+        told = stack.enter_context(showing(progress))
         if recorder is None and profile is not False:
             recorder = stack.enter_context(recording())
         root = stack.enter_context(recorder.span(name)) if recorder is not None else None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from onnxplug.errors import UsageError
+from onnxplug.progress import shown
 from onnxplug.run.content import Progress
 
 #: Bytes from which on a bar is shown without being asked for.
@@ -19,8 +20,8 @@ def reporting(progress: Any) -> Iterator[Progress | None]:
     """What is told of the bytes that are written, for an argument ``progress=``.
 
     Args:
-        progress: ``True`` or ``False``, for a bar on standard error or none; a function; ``None`` for a bar on a terminal where
-            there is much to write.
+        progress: ``True`` or ``False``, for a bar on standard error or none; a function; ``None`` for a bar where there is much to
+            write. There is none where standard error is no terminal, and where the stage is shown already, that says how far it is.
 
     Raises:
         UsageError: It is something else.
@@ -30,7 +31,10 @@ def reporting(progress: Any) -> Iterator[Progress | None]:
         return
     if not isinstance(progress, bool | None):
         raise UsageError(f"progress= takes True, False or a function of two numbers, got {progress!r}")
-    if progress is False or (progress is None and not sys.stderr.isatty()):
+    if progress is not False and (display := shown()) is not None:
+        yield display.part
+        return
+    if progress is False or not sys.stderr.isatty():
         yield None
         return
     bar = _Bar(least=0 if progress else _WORTH_A_BAR)

@@ -7,7 +7,6 @@ and copied. Everything else is ``onnx_ir``'s serialisation.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx
@@ -15,9 +14,10 @@ import onnx_ir as ir
 import torch
 from onnx_ir import serde
 
+from onnxplug import logs
 from onnxplug.build.stored import WeightTensor
 
-_LOGGER = logging.getLogger(__name__)
+_LOGGER = logs.logger("save")
 #: Where ``onnx_ir`` keeps the quantisation annotation of a value.
 _ANNOTATION = "quant_parameter_tensor_names"
 #: The metadata of a value, ``None`` where it has none: ``meta`` makes an empty store of it, which takes longer than all else.

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import onnx_ir as ir
 
+from onnxplug import logs
 from onnxplug.errors import SaveError, UsageError, WeightsError
 from onnxplug.run.content import ModelView, Progress, Writer, content
 from onnxplug.run.external import Place, in_safetensors, is_large, part_name, places_of, size_of
@@ -23,6 +24,7 @@ from onnxplug.run.references import References, data_files, folder_references
 from onnxplug.run.resume import RESUMABLE_BYTES, Partial, plan_of, remove_partial
 from onnxplug.run.weights import SOURCE, check_numbers
 
+_LOGGER = logs.logger("save")
 #: Bytes of weights above which they go into a file of their own; protobuf ends at 2 GB.
 LARGE_MODEL_BYTES = 1536 * 1024 * 1024
 
@@ -112,6 +114,7 @@ def save_model(
     beside: dict[str, Place] = {}
     if external_data or (external_data is None and size > LARGE_MODEL_BYTES):
         beside = places_of({n: t for n, t in written.items() if is_large(t)}, limit)
+    _LOGGER.debug("%s: %d bytes of weights, beside it: %s", path, size, len(beside) or "none")
     saver = _Saver(path, view, Writer(sum(place.length for place in beside.values()), progress))
     try:
         if beside:

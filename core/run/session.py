@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onnxplug import logs
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array
 from onnxplug.errors import EvaluationError, OnnxplugError, PluginError, VerificationError
 from onnxplug.host import RuntimeHost
@@ -35,6 +37,8 @@ from onnxplug.run.kernels import (
 )
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 from onnxplug.run.weights import check_numbers
+
+_LOGGER = logs.logger("run")
 
 #: What ONNX Runtime writes to stderr: errors. Tests set it to 2, warnings (onnxplug.testing.shape_warnings).
 LOG_SEVERITY = 3
@@ -158,6 +162,7 @@ class Runner:
             self._use_session()
 
     def _use_session(self) -> None:
+        started = time.perf_counter()
         try:
             self._session = make_session(self._source, libraries=self.libraries, providers=self._kernels.providers)
         except OnnxplugError:
@@ -166,10 +171,15 @@ class Runner:
             if not lacks_kernel(error) and not lacks_operator(error):
                 raise VerificationError(f"ONNX Runtime can't load the model: {error}") from error
             self._use_reference(error)
+        else:
+            _LOGGER.debug(
+                "a session of ONNX Runtime: %.3f s, libraries: %s", time.perf_counter() - started, self.libraries
+            )
 
     def _use_reference(self, reason: Exception | None) -> None:
         """Goes on with ``onnxplug.reference``; ``reason`` is why ONNX Runtime does not run the model."""
         self.runtime, self._session = "onnxplug.reference", None
+        _LOGGER.debug("onnxplug.reference runs the model: %s", reason if reason is not None else "it was asked to")
         lacking = [op for op in lacking_kernels(self._custom, self._kernels) if not has_kernel(*op)]
         if lacking:
             unknown = unknown_operators(reason, self._custom) if reason is not None and lacks_operator(reason) else []

@@ -5,21 +5,24 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
 
+from onnxplug import logs
 from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot, present_name
 from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
+from onnxplug.progress import step
 from onnxplug.run.compare import Scale, compare
 from onnxplug.run.conditioning import rounding_slack
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
+from onnxplug.run.report import VerificationCase, VerificationReport
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers
 from onnxplug.text import counted
@@ -53,46 +56,6 @@ class Verifiable(Protocol):
 
 
 @dataclass(frozen=True)
-class VerificationCase:
-    """One set of inputs that both models ran on.
-
-    Attributes:
-        sizes: Size of each dynamic dimension.
-        seed: Seed of the generated inputs; ``None`` for the export's own.
-        max_abs_difference: Largest difference over all outputs.
-        runtime: What ran the model.
-        unstable: Number of elements that differ by more than the tolerance, and by no more than rounding of the inputs
-            and weights changes them in PyTorch itself.
-    """
-
-    sizes: Mapping[str, int]
-    seed: int | None
-    max_abs_difference: float
-    runtime: str
-    unstable: int = 0
-
-
-@dataclass
-class VerificationReport:
-    """What verification compared.
-
-    Attributes:
-        cases: The sets of inputs on which both agree.
-        skipped: Sizes that were drawn and that eager PyTorch itself rejects, with its reason; others were drawn instead.
-        intermediates: The ``onnxplug.diagnosis.verdict.Verdict`` on the first of these sets, with ``intermediates=True``.
-    """
-
-    cases: list[VerificationCase] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    intermediates: Any = None
-
-    @property
-    def max_abs_difference(self) -> float:
-        """Largest difference over all cases."""
-        return max((case.max_abs_difference for case in self.cases), default=0.0)
-
-
-@dataclass(frozen=True)
 class Tolerances:
     """Which tolerances hold: those of a scale, or given ones instead of them."""
 
@@ -102,7 +65,7 @@ class Tolerances:
 
 
 MODEL = Tolerances()
-
+_LOGGER = logs.logger("verify")
 
 #: ``(leaves, failed) -> verdict``: says who is wrong on flattened inputs; ``failed``: the outputs differ.
 Judge = Callable[[Sequence[Any], bool], Any]
@@ -131,6 +94,8 @@ def verify_program(
             "verification needs example inputs, and the ExportedProgram carries none", hint="program.verify(args=…)"
         )
     leaves = program.flatten(args or (), kwargs or {})
+    sets = 1 + len(further) + len(seeds)
+    step(f"inputs 1 of {sets}", 0, sets)
     try:
         comparer = _Comparer(program, tolerances, judge)
     except VerificationError as error:  # the model does not load
@@ -141,9 +106,12 @@ def verify_program(
     report = VerificationReport(
         [comparer.given(leaves)], intermediates=judge(leaves, False) if judge is not None else None
     )
-    report.cases += [comparer.given(program.flatten(*example)) for example in further]
+    for example in further:
+        step(f"inputs {len(report.cases) + 1} of {sets}", len(report.cases), sets)
+        report.cases.append(comparer.given(program.flatten(*example)))
     sizes = Sizes.of(leaves, comparer.values, exported.range_constraints, captured.dim_names, captured.conditions)
-    for seed in seeds:
+    for number, seed in enumerate(seeds, 2 + len(further)):
+        step(f"inputs {number} of {sets}", number - 1, sets)
         tried = len(report.skipped)
         for attempt in range(ATTEMPTS):
             chosen = sizes.draw(seed, attempt)
@@ -155,6 +123,7 @@ def verify_program(
                 break
             except Refused as refusal:
                 report.skipped.append(f"{size_text(comparer.named(chosen))}: {_reason(refusal.__cause__)}")
+                _LOGGER.debug("other sizes are drawn, PyTorch rejects %s", report.skipped[-1])
         else:
             _warn_none_fits(seed, report.skipped[tried:])
     return report
@@ -240,7 +209,11 @@ class _Comparer:
                 attribute ``verdict``, and its text at the end of its message.
         """
         try:
-            return self._compare(leaves, sizes, seed)
+            case = self._compare(leaves, sizes, seed)
+            _LOGGER.debug(
+                "the same %s: %.1e at most, by %s", _where(sizes, seed), case.max_abs_difference, case.runtime
+            )
+            return case
         except VerificationError as error:
             error.inputs = list(leaves)
             if self._judge is None:
@@ -529,7 +502,8 @@ def verify_file(
         compare_on(leaves, {}, None)
     except Refused as refusal:
         raise VerificationError(f"the PyTorch model does not run: {refusal.__cause__}") from refusal.__cause__
-    for seed in seeds:
+    for number, seed in enumerate(seeds, 2):
+        step(f"inputs {number} of {len(seeds) + 1}", number - 1, len(seeds) + 1)
         _draw_until_one_fits(leaves, axes, seed, compare_on, report)
     return report
 

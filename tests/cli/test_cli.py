@@ -86,7 +86,7 @@ def test_export_and_verify(folder: Path, target: str, capsys: pytest.CaptureFixt
     printed = capsys.readouterr()
     assert "float[batch, 4]" in printed.out
     assert "batch=1" in printed.out
-    assert "capture ..." in printed.err
+    assert printed.err == ""  # no terminal: no stages
     assert run(["verify", "model.onnx", target, "--dynamic", "x=batch,_"]) == 0
     assert "batch=5" in capsys.readouterr().out
 

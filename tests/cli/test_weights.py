@@ -13,8 +13,8 @@ import torch
 from rich.progress import Progress
 from safetensors.torch import save_file
 
-from onnxplug.cli import report
 from onnxplug.cli.app import run
+from onnxplug.progress import Display
 from tests.support.tolerances import looser
 
 CODE = """
@@ -123,7 +123,7 @@ def test_wrong_usage(state: dict[str, torch.Tensor], options: list[str], message
 
 def test_how_far_it_is() -> None:
     with Progress(disable=True) as bar:
-        shown = report.Progress(bar)
+        shown = Display(bar)
         shown.part(1, 2)
         assert not bar.tasks, "no stage yet"
         shown("saving")
@@ -131,4 +131,4 @@ def test_how_far_it_is() -> None:
         (task,) = bar.tasks
         assert (task.completed, task.total) == (1_500_000_000, 28_000_000_000)
         assert task.description == "saving: 1.5 GB of 28.0 GB ..."
-    report.Progress().part(1, 2)
+    Display().part(1, 2)

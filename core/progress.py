@@ -1,0 +1,158 @@
+"""What is at work, on a terminal: the stage, how far it is, and the seconds that it has taken.
+
+Nothing is shown where standard error is no terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from onnxplug.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+#: Stages that took longer, in seconds, stay on the screen with their time.
+WORTH_A_LINE = 1.0
+
+Told = Callable[[str], Any]
+
+
+class Display:
+    """The stage at work, to be called with its name as it begins.
+
+    Args:
+        bar: What shows it; ``None``: nothing does.
+    """
+
+    def __init__(self, bar: Bar | None = None) -> None:
+        self._bar = bar
+        self._stage: str | None = None
+        self._started = time.perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        self.finish()
+        self._stage, self._started = stage, time.perf_counter()
+        if self._bar is not None:
+            self._bar.add_task(f"{stage} ...", total=None)
+            self._bar.refresh()
+
+    def step(self, text: str, done: int | None = None, total: int | None = None) -> None:
+        """Says what of the stage is at work.
+
+        Args:
+            text: In words.
+            done, total: How far the stage is, where that is known.
+        """
+        self._update(text, done, total, refresh=True)
+
+    def _update(self, text: str, done: int | None, total: int | None, refresh: bool) -> None:
+        if self._bar is not None and self._bar.task_ids:
+            description = f"{self._stage}: {text} ..."
+            self._bar.update(
+                self._bar.task_ids[-1], description=description, completed=done, total=total, refresh=refresh
+            )
+
+    def part(self, done: int, total: int) -> None:
+        """Says how many bytes the stage has done, and of how many."""
+        if self._bar is not None:
+            from rich import filesize
+
+            self._update(f"{filesize.decimal(done)} of {filesize.decimal(total)}", done, total, refresh=False)
+
+    def finish(self) -> None:
+        """Ends the stage; one that took long leaves a line."""
+        seconds = time.perf_counter() - self._started
+        if self._bar is not None:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            if self._stage is not None and seconds > WORTH_A_LINE:
+                self._bar.console.print(f"{self._stage}: {seconds:.1f} s", markup=False, highlight=False)
+        self._stage = None
+
+
+_shown: ContextVar[Display | None] = ContextVar("onnxplug_progress", default=None)
+
+
+def shown() -> Display | None:
+    """What shows the stages of this thread; ``None`` where nothing does."""
+    return _shown.get()
+
+
+def step(text: str, done: int | None = None, total: int | None = None) -> None:
+    """Says what of the stage is at work, where stages are shown (:meth:`Display.step`). For what takes long by itself."""
+    display = _shown.get()
+    if display is not None:
+        display.step(text, done, total)
+
+
+@contextlib.contextmanager
+def displayed(console: Console | None = None) -> Iterator[Display]:
+    """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
+
+    Args:
+        console: Where; standard error unless given.
+    """
+    from rich.console import Console
+    from rich.errors import LiveError
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True) if console is None else console
+    if not console.is_terminal or sys.stderr is None:
+        yield Display()
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+    )
+    with _on_one_stream(console), Progress(*columns, console=console, transient=True) as bar:
+        display = Display(bar)
+        token = _shown.set(display)
+        try:
+            yield display
+        finally:
+            _shown.reset(token)
+            with contextlib.suppress(LiveError):
+                display.finish()
+
+
+@contextlib.contextmanager
+def _on_one_stream(console: Console) -> Iterator[None]:
+    """Keeps a console on the stream that standard error is now: capture redirects it, and the spinner would stand still."""
+    before = vars(console).get("_file")
+    console.file = console.file
+    try:
+        yield
+    finally:
+        console.file = before  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def showing(progress: Any) -> Iterator[Told | None]:
+    """Who is told of the stages, for an argument ``progress=``.
+
+    Args:
+        progress: ``True`` for a spinner on a terminal; a function of a stage's name; ``False`` or ``None`` for nobody.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if progress is None or progress is False:
+        yield None
+    elif callable(progress):
+        yield progress
+    elif progress is not True:
+        raise UsageError(f"progress takes True, False or a function of the name of a stage, got {progress!r}")
+    elif (display := _shown.get()) is not None:
+        yield display
+    else:
+        with displayed() as display:
+            yield display

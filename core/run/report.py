@@ -1,0 +1,47 @@
+"""What verification compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class VerificationCase:
+    """One set of inputs that both models ran on.
+
+    Attributes:
+        sizes: Size of each dynamic dimension.
+        seed: Seed of the generated inputs; ``None`` for the export's own.
+        max_abs_difference: Largest difference over all outputs.
+        runtime: What ran the model.
+        unstable: Number of elements that differ by more than the tolerance, and by no more than rounding of the inputs
+            and weights changes them in PyTorch itself.
+    """
+
+    sizes: Mapping[str, int]
+    seed: int | None
+    max_abs_difference: float
+    runtime: str
+    unstable: int = 0
+
+
+@dataclass
+class VerificationReport:
+    """What verification compared.
+
+    Attributes:
+        cases: The sets of inputs on which both agree.
+        skipped: Sizes that were drawn and that eager PyTorch itself rejects, with its reason; others were drawn instead.
+        intermediates: The ``onnxplug.diagnosis.verdict.Verdict`` on the first of these sets, with ``intermediates=True``.
+    """
+
+    cases: list[VerificationCase] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    intermediates: Any = None
+
+    @property
+    def max_abs_difference(self) -> float:
+        """Largest difference over all cases."""
+        return max((case.max_abs_difference for case in self.cases), default=0.0)
