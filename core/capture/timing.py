@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
-
 from onnxplug.capture.patching import patched
 from onnxplug.capture.tracing import ONE_AT_A_TIME
 from onnxplug.profiling.recorder import active
@@ -25,7 +23,7 @@ def modules_timed() -> Iterator[None]:
         original = ModuleStackTracer.call_module
 
         def call_module(
-            tracer: Any, called: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+            tracer: Any, called: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
             module = called.get_base() if hasattr(type(called), "get_base") else called
             try:

@@ -131,8 +131,7 @@ class _Run:
             self._sort()
         return self.fired
 
-    @staticmethod
-    def _may_match(rewrite: Rewrite, node: ir.Node) -> bool:
+    def _may_match(self, rewrite: Rewrite, node: ir.Node) -> bool:
         assert rewrite.when is not None
         try:
             return rewrite.when(node)
