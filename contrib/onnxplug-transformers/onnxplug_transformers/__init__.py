@@ -14,9 +14,10 @@ __all__ = ["cache_names", "cache_shapes", "empty_cache", "merged_cache"]
 def onnxplug_patches() -> list[Callable[[], Any]]:
     """The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together.
 
-    Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen.
+    Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen, and
+    recurrences by scans, not by loops as long as the example's sequence.
     """
-    return [_caches, _experts]
+    return [_caches, _experts, _recurrences]
 
 
 def _caches() -> Any:
@@ -42,6 +43,17 @@ def _experts() -> Any:
     from onnxplug_transformers.experts import exportable_experts
 
     return exportable_experts()
+
+
+def _recurrences() -> Any:
+    import sys
+    from contextlib import nullcontext
+
+    if not any(name.startswith("transformers.models.") for name in sys.modules):
+        return nullcontext()
+    from onnxplug_transformers.recurrences import exportable_recurrences
+
+    return exportable_recurrences()
 
 
 @hookimpl
