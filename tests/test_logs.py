@@ -6,7 +6,9 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,13 @@ import torch
 import onnxplug
 from onnxplug import logs
 from onnxplug.capture.attempts import quiet
+from onnxplug.plugins.manager import PluginManager, PluginWarning
+from onnxplug.plugins.records import Selection
 from tests.support.distributions import run_python
 
 X = torch.randn(2, 4)
+#: A plugin without hooks.
+GOOD = SimpleNamespace()
 
 
 class Net(torch.nn.Module):
@@ -161,6 +167,52 @@ def test_debug_says_what_was_rewritten(setting: Any, caplog: pytest.LogCaptureFi
     onnxplug.to_onnx(lambda x: torch.where(~(x > 0), x, -x), (X,))
     (line,) = [text for _, level, text in said(caplog) if level == "DEBUG"]
     assert line.startswith("where_of_not replaced Where")
+
+
+def test_debug_says_what_was_verified_run_and_saved(
+    setting: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    setting("verify=debug,run=debug,save=debug")
+    onnxplug.to_onnx(
+        torch.nn.Linear(4, 4),
+        (X,),
+        tmp_path / "m.onnx",
+        dynamic_shapes=({0: "batch"},),
+        verify=True,
+        external_data=True,
+    )
+    lines = [(name, text) for name, level, text in said(caplog) if level == "DEBUG"]
+    assert [name for name, _ in lines] == ["run", *["verify"] * 4, "save"]
+    assert lines[0][1].startswith("a session of ONNX Runtime: ")
+    assert lines[1][1].startswith("the same at batch=2, on the given inputs: ")
+    assert [f"seed {seed}: " in lines[2 + seed][1] for seed in range(3)] == [True] * 3
+    assert all(text.endswith("at most, by onnxruntime") for _, text in lines[1:5])
+    assert lines[5][1] == f"{tmp_path / 'm.onnx'}: 80 bytes of weights, files beside it: 0"
+
+
+def test_debug_says_why_the_evaluator_runs_a_model(setting: Any, caplog: pytest.LogCaptureFixture) -> None:
+    setting("run=debug")
+    program = export()
+    program.call_reference(X)
+    assert [text for _, _, text in said(caplog)] == ["onnxplug.reference runs the model: it was asked to"]
+
+
+def test_debug_says_which_plugins_were_loaded(setting: Any, caplog: pytest.LogCaptureFixture) -> None:
+    points = [
+        EntryPoint("good", "tests.test_logs:GOOD", "onnxplug"),
+        EntryPoint("bad", "tests.test_logs:NOTHING", "onnxplug"),
+        EntryPoint("out", "tests.test_logs:GOOD", "onnxplug"),
+    ]
+    manager = PluginManager(Selection(without=("out",)), points)
+    setting("plugins=debug")
+    with pytest.warns(PluginWarning, match="bad"):
+        manager.load()
+    said_of = {text.partition(" ")[0]: text for name, _, text in said(caplog) if name == "plugins"}
+    assert said_of["good"].endswith("rules: 0")
+    assert "loaded" in said_of["good"]
+    assert "failed" in said_of["bad"]
+    assert said_of["bad"].endswith("has no attribute 'NOTHING'")
+    assert said_of["out"].endswith(": left out")
 
 
 def test_a_logger_set_by_the_program_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

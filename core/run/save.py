@@ -114,7 +114,7 @@ def save_model(
     beside: dict[str, Place] = {}
     if external_data or (external_data is None and size > LARGE_MODEL_BYTES):
         beside = places_of({n: t for n, t in written.items() if is_large(t)}, limit)
-    _LOGGER.debug("%s: %d bytes of weights, beside it: %s", path, size, len(beside) or "none")
+    _LOGGER.debug("%s: %d bytes of weights, files beside it: %d", path, size, len({p.file for p in beside.values()}))
     saver = _Saver(path, view, Writer(sum(place.length for place in beside.values()), progress))
     try:
         if beside:
