@@ -72,7 +72,7 @@ def test_an_operator_without_a_rule(folder: Path, capsys: pytest.CaptureFixture[
     assert "1 of 5 operators left" in printed.out
     assert "note:" not in printed.out
     assert "written: bisected/reproduce.py" in printed.out
-    assert "reducing the graph" in printed.err
+    assert printed.err == ""  # no terminal: no stages
     assert "import bisected_model" in (folder / "bisected" / "reproduce.py").read_text(encoding="utf-8")
 
 
