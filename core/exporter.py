@@ -26,6 +26,7 @@ from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.finish.describe import describe
 from onnxplug.finish.finish import finish
 from onnxplug.finish.outline.outline import outline
 from onnxplug.finish.outline.wanted import Functions
@@ -34,9 +35,12 @@ from onnxplug.host import PluginHost
 from onnxplug.interpret import size_checks
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
+from onnxplug.interpret.io_metadata import graph_metadata, value_metadata
 from onnxplug.interpret.last_resort import LastResort, checked_table
 from onnxplug.interpret.observed import LOGGER, ObservedInterpreter
+from onnxplug.interpret.provenance import Describer
 from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.metadata import Metadata
 from onnxplug.opsets import resolve_opsets
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.profiling.recorder import active, span
@@ -47,6 +51,7 @@ from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.kernels import CallHost
+from onnxplug.run.session import TARGET
 from onnxplug.torch_private import unset_fake_temporarily
 
 if TYPE_CHECKING:
@@ -90,6 +95,7 @@ class ExportOptions(TypedDict, total=False):
     capture: str
     mutations: str
     checks: bool
+    metadata: str | Metadata | None
     external_data: bool | None
     decompositions: Mapping[Any, Callable[..., Any]] | str | None
     progress: Progress | bool | None
@@ -146,6 +152,7 @@ def to_onnx(
     capture: str = "blocks",
     mutations: str = "outputs",
     checks: bool = False,
+    metadata: str | Metadata | None = None,
     external_data: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | str | None = None,
     pieces: Sequence[str] | None = None,
@@ -197,6 +204,9 @@ def to_onnx(
             its results. ``"ignore"`` leaves them away, as ``torch.onnx.export`` does.
         checks: Put what is known of the sizes into the graph too: ranges, equal names, expressions, and the conditions on sizes
             that the model's code branches on. The model fails at run time where one does not hold, and the message says which.
+        metadata: What the model says of where it comes from: ``"none"``, ``"short"`` (modules, operators and source lines), or
+            ``"full"`` (all that ``torch.onnx.export`` writes, and the rules); ``Metadata("full", absolute_paths=True)`` names
+            files by their whole paths. ``None``: what the environment variable ``ONNXPLUG_METADATA`` says, else ``"short"``.
         external_data: Save weights beside the model; ``None`` decides by size.
         decompositions: Operators that torch decomposes in the captured program before it is converted: a table from overloads to
             functions, as ``ExportedProgram.run_decompositions`` takes it, or ``"core"`` for torch's own table of everything
@@ -256,6 +266,7 @@ def to_onnx(
                     "present_names": present_names,
                     "mutations": mutations,
                     "checks": checks,
+                    "metadata": metadata,
                     "strict": strict,
                     "capture": capture,
                     "decompositions": decompositions,
@@ -270,6 +281,7 @@ def to_onnx(
         blocks = arguments.captures_blocks(capture)
         wanted = arguments.functions_asked(functions, model)
         keep_mutations = arguments.keeps_mutations(mutations)
+        said = Metadata.asked(metadata)
         items = tuple(CallHost.checked(runtime))
         call_rules = arguments.rules_of_call(rules, custom_translation_table)
         decomposition_table = checked_table(decompositions)
@@ -319,9 +331,17 @@ def to_onnx(
                             present_names=present_names,
                         )
                         about["writes"] = functional.strategy
-                    recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize)
+                    recipe = recipe_of(captured, functional, table, host, chosen, optimize=optimize, said=said)
                     converted = convert(
-                        captured, functional, table, host, chosen, optimize=optimize, calls=calls, checks=checks
+                        captured,
+                        functional,
+                        table,
+                        host,
+                        chosen,
+                        optimize=optimize,
+                        calls=calls,
+                        checks=checks,
+                        said=said,
                     )
                     break
                 except OnnxplugError as error:
@@ -331,7 +351,7 @@ def to_onnx(
             made: dict[str, int] = {}
             if wanted is not None and calls is not None:
                 with logs.stage("functions", logs.logger("finish")) as about:
-                    made = outline(converted, calls, wanted, opsets.get(wanted.domain, 1))
+                    made = outline(converted, calls, wanted, opsets.get(wanted.domain, 1), full=said.nodes)
                     about["functions"] = len(made)
         seconds = time.perf_counter() - started
         arguments.check_domains_used(converted, domains)
@@ -410,10 +430,12 @@ def convert(
     alignment: Alignment | None = None,
     calls: ModuleCalls | None = None,
     checks: bool = False,
+    said: Metadata | None = None,
 ) -> ir.Model:
-    """Converts a prepared graph: interpretation, simplification, rewrites (but those named in ``without``), names.
+    """Converts a prepared graph: interpretation, simplification, rewrites (but those named in ``without``), names, metadata.
 
-    ``alignment`` takes what FX nodes became, ``calls`` the calls of modules that nodes come from.
+    ``alignment`` takes what FX nodes became, ``calls`` the calls of modules that nodes come from; ``said`` is what the model
+    says of where it comes from.
     """
     domains = list(host.domains())
     recorder = active()
@@ -429,6 +451,8 @@ def convert(
     symbols = SymbolNames(captured.dim_names)
     builder.expressions = symbols.expressions
     bound = registry.bind(target)
+    said = said if said is not None else Metadata()
+    describer = Describer(said)
     observed = recorder is not None or LOGGER.isEnabledFor(logging.DEBUG)
     interpreter = (ObservedInterpreter if observed else DynamoInterpreter)(
         builder,
@@ -437,6 +461,7 @@ def convert(
         decompositions=host.decompositions(),
         missing=host.missing,
         explain_missing=host.explain_missing,
+        describer=describer,
     )
     if alignment is not None:
         interpreter.applied = alignment.rules
@@ -464,15 +489,21 @@ def convert(
             alignment.fired = fired
     metadata = {
         "onnxplug.torch_version": torch.__version__,
-        "onnxplug.target": f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
+        TARGET: f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
         **size_checks.metadata(captured),
     }
     if checks:
         size_checks.insert_assertions(graph, builder, [message for _, message in asserted])
         size_checks.insert_checks(graph, builder, captured, functional.inputs)
     with logs.stage("finish", logs.logger("finish")):
-        model = finish(builder, graph, tensors, metadata=metadata)
+        model = finish(builder, graph, tensors, metadata=None if said.is_none else metadata)
+        of_values = None
+        if said.is_full:
+            graph.metadata_props.update(graph_metadata(captured.program, describer))
+            of_values = value_metadata(builder, graph, values, functional)
+        describe(model, builder.provenance_of, full=said.nodes, values=of_values)
     model.meta[_MADE_BY] = builder.made_by
+    model.meta[TARGET] = metadata[TARGET]
     return model
 
 
@@ -485,6 +516,7 @@ def recipe_of(
     *,
     optimize: bool = True,
     without: Collection[str] = (),
+    said: Metadata | None = None,
 ) -> Recipe:
     """How a graph is converted again: the arguments are those of :func:`convert`."""
 
@@ -493,7 +525,15 @@ def recipe_of(
     ) -> ir.Model:
         with collection_held():
             return convert(
-                captured, graph, registry, host, target, optimize=optimize, without=without, alignment=alignment
+                captured,
+                graph,
+                registry,
+                host,
+                target,
+                optimize=optimize,
+                without=without,
+                alignment=alignment,
+                said=said,
             )
 
     return Recipe(functional, build, optimize, frozenset(without))

@@ -12,6 +12,7 @@ import torch
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import SINCE
 from onnxplug.build.names import Names
+from onnxplug.build.provenance import Provenance
 from onnxplug.build.scope import graphs_of, used_by
 from onnxplug.errors import Unsupported
 
@@ -45,7 +46,7 @@ def assemble(
     derived = g.derived_tensors()
     _name_values(g.names, nodes, {id(v) for v in results})
     stored = (v for v in (*tensors, *derived) if v.uses())
-    _refuse_newer_dtypes(g.opset, chain(inputs, stored, (v for node in nodes for v in node.outputs)))
+    _refuse_newer_dtypes(g, chain(inputs, stored, (v for node in nodes for v in node.outputs)))
     return ir.Graph(inputs, results, nodes=nodes, opset_imports=dict(g.opsets), name="main_graph"), tensors
 
 
@@ -60,9 +61,8 @@ def _distinct_outputs(
             value = g.const(value)
         if id(value) in taken or value.producer() is None or value in state:
             producer = value.producer()
-            with g.converting(
-                None, producer.metadata_props if producer is not None else {"namespace": f"/{name}: output"}
-            ):
+            of_output = Provenance(name, "output")
+            with g.converting(None, g.provenance_of[producer] if producer is not None else of_output):
                 value = g.identity(value)
         taken.add(id(value))
         value.name = name
@@ -72,30 +72,29 @@ def _distinct_outputs(
     return results
 
 
-def _refuse_newer_dtypes(opset: int, values: Iterable[ir.Value]) -> None:
-    newer = {dtype for dtype, since in SINCE.items() if since > opset}
+def _refuse_newer_dtypes(g: GraphBuilder, values: Iterable[ir.Value]) -> None:
+    newer = {dtype for dtype, since in SINCE.items() if since > g.opset}
     if not newer:
         return
     for value in values:
         if value.dtype in newer:
             assert value.dtype is not None
             producer = value.producer()
-            source = producer.metadata_props.get("pkg.onnxplug.source") if producer is not None else None
+            source = g.provenance_of[producer].location if producer is not None else None
             raise Unsupported(
-                f"{value.name!r}{f' at {source}' if source else ''} is of {value.dtype.name.lower()}, which ai.onnx {opset} "
+                f"{value.name!r}{f' at {source}' if source else ''} is of {value.dtype.name.lower()}, which ai.onnx {g.opset} "
                 "does not have",
                 hint=f"Export for opset {SINCE[value.dtype]} or later.",
             )
 
 
 def _name_values(names: Names, nodes: Iterable[ir.Node], named: Container[int]) -> None:
-    """Gives the nodes, what they make and the constants that they read their names; results have theirs."""
+    """Gives what nodes make and the constants that they read their names; results have theirs."""
     constants = 0
     for node in nodes:
         for value in node.outputs:
             if id(value) not in named:
                 value.name = names.unique(value.name or f"{node.op_type.lower()}_value")
-        node.name = f"node_{node.outputs[0].name}"
         graphs = graphs_of(node)
         if graphs:
             _name_within(graphs, names.unique)
@@ -113,5 +112,4 @@ def _name_within(graphs: Iterable[ir.Graph], unique: Callable[[str], str]) -> No
         for inner in graph:
             for value in inner.outputs:
                 value.name = unique(value.name or f"{inner.op_type.lower()}_value")
-            inner.name = f"node_{inner.outputs[0].name}"
             _name_within(graphs_of(inner), unique)

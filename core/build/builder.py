@@ -227,8 +227,9 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             values,
             attrs,
             outputs=results,
-            metadata_props=dict(self.metadata) if self.metadata else None,
+            name="",  # until the model is complete
         )
+        self.provenance_of[node] = self.provenance
         if self.package is not None:
             self.made_by[node] = self.package
         answer = tuple(node.outputs)

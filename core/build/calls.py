@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 import torch
 
+from onnxplug.build.provenance import NOWHERE, Further, Provenance
 from onnxplug.errors import UsageError
 
 
@@ -33,23 +34,23 @@ class Interpretation(Protocol):
 
 
 class Converting:
-    """While it holds, a call is the builder's current one: errors name it, and nodes bear its metadata."""
+    """While it holds, a call is the builder's current one: errors name it, and nodes come from it."""
 
     __slots__ = ("_after", "_before", "_builder")
 
-    def __init__(self, builder: CallMixin, current: Any, metadata: Mapping[str, str] | None) -> None:
+    def __init__(self, builder: CallMixin, current: Any, provenance: Provenance) -> None:
         self._builder = builder
-        self._after = current, metadata
+        self._after = current, provenance
 
     def __enter__(self) -> None:
         builder = self._builder
-        self._before = builder.current, builder.metadata
-        builder.current, builder.metadata = self._after
+        self._before = builder.current, builder.provenance
+        builder.current, builder.provenance = self._after
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._builder.current, self._builder.metadata = self._before
+        self._builder.current, self._builder.provenance = self._before
 
 
 class CallMixin:
@@ -57,32 +58,34 @@ class CallMixin:
 
     Attributes:
         current: The call under conversion, ``None`` between calls.
-        metadata: What every node that is emitted bears as its metadata.
+        provenance: Where every node comes from that is emitted.
+        provenance_of: Node to where it comes from.
         package: The distribution whose rule converts it; ``None`` for the builtin ones.
         made_by: Node to the distribution whose rule made it, without those of builtin rules.
     """
 
     def __init__(self) -> None:
         self.current: Any = None
-        self.metadata: Mapping[str, str] | None = None
+        self.provenance: Provenance = NOWHERE
+        self.provenance_of: dict[ir.Node, Provenance] = {}
         self.package: str | None = None
         self.made_by: dict[ir.Node, str] = {}
         self._interpretation: Interpretation | None = None
         super().__init__()
 
-    def converting(self, call: Any, metadata: Mapping[str, str] | None) -> Converting:
+    def converting(self, call: Any, provenance: Provenance) -> Converting:
         """A context in which a call is the current one; afterwards the one before it is again.
 
         Args:
             call: The call under conversion.
-            metadata: The metadata of every node that is emitted meanwhile.
+            provenance: Where every node comes from that is emitted meanwhile.
         """
-        return Converting(self, call, metadata)
+        return Converting(self, call, provenance)
 
     @contextmanager
     def annotated(self, properties: Mapping[str, str]) -> Iterator[None]:
         """A context in which nodes bear further metadata."""
-        with Converting(self, self.current, {**(self.metadata or {}), **properties}):
+        with Converting(self, self.current, Further(self.provenance, properties)):
             yield
 
     def attach(self, interpretation: Interpretation) -> None:

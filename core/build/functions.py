@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxplug.build.attributes import make_attribute
+from onnxplug.build.provenance import Provenance
 from onnxplug.build.scope import Scope, graphs_of, nodes_of, used_by
 from onnxplug.build.spec import OpSpec
 from onnxplug.errors import ConversionError
@@ -29,6 +30,8 @@ class FunctionMixin:
     opset: int
     opsets: dict[str, int]
     current: Any
+    provenance: Provenance
+    provenance_of: dict[ir.Node, Provenance]
 
     def __init__(self) -> None:
         self.functions: dict[Any, ir.Function] = {}
@@ -41,7 +44,7 @@ class FunctionMixin:
         def nested(self, *, isolated: bool = False) -> AbstractContextManager[Scope]: ...
         def live(self, outputs: Iterable[ir.Value]) -> list[ir.Node]: ...
         def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]: ...
-        def converting(self, call: Any, metadata: Mapping[str, str] | None) -> AbstractContextManager[None]: ...
+        def converting(self, call: Any, provenance: Provenance) -> AbstractContextManager[None]: ...
         def only_symbols_within(self) -> AbstractContextManager[None]: ...
 
     def function(
@@ -124,11 +127,14 @@ class FunctionMixin:
             for index, value in enumerate(actual)
         ]
         references = {k: ir.RefAttr(k, k, a.type) for k, a in (attributes or {}).items()}
-        with self.nested(isolated=True), self.converting(self.current, None), self.only_symbols_within():
+        provenance = self.provenance.in_function(name)
+        with self.nested(isolated=True), self.converting(self.current, provenance), self.only_symbols_within():
             given = [None if value is None else formal for value, formal in zip(actual, formals, strict=True)]
             outputs = self.own_outputs(build(*given, **references))
             nodes = self.live(outputs)
-        nodes = [*_constant_nodes(nodes), *nodes]
+        constants = _constant_nodes(nodes)
+        self.provenance_of.update(dict.fromkeys(constants, provenance))
+        nodes = [*constants, *nodes]
         _refuse_captures(f"{domain}::{name}", formals, nodes)
         imports = {"": self.opset}
         graph = ir.Graph(formals, outputs, nodes=nodes, opset_imports=imports, name=name)

@@ -11,9 +11,9 @@ import onnx_ir as ir
 #: Where a node says which call it comes from, until the model is finished. Rewrites pass it on with the rest of the metadata.
 KEY = "pkg.onnxplug.module_call"
 #: What the strict mode calls the model in the graphs of branches and bodies.
-_STRICT_ROOT = "_export_root"
+STRICT_ROOT = "_export_root"
 #: What torch writes where a pass of its own made the node.
-_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
+NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +63,13 @@ class ModuleCalls:
     def _entered(self, stack: Mapping[str, tuple[str, Any]]) -> str | None:
         chain: list[ModuleCall] = []
         for key, (path, cls) in stack.items():
-            if path in (_STRICT_ROOT, _NO_MODULE):
+            if path in (STRICT_ROOT, NO_MODULE):
                 continue
             around = chain[-1] if chain else None
             call = self._by_key.get((around, key))
             if call is None:
                 name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"
-                call = ModuleCall(path.removeprefix(f"{_STRICT_ROOT}."), name, around)
+                call = ModuleCall(path.removeprefix(f"{STRICT_ROOT}."), name, around)
                 self._by_key[around, key] = call
             chain.append(call)
         if not chain:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,15 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.provenance import Provenance
 from onnxplug.build.scope import Scope
 
 
 class NestingMixin:
     """Scopes of :class:`GraphBuilder`: nodes go into the innermost one."""
 
-    metadata: Mapping[str, str] | None
+    provenance: Provenance
+    provenance_of: dict[ir.Node, Provenance]
 
     def __init__(self) -> None:
         self._scope = Scope(None)
@@ -51,8 +53,9 @@ class NestingMixin:
     def identity(self, value: ir.Value) -> ir.Value:
         """A value of its own that equals ``value``; never simplified away, as ``g.op.Identity`` is."""
         result = ir.Value(type=value.type, shape=value.shape.copy() if value.shape is not None else None)
-        metadata = dict(self.metadata) if self.metadata else None
-        self._scope.add(ir.Node("", "Identity", [value], outputs=[result], metadata_props=metadata), None, (result,))
+        node = ir.Node("", "Identity", [value], outputs=[result])
+        self.provenance_of[node] = self.provenance
+        self._scope.add(node, None, (result,))
         return result
 
     def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]:

@@ -229,6 +229,11 @@ class StoredMixin:
         found = self._derived.get(x)
         return found.is_torch if found is not None else x in self.state
 
+    def root_of(self, x: ir.Value) -> ir.Value:
+        """The tensor of the model that a derived initializer is made of; any other value itself."""
+        found = self._derived.get(x)
+        return x if found is None else found.root
+
     def _content(self, x: ir.Value) -> Tensor | None:
         found = self._derived.get(x)
         if found is None:

@@ -11,6 +11,7 @@ import torch
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.provenance import Provenance
 from onnxplug.build.quantized import Quantized
 from onnxplug.build.stored import META, Origin
 from onnxplug.capture.locations import source_location
@@ -87,7 +88,7 @@ def bind_outputs(
     for slot in slots:
         value = values[slot.value] if isinstance(slot.value, torch.fx.Node) else slot.value
         if isinstance(value, Complex):
-            with builder.converting(None, {"namespace": f"/{slot.name}: output"}):
+            with builder.converting(None, Provenance(slot.name, "output")):
                 value = to_pairs(builder, value)
         if isinstance(value, Quantized):
             line = source_location(slot.value) or "unknown source"
@@ -104,7 +105,7 @@ def _maybe_complex(builder: GraphBuilder, slot: InputSlot, value: ir.Value) -> A
     """What the placeholder stands for: the parts of a complex tensor, whose value holds them on its last axis."""
     meta = slot.node.meta.get("val")
     if isinstance(meta, torch.Tensor) and meta.dtype.is_complex:
-        with builder.converting(None, {"namespace": f"/{slot.name}: input"}):
+        with builder.converting(None, Provenance(slot.name, "input")):
             return from_pairs(builder, value)
     return value
 

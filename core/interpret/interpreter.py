@@ -14,10 +14,9 @@ from torch.fx.immutable_collections import immutable_list
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex, complex_constant, touches_complex
 from onnxplug.build.dtypes import to_onnx_dtype
-from onnxplug.build.module_calls import KEY as MODULE_CALL
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
-from onnxplug.capture.locations import module_path, raised_at, source_location
+from onnxplug.capture.locations import raised_at, source_location
 from onnxplug.errors import ConversionError, Decline, MissingRuleError, OnnxplugError, OutputMismatchError
 from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
@@ -25,9 +24,11 @@ from onnxplug.interpret.decompose import Decompositions, find_decompositions, tr
 from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument
 from onnxplug.interpret.graphs import ASSERTION, survey
 from onnxplug.interpret.mutating import convert_functionalized
-from onnxplug.interpret.node import FxNode, are_empty, output_specs
+from onnxplug.interpret.node import UNKNOWN_SOURCE, FxNode, are_empty, output_specs
 from onnxplug.interpret.operators import Operator, Operators
+from onnxplug.interpret.provenance import Context, Describer, FxProvenance
 from onnxplug.interpret.symbols import Dim, SymbolNames
+from onnxplug.metadata import Metadata
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.registry import BoundRegistry
 from onnxplug.registry.rule import Rule
@@ -47,18 +48,12 @@ class _Frame(NamedTuple):
     Attributes:
         values: What its nodes became.
         owner: The module that its ``get_attr`` nodes name attributes of.
-        location: The user's line of the operator that the graph is the decomposition of; ``None`` for the user's graphs.
-        path: The module of that operator.
-        decomposing: The operators that the graph is a decomposition of, the outermost first.
-        call: The call of a module that it is part of, as nodes say it; ``None`` where that isn't asked for.
+        context: What holds for its nodes that know nothing of it themselves.
     """
 
     values: dict[torch.fx.Node, Any]
     owner: torch.nn.Module | None
-    location: str | None = None
-    path: str = ""
-    decomposing: tuple[str, ...] = ()
-    call: str | None = None
+    context: Context = Context()
 
 
 class DynamoInterpreter:
@@ -71,6 +66,7 @@ class DynamoInterpreter:
         decompositions: Plugins' own decompositions; ``None`` as value forbids one.
         missing: Asked for a converter when an operator has neither rule nor decomposition.
         explain_missing: Says why a namespace's plugin supplied nothing, if that is known.
+        describer: How the nodes' metadata say where they come from; the default's way when ``None``.
     """
 
     def __init__(
@@ -82,6 +78,7 @@ class DynamoInterpreter:
         decompositions: Decompositions | None = None,
         missing: MissingHandler | None = None,
         explain_missing: Explain | None = None,
+        describer: Describer | None = None,
     ) -> None:
         self._builder = builder
         self._registry = registry
@@ -98,6 +95,9 @@ class DynamoInterpreter:
         self.module_calls: ModuleCalls | None = None
         #: Takes what the graph asserts of its data, with the messages, where that is asked for.
         self.assertions: list[tuple[ir.Value, str]] | None = None
+        #: What is said of the nodes' provenance.
+        self.describer = describer if describer is not None else Describer(Metadata())
+        self._says_rules = self.describer.metadata.is_full
         self._operators = Operators()
         self._frame = _Frame({}, None)
         builder.attach(self)
@@ -137,8 +137,10 @@ class DynamoInterpreter:
         Raises:
             ConversionError: It writes its inputs in place, or has no functional form.
         """
-        graph = functional_subgraph(module.graph, str(self._builder.current))
-        return self._inline(graph, inputs, self._frame._replace(owner=module))
+        call = self._builder.current
+        graph = functional_subgraph(module.graph, str(call))
+        context = self._within_call(call.fx) if call is not None else self._frame.context
+        return self._inline(graph, inputs, self._frame._replace(owner=module, context=context))
 
     def _inline(self, graph: torch.fx.Graph, inputs: Sequence[Any], frame: _Frame) -> list[Any]:
         values = dict(zip((node for node in graph.nodes if node.op == "placeholder"), inputs, strict=True))
@@ -226,7 +228,7 @@ class DynamoInterpreter:
             if not isinstance(number, str):
                 return number
             symbol = number
-            found = self._builder.known_symbol(symbol)
+            found = self._size(fx, symbol)
             if found is not None:
                 return found
         elif kind in _NUMBERS:
@@ -284,27 +286,19 @@ class DynamoInterpreter:
         self, fx: torch.fx.Node, name: str, args: tuple[Any, ...], rules: Sequence[Rule] | None = None
     ) -> FxNode:
         """The call that an FX node is, with what its arguments became."""
-        location = source_location(fx) or self._frame.location or "unknown source"
+        location = source_location(fx) or self._frame.context.location or UNKNOWN_SOURCE
         return FxNode(fx, fx.target, name, args, output_specs(fx.meta.get("val"), self._symbols), location, rules)
 
     def convert_alone(self, call: FxNode, rules: Sequence[Rule] | None = None) -> Any:
-        """Converts a call with no other one around it: errors name it, and what it emits bears its metadata.
+        """Converts a call with no other one around it: errors name it, and what it emits comes from it.
 
         Args:
             call: The call.
             rules: The rules to try where they are known already.
         """
-        fx = call.fx
-        metadata = {
-            "namespace": f"{module_path(fx) or self._frame.path}/{fx.name}: {call.op_name}",
-            "pkg.onnxplug.source": call.location,
-        }
-        module_call = self._module_call(fx)
-        if module_call is not None:
-            metadata[MODULE_CALL] = module_call
         builder = self._builder
-        outer = builder.current, builder.metadata
-        builder.current, builder.metadata = call, metadata
+        outer = builder.current, builder.provenance
+        builder.current, builder.provenance = call, self._provenance_of(call.fx, call.location)
         try:
             if are_empty(call.outputs):
                 results = self._empty_results(call)
@@ -312,18 +306,50 @@ class DynamoInterpreter:
                     return results
             return self.convert(call) if rules is None else self._convert_by(rules, call)
         finally:
-            builder.current, builder.metadata = outer
+            builder.current, builder.provenance = outer
+
+    def _provenance_of(self, fx: torch.fx.Node, location: str | None) -> FxProvenance:
+        context = self._frame.context
+        scope = self.describer.scope_of(fx) or context.scope
+        if location == UNKNOWN_SOURCE:
+            location = None
+        call = None if self.module_calls is None else self._module_call(fx)
+        return FxProvenance(self.describer, fx, context, scope, location, call)
+
+    def _size(self, fx: torch.fx.Node, symbol: str) -> ir.Value | None:
+        """The value of a dynamic size, if it is known or can be computed."""
+        builder = self._builder
+        outer = builder.provenance
+        builder.provenance = self._provenance_of(fx, source_location(fx) or self._frame.context.location)
+        try:
+            return builder.known_symbol(symbol)
+        finally:
+            builder.provenance = outer
 
     def _module_call(self, fx: torch.fx.Node) -> str | None:
         """The call of a module that a node is part of; ``None`` where that isn't asked for."""
         if self.module_calls is None:
             return None
-        return self.module_calls.of(fx.meta.get("nn_module_stack")) or self._frame.call
+        return self.module_calls.of(fx.meta.get("nn_module_stack")) or self._frame.context.call
+
+    def _within_call(self, fx: torch.fx.Node, decomposed: str | None = None) -> Context:
+        """What holds within a graph that stands for an FX node, or that it runs.
+
+        Args:
+            fx: The FX node.
+            decomposed: The operator, where the graph is its decomposition.
+        """
+        outer = self._frame.context
+        return Context(
+            self.describer.scope_of(fx) or outer.scope,
+            source_location(fx) or outer.location,
+            fx.meta.get("stack_trace") or outer.trace,
+            self._module_call(fx),
+            outer.decomposing if decomposed is None else (*outer.decomposing, decomposed),
+        )
 
     def _functionalized(self, fx: torch.fx.Node) -> list[Any]:
-        location = source_location(fx) or self._frame.location
-        path = module_path(fx) or self._frame.path
-        with self._within(self._frame._replace(location=location, path=path, call=self._module_call(fx))):
+        with self._within(self._frame._replace(context=self._within_call(fx))):
             return convert_functionalized(self, fx)
 
     def _empty_results(self, call: FxNode) -> Any:
@@ -400,6 +426,9 @@ class DynamoInterpreter:
     def _apply(self, rule: Rule, call: FxNode) -> Any:
         builder = self._builder
         outer, builder.package = builder.package, _package_of(rule)
+        provenance = builder.provenance
+        if self._says_rules and isinstance(provenance, FxProvenance):
+            builder.provenance = provenance.by(rule)
         try:
             return rule.resolve()(builder, call)
         except Decline:
@@ -413,7 +442,7 @@ class DynamoInterpreter:
         except Exception as error:
             raise defect(error, call, rule, self._builder.opset) from error
         finally:
-            builder.package = outer
+            builder.package, builder.provenance = outer, provenance
 
     def _without_rule(self, call: FxNode, declined: Sequence[str]) -> Any:
         if call.op_name.startswith(QUANTIZED_PREFIX):
@@ -429,12 +458,12 @@ class DynamoInterpreter:
                 if self.applied is not None:
                     self.applied[call.fx] = rule
                 return checked(call, rule, self._apply(rule, call.with_rules(())))
-        return self._missing.stand_ins(call, self._frame.decomposing, [*declined, *failures])
+        return self._missing.stand_ins(call, self._frame.context.decomposing, [*declined, *failures])
 
     def _decompose(self, call: FxNode) -> tuple[Any, list[str]]:
         """What the first decomposition that torch can trace gives; ``None`` and why each failed when none does."""
         failures: list[str] = []
-        if len(self._frame.decomposing) > _DEEPEST:
+        if len(self._frame.context.decomposing) > _DEEPEST:
             return None, failures
         for function in find_decompositions(call.target, call.op_name, self._decompositions):
             try:
@@ -451,14 +480,7 @@ class DynamoInterpreter:
     def _inline_decomposition(
         self, call: FxNode, function: Callable[..., Any], module: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node]
     ) -> Any:
-        frame = self._frame
-        inner = frame._replace(
-            owner=module,
-            location=call.location,
-            path=module_path(call.fx) or frame.path,
-            decomposing=(*frame.decomposing, call.op_name),
-            call=self._module_call(call.fx),
-        )
+        inner = self._frame._replace(owner=module, context=self._within_call(call.fx, call.op_name))
         bound = _bound_nodes(call)
         results = self._inline(module.graph, [bound[fx] for fx in inputs], inner)
         rule = Rule(call.op_name, function)

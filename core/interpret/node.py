@@ -19,6 +19,9 @@ from onnxplug.registry.names import find_overload, qualified_name
 from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import OpOverload
 
+#: The location of a call of which torch recorded none.
+UNKNOWN_SOURCE = "unknown source"
+
 
 class OutputSpec(NamedTuple):
     """Dtype and shape that torch computed for one result.

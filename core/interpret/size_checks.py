@@ -17,6 +17,7 @@ import torch
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.expressions import SizeComputer
+from onnxplug.build.provenance import Named, Provenance
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.guards import Condition
 from onnxplug.capture.signature import Captured, InputKind, InputSlot
@@ -55,6 +56,10 @@ def ranges(captured: Captured) -> dict[str, Range]:
         if low or high is not None:
             found[names.get(str(symbol), str(symbol))] = Range(low, high)
     return found
+
+
+#: Where the nodes of checks come from.
+_CHECK = Provenance("onnxplug", "check", place="checks")
 
 
 def metadata(captured: Captured) -> dict[str, str]:
@@ -131,7 +136,8 @@ def _name(nodes: Sequence[ir.Node], builder: GraphBuilder, words: Mapping[int, s
     for node in nodes:
         for value in node.outputs:
             value.name = builder.names.unique(f"check_{node.op_type.lower()}")
-        node.name = words.get(id(node.outputs[0]), f"node_{node.outputs[0].name}")
+        name = words.get(id(node.outputs[0]))
+        builder.provenance_of[node] = _CHECK if name is None else Named(_CHECK, name)
 
 
 class _Checks:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxplug import logs
 from onnxplug.build.matching import is_op
+from onnxplug.build.provenance import NOWHERE, Rewritten
 from onnxplug.build.scope import Scope, detach, graphs_of, nodes_of
 from onnxplug.errors import ConversionError
 from onnxplug.profiling.recorder import active
@@ -160,7 +161,8 @@ class _Run:
         if shared is None:
             shared = self._shared[id(graph)] = _Shared(graph)
         firing = _Firing(shared)
-        with g.nested(scope=firing), g.converting(None, node.metadata_props):
+        provenance = Rewritten(g.provenance_of.get(node, NOWHERE), rewrite.name)
+        with g.nested(scope=firing), g.converting(None, provenance):
             mark = g.mark()
             try:
                 result = rewrite.apply(g, node)
@@ -182,10 +184,16 @@ class _Run:
         if graph is not self.graph:
             # Nodes outside of a branch or body can't read a size that was computed in it.
             g.forget_sizes(value for made_node in new_nodes for value in made_node.outputs)
-        return [*new_nodes, *self._replace(graph, replaced)]
+        return [*new_nodes, *self._replace(graph, replaced, provenance)]
 
-    def _replace(self, graph: ir.Graph, replaced: Replaced) -> list[ir.Node]:
-        """Puts values in the place of others and removes what nothing needs any more; returns the consumers."""
+    def _replace(self, graph: ir.Graph, replaced: Replaced, provenance: Rewritten) -> list[ir.Node]:
+        """Puts values in the place of others and removes what nothing needs any more; returns the consumers.
+
+        Args:
+            graph: The graph.
+            replaced: What stands for each value.
+            provenance: Takes the nodes that are removed.
+        """
         consumers: list[ir.Node] = []
         for old, new in replaced.items():
             if new.shape is None or old.shape is not None:
@@ -211,6 +219,7 @@ class _Run:
             detach(dead)
             graph.remove(dead)
             self._removed.append(dead)
+            provenance.replaced.append((dead.op_type, self.g.provenance_of.get(dead, NOWHERE)))
             self.g.forget_sizes(dead.outputs)
             pending.extend(n for n in before if n is not None)
         return consumers
@@ -223,13 +232,14 @@ class _Run:
             if output is value:
                 graph.outputs[position] = copy
 
-    @staticmethod
-    def _copied(graph: ir.Graph, old: ir.Value, new: ir.Value) -> ir.Value:
+    def _copied(self, graph: ir.Graph, old: ir.Value, new: ir.Value) -> ir.Value:
         """A graph's output must be made in it, and once."""
         producer = old.producer()
         assert producer is not None
         copy = ir.Value(type=old.type, shape=old.shape)
-        graph.insert_before(producer, [ir.Node("", "Identity", [new], outputs=[copy])])
+        node = ir.Node("", "Identity", [new], outputs=[copy])
+        self.g.provenance_of[node] = self.g.provenance_of.get(producer, NOWHERE)
+        graph.insert_before(producer, [node])
         return copy
 
     def _name(self, nodes: Iterable[ir.Node]) -> None:
@@ -238,7 +248,6 @@ class _Run:
             for value in node.outputs:
                 if value.name is None:
                     value.name = self.g.names.unique(f"{node.op_type.lower()}_value")
-            node.name = f"node_{node.outputs[0].name}"
 
 
 class _ObservedRun(_Run):

@@ -40,6 +40,8 @@ from onnxplug.run.weights import check_numbers
 
 _LOGGER = logs.logger("run")
 
+#: Where a model says for which runtime it is made, in its metadata or, without them, in its ``meta``.
+TARGET = "onnxplug.target"
 #: What ONNX Runtime writes to stderr: errors. Tests set it to 2, warnings (onnxplug.testing.shape_warnings).
 LOG_SEVERITY = 3
 
@@ -145,7 +147,9 @@ class Runner:
         self._tempdir: tempfile.TemporaryDirectory[str] | None = None
         self._custom = custom_operators(model)
         self._host = host
-        self._portable = not isinstance(model, str) and model.metadata_props.get("onnxplug.target") in _PORTABLE
+        self._portable = (
+            not isinstance(model, str) and (model.metadata_props.get(TARGET) or model.meta.get(TARGET)) in _PORTABLE
+        )
         self._kernels = Kernels()
         if self._custom.domains:
             self._host = host if host is not None else plugin_host()

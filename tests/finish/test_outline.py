@@ -146,12 +146,12 @@ def test_names(decoder: OnnxProgram) -> None:
     assert {"norm.weight", "attention.out.weight", "mlp.2.bias"} <= set(names)
     assert names.index("norm.weight") > names.index("x")  # what is computed comes before the weights
     for call, layer in zip([n for n in decoder.model.graph if n.domain == DOMAIN], range(3), strict=True):
-        assert call.name == f"blocks.{layer}"
-        assert call.metadata_props["namespace"].startswith(f"blocks.{layer}: ")
+        assert call.name == f"blocks/{layer}/Block"
+        assert f"/blocks.{layer}: " in call.metadata_props["namespace"]
         given = {formal: value.name for formal, value in zip(names, call.inputs, strict=True) if value is not None}
         assert given["norm.weight"] == f"blocks.{layer}.norm.weight"
     inner = {n.name for n in block if n.domain == DOMAIN}
-    assert inner == {"attention", "mlp"}
+    assert inner == {"attention/Attention", "mlp/Sequential"}
     assert block.metadata_props["pkg.onnxplug.class"].endswith(".Block")
 
 
@@ -159,10 +159,10 @@ def test_metadata_within_functions(decoder: OnnxProgram) -> None:
     """A node of a body says where it is in the module, and the line of the user's that is the same for all."""
     body = [n for n in function(decoder, "Attention") if n.op_type not in ("Constant", "Linear")]
     spaces = {n.metadata_props["namespace"] for n in body}
-    assert "/softmax: aten::softmax.int" in spaces
-    assert any(space.startswith("qkv/linear: ") for space in spaces)
+    assert "softmax: aten.softmax.int" in spaces
+    assert any(space.startswith("qkv: torch.nn.modules.linear.Linear/linear: ") for space in spaces)
     assert not any("blocks" in space for space in spaces)
-    assert all(__file__ in n.metadata_props["pkg.onnxplug.source"] for n in body)
+    assert all("tests/finish/test_outline.py:" in n.metadata_props["pkg.onnxplug.source"] for n in body)
 
 
 def test_values_within_functions_are_described(decoder: OnnxProgram) -> None:

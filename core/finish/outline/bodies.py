@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnxplug.build.names import Names
+from onnxplug.build.provenance import Provenance
 from onnxplug.build.scope import graphs_of
 from onnxplug.finish.outline.canonical import is_constant, read_by
+from onnxplug.finish.outline.terms import in_terms_of, unnumbered, within
 
-_NUMBERED = re.compile(r"(_\d+)+$")
-_NAMESPACE = "namespace"
+#: Where the constants of bodies come from.
+_CONSTANT = Provenance("constant", "onnxplug")
 
 
 class Body:
@@ -21,11 +22,14 @@ class Body:
     Args:
         path: The module's path in the model, that names and metadata begin with.
         types: Gives a value its type and shape.
+        full: What its nodes say of where they come from: everything, or what a model is shipped with; ``None`` for nothing.
     """
 
-    def __init__(self, path: str, types: Callable[[ir.Value, ir.Value], None]) -> None:
+    def __init__(self, path: str, types: Callable[[ir.Value, ir.Value], None], full: bool | None = False) -> None:
         self.path = path
         self.names = Names()
+        self._node_names = Names()
+        self._full = full
         self.nodes: list[ir.Node] = []
         self._types = types
         #: What each value of the model is here.
@@ -43,6 +47,7 @@ class Body:
 
     def call(self, node: ir.Node, outputs: Iterable[ir.Value]) -> None:
         """Adds the call of another function, whose results are named after what they stand for in the model."""
+        node.name = self._node_names.unique(str(node.name))
         for value, result in zip(outputs, node.outputs, strict=True):
             self._types(value, result)
             result.name = self._unnumbered(value)
@@ -56,7 +61,10 @@ class Body:
             assert is_constant(value), value
             found = self._made(value, "constant")
             attr = ir.Attr("value", ir.AttributeType.TENSOR, _unnamed(value))
-            self.nodes.append(ir.Node("", "Constant", (), (attr,), outputs=(found,), name=f"node_{found.name}"))
+            node = ir.Node("", "Constant", (), (attr,), outputs=(found,), name=self._node_names.unique("Constant"))
+            if self._full is not None:
+                node.metadata_props.update(_CONSTANT.said(self._full))
+            self.nodes.append(node)
         return found
 
     def _made(self, value: ir.Value, name: str | None = None) -> ir.Value:
@@ -80,18 +88,15 @@ class Body:
             overload=node.overload,
             version=node.version,
             outputs=outputs,
-            name=f"node_{outputs[0].name}" if outputs else None,
+            name=self._node_name(node),
             doc_string=node.doc_string,
-            metadata_props={key: self._said(key, text) for key, text in node.metadata_props.items()},
+            metadata_props=in_terms_of(self.path, node.metadata_props),
         )
 
-    def _said(self, key: str, text: str) -> str:
-        """A node's metadata, in the terms of the module: the model's path to it goes, and numbers of FX nodes."""
-        if key != _NAMESPACE:
-            return text
-        path, slash, rest = text.partition("/")
-        name, colon, operator = rest.partition(": ")
-        return f"{within(path, self.path)}{slash}{unnumbered(name)}{colon}{operator}"
+    def _node_name(self, node: ir.Node) -> str:
+        """The node's name as seen from the module."""
+        place = within((node.name or "").rpartition("/")[0].replace("/", "."), self.path).replace(".", "/")
+        return self._node_names.unique(f"{place}/{node.op_type}" if place else node.op_type)
 
     def _attribute(self, attr: ir.Attr) -> ir.Attr:
         if attr.is_ref() or attr.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
@@ -113,16 +118,6 @@ def _unnamed(value: ir.Value) -> ir.TensorProtocol:
     assert content is not None
     array = content.numpy()
     return ir.Tensor(array, dtype=content.dtype, shape=ir.Shape(array.shape))
-
-
-def within(path: str, around: str) -> str:
-    """A path as seen from a module."""
-    return "" if path == around else path.removeprefix(f"{around}.") if around else path
-
-
-def unnumbered(name: str) -> str:
-    """A name without the numbers that tell it from others of the model."""
-    return _NUMBERED.sub("", name) or name
 
 
 def shared_types(instances: Sequence[Sequence[ir.Value]]) -> Callable[[ir.Value, ir.Value], None]:

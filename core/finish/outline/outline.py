@@ -11,9 +11,10 @@ import onnx_ir as ir
 from onnxplug.build.module_calls import KEY, ModuleCall, ModuleCalls
 from onnxplug.build.names import Names
 from onnxplug.build.scope import detach, graphs_of, nodes_of, used_by
-from onnxplug.finish.outline.bodies import Body, shared_types, unnumbered, within
+from onnxplug.finish.outline.bodies import Body, shared_types
 from onnxplug.finish.outline.canonical import Canonical, canonical, is_constant
 from onnxplug.finish.outline.regions import Region, Regions
+from onnxplug.finish.outline.terms import of_call, unnumbered, within
 from onnxplug.finish.outline.wanted import Functions
 
 #: Modules of fewer nodes stay as they are unless their class is asked for: a call says no more than they do.
@@ -25,7 +26,9 @@ _OF_TORCH = "torch.nn."
 _CLASS = "pkg.onnxplug.class"
 
 
-def outline(model: ir.Model, calls: ModuleCalls, wanted: Functions, version: int = 1) -> dict[str, int]:
+def outline(
+    model: ir.Model, calls: ModuleCalls, wanted: Functions, version: int = 1, *, full: bool | None = False
+) -> dict[str, int]:
     """Makes functions of modules, in place.
 
     A call of a module becomes a call of a function. Modules of a class share one where their nodes are the same: operators,
@@ -37,6 +40,7 @@ def outline(model: ir.Model, calls: ModuleCalls, wanted: Functions, version: int
         calls: Which calls of modules its nodes come from.
         wanted: Which modules become functions, and their domain.
         version: The domain's version, unless the model has it already.
+        full: What calls say of where they come from: everything, or what a model is shipped with; ``None`` for nothing.
 
     Returns:
         Function to the number of calls of modules that it stands for; those that it calls go before it.
@@ -52,7 +56,7 @@ def outline(model: ir.Model, calls: ModuleCalls, wanted: Functions, version: int
     if wanted.classes is None:
         forms = _repeated(forms, {call: _size(members) for call, members in nodes.items()})
     regions.keep(forms)
-    run = _Outline(model, regions, forms, wanted.domain, version)
+    run = _Outline(model, regions, forms, wanted.domain, version, full)
     counts = run.run() if forms else {}
     wanted.warn_of_unused(run.class_names())
     return counts
@@ -103,11 +107,13 @@ class _Made(NamedTuple):
 
     Attributes:
         function: The function.
+        class_name: The class that it stands for.
         order: For each of its inputs, which one of the canonical form it is.
         inner: The functions that it calls, by their keys, and how often.
     """
 
     function: ir.Function
+    class_name: str
     order: Sequence[int]
     inner: Counter[Hashable]
 
@@ -116,12 +122,19 @@ class _Outline:
     """One run over a model, whose regions and forms are those that become calls."""
 
     def __init__(
-        self, model: ir.Model, regions: Regions, forms: Mapping[ModuleCall, Canonical], domain: str, version: int
+        self,
+        model: ir.Model,
+        regions: Regions,
+        forms: Mapping[ModuleCall, Canonical],
+        domain: str,
+        version: int,
+        full: bool | None,
     ) -> None:
         self.model = model
         self.regions = regions
         self.forms = forms
         self.domain = domain
+        self.full = full
         #: That of the model, where rules have called functions in the domain already.
         self.version = model.opset_imports.get(domain, version)
         self._alike: dict[Hashable, list[ModuleCall]] = {}
@@ -136,7 +149,7 @@ class _Outline:
 
     def class_names(self) -> set[str]:
         """The classes of modules of which functions were made."""
-        return {made.function.metadata_props[_CLASS] for made in self._made.values()}
+        return {made.class_name for made in self._made.values()}
 
     def run(self) -> dict[str, int]:
         """Makes the functions, and the calls in the graph."""
@@ -212,8 +225,8 @@ class _Outline:
             inputs if body is None else [body.read(value) for value in inputs],
             outputs=[ir.Value() for _ in form.outputs],
             version=self.version,
-            name=names.unique(path or call.short_name),
-            metadata_props={"namespace": f"{path}: {call.class_name}"},
+            name=names.unique(f"{path.replace('.', '/')}/{made.function.name}" if path else made.function.name),
+            metadata_props=of_call(call, "" if body is None else body.path, self.full),
         )
 
     def _define(self, region: Region) -> _Made:
@@ -222,7 +235,7 @@ class _Outline:
         form = self.forms[call]
         alike = [call, *(c for c in self._alike[_key(call, form)] if c is not call)]
         described = shared_types([(*f.inputs, *f.made) for f in (self.forms[c] for c in alike)])
-        body = Body(call.path, described if self._describes_values else _undescribed)
+        body = Body(call.path, described if self._describes_values else _undescribed, self.full)
         order = sorted(range(len(form.inputs)), key=lambda position: form.inputs[position].is_initializer())
         formals = [
             body.add_input(form.inputs[i], _input_name([(self.forms[c].inputs[i], c.path) for c in alike]))
@@ -238,11 +251,11 @@ class _Outline:
                 body.copy(item)
         outputs = [body.values[value] for value in form.outputs]
         name = self._names.unique(call.short_name)
-        metadata = {_CLASS: call.class_name}
+        metadata = {} if self.full is None else {_CLASS: call.class_name}
         graph = ir.Graph(formals, outputs, nodes=body.nodes, name=name, metadata_props=metadata)
         versions = {**self.model.opset_imports, self.domain: self.version}
         graph.opset_imports.update({d: versions[d] for d in ("", *(node.domain for node in nodes_of(graph)))})
-        return _Made(ir.Function(self.domain, name, graph=graph, attributes=()), order, called)
+        return _Made(ir.Function(self.domain, name, graph=graph, attributes=()), call.class_name, order, called)
 
 
 def _undescribed(value: ir.Value, copy: ir.Value) -> None:

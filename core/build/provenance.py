@@ -1,0 +1,191 @@
+"""Where nodes come from: what they are named after, and what their metadata say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+#: The keys of nodes' metadata. Those of torch are what ``torch.onnx.export`` writes.
+NAMESPACE = "namespace"
+CLASSES = "pkg.torch.onnx.class_hierarchy"
+NAMES = "pkg.torch.onnx.name_scopes"
+FX_NODE = "pkg.torch.onnx.fx_node"
+TRACE = "pkg.torch.onnx.stack_trace"
+SOURCE = "pkg.onnxplug.source"
+RULE = "pkg.onnxplug.rule"
+PACKAGE = "pkg.onnxplug.package"
+DECOMPOSED = "pkg.onnxplug.decomposed"
+REWRITE = "pkg.onnxplug.rewrite"
+REPLACED = "pkg.onnxplug.rewritten_from"
+FUNCTION = "pkg.onnxplug.function"
+
+
+class Provenance:
+    """Where nodes come from that are no FX node's: an output's copy, for example.
+
+    Nothing is worked out before it is asked for: of most calls nobody asks, as their nodes are shared or no node is made.
+
+    Args:
+        name: What it is part of.
+        kind: What that is.
+        place: The path of the module, with slashes; nodes' names begin with it.
+
+    Attributes:
+        place: As above.
+        call: The call of a module, as ``ModuleCalls`` says it; ``None`` where that isn't asked for.
+        words: The nodes' name, where it says in words what they are there for.
+    """
+
+    __slots__ = ("_kind", "_name", "_said", "call", "place")
+    words: str | None = None
+
+    def __init__(self, name: str, kind: str, place: str = "", call: str | None = None) -> None:
+        self._name = name
+        self._kind = kind
+        self.place = place
+        self.call = call
+        self._said: dict[str, str] | None = None
+
+    @property
+    def location(self) -> str | None:
+        """The user's file and line, ``None`` where it isn't known."""
+        return None
+
+    @property
+    def title(self) -> str:
+        """What it is in a list of others."""
+        return f"{self._name}: {self._kind}"
+
+    def said(self, full: bool) -> Mapping[str, str]:
+        """The metadata of the nodes.
+
+        Args:
+            full: Everything; otherwise what a model is shipped with. It is the same in every call.
+        """
+        if self._said is None:
+            self._said = self._say(full)
+        return self._said
+
+    def _say(self, full: bool) -> dict[str, str]:
+        return without_modules(self._name, self._kind, full)
+
+    def in_function(self, name: str) -> Provenance:
+        """Where the nodes of a function's body come from, which the calls share.
+
+        Args:
+            name: The function.
+        """
+        return Provenance(name, "function")
+
+
+def without_modules(name: str, kind: str, full: bool) -> dict[str, str]:
+    """The metadata of nodes that are of no module.
+
+    Args:
+        name: What they are part of.
+        kind: What that is.
+        full: Everything.
+    """
+    said = {NAMESPACE: f"{name}: {kind}"}
+    if full:
+        said |= {CLASSES: repr([kind]), NAMES: repr([name]), FX_NODE: "", TRACE: ""}
+    return said
+
+
+class Further(Provenance):
+    """The same with further metadata.
+
+    Args:
+        before: Where the nodes come from.
+        properties: The further metadata.
+    """
+
+    __slots__ = ("_before", "_properties")
+
+    def __init__(self, before: Provenance, properties: Mapping[str, str]) -> None:
+        super().__init__("", "", before.place, before.call)
+        self._before = before
+        self._properties = properties
+
+    @property
+    def location(self) -> str | None:
+        """As of the provenance before."""
+        return self._before.location
+
+    @property
+    def title(self) -> str:
+        """As of the provenance before."""
+        return self._before.title
+
+    def _say(self, full: bool) -> dict[str, str]:
+        return {**self._before.said(full), **self._properties}
+
+    def in_function(self, name: str) -> Provenance:
+        """As of the provenance before."""
+        return self._before.in_function(name)
+
+
+class Named(Further):
+    """The same under a name in words, which says what the node is there for.
+
+    Args:
+        before: Where the nodes come from.
+        name: The name.
+    """
+
+    __slots__ = ("words",)
+
+    def __init__(self, before: Provenance, name: str) -> None:
+        super().__init__(before, {})
+        self.words = name
+
+
+class Rewritten(Further):
+    """What a rewrite emitted at a node.
+
+    Args:
+        before: Where the node came from.
+        rewrite: The rewrite's name.
+
+    Attributes:
+        replaced: The nodes that it took out of the graph: operators, and where they came from.
+    """
+
+    __slots__ = ("_rewrite", "replaced")
+
+    def __init__(self, before: Provenance, rewrite: str) -> None:
+        # Rewrites may follow each other a thousand times: none holds the one before it.
+        super().__init__(before._before if isinstance(before, Rewritten) else before, {})
+        self._rewrite = rewrite
+        self.replaced: list[tuple[str, Provenance]] = []
+
+    def _history(self) -> tuple[list[str], list[str]]:
+        """The rewrites that led to this, the last one first, and the titles of the nodes that were there before any."""
+        rewrites: dict[str, None] = {}
+        titles: dict[str, None] = {}
+        pending: list[tuple[str, Provenance]] = [("", self)]
+        seen: set[int] = set()
+        while pending:
+            op_type, provenance = pending.pop()
+            if not isinstance(provenance, Rewritten):
+                titles[f"{provenance.title}: {op_type}"] = None
+            elif id(provenance) not in seen:
+                seen.add(id(provenance))
+                rewrites[provenance._rewrite] = None
+                pending += provenance.replaced[::-1]
+        return list(rewrites), list(titles)
+
+    def _say(self, full: bool) -> dict[str, str]:
+        rewrites, titles = self._history()
+        said = {**super()._say(full), REWRITE: ", ".join(rewrites)}
+        if full:
+            said[REPLACED] = repr(titles)
+        return said
+
+
+def quoted(items: Sequence[str]) -> str:
+    """The beginning of the list that :func:`repr` would write, for one more item and ``]``."""
+    return "[" + "".join(f"{item!r}, " for item in items)
+
+
+#: Where nodes come from of which nothing is known.
+NOWHERE = Provenance("onnxplug", "graph")

@@ -1,0 +1,50 @@
+"""Nodes' names, and what nodes and values say of where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from onnxplug.build.module_calls import KEY
+from onnxplug.build.names import Names
+from onnxplug.build.provenance import NOWHERE, Provenance
+from onnxplug.build.scope import graphs_of
+
+#: What is said of a value, by the value.
+ValueMetadata = Mapping[ir.Value, Mapping[str, str]]
+
+
+def describe(
+    model: ir.Model,
+    provenance_of: Mapping[ir.Node, Provenance],
+    *,
+    full: bool | None,
+    values: ValueMetadata | None = None,
+) -> None:
+    """Names every node after its module and its operator, and writes the metadata of nodes and values.
+
+    Args:
+        model: The model, complete; it is changed.
+        provenance_of: Where its nodes come from, those of its functions too.
+        full: Everything; ``False`` what a model is shipped with; ``None`` nothing but names.
+        values: The metadata of values.
+    """
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        _describe(graph, provenance_of, full, Names())
+    for value, said in (values or {}).items():
+        value.metadata_props.update(said)
+
+
+def _describe(graph: ir.Graph, provenance_of: Mapping[ir.Node, Provenance], full: bool | None, names: Names) -> None:
+    for node in graph:
+        op_type = node.op_type
+        provenance = provenance_of.get(node, NOWHERE)
+        place = provenance.place
+        node.name = names.unique(provenance.words or (f"{place}/{op_type}" if place else op_type))
+        if full is not None:
+            node.metadata_props.update(provenance.said(full))
+        if provenance.call is not None:
+            node.metadata_props[KEY] = provenance.call
+        for inner in graphs_of(node):
+            _describe(inner, provenance_of, full, names)

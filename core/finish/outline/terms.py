@@ -1,0 +1,91 @@
+"""What nodes say of where they come from, in the terms of a module: the model's way to it goes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+from onnxplug.build.module_calls import ModuleCall
+from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, REPLACED
+
+_NUMBERED = re.compile(r"(_\d+)+$")
+
+
+def within(path: str, around: str) -> str:
+    """A path as seen from a module."""
+    return "" if path == around else path.removeprefix(f"{around}.") if around else path
+
+
+def unnumbered(name: str) -> str:
+    """A name without the numbers that tell it from others of the model."""
+    return _NUMBERED.sub("", name) or name
+
+
+def in_terms_of(path: str, said: Mapping[str, str]) -> dict[str, str]:
+    """A node's metadata as seen from a module, without the numbers of FX nodes.
+
+    Args:
+        path: The module's path in the model.
+        said: The metadata.
+    """
+    found = dict(said)
+    if NAMESPACE in found:
+        found[NAMESPACE] = _namespace(found[NAMESPACE], path)
+    if NAMES in found and CLASSES in found:
+        names, classes = ast.literal_eval(found[NAMES]), ast.literal_eval(found[CLASSES])
+        start = names.index(path) + 1 if path in names[:-1] else 0
+        inner = [within(name, path) for name in names[start:-1]] if start else names[:-1]
+        found[NAMES] = repr([*inner, unnumbered(names[-1])])
+        found[CLASSES] = repr(classes[start:])
+    if REPLACED in found:
+        found[REPLACED] = repr(list(dict.fromkeys(_title(title, path) for title in ast.literal_eval(found[REPLACED]))))
+    return found
+
+
+def _namespace(text: str, path: str) -> str:
+    """``": Model/blocks.0: Block/blocks.0.linear: Linear/linear_3: aten.linear.default"`` from the inside of ``blocks.0``."""
+    scopes, slash, last = text.rpartition("/")
+    name, colon, kind = last.partition(": ")
+    last = f"{unnumbered(name)}{colon}{kind}"
+    entry = f"/{path}: "
+    start = f"/{scopes}".find(entry)
+    if not slash or start < 0:
+        return f"{scopes}{slash}{last}"
+    _, _, inner = f"/{scopes}/"[start + 1 :].partition("/")
+    if path:
+        inner = f"/{inner}".replace(f"/{path}.", "/")[1:]
+    return f"{inner}{last}"
+
+
+def _title(title: str, path: str) -> str:
+    """``"blocks.0.linear/linear_3: aten.linear.default: Gemm"`` from the inside of ``blocks.0``."""
+    scope, slash, rest = title.partition("/")
+    if not slash:
+        scope, rest = "", title
+    name, colon, kind = rest.partition(": ")
+    inner = within(scope, path)
+    return f"{inner}{'/' if inner else ''}{unnumbered(name)}{colon}{kind}"
+
+
+def of_call(call: ModuleCall, path: str, full: bool | None) -> dict[str, str]:
+    """The metadata of a call that stands for a module.
+
+    Args:
+        call: The module's call.
+        path: The module that the call is part of; empty for the model's graph.
+        full: Everything; ``None`` nothing.
+    """
+    if full is None:
+        return {}
+    chain: list[ModuleCall] = []
+    around: ModuleCall | None = call
+    while around is not None and not (path and around.path == path):
+        chain.append(around)
+        around = around.around
+    names = [within(c.path, path) for c in reversed(chain)]
+    classes = [c.class_name for c in reversed(chain)]
+    said = {NAMESPACE: "/".join(f"{name}: {kind}" for name, kind in zip(names, classes, strict=True))}
+    if full:
+        said |= {CLASSES: repr(classes), NAMES: repr(names)}
+    return said
