@@ -22,6 +22,7 @@ _HOME = {
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
     "Functions": "finish.outline.wanted",
+    "Metadata": "metadata",
     "fake_weights": "fake",
     "OnnxRegistry": "registry.registry",
     "GraphBuilder": "build.builder",
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from onnxplug.finish.outline.wanted import Functions as Functions
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode
+    from onnxplug.metadata import Metadata as Metadata
     from onnxplug.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug.plugin_api import (
         Domain as Domain,

@@ -10,6 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tests see the plugins they ask for, not those of the developer's shell.
 os.environ.pop("ONNXPLUG_PLUGINS", None)
+os.environ.pop("ONNXPLUG_METADATA", None)
 
 import subprocess
 from collections.abc import Generator, Iterator

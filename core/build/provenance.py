@@ -22,7 +22,7 @@ FUNCTION = "pkg.onnxplug.function"
 class Provenance:
     """Where nodes come from that are no FX node's: an output's copy, for example.
 
-    Nothing is worked out before it is asked for: of most calls nobody asks, as their nodes are shared or no node is made.
+    Nothing is worked out before it is asked for: nobody asks of a call whose nodes are shared, or that makes none.
 
     Args:
         name: What it is part of.
@@ -35,7 +35,7 @@ class Provenance:
         words: The nodes' name, where it says in words what they are there for.
     """
 
-    __slots__ = ("_kind", "_name", "_said", "call", "place")
+    __slots__ = ("_kind", "_name", "call", "place")
     words: str | None = None
 
     def __init__(self, name: str, kind: str, place: str = "", call: str | None = None) -> None:
@@ -43,7 +43,6 @@ class Provenance:
         self._kind = kind
         self.place = place
         self.call = call
-        self._said: dict[str, str] | None = None
 
     @property
     def location(self) -> str | None:
@@ -59,13 +58,8 @@ class Provenance:
         """The metadata of the nodes.
 
         Args:
-            full: Everything; otherwise what a model is shipped with. It is the same in every call.
+            full: Everything; otherwise what a model is shipped with.
         """
-        if self._said is None:
-            self._said = self._say(full)
-        return self._said
-
-    def _say(self, full: bool) -> dict[str, str]:
         return without_modules(self._name, self._kind, full)
 
     def in_function(self, name: str) -> Provenance:
@@ -91,7 +85,27 @@ def without_modules(name: str, kind: str, full: bool) -> dict[str, str]:
     return said
 
 
-class Further(Provenance):
+class OfExport(Provenance):
+    """Where nodes of one export come from: what they say is worked out once."""
+
+    __slots__ = ("_said",)
+    _said: dict[str, str] | None
+
+    def said(self, full: bool) -> Mapping[str, str]:
+        """The metadata of the nodes.
+
+        Args:
+            full: Everything; otherwise what a model is shipped with. It is the same in every call.
+        """
+        if self._said is None:
+            self._said = self._say(full)
+        return self._said
+
+    def _say(self, full: bool) -> dict[str, str]:
+        raise NotImplementedError
+
+
+class Further(OfExport):
     """The same with further metadata.
 
     Args:
@@ -103,6 +117,7 @@ class Further(Provenance):
 
     def __init__(self, before: Provenance, properties: Mapping[str, str]) -> None:
         super().__init__("", "", before.place, before.call)
+        self._said = None
         self._before = before
         self._properties = properties
 

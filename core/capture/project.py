@@ -9,6 +9,7 @@ import sys
 import sysconfig
 
 _FILE = re.compile(r'File "([^"]+)"')
+_GENERATED = re.compile(r"^(<eval_with_key>)\.\d+$")
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 #: What the root folder of a project has.
 _MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg")
@@ -19,13 +20,13 @@ def relative_path(path: str) -> str:
     """A source file's path, relative to where its package is installed, to its project or to where Python finds modules.
 
     Never a whole path, nor one with ``..``: the file's name alone where nothing of that holds it. What is no file
-    (``<string>``) stays.
+    (``<string>``) stays, but for the number that torch gives code that it generates, another one in every run.
 
     Args:
         path: The path as a traceback has it.
     """
     if path.startswith("<"):
-        return path
+        return _GENERATED.sub(r"\1", path)
     path = os.path.abspath(path)
     installed = _INSTALLED.match(path)
     if installed is not None:

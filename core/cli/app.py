@@ -18,6 +18,7 @@ from onnxplug.cli.bisect import bisect
 from onnxplug.cli.diagnose import diagnose
 from onnxplug.cli.explain import ops, why
 from onnxplug.cli.options import (
+    AbsolutePathsOption,
     CaptureOption,
     DynamicOption,
     ExactOption,
@@ -26,6 +27,7 @@ from onnxplug.cli.options import (
     FunctionDomainOption,
     FunctionsOption,
     InputOption,
+    MetadataOption,
     ModeOption,
     OpsetOption,
     OptimizeOption,
@@ -180,13 +182,16 @@ def export(
             "--checks", help="The model fails where sizes are not what the export knows of them, and says why"
         ),
     ] = False,
+    metadata: MetadataOption = None,
+    absolute_paths: AbsolutePathsOption = False,
     profile: ProfileOption = None,
 ) -> None:
     """Export a model to an ONNX file."""
-    from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_opset
+    from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_metadata, parse_opset
     from onnxplug.cli.report import progress, summary, summary_of_pieces, verification
     from onnxplug.cli.targets import load_for_export
 
+    said = parse_metadata(metadata, absolute_paths=absolute_paths)
     opsets = parse_opset(opset)
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
@@ -233,6 +238,7 @@ def export(
                 "present_names": present_names,
                 "mutations": mutations,
                 "checks": checks,
+                "metadata": said,
                 "registry": registry(),
                 "progress": shown,
             }

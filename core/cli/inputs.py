@@ -1,4 +1,4 @@
-"""``--input`` and ``--dynamic``: inputs described on the command line."""
+"""``--input``, ``--dynamic`` and others: what is described on the command line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from onnxplug.finish.outline.wanted import Functions
+    from onnxplug.metadata import Metadata
 
 _INPUT = re.compile(
     r"(?:(?P<name>\w+)=)?(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\](?:\{(?P<low>-?\d+)\.\.(?P<high>-?\d+)\})?"
@@ -147,3 +148,14 @@ def parse_functions(asked: bool, classes: str | None, domain: str | None) -> Fun
     if names is not None and not all(names):
         raise UsageError(f"--function-classes {classes!r} can't be read", hint="Write it as Block,Attention.")
     return Functions(names, DEFAULT_DOMAIN if domain is None else domain)
+
+
+def parse_metadata(level: str | None, *, absolute_paths: bool) -> Metadata:
+    """``--metadata full --absolute-paths``.
+
+    Raises:
+        UsageError: There is no such level.
+    """
+    from onnxplug.metadata import Metadata
+
+    return Metadata(Metadata.asked(level).level, absolute_paths)

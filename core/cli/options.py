@@ -48,6 +48,17 @@ ModeOption = Annotated[bool | None, typer.Option("--strict/--no-strict", help="t
 CaptureOption = Annotated[
     str, typer.Option("--capture", help="blocks: modules that are repeated are traced once; whole: each is traced")
 ]
+MetadataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metadata",
+        help="What the model says of where it comes from: none; short: modules, operators, source lines; full: all that "
+        "torch.onnx.export writes, rules, the captured program",
+    ),
+]
+AbsolutePathsOption = Annotated[
+    bool, typer.Option("--absolute-paths", help="The metadata name source files by their whole paths")
+]
 FunctionsOption = Annotated[
     bool, typer.Option("--functions", help="Modules that the model repeats become ONNX functions")
 ]

@@ -12,8 +12,10 @@ import typer
 import typer.main
 
 from onnxplug.cli.options import (
+    AbsolutePathsOption,
     CaptureOption,
     ExactOption,
+    MetadataOption,
     ModeOption,
     OpsetOption,
     OptimizeOption,
@@ -143,12 +145,14 @@ def _common(
     strict: ModeOption = None,
     capture: CaptureOption = "blocks",
     profile: ProfileOption = None,
+    metadata: MetadataOption = None,
+    absolute_paths: AbsolutePathsOption = False,
 ) -> None:
     """The options that mean the same for every model."""
 
 
 def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[str, Any]) -> None:
-    from onnxplug.cli.inputs import parse_opset
+    from onnxplug.cli.inputs import parse_metadata, parse_opset
     from onnxplug.cli.report import note, progress, summary, verification
 
     target: str = common["target"]
@@ -158,6 +162,7 @@ def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[s
     if not name:
         raise UsageError(f"{source.scheme}: needs a name after it", hint=source.help or None)
     opsets = parse_opset(common["opset"])
+    said = parse_metadata(common["metadata"], absolute_paths=common["absolute_paths"])
     with progress() as shown:
         shown("loading")
         import torch
@@ -175,6 +180,7 @@ def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[s
                 "optimize": common["optimize"],
                 "strict": common["strict"],
                 "capture": common["capture"],
+                "metadata": said,
                 "registry": registry(),
             },
             stage=shown,

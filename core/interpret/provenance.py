@@ -20,6 +20,7 @@ from onnxplug.build.provenance import (
     RULE,
     SOURCE,
     TRACE,
+    OfExport,
     Provenance,
     quoted,
     without_modules,
@@ -129,7 +130,12 @@ class Describer:
         """An FX node as a line of text."""
         found = self._lines.get(fx)
         if found is None:
-            found = self._lines[fx] = _ADDRESS.sub("", str(fx.format_node()))
+            if fx.op == "placeholder":  # as format_node writes it, which takes far longer; a model has many
+                found = f"%{fx.name} : [num_users={len(fx.users)}] = placeholder[target={fx.target}]"
+            else:
+                found = str(fx.format_node())
+                found = _ADDRESS.sub("", found) if " at 0x" in found else found
+            self._lines[fx] = found
         return found
 
     def listing(self, graph: torch.fx.Graph) -> str:
@@ -163,7 +169,7 @@ def _with_version(distribution: str) -> str:
         return distribution
 
 
-class FxProvenance(Provenance):
+class FxProvenance(OfExport):
     """An FX node, in its module, by a rule.
 
     Args:
@@ -248,13 +254,14 @@ class FxProvenance(Provenance):
         return said
 
 
-class _InFunction(Provenance):
+class _InFunction(OfExport):
     """The body of a function that a rule defines; further calls share it."""
 
     __slots__ = ("_definer",)
 
     def __init__(self, definer: FxProvenance, name: str) -> None:
         super().__init__(name, "function")
+        self._said = None
         self._definer = definer
 
     @property

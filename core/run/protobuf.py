@@ -126,8 +126,16 @@ def _add_node(proto: onnx.GraphProto, node: ir.Node, attributes: dict[int, onnx.
         else:
             message.attribute.append(found)
     metadata = node.metadata_props
+    if metadata:
+        _add_metadata(message, metadata)
+
+
+def _add_metadata(message: onnx.NodeProto | onnx.ValueInfoProto, metadata: Mapping[str, str]) -> None:
+    add = message.metadata_props.add
     for key in sorted(metadata):
-        message.metadata_props.add(key=key, value=metadata[key])
+        entry = add()  # setting its fields takes less time than giving them here
+        entry.key = key
+        entry.value = metadata[key]
 
 
 def _contents(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
@@ -148,16 +156,19 @@ def _add_value_infos(proto: onnx.GraphProto, values: Iterable[ir.Value]) -> None
         if _metadata(value) and value.meta.get(_ANNOTATION):
             _annotate(proto, value)
         kind, shape = value.type, value.shape
-        noted = bool(value.metadata_props or value.doc_string)
+        metadata = value.metadata_props
+        noted = bool(metadata or value.doc_string)
         if not value.name or (kind is None and shape is None and not noted):
             continue
-        known = None if noted else types.of(kind, shape)
+        known = None if value.doc_string else types.of(kind, shape)
         if known is None:
             serde.serialize_value_into(add(), value)
             continue
         info = add()
         info.name = value.name
         info.type.CopyFrom(known)
+        if metadata:
+            _add_metadata(info, metadata)
 
 
 def _annotate(proto: onnx.GraphProto, value: ir.Value) -> None:

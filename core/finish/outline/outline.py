@@ -164,6 +164,8 @@ class _Outline:
         for region, node in calls.items():
             for old, new in zip(self.forms[region.call].outputs, node.outputs, strict=True):
                 new.name, new.type, new.shape = old.name, old.type, old.shape
+                if old.metadata_props:
+                    new.metadata_props.update(old.metadata_props)
                 replaced[old] = new
         constants = self._remove(taken)
         for old, new in replaced.items():

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from onnxplug.build.module_calls import ModuleCall
-from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, REPLACED
+from onnxplug.build.provenance import CLASSES, FX_NODE, NAMES, NAMESPACE, REPLACED, TRACE
 
 _NUMBERED = re.compile(r"(_\d+)+$")
 
@@ -87,5 +87,5 @@ def of_call(call: ModuleCall, path: str, full: bool | None) -> dict[str, str]:
     classes = [c.class_name for c in reversed(chain)]
     said = {NAMESPACE: "/".join(f"{name}: {kind}" for name, kind in zip(names, classes, strict=True))}
     if full:
-        said |= {CLASSES: repr(classes), NAMES: repr(names)}
+        said |= {CLASSES: repr(classes), NAMES: repr(names), FX_NODE: "", TRACE: ""}
     return said
