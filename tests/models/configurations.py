@@ -36,6 +36,7 @@ _SMALL: tuple[tuple[str, Any], ...] = (
     ("*d_state *state_size", 8),
     ("mamba_dt_rank time_step_rank", 4),
     ("*chunk_size chunk_length index_block_size", 8),
+    ("chunk_left_context chunk_right_context", 2),
     ("lru_width attention_hidden_size conv_dim", 32),
     ("*ffn_dim *intermediate_size *ffn_hidden_size *mlp_dim n_inner d_ff dim_ff d_inner inner_dim", 64),
     ("max_position_embeddings n_positions max_*_positions max_seq_len max_sequence_length n_ctx seq_length", 128),
@@ -43,7 +44,7 @@ _SMALL: tuple[tuple[str, Any], ...] = (
     ("*num_layers *num_hidden_layers n_layer n_layers *coder_layers num_blocks n_blocks", 2),
     ("hidden_size_per_layer_input", 8),
     (
-        "hidden_size encoder_hidden_size decoder_hidden_size cross_attention_hidden_size d_model n_embd dim emb_dim embed_dim embedding_size embedding_dim model_dim d_embed",
+        "hidden_size encoder_hidden_size decoder_hidden_size cross_attention_hidden_size d_model n_embd dim emb_dim embed_dim embedding_size embedding_dim model_dim d_embed hidden_size_global audio_hidden_size adapter_in_dim adapter_out_dim adapter_input_size",
         32,
     ),
     ("word_embed_proj_dim hidden_dim", 32),
@@ -56,15 +57,36 @@ _SMALL: tuple[tuple[str, Any], ...] = (
 _LAYERS = frozenset(("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
 #: Small enough as they are, and of sizes that depend on each other.
 _AS_THEY_ARE = frozenset("convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin".split())
-#: What the names don't tell, by model type.
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_INDEXER = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+}
+_ZAMBA = {
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    "num_hidden_layers": 4,
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+}
+#: What the names don't tell, by model type, or by kind and model type.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "dots3_note": {"num_key_value_heads": 4, "adapter_in_dim": 32},
-    "musicgen_decoder": {"num_codebooks": 1},
-    "musicgen_melody_decoder": {"num_codebooks": 1},
+    "blt": {"encoder_hash_byte_group_vocab": 101, "encoder_hash_byte_group_size": [3, 4]},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "qwen4_exp_text": _INDEXER,
+    "shieldgemma2": {
+        "image_token_index": VOCABULARY - 1,
+        "yes_token_index": 5,
+        "no_token_index": 6,
+        "mm_tokens_per_image": 4,
+    },
+    "imagegpt": {"image_size": 8},
     "neomme": {"head_dim": 32},
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
@@ -77,6 +99,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "attn_layers": ["local", "lsh"],
         "num_buckets": 4,
     },
+    "masked reformer": {"is_decoder": False},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "zaya": {"num_experts_per_tok": 1},
     "esmc": {"num_key_value_heads": 4},
@@ -88,24 +111,24 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "head_dim": 8},
     "ernie4_5_moe": {"moe_k": 2},
-    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "zamba": {"layers_block_type": ["mamba", "hybrid"]},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
+    "zamba": _ZAMBA,
+    "zamba2": _ZAMBA,
     "xmod": {"default_language": "en_XX"},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3, "pad_token_id": 0},
     "xlstm": {"qk_dim_factor": 0.5, "v_dim_factor": 1.0, "hidden_size": 64, "embedding_dim": 64, "chunk_size": 8},
 }
 
 
-def small_settings(config: Any, model_type: str) -> dict[str, Any]:
+def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, Any]:
     """The settings of a configuration that is like another one, and small.
 
     Args:
         config: An instance of the class with its default settings.
         model_type: Its name in transformers.
+        kind: The kind of model, where its settings depend on that.
     """
     if model_type in _AS_THEY_ARE:
         return {}
@@ -116,9 +139,9 @@ def small_settings(config: Any, model_type: str) -> dict[str, Any]:
     for name, value in settings.items():
         if isinstance(value, bool) or value is None:
             continue
-        if isinstance(value, Mapping) and name.endswith("_config") and "model_type" in value:
-            inner = getattr(config, name)
-            found[name] = {"model_type": value["model_type"], **small_settings(inner, value["model_type"])}
+        inner = getattr(config, name, None)
+        if isinstance(value, Mapping) and hasattr(inner, "to_dict"):
+            found[name] = {"model_type": inner.model_type, **small_settings(inner, inner.model_type)}
         elif isinstance(value, int | float):
             small = next((small for names, small in _SMALL if any(fnmatchcase(name, n) for n in names.split())), None)
             if small is not None:
@@ -130,4 +153,4 @@ def small_settings(config: Any, model_type: str) -> dict[str, Any]:
         found["num_key_value_heads"] = found["num_attention_heads"]
         if "head_dim" in found:
             found["head_dim"] = found.get("qk_rope_head_dim", 8)
-    return {**found, **OWN.get(model_type, {})}
+    return {**found, **OWN.get(model_type, {}), **OWN.get(f"{kind} {model_type}", {})}

@@ -7,37 +7,45 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import onnx
 import torch
 from torch import nn
 
 import onnxplug
 from onnxplug import CaptureError, VerificationError
 from onnxplug.run.verify import verify_file
-from tests.models.configurations import VOCABULARY, small_settings
+from tests.models.configurations import small_settings
+from tests.models.inputs import draw_inputs
+from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
+from tests.support.contrib import plugged
 from tests.support.vision import define_vision_schemas
 from tests.support.zoo import stirred
 
-#: Kinds of models, and transformers' tables of them.
+#: Kinds of models of transformers, and its tables of them.
 TABLES = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
 }
+#: All kinds.
+KINDS = (*TABLES, "timm", "torchvision")
+#: The packages of contrib/ that belong to these libraries.
+PLUGINS = ("onnxplug-transformers", "onnxplug-torchvision")
 
 
 class Architecture(NamedTuple):
-    """An architecture of transformers.
+    """An architecture of transformers, or a family of timm or torchvision.
 
     Attributes:
-        kind: A key of :data:`TABLES`.
-        name: Its model type.
-        model: Its class.
+        kind: One of :data:`KINDS`.
+        name: Its model type; the family.
+        model: Its class; the model that stands for the family.
     """
 
     kind: str
@@ -45,135 +53,156 @@ class Architecture(NamedTuple):
     model: str
 
 
+class Example(NamedTuple):
+    """A small model with random weights, its arguments and their dynamic dimensions."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic: Any
+
+
 @dataclass
 class Outcome:
     """What became of an architecture.
 
     Attributes:
-        status: ``pass``; ``unfit`` (no small model of it runs in PyTorch); ``capture`` (it can't be captured); ``convert``;
-            ``wrong`` (another result than PyTorch); ``error``. The parent adds ``crash`` and ``timeout``.
-        detail: The error's first lines.
+        status: ``pass``; ``unfit`` (no small model of it runs in PyTorch); ``capture`` (it can't be captured); ``convert``
+            (refused after capture; torch.onnx's refusals are all of this kind); ``wrong`` (another result than PyTorch);
+            ``error``. The parent adds ``crash`` and ``timeout``.
+        detail: The error's first lines; where a way round was needed, those of the error without it.
         seconds: How long the export took.
-        dynamic: Whether batch and length are dynamic.
+        way: The way round: ``plugins``, ``static sizes``, or both with a comma; empty where the plain call was enough.
     """
 
     status: str
     detail: str = ""
     seconds: float = 0.0
-    dynamic: bool = True
+    way: str = ""
 
 
 def architectures() -> Iterator[Architecture]:
-    """The architectures of the tables."""
+    """The architectures of transformers' tables, and the families of timm and torchvision."""
     define_vision_schemas()
     tables = importlib.import_module("transformers.models.auto.modeling_auto")
     for kind, table in TABLES.items():
         for name, model in getattr(tables, table).items():
             yield Architecture(kind, name, model if isinstance(model, str) else model[0])
+    for kind, families in (("timm", TIMM), ("torchvision", TORCHVISION)):
+        for name, small in sorted(families.items()):
+            yield Architecture(kind, name, small.model)
 
 
-def small_model(architecture: Architecture) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
-    """A small model with random weights, example inputs and their dynamic dimensions."""
+def small_model(architecture: Architecture) -> Example:
+    """A small model of an architecture, and how to call it."""
     define_vision_schemas()
+    if architecture.kind in TABLES:
+        return _transformer(architecture)
+    make = timm_model if architecture.kind == "timm" else torchvision_model
+    module, args = make(architecture.name)
+    dynamic = tuple({0: "batch"} for _ in args) if isinstance(args[0], torch.Tensor) else None
+    return Example(module, args, {}, dynamic)
+
+
+def _transformer(architecture: Architecture) -> Example:
     transformers = importlib.import_module("transformers")
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[architecture.name]
-    config = config_class(**small_settings(config_class(), architecture.name))
+    config = config_class(**small_settings(config_class(), architecture.name, architecture.kind))
     model_class = getattr(transformers, architecture.model)
-    if not isinstance(
-        config, model_class.config_class or object
-    ):  # of the text alone, as AutoModelForCausalLM takes it
-        config = config.get_text_config(decoder=True)
+    if not isinstance(config, model_class.config_class or object):
+        config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
     torch.manual_seed(0)
     model = stirred(model_class(config).eval())
-    inputs: dict[str, Any]
-    if architecture.kind == "image":
-        size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 64)
-        height, width = (size, size) if isinstance(size, int) else size
-        inputs = {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), height, width)}
-        dynamic: dict[str, Any] = {"pixel_values": {0: "batch"}}
-    else:
-        inputs = {"input_ids": torch.randint(4, VOCABULARY, (2, 9))}
-        dynamic = {"input_ids": {0: "batch", 1: "sequence"}}
-        if architecture.kind == "seq2seq":
-            inputs["decoder_input_ids"] = torch.randint(4, VOCABULARY, (2, 7))
-            dynamic["decoder_input_ids"] = {0: "batch", 1: "target"}
-        for part in (config, config.get_text_config(decoder=True)):
-            part.use_cache = False
-    return model, inputs, dynamic
+    inputs, dynamic = draw_inputs(config, architecture.name, architecture.kind)
+    for part in (config, config.get_text_config(decoder=True), getattr(model, "generation_config", config)):
+        part.use_cache = False
+    return Example(model, (), inputs, dynamic)
 
 
-def measure(architecture: Architecture) -> Outcome:
-    """Exports an architecture and compares it; static sizes are tried where dynamic ones can't be captured."""
+def measure(architecture: Architecture, *, peer: bool = False) -> Outcome:
+    """Exports an architecture and compares it, by onnxplug or by ``torch.onnx.export(dynamo=True)``.
+
+    Where the plain call is refused, onnxplug is tried with the plugins for these libraries, and each of the two with static
+    sizes.
+    """
     warnings.simplefilter("ignore")
     try:
-        model, inputs, dynamic = small_model(architecture)
+        example = small_model(architecture)
         with torch.no_grad():
-            model(**inputs)
+            example.module(*example.args, **example.kwargs)
     except Exception as error:
         return Outcome("unfit", _said(error))
-    outcome = _exported(model, inputs, dynamic)
-    if outcome.status == "capture":
-        static = _exported(model, inputs, None)
-        static.dynamic = False
-        if static.status != "capture":
-            static.detail = static.detail or outcome.detail
-            return static
-    return outcome
+    export = _by_peer if peer else _by_onnxplug
+    static = example._replace(dynamic=None)
+    refused = ("convert", "capture")
+    first = export(example, False)
+    if first.status not in refused:
+        return first
+    for way, attempt, plugins in (
+        ("plugins", example, True),
+        ("static sizes", static, False),
+        ("plugins, static sizes", static, True),
+    ):
+        if (peer and plugins) or (attempt is static and example.dynamic is None):
+            continue
+        outcome = export(attempt, plugins)
+        if outcome.status not in refused:
+            return replace(outcome, way=way, detail=outcome.detail or first.detail)
+    return first
 
 
-def measure_peer(architecture: Architecture) -> Outcome:
-    """The same by ``torch.onnx.export``: dynamic sizes, and static ones where it refuses those."""
-    warnings.simplefilter("ignore")
-    try:
-        model, inputs, dynamic = small_model(architecture)
-        with torch.no_grad():
-            model(**inputs)
-    except Exception as error:
-        return Outcome("unfit", _said(error))
-    outcome = _exported_by_peer(model, inputs, dynamic)
-    if outcome.status == "convert":
-        static = _exported_by_peer(model, inputs, None)
-        if static.status != "convert":
-            static.dynamic = False
-            static.detail = static.detail or outcome.detail
-            return static
-    return outcome
-
-
-def _exported_by_peer(model: nn.Module, inputs: dict[str, Any], dynamic: dict[str, Any] | None) -> Outcome:
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "model.onnx")
-        shapes = None
-        if dynamic is not None:
-            shapes = {name: dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for name, axes in dynamic.items()}
-        try:
-            torch.onnx.export(model, (), file, kwargs=inputs, dynamic_shapes=shapes, dynamo=True, verbose=False)
-        except Exception as error:
-            return Outcome("convert", _said(error))
-        seconds = time.perf_counter() - started
-        try:
-            verify_file(file, model, (), inputs, dynamic or {})
-        except VerificationError as error:
-            return Outcome("wrong", _said(error), seconds)
-        except Exception as error:
-            return Outcome("error", _said(error), seconds)
-    return Outcome("pass", seconds=seconds)
-
-
-def _exported(model: nn.Module, inputs: dict[str, Any], dynamic: dict[str, Any] | None) -> Outcome:
+def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
+    options: dict[str, Any] = {}
+    if plugins:
+        options["registry"] = plugged(*PLUGINS)
     started = time.perf_counter()
     try:
-        program = onnxplug.to_onnx(model, kwargs=inputs, dynamic_shapes=dynamic)
+        program = onnxplug.to_onnx(
+            example.module, example.args, kwargs=example.kwargs, dynamic_shapes=example.dynamic, **options
+        )
     except CaptureError as error:
         return Outcome("capture", _said(error))
     except onnxplug.OnnxplugError as error:
         return Outcome("convert", _said(error))
     except Exception as error:
         return Outcome("error", f"{_said(error)} | {traceback.format_exc()[-300:]}")
-    seconds = time.perf_counter() - started
+    return _compared(program.verify, time.perf_counter() - started)
+
+
+def _by_peer(example: Example, plugins: bool) -> Outcome:
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "model.onnx")
+        shapes: Any = None
+        if isinstance(example.dynamic, dict):
+            shapes = {name: dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for name, axes in example.dynamic.items()}
+        elif example.dynamic is not None:
+            shapes = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in example.dynamic)
+        try:
+            torch.onnx.export(
+                example.module,
+                example.args,
+                file,
+                kwargs=example.kwargs,
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:
+            return Outcome("convert", _said(error))
+        seconds = time.perf_counter() - started
+        inputs = [value.name for value in onnx.load(file, load_external_data=False).graph.input]
+        named = (
+            example.dynamic
+            if isinstance(example.dynamic, dict)
+            else dict(zip(inputs, example.dynamic or (), strict=False))
+        )
+        return _compared(lambda: verify_file(file, example.module, example.args, example.kwargs, named), seconds)
+
+
+def _compared(compare: Callable[[], Any], seconds: float) -> Outcome:
     try:
-        program.verify()
+        compare()
     except VerificationError as error:
         return Outcome("wrong", _said(error), seconds)
     except Exception as error:

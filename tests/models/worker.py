@@ -12,18 +12,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from tests.models.measure import Architecture, measure, measure_peer
+from tests.models.measure import Architecture, measure
 
 
 def main() -> None:
     """Reads kind, name and class of each. ``--peer``: torch.onnx.export, not onnxplug."""
-    function = measure_peer if "--peer" in sys.argv else measure
+    peer = "--peer" in sys.argv
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print doesn't belong among the answers
     for line in sys.stdin:
-        print(json.dumps(asdict(function(Architecture(*json.loads(line))))), file=answers)
+        print(json.dumps(asdict(measure(Architecture(*json.loads(line)), peer=peer))), file=answers)
 
 
 if __name__ == "__main__":
