@@ -99,6 +99,10 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "attn_layers": ["local", "lsh"],
         "num_buckets": 4,
     },
+    "perceiver": {"d_latents": 32, "num_latents": 16, "num_self_attends_per_block": 2},
+    "vibevoice_asr": {"acoustic_tokenizer_chunk_size": 1440000},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4, "depths": [1] * 7},
+    "vibevoice_semantic_tokenizer_encoder": {"num_filters": 4, "depths": [1] * 7},
     "masked reformer": {"is_decoder": False},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "zaya": {"num_experts_per_tok": 1},
@@ -139,8 +143,8 @@ def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, An
     for name, value in settings.items():
         if isinstance(value, bool) or value is None:
             continue
-        inner = getattr(config, name, None)
-        if isinstance(value, Mapping) and hasattr(inner, "to_dict"):
+        inner = getattr(config, name, None) if isinstance(value, Mapping) else None
+        if hasattr(inner, "to_dict"):
             found[name] = {"model_type": inner.model_type, **small_settings(inner, inner.model_type)}
         elif isinstance(value, int | float):
             small = next((small for names, small in _SMALL if any(fnmatchcase(name, n) for n in names.split())), None)

@@ -74,9 +74,16 @@ def _image_and_text(config: Any) -> Inputs:
     return inputs, {"input_ids": {0: "batch", 1: "sequence"}, "pixel_values": {0: "batch"}}
 
 
+def _sound_and_text(config: Any) -> Inputs:
+    """Eight frames for each token; sound and text are added."""
+    inputs = {"input_ids": _ids(2, 9), "input_features": torch.randn(2, config.audio_config.num_mel_bins, 72)}
+    return inputs, {name: {0: "batch"} for name in inputs}
+
+
 OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "causal musicgen": _codebooks,
     "causal musicgen_melody": _codebooks,
+    "seq2seq voxtral_realtime": _sound_and_text,
     "image imagegpt": _text,  # clusters of colours
     "image siglip2": _patches,
     "image shieldgemma2": _image_and_text,

@@ -1,4 +1,4 @@
-"""The run over all architectures: three of them, and that it goes on where it was."""
+"""The run over all architectures: a few of them, and that it goes on where it was."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ import pytest
 from torch import nn
 
 from tests.models import report
-from tests.models.measure import Architecture, Outcome, architectures, measure, small_model
+from tests.models.measure import KINDS, Architecture, Outcome, architectures, measure, small_model
 from tests.models.report import render, run
+from tests.models.vision import TIMM, TORCHVISION
 
 
-@pytest.mark.parametrize("kind", ["causal", "masked", "seq2seq", "image"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_tables(kind: str) -> None:
     found = [a for a in architectures() if a.kind == kind]
     assert len(found) > 30
     assert len({a.name for a in found}) == len(found)
+
+
+def test_every_family_is_there(vision: None) -> None:
+    import timm
+    import torchvision
+
+    assert set(TIMM) == set(timm.list_modules())
+    builder = torchvision.models.get_model_builder
+    prefix = "torchvision.models."
+    assert set(TORCHVISION) == {builder(m).__module__.removeprefix(prefix) for m in torchvision.models.list_models()}
+    for family, small in TIMM.items():
+        assert timm.models.is_model_in_modules(small.model, [family]), family
 
 
 @pytest.mark.parametrize(
@@ -26,16 +39,33 @@ def test_tables(kind: str) -> None:
         Architecture("causal", "olmo2", "Olmo2ForCausalLM"),
         Architecture("masked", "electra", "ElectraForMaskedLM"),
         Architecture("image", "dinov2", "Dinov2ForImageClassification"),
+        Architecture("timm", "starnet", "starnet_s050"),
+        Architecture("torchvision", "squeezenet", "squeezenet1_1"),
     ],
     ids=lambda a: a.name,
 )
 def test_architecture(architecture: Architecture) -> None:
     outcome = measure(architecture)
-    assert (outcome.status, outcome.dynamic) == ("pass", True), outcome.detail
+    assert (outcome.status, outcome.way) == ("pass", ""), outcome.detail
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("architecture", "way"),
+    [
+        (Architecture("seq2seq", "mt5", "MT5ForConditionalGeneration"), "plugins"),
+        (Architecture("masked", "funnel", "FunnelForMaskedLM"), "static sizes"),
+    ],
+    ids=lambda a: a.name if isinstance(a, Architecture) else "",
+)
+def test_way_round(architecture: Architecture, way: str) -> None:
+    outcome = measure(architecture)
+    assert (outcome.status, outcome.way) == ("pass", way), outcome.detail
+    assert outcome.detail, "what is refused without it isn't said"
 
 
 def test_models_are_small() -> None:
-    model, _, _ = small_model(Architecture("causal", "llama", "LlamaForCausalLM"))
+    model = small_model(Architecture("causal", "llama", "LlamaForCausalLM")).module
     assert isinstance(model, nn.Module)
     assert sum(parameter.numel() for parameter in model.parameters()) < 100_000
 
@@ -62,6 +92,6 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [outcome.status for outcome in results.values()] == ["wrong", "crash", "pass"]
     assert run(chosen, tmp_path, 1) == results
     assert asked == ["b", "c"]
-    table = render(results, {chosen[2]: Outcome("pass", dynamic=False)})
-    assert "| causal | c | C | pass | pass, static |" in table
+    table = render(results, {chosen[2]: Outcome("pass", way="static sizes")})
+    assert "| causal | c | C | pass | pass, static sizes |" in table
     assert "| causal a | wrong | by \\| much |" in table

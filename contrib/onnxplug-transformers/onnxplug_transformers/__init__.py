@@ -102,6 +102,7 @@ def cache_shapes(cache: Any, batch: str = "batch", past: str = "past", source: s
 
     Raises:
         TypeError: It is another object, or a cache with layers of another kind.
+        UsageError: Other code has registered the class with torch's pytree in a form of its own.
     """
     from onnxplug_transformers.caches import shapes
 

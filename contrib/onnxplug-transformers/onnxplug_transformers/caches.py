@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import cache_utils
 
+from onnxplug import UsageError
 from onnxplug.torch_private import pytree
 
 _Linear = cache_utils.LinearAttentionLayer
@@ -50,6 +51,16 @@ def register() -> None:
             )
 
 
+def _check_registration(kind: type) -> None:
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is not None and node.flatten_fn is not flatten:
+        raise UsageError(
+            f"{kind.__name__} is registered with torch's pytree in another form, by {node.flatten_fn.__module__}; cache_shapes "
+            "describes the one of onnxplug-transformers",
+            hint="Export in a process in which transformers' own exporter has not run.",
+        )
+
+
 def flatten(cache: Any) -> tuple[list[Any], str]:
     """The tensors of a cache, and all else about it."""
     pairs, context = _take_apart(cache)
@@ -78,6 +89,7 @@ def shapes(cache: Any, batch: str, past: str, source: str) -> list[Any]:
             *shapes(cache.self_attention_cache, batch, past, source),
             *shapes(cache.cross_attention_cache, batch, source, source),
         ]
+    _check_registration(type(cache))
     _take_apart(cache)  # refuses what has no shapes
     found: list[Any] = []
     for layer in cache.layers:

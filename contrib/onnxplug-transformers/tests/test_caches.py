@@ -310,3 +310,19 @@ def test_layers_and_caches_of_another_kind_are_refused() -> None:
         cache_shapes(cache)
     with pytest.raises(TypeError, match="takes an EncoderDecoderCache"):
         merged_cache(DynamicCache())
+
+
+def test_registration_of_other_code_is_named() -> None:
+    """As in a process in which transformers' own exporter ran first."""
+    from onnxplug_transformers import cache_shapes
+    from transformers import DynamicCache
+
+    ours = pytree.SUPPORTED_NODES.pop(DynamicCache, None)
+    try:
+        pytree.register_pytree_node(DynamicCache, lambda cache: ([], None), lambda values, context: DynamicCache())
+        with pytest.raises(onnxplug.UsageError, match=f"registered .* in another form, by {__name__}"):
+            cache_shapes(DynamicCache())
+    finally:
+        pytree._deregister_pytree_node(DynamicCache)
+        if ours is not None:
+            pytree.SUPPORTED_NODES[DynamicCache] = ours
