@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -38,10 +39,13 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) -> Value:
-    """An integer power: by products, which wrap as torch's, when the exponent is a small constant.
+    """An integer power: by products, which wrap as torch's, when the exponent is a small constant or a tensor of such.
 
     Others by Pow in 64 bits; 0 to a negative power, infinite for Pow, is 0.
     """
+    known = g.constant(exponent) if isinstance(exponent, Value) else None
+    if known is not None and known.size and known.min() >= 0 and known.max() <= 64:
+        return _power_by_bits(g, operand(g, x, INT64), known, dtype)
     if not _is_small(exponent):
         a, b = operands(g, x, exponent, dtype=INT64)
         zero = g.const(0)
@@ -58,6 +62,18 @@ def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) ->
         exponent >>= 1
         if exponent:
             base = g.op.Mul(base, base)
+    assert result is not None
+    return g.cast(result, dtype)
+
+
+def _power_by_bits(g: GraphBuilder, base: Value, exponents: np.ndarray, dtype: ir.DataType) -> Value:
+    """To the power of known exponents from 0 to 64: the product of those squarings whose bit an exponent has."""
+    one = g.const(1)
+    result: Value | None = None
+    for bit in range(max(1, int(exponents.max()).bit_length())):
+        base = g.op.Mul(base, base) if bit else base
+        factor = g.op.Where(g.const((exponents >> bit & 1).astype(bool)), base, one)
+        result = factor if result is None else g.op.Mul(result, factor)
     assert result is not None
     return g.cast(result, dtype)
 

@@ -108,6 +108,13 @@ UNARY: dict[str, tuple[Callable[..., Any], torch.Tensor, torch.Tensor]] = {
     "pow_half": (lambda x: x**0.5, POSITIVE, POSITIVE2),
     "pow_negative": (lambda x: x**-1.5, POSITIVE, POSITIVE2),
     "pow_scalar_base": (lambda x: 2**x, X, X * 2),
+    "int_pow_of_a_range": (lambda x: (torch.tensor(1_000_000_007) ** torch.arange(3)) * x, I, I2),
+    "int_pow_to_a_constant": (
+        lambda x: x ** torch.tensor([0, 13, 64]),
+        I,
+        torch.tensor([[3, -2_000_001, 77], [2, 0, -1]]),
+    ),
+    "int32_pow_to_a_constant": (lambda x: x.int() ** torch.tensor([1, 2, 33]).int(), I, I2),
     "int_pow": (lambda x: x**3, I, torch.tensor([[2_000_001, -2_000_001, 3]])),
     "rsub": (lambda x: 1 - x, X, X2),
     "add_scaled": (lambda x: torch.add(x, x, alpha=2.5), X, X2),
