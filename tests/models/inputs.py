@@ -39,6 +39,13 @@ def _text_pair(config: Any) -> Inputs:
     return {**ids, "decoder_input_ids": _ids(2, 7)}, {**axes, "decoder_input_ids": {0: "batch", 1: "target"}}
 
 
+def _text_pair_and_mask(config: Any) -> Inputs:
+    """These make a mask themselves, but not while torch.export traces them."""
+    inputs, axes = _text_pair(config)
+    mask = (torch.arange(9)[None] < torch.tensor([[9], [6]])).long()
+    return {**inputs, "attention_mask": mask}, {**axes, "attention_mask": {0: "batch", 1: "sequence"}}
+
+
 def _image(config: Any) -> Inputs:
     size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 64)
     height, width = (size, size) if isinstance(size, int) else size
@@ -83,6 +90,8 @@ def _sound_and_text(config: Any) -> Inputs:
 OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "causal musicgen": _codebooks,
     "causal musicgen_melody": _codebooks,
+    "seq2seq longt5": _text_pair_and_mask,
+    "seq2seq switch_transformers": _text_pair_and_mask,
     "seq2seq voxtral_realtime": _sound_and_text,
     "image imagegpt": _text,  # clusters of colours
     "image siglip2": _patches,

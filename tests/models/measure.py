@@ -7,7 +7,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,12 +54,17 @@ class Architecture(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A small model with random weights, its arguments and their dynamic dimensions."""
+    """A small model with random weights, its arguments and their dynamic dimensions.
+
+    Attributes:
+        eager: What the export is compared with where that isn't ``module``.
+    """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dynamic: Any
+    eager: nn.Module | None = None
 
 
 @dataclass
@@ -72,7 +77,8 @@ class Outcome:
             ``error``. The parent adds ``crash`` and ``timeout``.
         detail: The error's first lines; where a way round was needed, those of the error without it.
         seconds: How long the export took.
-        way: The way round: ``plugins``, ``static sizes``, or both with a comma; empty where the plain call was enough.
+        way: The way round: ``plugins``, ``torch.jit.trace`` or neither, then ``static sizes`` where batch and lengths can't be
+            dynamic; empty where the plain call was enough.
     """
 
     status: str
@@ -122,8 +128,8 @@ def _transformer(architecture: Architecture) -> Example:
 def measure(architecture: Architecture, *, peer: bool = False) -> Outcome:
     """Exports an architecture and compares it, by onnxplug or by ``torch.onnx.export(dynamo=True)``.
 
-    Where the plain call is refused, onnxplug is tried with the plugins for these libraries, and each of the two with static
-    sizes.
+    Where the plain call is refused, static sizes are tried too; onnxplug is also given the plugins for these libraries, and the
+    model as torch.jit.trace records it.
     """
     warnings.simplefilter("ignore")
     try:
@@ -133,22 +139,59 @@ def measure(architecture: Architecture, *, peer: bool = False) -> Outcome:
     except Exception as error:
         return Outcome("unfit", _said(error))
     export = _by_peer if peer else _by_onnxplug
-    static = example._replace(dynamic=None)
     refused = ("convert", "capture")
     first = export(example, False)
     if first.status not in refused:
         return first
-    for way, attempt, plugins in (
-        ("plugins", example, True),
-        ("static sizes", static, False),
-        ("plugins, static sizes", static, True),
-    ):
-        if (peer and plugins) or (attempt is static and example.dynamic is None):
+    for way, attempt in _ways_round(example, peer):
+        try:
+            changed = attempt()
+        except Exception:  # torch.jit.trace has many of its own
             continue
-        outcome = export(attempt, plugins)
-        if outcome.status not in refused:
+        outcome = export(changed, way.startswith("plugins"))
+        # A branch that the trace doesn't have is no fault of the conversion: that way leads nowhere.
+        if outcome.status not in refused and (changed.eager is None or outcome.status == "pass"):
             return replace(outcome, way=way, detail=outcome.detail or first.detail)
     return first
+
+
+def _ways_round(example: Example, peer: bool) -> Iterator[tuple[str, Callable[[], Example]]]:
+    """The ways round a refusal, each with what makes the example for it."""
+    static = example._replace(dynamic=None)
+    if not peer:
+        yield "plugins", lambda: example
+    if example.dynamic is not None:
+        yield "static sizes", lambda: static
+        if not peer:
+            yield "plugins, static sizes", lambda: static
+    if not peer:
+        yield "torch.jit.trace", lambda: _traced(example)
+        if example.dynamic is not None:
+            yield "torch.jit.trace, static sizes", lambda: _traced(example)._replace(dynamic=None)
+
+
+class _FirstOutput(nn.Module):
+    """A model with inputs by position, and one output."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.module = module
+        self.names = list(names)
+
+    def forward(self, *args: Any) -> Any:
+        outputs: tuple[Any, ...] = self.module(**dict(zip(self.names, args, strict=True)), return_dict=False)
+        return outputs[0]
+
+
+def _traced(example: Example) -> Example:
+    """A transformer as torch.jit.trace records it. Its branches are those of the example inputs: the comparison tells."""
+    if not example.kwargs:
+        return example
+    args = tuple(example.kwargs.values())
+    eager = _FirstOutput(example.module, list(example.kwargs)).eval()
+    with torch.no_grad():
+        script = torch.jit.trace(eager, args, check_trace=False)
+    return Example(script, args, {}, tuple(example.dynamic.values()), eager)
 
 
 def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
@@ -166,7 +209,22 @@ def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
         return Outcome("convert", _said(error))
     except Exception as error:
         return Outcome("error", f"{_said(error)} | {traceback.format_exc()[-300:]}")
-    return _compared(program.verify, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    if example.eager is None:
+        return _compared(program.verify, seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "model.onnx")
+        program.save(file)
+        return _compared(lambda: _verify(file, example), seconds)
+
+
+def _verify(file: str, example: Example) -> Any:
+    """Compares a file; its inputs may have other names than the arguments."""
+    dynamic = example.dynamic or {}
+    if not isinstance(dynamic, dict):
+        names = [value.name for value in onnx.load(file, load_external_data=False).graph.input]
+        dynamic = dict(zip(names, dynamic, strict=False))
+    return verify_file(file, example.eager or example.module, example.args, example.kwargs, dynamic)
 
 
 def _by_peer(example: Example, plugins: bool) -> Outcome:
@@ -191,13 +249,7 @@ def _by_peer(example: Example, plugins: bool) -> Outcome:
         except Exception as error:
             return Outcome("convert", _said(error))
         seconds = time.perf_counter() - started
-        inputs = [value.name for value in onnx.load(file, load_external_data=False).graph.input]
-        named = (
-            example.dynamic
-            if isinstance(example.dynamic, dict)
-            else dict(zip(inputs, example.dynamic or (), strict=False))
-        )
-        return _compared(lambda: verify_file(file, example.module, example.args, example.kwargs, named), seconds)
+        return _compared(lambda: _verify(file, example), seconds)
 
 
 def _compared(compare: Callable[[], Any], seconds: float) -> Outcome:

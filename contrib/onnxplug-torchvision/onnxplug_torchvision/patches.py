@@ -10,6 +10,7 @@ import torch
 import torchvision
 
 from onnxplug.capture.patching import patched
+from onnxplug_torchvision.resampled import heatmaps_to_keypoints, paste_masks_in_image
 
 
 def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:
@@ -32,11 +33,14 @@ def length(x: Any) -> Any:
 @contextlib.contextmanager
 def detection() -> Iterator[None]:
     """Holds during capture: the number of boxes is only known at run time, and torchvision asks for it."""
+    from torchvision.models.detection import roi_heads, transform
     from torchvision.ops import boxes, poolers
 
     changes: list[tuple[Any, str, Any]] = [
         (boxes, "batched_nms", batched_nms),
         (torchvision.ops, "batched_nms", batched_nms),
+        (transform, "paste_masks_in_image", paste_masks_in_image),
+        (roi_heads, "heatmaps_to_keypoints", heatmaps_to_keypoints),
         (poolers, "len", length),  # a global of that module goes before the builtin
     ]
     with contextlib.ExitStack() as stack:
