@@ -3,7 +3,8 @@
 #   make demo     export a pretrained sentence encoder, verify it, use it
 #   make test     the tests                  make lint     style problems (and formatting)
 #   make zoo      whole models, in full      make types    static types
-#   make models   every architecture of transformers, small; hours, goes on where it was (MODELS_FLAGS="--shard 1/4 --peer")
+#   make models   every architecture of transformers, timm and torchvision, small (the last part of make zoo);
+#                 goes on where it was (MODELS_FLAGS="--shard 1/4 --peer")
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
@@ -49,9 +50,10 @@ test: $(VENV)/installed
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"
 	@$(PYTEST) -n 2 --dist worksteal -m long $(PYTEST_FLAGS)
+	@$(MAKE) --no-print-directory models
 
 models: $(VENV)/installed
-	@echo "==> Every causal, masked, sequence-to-sequence and image architecture of transformers (outcomes in out/models)"
+	@echo "==> Every architecture of transformers, and timm's and torchvision's families (outcomes in out/models)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.models.report $(MODELS_FLAGS)
 
 opdb: $(VENV)/installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
     from onnxplug.build.opset import Opset
+
+#: torch's names of sizes that depend on data, in an expression.
+_UNBACKED = re.compile(r"\bu\d+\b")
 
 Size = int | ir.Value
 """A size: an int where it is static, a 0-dim int64 Value where it is only known at run time."""
@@ -376,7 +380,13 @@ class ShapeMixin:
             given = [(axis, sizes[axis]) for axis in unknown]
             new = [a for a, size in given if type(size) is ir.SymbolicDim and self.known_symbol(size) is None]
             if len(unknown) == 1 or new:
-                target[(new or unknown)[0]] = -1
+                inferred = (new or unknown)[0]
+                # Nothing is inferred (-1) beside a size of 0, which those that depend on data (u0) may be. ONNX Runtime's
+                # ReshapeFusion would bring the -1 back, but for allowzero=1.
+                others = [size for axis, size in enumerate(sizes) if axis != inferred]
+                if self.opset >= 14 and any(map(self._depends_on_data, others)) and all(map(self._is_known, sizes)):
+                    return self._reshaped(self.op.Reshape(x, self.vector(sizes), allowzero=1), sizes)
+                target[inferred] = -1
         static = [size for size in target if size is not None]
         if len(static) == len(target):
             constant = self.integers(static)
@@ -389,6 +399,14 @@ class ShapeMixin:
         if not has_zero:
             return self._reshaped(self.op.Reshape(x, self.vector(mixed)), sizes)
         return self._reshaped(self.op.Reshape(x, self.vector(sizes), allowzero=1), sizes)
+
+    def _is_known(self, size: Any) -> bool:
+        return type(size) is not ir.SymbolicDim or self.symbol(size) is not None
+
+    def _depends_on_data(self, size: Any) -> bool:
+        """Whether a size is known only from values: it may be 0 in any run."""
+        name = size.value if type(size) is ir.SymbolicDim else self._symbol_of.get(size)
+        return name is not None and _UNBACKED.search(name) is not None
 
     def _is_size(self, size: Any, dim: Any) -> bool:
         if isinstance(dim, int) or dim.value is None:

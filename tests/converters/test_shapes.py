@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import onnxplug
 from tests.support.check import check
 
 
@@ -201,6 +202,26 @@ def test_a_dynamic_view_is_one_node(expect_graph: Any) -> None:
     auto = torch.export.Dim.AUTO
     program = check(DYNAMIC["view"], A, others=[(tensor(5, 7, 6),)], dynamic=[{0: auto, 1: auto}])
     expect_graph(program, "Reshape")
+
+
+@pytest.mark.parametrize("form", ["flatten", "reshape", "unflattened", "transposed"])
+def test_reshaping_what_may_be_empty(form: str) -> None:
+    """Reshape infers no size (-1) beside one of 0, and ONNX Runtime's ReshapeFusion writes a -1 of its own."""
+
+    def reshaped(x: torch.Tensor) -> Any:
+        y = x[x[:, 0, 0] > 0]
+        if form == "flatten":
+            return y.flatten(1), y.flatten(0, 1)
+        if form == "reshape":
+            return y.reshape(y.shape[0], y.shape[1] * 6), y.reshape(-1, 6)
+        if form == "unflattened":
+            return y.reshape(y.shape[0], y.shape[1], 3, 2), y.reshape(y.shape[0] * y.shape[1], 6)
+        return y.transpose(0, 2).flatten(1), y.permute(2, 1, 0).reshape(6, y.shape[0] * y.shape[1])
+
+    program = onnxplug.to_onnx(reshaped, (A,), dynamic_shapes=({0: "batch", 1: "sequence"},))
+    for x in (A, tensor(5, 7, 6), -A.abs(), tensor(1, 1, 6).abs()):
+        for got, expected in zip(program(x), reshaped(x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 def test_sizes_given_beside_long_expressions() -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import re
 import subprocess
 import sys
 import threading
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -135,33 +137,73 @@ def _print(name: str, results: dict[Architecture, Outcome]) -> None:
     print(f"{name}: " + ", ".join(f"{status} {count}" for status, count in counts.most_common()))
 
 
+#: What the ways round of :class:`~tests.models.measure.Outcome` mean to a reader.
+_WAYS = {
+    "plugins": "install `onnxplug-transformers` or `onnxplug-torchvision`",
+    "static sizes": "static batch and lengths: leave out `dynamic_shapes`",
+    "torch.jit.trace": "export `torch.jit.trace(model, ...)`; its branches are those of the example inputs",
+}
+
+
 def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcome]) -> str:
     """docs/models.md."""
-    import torch
-    import transformers
-
-    captured = [a for a, outcome in results.items() if outcome.status not in ("unfit", "capture")]
-    passed = sum(results[a].status == "pass" for a in captured)
     lines = [
         "# Models",
         "",
-        f"Written by `make models`: architectures of transformers {transformers.__version__}, each in a small configuration with random",
-        "weights, captured, exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others (batch",
-        f"and lengths are dynamic where the table does not say *static*). Of the {len(captured)} that torch.export captures (torch",
-        f"{torch.__version__.partition('+')[0]}), {passed} pass. The last column is `torch.onnx.export(dynamo=True)`, compared in the same way.",
+        f"Written by `make models`: architectures of transformers {version('transformers')}, each in a small configuration, one small model",
+        f"of each of timm {version('timm')}'s families and of torchvision {version('torchvision')}'s, with random weights: captured once,",
+        "exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others. Batch and lengths are dynamic where",
+        "the table does not say *static sizes*; images have the model's size.",
         "",
-        "| kind | architecture | class | onnxplug | torch.onnx |",
+        "| kind | architectures | pass | by a way round | don't pass | torch.onnx: pass | with static sizes | don't pass |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind in KINDS:
+        chosen = [a for a in results if a.kind == kind and results[a].status != "unfit"]
+        if chosen:
+            others = [peer[a] for a in chosen if a in peer]
+            counts = [*_counts([results[a] for a in chosen]), *(_counts(others) if others else ("", "", ""))]
+            lines.append(f"| {kind} | {len(chosen)} | " + " | ".join(map(str, counts)) + " |")
+    refused = [(a, o) for a, o in results.items() if o.status != "pass" or o.way]
+    lines += [
+        "",
+        "## What the plain call does not do",
+        "",
+        "The cause is torch.export's, or that of the code it traces. The way round is one that passed; ways that belong together are",
+        "separated by commas. Architectures of status `unfit` are not counted above: no small model of them runs in PyTorch.",
+        "",
+        "| architecture | result | way round | cause |",
+        "|---|---|---|---|",
+    ]
+    for a, outcome in refused:
+        way = "; ".join(_WAYS[part] for part in outcome.way.split(", ")) if outcome.way else ""
+        lines.append(f"| {a.kind} {a.name} | {outcome.status} | {way} | {_cause(outcome.detail)} |")
+    lines += [
+        "",
+        "## All",
+        "",
+        f"torch.onnx is `torch.onnx.export(dynamo=True)` of torch {version('torch').partition('+')[0]}, compared in the same way; a cell is empty where it was not measured.",
+        "",
+        "| kind | architecture | class or model | onnxplug | torch.onnx |",
         "|---|---|---|---|---|",
     ]
     for a, outcome in results.items():
         other = peer.get(a)
         lines.append(f"| {a.kind} | {a.name} | {a.model} | {_cell(outcome)} | {_cell(other) if other else ''} |")
-    details = [(a, o) for a, o in results.items() if o.status != "pass"]
-    lines += ["", "## What does not pass", "", "| architecture | | why |", "|---|---|---|"]
-    for a, outcome in details:
-        why = " ".join(outcome.detail.split()).replace("|", "\\|")[:200]
-        lines.append(f"| {a.kind} {a.name} | {outcome.status} | {why} |")
     return "\n".join(lines) + "\n"
+
+
+def _counts(outcomes: list[Outcome]) -> tuple[int, int, int]:
+    """How many pass, pass by a way round, and don't pass."""
+    passed = [outcome for outcome in outcomes if outcome.status == "pass"]
+    plain = sum(not outcome.way for outcome in passed)
+    return plain, len(passed) - plain, len(outcomes) - len(passed)
+
+
+def _cause(detail: str) -> str:
+    """The first sentence of an error, without this machine's paths."""
+    text = re.sub(r"/\S*/site-packages/", "", " ".join(detail.split()))
+    return text.partition(" Hint:")[0].partition(" Tried:")[0].replace("|", "\\|")[:240]
 
 
 def _cell(outcome: Outcome) -> str:

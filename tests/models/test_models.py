@@ -94,4 +94,5 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert asked == ["b", "c"]
     table = render(results, {chosen[2]: Outcome("pass", way="static sizes")})
     assert "| causal | c | C | pass | pass, static sizes |" in table
-    assert "| causal a | wrong | by \\| much |" in table
+    assert "| causal a | wrong |  | by \\| much |" in table
+    assert "| causal | 3 | 1 | 0 | 2 | 0 | 1 | 0 |" in table

@@ -136,9 +136,8 @@ def torchvision_model(family: str) -> tuple[nn.Module, tuple[Any, ...]]:
         settings["init_weights"] = False  # takes half a minute
     torch.manual_seed(0)
     model = stirred(importlib.import_module("torchvision.models").get_model(small.model, **settings).eval())
-    if family == "detection.mask_rcnn":  # masks that are neither 0 nor 1
-        with torch.no_grad():
-            model.roi_heads.mask_predictor.mask_fcn_logits.weight.mul_(0.03)
+    if family.startswith("detection"):
+        _spread(model, family)
     image = (3, small.size, small.size)
     if family.startswith("detection"):
         return model, ([torch.rand(image)],)
@@ -147,3 +146,22 @@ def torchvision_model(family: str) -> tuple[nn.Module, tuple[Any, ...]]:
     if family.startswith("optical_flow"):
         return model, (torch.rand(2, *image) * 2 - 1, torch.rand(2, *image) * 2 - 1)
     return model, (torch.randn(2, *image),)
+
+
+def _spread(model: Any, family: str) -> None:
+    """Results that rounding leaves as they are: scores well apart, masks that are neither 0 nor 1."""
+    with torch.no_grad():
+        if family == "detection.mask_rcnn":
+            model.roi_heads.mask_predictor.mask_fcn_logits.weight.mul_(0.03)
+        elif family.startswith("detection.ssd"):  # nothing of the image reaches the scores of a fresh one
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 1.4 / parameter[0].numel() ** 0.5)
+            for module in model.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.momentum = 1.0
+            model.backbone.train()(torch.randn(4, 3, 320, 320))
+            model.eval()
+            if family == "detection.ssd":  # its features have a norm of 20
+                for layer in model.head.classification_head.module_list:
+                    layer.weight.mul_(0.1)

@@ -13,6 +13,10 @@ import onnxplug
 
 #: Tolerances that are looser than torch.testing's for float32, each with its reason.
 LOOSER = {
+    "resampled": (
+        {"rtol": 1e-4, "atol": 1e-5},
+        "a product with weights of rows and columns, where torchvision interpolates",
+    ),
     "detectors": ({"rtol": 1e-3, "atol": 1e-3}, "boxes are decoded by exponentials of what a whole network computes"),
 }
 
@@ -106,6 +110,55 @@ def test_capture_leaves_torchvision_as_it_was() -> None:
     assert boxes.batched_nms is before
     assert torchvision.ops.batched_nms is before
     assert "len" not in vars(poolers)
+
+
+def boxes(count: int, edge: float) -> torch.Tensor:
+    """Boxes that begin within an image of 40 to 53 pixels."""
+    first = torch.rand(count, 2) * 36
+    return torch.cat([first, first + torch.rand(count, 2) * 30 - edge], 1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_resampled_for_all_boxes_at_once(count: int) -> None:
+    """As torchvision does it in its loop; some boxes reach beyond the image, some are smaller than a pixel."""
+    from onnxplug_torchvision import resampled
+    from torchvision.models.detection import roi_heads
+
+    found, masks, heatmaps = boxes(count, 0.5), torch.rand(count, 1, 14, 14), torch.randn(count, 5, 14, 14)
+    pasted = roi_heads.paste_masks_in_image(masks, found, (40, 53))
+    torch.testing.assert_close(resampled.paste_masks_in_image(masks, found, (40, 53)), pasted, **LOOSER["resampled"][0])
+    places, scores = resampled.heatmaps_to_keypoints(heatmaps, found)
+    expected = roi_heads.heatmaps_to_keypoints(heatmaps, found)
+    torch.testing.assert_close((places, scores), expected, **LOOSER["resampled"][0])
+
+
+class Resampled(nn.Module):
+    """What mask and keypoint models do with the boxes they have found."""
+
+    def forward(self, image: Any, found: Any, masks: Any, heatmaps: Any) -> Any:
+        from torchvision.models.detection import roi_heads, transform
+
+        kept = found[:, 0] > 12
+        size = (image.shape[0], image.shape[1])
+        pasted = transform.paste_masks_in_image(masks[kept], found[kept], size)
+        return pasted, *roi_heads.heatmaps_to_keypoints(heatmaps[kept], found[kept])
+
+
+def test_masks_and_keypoints() -> None:
+    image = torch.zeros(40, 53)
+
+    def inputs(count: int) -> tuple[Any, ...]:
+        return image, boxes(count, 0.0), torch.rand(count, 1, 14, 14), torch.randn(count, 5, 14, 14)
+
+    model = Resampled()
+    first = inputs(6)
+    dynamic = (None, {0: "count"}, {0: "count"}, {0: "count"})
+    program = onnxplug.to_onnx(model, first, dynamic_shapes=dynamic)
+    none = inputs(4)
+    none[1].clamp_(max=11)
+    for args in (first, inputs(9), none):
+        for got, wanted in zip(program(*args), model(*args), strict=True):
+            torch.testing.assert_close(got, wanted, **LOOSER["resampled"][0])
 
 
 @pytest.mark.long
