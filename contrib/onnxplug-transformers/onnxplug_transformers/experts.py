@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,11 +34,11 @@ def exportable_experts() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(interface, "get_interface", exportable))
-        for place, make in _FORWARDS.items():
+        for place, forward in _FORWARDS.items():
             module, _, name = place.partition(":")
             owner = vars(sys.modules.get(f"transformers.models.{module}", sys)).get(name)
             if owner is not None:
-                stack.enter_context(patched(owner, "forward", make(owner.forward)))
+                stack.enter_context(patched(owner, "forward", forward))
         yield
 
 
@@ -115,31 +114,10 @@ def _in_turn(experts: Any, hidden: Tensor, chosen: Callable[[int], Tensor], weig
     return result
 
 
-def _without_cast(before: Callable[..., Any]) -> Callable[..., Any]:
-    """A router that casts its own weights at each call: not where they have the dtype already, which can't be captured."""
-
-    @functools.wraps(before)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        layer = self.classifier
-        if any(parameter.dtype != self.dtype for parameter in layer.parameters()):
-            return before(self, *args, **kwargs)
-        with patched(layer, "to", lambda *_, **__: layer):
-            return before(self, *args, **kwargs)
-
-    return forward
-
-
-def _instead(forward: Callable[..., Tensor]) -> Callable[[Any], Callable[..., Tensor]]:
-    return lambda before: functools.wraps(before)(forward)
-
-
-#: Experts with a loop of their own, and routers: their module behind ``transformers.models``, their class, and what makes
-#: another ``forward`` of the class's own.
-_FORWARDS: dict[str, Callable[[Any], Callable[..., Any]]] = {
-    "dbrx.modeling_dbrx:DbrxExperts": _instead(_dbrx),
-    "longcat_flash.modeling_longcat_flash:LongcatFlashExperts": _instead(_longcat),
-    "switch_transformers.modeling_switch_transformers:SwitchTransformersExperts": _instead(_switch),
-    "switch_transformers.modeling_switch_transformers:SwitchTransformersTop1Router": _without_cast,
-    "nllb_moe.modeling_nllb_moe:NllbMoeExperts": _instead(_nllb),
-    "nllb_moe.modeling_nllb_moe:NllbMoeTop2Router": _without_cast,
+#: Experts with a loop of their own: their module behind ``transformers.models``, their class, and its ``forward`` here.
+_FORWARDS: dict[str, Callable[..., Tensor]] = {
+    "dbrx.modeling_dbrx:DbrxExperts": _dbrx,
+    "longcat_flash.modeling_longcat_flash:LongcatFlashExperts": _longcat,
+    "switch_transformers.modeling_switch_transformers:SwitchTransformersExperts": _switch,
+    "nllb_moe.modeling_nllb_moe:NllbMoeExperts": _nllb,
 }
