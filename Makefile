@@ -8,8 +8,8 @@
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
-#   make latency  ONNX Runtime's latency     make clean    remove what was built
-#                 of what is exported
+#   make latency  ONNX Runtime's latency     make docs     the documentation as a site
+#                 of what is exported        make clean    remove what was built
 #
 # PIP_FLAGS reaches every pip call, to name another index for example. TORCH is another torch than the pinned one
 # (make test TORCH=2.15.0): a venv of its own, .venv-torch2.15.0, and everything else as in constraints.txt.
@@ -34,7 +34,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test zoo models chains opdb bench latency lint format types clean
+.PHONY: help demo test zoo models chains opdb bench latency lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -99,6 +99,11 @@ types: $(VENV)/installed
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-build-isolation --no-deps --target build/types .
 	@MYPYPATH=build/types $(BIN)/mypy -p onnxplug -p tests.support \
 	  | sed -E 's#^build/types/onnxplug/(converters|plugins)/#\1/#; s#^build/types/onnxplug/#core/#'
+
+# The theme announces its successor; nothing is to be done about it in a build.
+docs: $(VENV)/installed
+	@echo "==> The documentation as a site, in out/site"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 clean:
 	@echo "==> Removing $(VENV), build outputs and caches"
