@@ -74,7 +74,7 @@ def run(chosen: list[Architecture], folder: Path, workers: int, peer: bool = Fal
     for architecture in chosen:
         file = _file(folder, architecture)
         if file.is_file():
-            results[architecture] = Outcome(**json.loads(file.read_text()))
+            results[architecture] = _read(file)
         else:
             pending.put(architecture)
 
@@ -103,6 +103,10 @@ def run(chosen: list[Architecture], folder: Path, workers: int, peer: bool = Fal
     return {architecture: results[architecture] for architecture in chosen}
 
 
+def _read(file: Path) -> Outcome:
+    return Outcome(**json.loads(file.read_text()))
+
+
 def _file(folder: Path, architecture: Architecture) -> Path:
     return folder / f"{architecture.kind}-{architecture.name}.json"
 
@@ -123,10 +127,11 @@ def main() -> None:
     chosen = [a for a in architectures() if a.kind in (options.kind or KINDS) and (names is None or a.name in names)]
     results = run(chosen[number - 1 :: of], options.out, options.workers)
     _print("onnxplug", results)
-    peer: dict[Architecture, Outcome] = {}
+    known = options.out / "torch.onnx"
+    peer = {a: _read(_file(known, a)) for a in results if _file(known, a).is_file()}
     if options.peer:
         measurable = [a for a in results if results[a].status != "unfit"]
-        peer = run(measurable, options.out / "torch.onnx", options.workers, peer=True)
+        peer = run(measurable, known, options.workers, peer=True)
         _print("torch.onnx", peer)
     if options.write is not None:
         options.write.write_text(render(results, peer), encoding="utf-8")
@@ -145,6 +150,10 @@ _WAYS = {
 }
 
 
+#: What is left where none of them passed.
+_OTHERWISE = {"capture": "export the modules that can be captured: `onnxplug.diagnose`, `pieces=`"}
+
+
 def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcome]) -> str:
     """docs/models.md."""
     lines = [
@@ -155,14 +164,14 @@ def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcom
         "exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others. Batch and lengths are dynamic where",
         "the table does not say *static sizes*; images have the model's size.",
         "",
-        "| kind | architectures | pass | by a way round | don't pass | torch.onnx: pass | with static sizes | don't pass |",
-        "|---|---|---|---|---|---|---|---|",
+        "| kind | architectures | pass | by a way round | don't pass | torch.onnx: measured | pass | with static sizes | don't pass |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for kind in KINDS:
         chosen = [a for a in results if a.kind == kind and results[a].status != "unfit"]
         if chosen:
             others = [peer[a] for a in chosen if a in peer]
-            counts = [*_counts([results[a] for a in chosen]), *(_counts(others) if others else ("", "", ""))]
+            counts = [*_counts([results[a] for a in chosen]), len(others), *_counts(others)]
             lines.append(f"| {kind} | {len(chosen)} | " + " | ".join(map(str, counts)) + " |")
     refused = [(a, o) for a, o in results.items() if o.status != "pass" or o.way]
     lines += [
@@ -176,7 +185,11 @@ def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcom
         "|---|---|---|---|",
     ]
     for a, outcome in refused:
-        way = "; ".join(_WAYS[part] for part in outcome.way.split(", ")) if outcome.way else ""
+        way = (
+            "; ".join(_WAYS[part] for part in outcome.way.split(", "))
+            if outcome.way
+            else _OTHERWISE.get(outcome.status, "")
+        )
         lines.append(f"| {a.kind} {a.name} | {outcome.status} | {way} | {_cause(outcome.detail)} |")
     lines += [
         "",

@@ -82,7 +82,7 @@ _RCNN = {
     "rpn_post_nms_top_n_test": 12,
     "box_detections_per_img": 8,
 }
-_ONE_STAGE = {"topk_candidates": 40, "detections_per_img": 20}
+_ONE_STAGE = {"topk_candidates": 20, "detections_per_img": 3}
 #: torchvision's families, by the modules below ``torchvision.models``.
 TORCHVISION: Mapping[str, Small] = {
     **{
@@ -160,8 +160,10 @@ def _spread(model: Any, family: str) -> None:
             for module in model.modules():
                 if isinstance(module, nn.BatchNorm2d):
                     module.momentum = 1.0
-            model.backbone.train()(torch.randn(4, 3, 320, 320))
+            images = model.transform([torch.randn(3, 128, 128) for _ in range(4)])[0].tensors
+            model.backbone.train()(images)
             model.eval()
-            if family == "detection.ssd":  # its features have a norm of 20
-                for layer in model.head.classification_head.module_list:
-                    layer.weight.mul_(0.1)
+            logits = model.head(list(model.backbone(images).values()))["cls_logits"]
+            for name, parameter in model.head.classification_head.named_parameters():
+                if name.endswith("weight") and parameter.dim() == 4 and parameter.shape[0] % 91 == 0:
+                    parameter.mul_(6 / logits.abs().max())
