@@ -37,6 +37,7 @@ STAGES = {
     "finish": ("build",),
     "reference": ("registry", "build"),
     "run": ("registry", "capture", "build", "reference"),
+    "inspection": ("build", "reference", "run"),
 }
 MAX_LINES = 600
 CODE = (*LAYERS, "tests", "benchmarks", "docs")

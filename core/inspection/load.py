@@ -1,0 +1,81 @@
+"""Models read from files to be looked at: nothing in them is run, and weights stay where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxplug import logs
+from onnxplug.errors import OnnxplugError, UsageError
+
+_LOGGER = logs.logger("run")
+_ZIP, _ORT = b"PK\x03\x04", b"ORTM"
+#: How Python's pickles begin, of the protocols that torch writes.
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_TORCH_SUFFIXES = (".pt", ".pt2", ".pth", ".ckpt")
+
+
+def load_model(path: str | Path, *, infer: bool = False) -> ir.Model:
+    """A model as its file has it; external data is not touched.
+
+    Args:
+        path: The file.
+        infer: Work out the shapes that the file does not say, as far as ONNX's shape inference can.
+
+    Raises:
+        UsageError: There is no such file, or it is a file of PyTorch.
+        OnnxplugError: It is not an ONNX model.
+    """
+    path = Path(path)
+    check_is_onnx(path)
+    try:
+        model = ir.load(path)
+    except Exception as error:
+        raise OnnxplugError(
+            f"{path} is not an ONNX model: {type(error).__name__}: {error}", hint="It may be cut off: compare its size."
+        ) from error
+    if not len(model.graph) and not model.graph.inputs and not model.graph.outputs and not model.opset_imports:
+        raise OnnxplugError(f"{path} is not an ONNX model: it is empty")
+    return _with_shapes(model, path) if infer else model
+
+
+def check_is_onnx(path: Path) -> None:
+    """Looks at a file's first bytes: whether it may be an ONNX model.
+
+    Raises:
+        UsageError: There is no such file, or it is another one: files of PyTorch are pickled Python, code that runs when it is
+            loaded, and are never opened here.
+        OnnxplugError: It can't be read.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, not an ONNX file")
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise OnnxplugError(f"{path} can't be read: {error}") from error
+    if start[:4] == _ZIP or start[:2] in _PICKLES or path.suffix.lower() in _TORCH_SUFFIXES:
+        raise UsageError(
+            f"{path} is a file of PyTorch, which holds pickled Python: code that runs when it is loaded. It is not opened",
+            hint="Export it first, where you trust it: onnxplug export FILE.pt2 -o model.onnx",
+        )
+    if start[4:] == _ORT:
+        raise UsageError(
+            f"{path} is a model in ONNX Runtime's own format (.ort), not an ONNX file",
+            hint="Give the ONNX file that it was made from.",
+        )
+
+
+def _with_shapes(model: ir.Model, path: Path) -> ir.Model:
+    if all(value.shape is not None for node in model.graph for value in node.outputs if value.name):
+        return model
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    try:
+        return ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model).model
+    except Exception as error:  # the file itself remains as it is: what is not known stays so
+        _LOGGER.debug("shape inference of %s: %s", path, error)
+        return model

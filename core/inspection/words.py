@@ -1,0 +1,72 @@
+"""Types, attributes and tensors in words, short enough for a line, without loading what lies in other files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxplug.text import counted
+
+_LONGEST = 60
+_MOST_ITEMS = 8
+
+
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """A text, cut where it is longer."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def type_text(kind: ir.TypeProtocol | None) -> str | None:
+    """``"float"`` for a tensor, ``"sequence(float)"``, ``"optional(float)"``; ``None`` where it is not known."""
+    if kind is None:
+        return None
+    if isinstance(kind, ir.SequenceType):
+        return f"sequence({type_text(kind.elem_type)})"  # type: ignore[arg-type]
+    if isinstance(kind, ir.OptionalType):
+        return f"optional({type_text(kind.elem_type)})"  # type: ignore[arg-type]
+    name = kind.dtype.name.lower()
+    return f"sparse({name})" if isinstance(kind, ir.SparseTensorType) else name
+
+
+def tensor_bytes(tensor: ir.TensorProtocol) -> int:
+    """Bytes of a tensor's elements; of text, of its characters."""
+    if tensor.dtype == ir.DataType.STRING:
+        found = getattr(tensor, "string_data", None)
+        return sum(len(part) for part in found()) if found is not None else 0
+    return int(tensor.nbytes)
+
+
+def attribute_text(attribute: ir.Attr) -> str:
+    """An attribute's value in a short text."""
+    if attribute.is_ref():
+        return f"@{attribute.ref_attr_name}"
+    return _value_text(attribute.value)
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, str):
+        return repr(shortened(value))
+    if isinstance(value, bytes):
+        return repr(value[:_LONGEST])
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    if isinstance(value, ir.Graph):
+        return f"graph of {counted(len(value), 'node')}"
+    if isinstance(value, list | tuple):
+        shown = [_value_text(item) for item in value[:_MOST_ITEMS]]
+        return f"[{', '.join(shown)}{f', … {len(value)} items' if len(value) > _MOST_ITEMS else ''}]"
+    if isinstance(value, ir.TensorProtocol):
+        return _tensor_text(value)
+    return shortened(str(value))
+
+
+def _tensor_text(tensor: ir.TensorProtocol) -> str:
+    dims = ", ".join(str(dim) for dim in tensor.shape)
+    text = f"{tensor.dtype.name.lower()}[{dims}]"
+    if isinstance(tensor, ir.ExternalTensor) or tensor.size > _MOST_ITEMS or tensor.dtype == ir.DataType.STRING:
+        return text
+    try:
+        return f"{text} {shortened(str(tensor.numpy().tolist()))}"
+    except Exception:  # a file's tensor may have fewer bytes than its shape says
+        return text
