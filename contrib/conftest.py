@@ -7,23 +7,22 @@ is installed.
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from onnxplug.testing import IsolatedRegistry
 from onnxplug.testing import plugin as onnxplug_fixtures
-from tests.support.contrib import CONTRIB, modules_alone
+from tests.support.contrib import CONTRIB, installed, modules_alone
 
 #: Built by a compiler: tests/test_contrib.py installs it, and runs its tests there.
 collect_ignore = ["onnxplug-example-cpp"]
-#: These import torchvision, which on this machine may lack its compiled kernels.
-VISION = ("onnxplug-torchvision", "onnxplug-transformers")
+
+
+def installed_for(path: Path) -> AbstractContextManager[None]:
+    """The package that a test file belongs to, and no other plugin."""
+    return installed(path.relative_to(CONTRIB).parts[0])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,28 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
             sys.path.append(str(modules_alone(project.parent)))
 
 
-@contextmanager
-def installed(path: Path) -> Iterator[None]:
-    """The package that a test file belongs to, and no other plugin."""
-    name = path.relative_to(CONTRIB).parts[0]
-    project: Any = tomllib.loads((CONTRIB / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    registry = IsolatedRegistry()
-    for entry, module in project["entry-points"]["onnxplug"].items():
-        registry.add_plugin(import_module(module), name=entry, distribution=name, version=project["version"])
-    if name in VISION:
-        from tests.support.vision_kernels import define_vision_kernels
-
-        define_vision_kernels()
-    with registry.active():
-        yield
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
     """`onnx_sample` asks for the package's samples while tests are collected."""
     if "onnx_sample" not in metafunc.fixturenames:
         return (yield)
-    with installed(metafunc.definition.path):
+    with installed_for(metafunc.definition.path):
         return (yield)
 
 
@@ -76,5 +59,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _installed(request: pytest.FixtureRequest) -> Iterator[None]:
-    with installed(request.path):
+    with installed_for(request.path):
         yield

@@ -6,6 +6,7 @@ Every public name is importable from here and loaded at first use, so that ``imp
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -166,6 +167,18 @@ if TYPE_CHECKING:
     from onnxplug.torch_onnx.install import as_torch_onnx as as_torch_onnx
 
 
+#: Names of ``torch.onnx`` as it was in 2023, by what there is for them here.
+_FORMER = {
+    "dynamo_export": "onnxplug.to_onnx",
+    "ExportOptions": "the arguments of onnxplug.to_onnx",
+    "DiagnosticOptions": "ONNXPLUG_LOG and report=",
+    "ExportOutput": "onnxplug.OnnxProgram",
+    "ExportOutputSerializer": "OnnxProgram.save",
+    "ONNXProgram": "onnxplug.OnnxProgram",
+    "ONNXRuntimeOptions": 'torch.compile(backend="onnxplug", options={...})',
+    "ONNXFakeContext": "onnxplug.fake_weights",
+    "enable_fake_mode": "onnxplug.fake_weights",
+}
 #: Subpackages that are public by themselves.
 _MODULES = ("compat", "reference")
 
@@ -175,7 +188,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"onnxplug.{name}")
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'onnxplug' has no attribute {name!r}")
+        text = f"module 'onnxplug' has no attribute {name!r}"
+        if name in _FORMER:
+            text += f"; there is {_FORMER[name]} for it, see docs/recipes/coming-from-other-exporters.md"
+        raise AttributeError(text, name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f"onnxplug.{home}"), name)
     globals()[name] = value
     return value

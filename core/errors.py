@@ -57,11 +57,16 @@ class OnnxplugError(Exception):
 
 
 class UsageError(OnnxplugError, ValueError):
-    """An argument is malformed: an unknown name, a shape that does not fit, a value out of range."""
+    """An argument is malformed: an unknown name, a shape that does not fit, a value out of range.
+
+    Remedy: The message names the argument and what it may be. The command line exits with 2 for it.
+    """
 
 
 class WeightsError(UsageError):
     """Weights are missing or don't fit the model, or the file that holds them can't be read.
+
+    Remedy: ``program.apply_weights`` with the tensors that the message names.
 
     Attributes:
         names: The weights that it is about, by their names in PyTorch.
@@ -74,6 +79,8 @@ class WeightsError(UsageError):
 
 class NameCountError(UsageError):
     """More names are given than there are inputs or outputs.
+
+    Remedy: Give as many names as the message lists values, or fewer: the rest keep theirs.
 
     Attributes:
         argument: ``"input_names"`` or ``"output_names"``.
@@ -94,6 +101,9 @@ class NameCountError(UsageError):
 class CaptureError(OnnxplugError):
     """``torch.export`` could not capture the model, or a dimension that was asked to be dynamic came out static.
 
+    Remedy: ``onnxplug.diagnose`` finds the submodule and the lines; the page on what torch.export refuses has the ways round them.
+    A dimension that the model's code fixes is left static, or the line that fixes it is changed.
+
     Attributes:
         submodule: The path of the submodule where capture stopped, empty for the model itself; ``None`` where it is not known.
         place: The user's ``file:line``; ``None`` where it is not known.
@@ -106,15 +116,25 @@ class CaptureError(OnnxplugError):
 
 
 class ConversionError(OnnxplugError):
-    """A converter failed; the message names the operator, the rule, its package and the user's source line."""
+    """A converter failed; the message names the operator, the rule, its package and the user's source line.
+
+    Remedy: ``onnxplug bisect`` reduces the model to the operators that fail. Another rule may be preferred (``prefer=``) or given
+    (``rules=``); a fault of a plugin's converter is its author's.
+    """
 
 
 class OutputMismatchError(ConversionError):
-    """A converter returned values whose count, dtype, rank or static dimensions differ from what torch computed."""
+    """A converter returned values whose count, dtype, rank or static dimensions differ from what torch computed.
+
+    Remedy: It is a fault of the rule that the message names: report it to its package, and prefer another rule until then.
+    """
 
 
 class MissingRuleError(ConversionError):
     """Operators of the model have no rule and no decomposition.
+
+    Remedy: Install a plugin that translates them, or give rules: ``rules=[Rule(name, convert)]``. The hint names what is known to
+    supply one.
 
     Attributes:
         missing: Qualified operator name to the source locations at which it is used.
@@ -126,23 +146,38 @@ class MissingRuleError(ConversionError):
 
 
 class RuleConflictError(ConversionError):
-    """Rules of two distributions claim the same operator, and nothing says which of them wins."""
+    """Rules of two distributions claim the same operator, and nothing says which of them wins.
+
+    Remedy: ``prefer={"mylib::nms": "distribution"}``, or ``--prefer``.
+    """
 
 
 class PluginError(OnnxplugError):
-    """A plugin could not be imported, is malformed, or is required and not there."""
+    """A plugin could not be imported, is malformed, or is required and not there.
+
+    Remedy: ``onnxplug plugins list`` shows the plugin's error, and ``--debug`` its traceback; ``--no-plugin NAME`` leaves it out.
+    """
 
 
 class UnknownPluginError(PluginError, UsageError):
-    """A plugin that is asked for or left out by its name is not installed, or the name is malformed."""
+    """A plugin that is asked for or left out by its name is not installed, or the name is malformed.
+
+    Remedy: ``onnxplug plugins list`` shows the names.
+    """
 
 
 class OpsetError(OnnxplugError):
-    """The opset asked for is unknown, unsupported, or contradicted by a node of the graph."""
+    """The opset asked for is unknown, unsupported, or contradicted by a node of the graph.
+
+    Remedy: Ask for the opset that the message names; a rule that emits one domain in two versions is a fault of its package.
+    """
 
 
 class VerificationError(OnnxplugError):
     """The exported model does not run, or computes something else than the PyTorch model.
+
+    Remedy: ``verify(intermediates=True)`` names the operator where both part, and says whether onnxplug,
+    ONNX Runtime or rounding is to blame.
 
     Attributes:
         verdict: Who is wrong (``onnxplug.diagnosis.verdict.Verdict``), where that was asked for.
@@ -154,11 +189,17 @@ class VerificationError(OnnxplugError):
 
 
 class EvaluationError(OnnxplugError):
-    """An evaluator of ``onnxplug.reference`` can't compute a node; the message names operator, node and inputs."""
+    """An evaluator of ``onnxplug.reference`` can't compute a node; the message names operator, node and inputs.
+
+    Remedy: An operator of a domain of its own needs its kernel: a ``ReferenceOp``, or the library in ONNX Runtime.
+    """
 
 
 class SaveError(OnnxplugError):
-    """The model could not be written; what stood at the destination before is untouched."""
+    """The model could not be written; what stood at the destination before is untouched.
+
+    Remedy: The message has the cause, such as no space or no permission; save again when it is gone.
+    """
 
 
 class Decline(Exception):
@@ -171,6 +212,8 @@ class Decline(Exception):
 
 class Unsupported(ConversionError):
     """Raised inside a converter for a case that it cannot translate.
+
+    Remedy: The message says which case; another opset, another target or a rule of one's own may have it.
 
     The interpreter adds the operator, the user's source line, shapes, opset, rule and package.
     """

@@ -1,4 +1,4 @@
-"""What mkdocs makes itself: the reference of the public API, of the command line and of the errors, from the code."""
+"""What mkdocs makes itself: the reference of the public API, of the command line, of hooks and of the errors, from the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECTIONS = {
 
 def on_files(files: Any, config: Any) -> Any:
     """mkdocs calls it with the files of the documentation: three are added."""
-    pages = {"api": api(), "command-line": command_line(), "errors": errors()}
+    pages = {"api": api(), "command-line": command_line(), "errors": errors(), "hooks": hooks()}
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
@@ -54,19 +54,47 @@ def api() -> str:
 
 
 def errors() -> str:
-    """The errors, each with its base and its docstring."""
+    """The errors, each with its base and its docstring.
+
+    Raises:
+        LookupError: One says nothing of what to do about it.
+    """
     lines = [
         "# Errors",
         "",
         "Every error that onnxplug raises on purpose derives from `OnnxplugError`. Its text says what is wrong and where, in the",
-        "user's own lines where they are to blame; `hint` is what to do about it.",
+        "user's own lines where they are to blame; `hint` is what to do about it in the case at hand. Here is the cause of each kind,",
+        "and its remedy.",
     ]
     for kind in _errors():
+        if "Remedy:" not in str(kind.__doc__) and kind.__name__ not in ("OnnxplugError", "Decline"):
+            raise LookupError(f"{kind.__name__} names no remedy in its docstring")
         lines += [
             "",
             f"::: onnxplug.errors.{kind.__name__}",
             "    options: {heading_level: 2, show_bases: true, members: false}",
         ]
+    return "\n".join(lines) + "\n"
+
+
+def hooks() -> str:
+    """The hooks, each with its signature and what it returns."""
+    module = importlib.import_module("onnxplug.plugins.hookspecs")
+    lines = [
+        "# Signatures of hooks",
+        "",
+        "What a plugin may implement, under the decorator `onnxplug.hookimpl`. [Hooks](../hooks.md) has an example of each.",
+    ]
+    for name, hook in vars(module).items():
+        if name.startswith("onnxplug_"):
+            signature = f"def {name}{inspect.signature(hook)}:".replace("'", "")
+            text = str(inspect.getdoc(hook)).replace("``", "`")
+            first = (
+                " Of several plugins' answers the first that isn't `None` counts."
+                if hook.onnxplug_spec["firstresult"]
+                else ""
+            )
+            lines += ["", f"## {name}", "", "```text", signature, "```", "", text + first]
     return "\n".join(lines) + "\n"
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.support.contrib import CONTRIB, installed, modules_alone
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+#: Pages that tell of packages under contrib/, by these packages.
+PLUGINS = {
+    "generation.md": ("onnxplug-transformers",),
+    "graph-networks.md": ("onnxplug-torch-geometric",),
+    "mixtures-of-experts.md": ("onnxplug-transformers",),
+}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -19,10 +28,14 @@ def test_code_blocks_run(
     monkeypatch.chdir(tmp_path)
     sources = tmp_path_factory.mktemp("sources")  # torch.jit.script reads the source of what it compiles
     namespace: dict[str, object] = {"__name__": "docs"}
-    for number, code in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
-        source = sources / f"{page.name} block {number}"
-        source.write_text(code, encoding="utf-8")
-        exec(compile(code, str(source), "exec", dont_inherit=True), namespace)
+    packages = PLUGINS.get(page.name, ())
+    for package in packages:
+        monkeypatch.syspath_prepend(modules_alone(CONTRIB / package))
+    with installed(*packages) if packages else nullcontext():
+        for number, code in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
+            source = sources / f"{page.name} block {number}"
+            source.write_text(code, encoding="utf-8")
+            exec(compile(code, str(source), "exec", dont_inherit=True), namespace)
 
 
 def test_readme_begins_with_what_a_user_does_first() -> None:

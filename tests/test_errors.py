@@ -320,3 +320,12 @@ def test_a_weight_that_is_a_tensor_subclass_is_not_taken_for_a_plain_one() -> No
     program = torch.export.export(model, (X,), strict=False)
     with pytest.raises(UsageError, match="'weight' is a TwoTensor"):
         onnxplug.to_onnx(program)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("dynamo_export", "to_onnx"), ("ExportOptions", "to_onnx"), ("enable_fake_mode", "fake_weights")],
+)
+def test_names_of_2023_say_what_there_is_today(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=rf"{name}.*there is .*{instead}"):
+        getattr(onnxplug, name)

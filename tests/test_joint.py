@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.export.experimental import _export_forward_backward
+from torch.func import functional_call
 
 import onnxplug
 from tests.backend.test_training import MODELS, Data
@@ -76,3 +77,29 @@ def test_the_gradient_of_an_input() -> None:
         torch.testing.assert_close(got[0], loss.detach())
         torch.testing.assert_close(got[1], x.grad)
     assert made.verify().cases
+
+
+def test_gradients_of_inputs_are_called_after_them() -> None:
+    """Weights as inputs: they change from call to call."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.LayerNorm(3))
+
+    class Model(nn.Module):
+        def forward(self, weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (functional_call(model, weights, (x,)).square().mean() + (x * weights["2.weight"].sum()).mean(),)
+
+    weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    x = torch.randn(5, 4)
+    shapes = (dict.fromkeys(weights), {0: torch.export.Dim("batch")})
+    made = onnxplug.to_onnx(
+        _export_forward_backward(torch.export.export(Model(), (weights, x), dynamic_shapes=shapes)),
+    )
+    names = [output.name for output in made.model.graph.outputs]
+    inputs = [f"weights_{name.replace('.', '_')}" for name in weights]
+    assert [value.name for value in made.model.graph.inputs] == [*inputs, "x"]
+    assert names[0] == "loss"
+    assert set(names[1:]) >= {f"{name}_grad" for name in inputs}
+    (loss,) = Model()(weights, x)
+    loss.backward()
+    got = dict(zip(names, made({name: w.detach() for name, w in weights.items()}, x), strict=True))
+    for name, weight in zip(inputs, weights.values(), strict=True):
+        torch.testing.assert_close(got[f"{name}_grad"], weight.grad, **looser("gradients"))

@@ -22,3 +22,5 @@ def test_builds_without_a_warning(tmp_path: Path) -> None:
     commands = (tmp_path / "reference" / "command-line" / "index.html").read_text(encoding="utf-8")
     assert all(f"onnxplug {name}" in commands for name in ("export", "verify", "diagnose", "plugins"))
     assert 'id="onnxplug.errors.CaptureError"' in (tmp_path / "reference" / "errors" / "index.html").read_text("utf-8")
+    hooks = (tmp_path / "reference" / "hooks" / "index.html").read_text(encoding="utf-8")
+    assert "def onnxplug_sources() -&gt; Iterable[ModelSource]:" in hooks

@@ -27,8 +27,10 @@ _PLAIN = (
     type,
     types.BuiltinMethodType,
 )
-#: Packages whose code uses no layer of the model.
-_SKIPPED = frozenset({"torch", *sys.stdlib_module_names} - {"__main__"})
+#: Packages whose code uses no layer of the model. Classes of code that `exec` runs in a bare dict say that they are of builtins.
+_SKIPPED = frozenset({"torch", *sys.stdlib_module_names} - {"__main__", "builtins"})
+#: CPython's flag of classes that a class statement made (Py_TPFLAGS_HEAPTYPE).
+_HEAP_TYPE = 1 << 9
 
 
 class Mentions:
@@ -90,7 +92,7 @@ class _Search:
             self._pending += item
         elif isinstance(item, dict):
             self._pending += item.values()
-        elif not isinstance(item, types.ModuleType) and not _is_skipped(type(item).__module__, but=item):
+        elif not isinstance(item, types.ModuleType) and not _is_skipped_class(type(item), but=item):
             self._pending += getattr(item, "__dict__", {}).values()
             return self._meet_class(type(item))
         return ()
@@ -99,7 +101,7 @@ class _Search:
         if kind in self._classes:
             return ()
         for base in kind.__mro__:
-            if base not in self._classes and not _is_skipped(base.__module__):
+            if base not in self._classes and not _is_skipped_class(base):
                 for name, attribute in vars(base).items():
                     self._attributes[name].append(attribute)
                 self._pending += (_function(vars(base)[name]) for name in self._named & vars(base).keys())
@@ -136,9 +138,15 @@ def _function(attribute: Any) -> Any:
     return getattr(attribute, "__func__", attribute)
 
 
-def _is_skipped(module: str | None, but: Any = None) -> bool:
-    """Whether a module is of torch or the standard library; torch's layers, as objects, are not skipped."""
-    return (module or "").partition(".")[0] in _SKIPPED and not isinstance(but, torch.nn.Module)
+def _is_skipped(module: str | None) -> bool:
+    """Whether a module is of torch or the standard library."""
+    return (module or "").partition(".")[0] in _SKIPPED
+
+
+def _is_skipped_class(kind: type, but: Any = None) -> bool:
+    """Whether a class is of torch or the standard library; torch's layers, as objects, are not skipped."""
+    builtin = kind.__module__ == "builtins" and not kind.__flags__ & _HEAP_TYPE
+    return (builtin or _is_skipped(kind.__module__)) and not isinstance(but, torch.nn.Module)
 
 
 def _code_names(code: types.CodeType) -> Iterator[str]:

@@ -224,7 +224,9 @@ def _slots(
 def _name_gradients(users: list[OutputSlot], inputs: list[InputSlot], program: torch.export.ExportedProgram) -> None:
     """Names gradients in the graph of loss and gradients that torch makes of an exported loss: ``WEIGHT_grad``."""
     specs = [s for s in program.graph_signature.output_specs if s.kind not in (*_MUTATIONS, TorchOutput.TOKEN)]
-    names = {slot.node.name: slot.name for slot in inputs if slot.kind is InputKind.USER}
+    # Gradients of inputs go by the names that the placeholders had before torch renamed them, which count them: arg0_1, arg1_1.
+    names = {f"arg{position}_1": slot.name for position, slot in enumerate(inputs)}
+    names |= {slot.node.name: slot.name for slot in inputs if slot.kind is InputKind.USER}
     for slot, spec in zip(users, specs, strict=True):
         if spec.kind is TorchOutput.LOSS_OUTPUT:
             slot.name = "loss"

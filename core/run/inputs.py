@@ -205,7 +205,7 @@ def integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
 
 def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     """Random values of the example's kind: floats normal at its scale, integers drawn from its own range."""
-    dtype = example.dtype
+    example, dtype = example.detach(), example.dtype
     if dtype is torch.bool:
         if example.numel() and bool(example.all()):
             return torch.ones(list(shape), dtype=dtype)  # a mask without a hidden element stays so

@@ -98,3 +98,14 @@ def test_work_grows_with_code_and_not_with_code_times_classes(monkeypatch: pytes
         return len(calls)
 
     assert work(200) < 3 * work(100)
+
+
+def test_code_that_exec_ran_in_a_bare_dict() -> None:
+    """Its classes claim to be of the module builtins, whose own are not searched."""
+    source = (
+        "class Layer(torch.nn.Module):\n    def forward(self, x):\n        return torch.lstm_cell(x, [x, x], x, x)[0]\n"
+    )
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(source, namespace)
+    assert namespace["Layer"].__module__ == "builtins"
+    assert names(namespace["Layer"](), "lstm_cell")

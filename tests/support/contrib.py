@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,13 @@ from onnxplug.plugin_api import ENTRY_POINT_GROUP
 from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.records import BUILTIN, Selection
 from onnxplug.registry.registry import OnnxRegistry
+from onnxplug.testing import IsolatedRegistry
 
 CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
+#: These import torchvision, which on this machine may lack its compiled kernels.
+VISION = ("onnxplug-torchvision", "onnxplug-transformers")
+#: Folders that go when the process ends.
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @cache
@@ -24,11 +32,32 @@ def modules_alone(folder: Path) -> Path:
 
     What a build leaves beside them (egg-info) would make every later test of the process see an installed plugin.
     """
-    alone = Path(tempfile.mkdtemp(prefix="onnxplug-contrib-"))
+    _FOLDERS.append(tempfile.TemporaryDirectory(prefix="onnxplug-contrib-"))
+    alone = Path(_FOLDERS[-1].name)
     for module in folder.iterdir():
         if (module / "__init__.py").is_file():
             (alone / module.name).symlink_to(module)
     return alone
+
+
+def _project(package: str) -> Any:
+    return tomllib.loads((CONTRIB / package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@contextmanager
+def installed(*packages: str) -> Iterator[None]:
+    """As if pip had installed these packages, whose modules are on the path, and no other plugin."""
+    registry = IsolatedRegistry()
+    for package in packages:
+        project = _project(package)
+        for entry, module in project["entry-points"][ENTRY_POINT_GROUP].items():
+            registry.add_plugin(import_module(module), name=entry, distribution=package, version=project["version"])
+        if package in VISION:
+            from tests.support.vision_kernels import define_vision_kernels
+
+            define_vision_kernels()
+    with registry.active():
+        yield
 
 
 @cache
@@ -38,10 +67,9 @@ def plugged(*packages: str) -> tuple[OnnxRegistry, PluginManager]:
     for package in packages:
         folder = CONTRIB / package
         sys.path.insert(0, str(modules_alone(folder)))
-        project: Any = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         points.extend(
             EntryPoint(name, value, ENTRY_POINT_GROUP)
-            for name, value in project["entry-points"][ENTRY_POINT_GROUP].items()
+            for name, value in _project(package)["entry-points"][ENTRY_POINT_GROUP].items()
         )
     manager = PluginManager(Selection(), points)
     builtin, plugin = manager.rules()
