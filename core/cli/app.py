@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 import typer.core
 import typer.main
-from rich.markup import escape
-from rich.table import Table
 
 from onnxplug import logs
 from onnxplug.cli.bisect import bisect
 from onnxplug.cli.diagnose import diagnose
 from onnxplug.cli.explain import ops, why
+from onnxplug.cli.inspect import inspect
 from onnxplug.cli.options import (
     AbsolutePathsOption,
     CaptureOption,
@@ -38,7 +37,6 @@ from onnxplug.cli.options import (
     TargetArgument,
     WeightsOption,
     choice,
-    debug_option,
     parse_runtime,
     plugin_options,
     registry,
@@ -96,6 +94,7 @@ app.command()(plugin_options(why))
 app.command()(plugin_options(ops))
 app.command()(plugin_options(bisect))
 app.command()(plugin_options(diagnose))
+app.command()(inspect)
 app.command("run", context_settings=SETTINGS)(plugin_options(run_script))
 
 
@@ -340,42 +339,6 @@ def _ranks(model: Path) -> dict[str, int]:
         return {str(v.name): len(v.shape) for v in ir.load(model).graph.inputs if v.shape is not None}
     except Exception:
         return {}
-
-
-@app.command()
-@debug_option
-def inspect(model: Annotated[Path, typer.Argument(help="The ONNX file")]) -> None:
-    """Show a model's opsets, inputs, outputs and operators."""
-    from collections import Counter
-
-    import onnx_ir as ir
-
-    from onnxplug.cli.report import out, progress, size_text
-    from onnxplug.text import value_text
-
-    if not model.is_file():
-        raise UsageError(f"there is no file {model}")
-    try:
-        with progress() as shown:
-            shown("loading")
-            loaded = ir.load(model)
-    except Exception as error:
-        raise OnnxplugError(f"{model} is not an ONNX model: {type(error).__name__}: {error}") from error
-    table = Table(show_header=False)
-    counts = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in loaded.graph.all_nodes())
-    rows = [
-        ("file", f"{model} ({size_text(model)})"),
-        ("producer", f"{loaded.producer_name} {loaded.producer_version}"),
-        ("opsets", ", ".join(f"{n or 'ai.onnx'} {v}" for n, v in loaded.opset_imports.items())),
-        *[("input", f"{v.name} {value_text(v)}") for v in loaded.graph.inputs],
-        *[("output", f"{v.name} {value_text(v)}") for v in loaded.graph.outputs],
-        ("nodes", str(sum(counts.values()))),
-        ("operators", ", ".join(f"{name} {count}" for name, count in counts.most_common())),
-        ("functions", ", ".join(f"{f.domain}::{f.name}" for f in loaded.functions.values()) or "none"),
-    ]
-    for name, value in rows:
-        table.add_row(name, escape(value))
-    out.print(table)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnx_ir as ir
@@ -30,10 +31,13 @@ def load_model(path: str | Path, *, infer: bool = False) -> ir.Model:
     path = Path(path)
     check_is_onnx(path)
     try:
-        model = ir.load(path)
+        model = ir.load(os.path.abspath(path))  # with a folder onnx_ir keeps external data within it
     except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # onnx_ir says first where in the file it was
+            cause = cause.__cause__
         raise OnnxplugError(
-            f"{path} is not an ONNX model: {type(error).__name__}: {error}", hint="It may be cut off: compare its size."
+            f"{path} is not an ONNX model: {type(cause).__name__}: {cause}", hint="It may be cut off: compare its size."
         ) from error
     if not len(model.graph) and not model.graph.inputs and not model.graph.outputs and not model.opset_imports:
         raise OnnxplugError(f"{path} is not an ONNX model: it is empty")

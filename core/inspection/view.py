@@ -101,6 +101,11 @@ class WeightView:
     module: str
 
     @property
+    def type(self) -> str:
+        """Dtype and shape: ``"float[4, 3]"``."""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    @property
     def elements(self) -> int:
         """Number of elements."""
         count = 1
@@ -218,6 +223,27 @@ def view(model: ir.Model, sizes: Mapping[str, int] | None = None) -> ModelView:
     return _Viewer(model, sizes or {}).view()
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A picture beside the model that it shows.
+
+    Attributes:
+        view: The picture.
+        nodes: What was made of each node.
+        weights: What was made of each weight, with its tensor; a ``Constant`` is known by its result.
+    """
+
+    view: ModelView
+    nodes: dict[ir.Node, NodeView]
+    weights: dict[ir.Value, tuple[WeightView, ir.TensorProtocol]]
+
+
+def view_with_model(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Seen:
+    """As :func:`view`, with what was made of each node and weight."""
+    viewer = _Viewer(model, sizes or {})
+    return Seen(viewer.view(), viewer.by_node, viewer.by_weight)
+
+
 @dataclass(slots=True)
 class _Sums:
     """What is added up of one module's own."""
@@ -235,6 +261,8 @@ class _Viewer:
         self._model = model
         self._costs = Costs(model, sizes)
         self._nodes: list[NodeView] = []
+        self.by_node: dict[ir.Node, NodeView] = {}
+        self.by_weight: dict[ir.Value, tuple[WeightView, ir.TensorProtocol]] = {}
         self._weights: list[WeightView] = []
         self._sums: dict[str, _Sums] = {"": _Sums()}
         self._operators: Counter[str] = Counter()
@@ -325,6 +353,7 @@ class _Viewer:
             flops=cost.flops,
         )
         self._nodes.append(found)
+        self.by_node[node] = found
         self._calls[node.op_identifier()] += 1
         for value in node.inputs:
             if value is not None and value.const_value is not None:
@@ -364,15 +393,15 @@ class _Viewer:
     def _weigh(self, stored: Iterable[ir.Value]) -> None:
         for value in stored:
             if value.const_value is not None:
-                self._weight(value.name or "", value.const_value, self._owner(value))
+                self._weight(value, value.const_value, self._owner(value))
         for value, tensor, module in self._constants:
-            self._weight(value.name or "", tensor, module)
+            self._weight(value, tensor, module)
 
-    def _weight(self, name: str, tensor: ir.TensorProtocol, module: str) -> None:
+    def _weight(self, value: ir.Value, tensor: ir.TensorProtocol, module: str) -> None:
         dims = tuple([d if isinstance(d, int) else getattr(d, "value", None) for d in tensor.shape])
         location = tensor.location if isinstance(tensor, ir.ExternalTensor) else None
         found = WeightView(
-            name,
+            value.name or "",
             tensor.dtype.name.lower(),
             dims,
             tensor_bytes(tensor),
@@ -380,6 +409,7 @@ class _Viewer:
             module,
         )
         self._weights.append(found)
+        self.by_weight[value] = found, tensor
         sums = self._sums.setdefault(module, _Sums())
         sums.parameters += found.elements
         sums.bytes += found.bytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -15,6 +17,49 @@ _MOST_ITEMS = 8
 def shortened(text: str, longest: int = _LONGEST) -> str:
     """A text, cut where it is longer."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def visible(text: str) -> str:
+    """A text of a file for a terminal or a page: control characters, and those that turn its direction, as escapes."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        letter
+        if letter.isprintable() and unicodedata.category(letter) not in ("Cc", "Cf", "Cs")
+        else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for letter in text
+    )
+
+
+def count_text(count: int) -> str:
+    """A count with separators: ``"1,234"``."""
+    return f"{count:,}"
+
+
+def bytes_text(size: int) -> str:
+    """A size in bytes: ``"1.5 MB"``."""
+    return _scaled(size, "bytes", ("kB", "MB", "GB", "TB", "PB"))
+
+
+def flops_text(count: int) -> str:
+    """A number of operations: ``"3.64 GFLOP"``."""
+    return _scaled(count, "FLOP", ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"), digits=2)
+
+
+def _scaled(number: int, unit: str, larger: tuple[str, ...], digits: int = 1) -> str:
+    if number < 1000:
+        return f"{number} {unit[:-1] if number == 1 and unit == 'bytes' else unit}"
+    scaled = float(number)
+    for name in larger:
+        scaled /= 1000
+        if scaled < 999.95 or name == larger[-1]:
+            return f"{scaled:,.{digits}f} {name}"
+    raise AssertionError("the last name takes what is left")
+
+
+def opsets_text(opsets: Mapping[str, int]) -> str:
+    """``"ai.onnx 21, com.microsoft 1"``."""
+    return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets.items())
 
 
 def type_text(kind: ir.TypeProtocol | None) -> str | None:

@@ -19,58 +19,25 @@ from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.inspection.load import load_model
 from onnxplug.inspection.places import Place, path_of_name, place_of
 from onnxplug.inspection.view import ModelView, ModuleView, view
+from tests.inspection.models import BATCH, Block, Model, example
 
 F, I = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64  # noqa: E741
 
 
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.norm = torch.nn.LayerNorm(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(self.norm(self.linear(x))) + x
-
-
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 3, padding=1)
-        self.layers = torch.nn.ModuleList([Block(), Block()])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.conv(x).mean((2, 3))
-        for layer in self.layers:
-            y = layer(y)
-        return y
-
-
-def _model() -> tuple[Model, tuple[torch.Tensor]]:
-    torch.manual_seed(0)
-    model = Model().eval()
-    torch.nn.init.normal_(model.layers[1].norm.weight)  # equal weights would be one
-    torch.nn.init.normal_(model.layers[1].norm.bias)
-    return model, (torch.randn(2, 3, 8, 8),)
-
-
-BATCH = ({0: "batch"},)
-
-
 def _ours(**options: Any) -> Callable[[Path], None]:
     def write(path: Path) -> None:
-        onnxplug.to_onnx(*_model(), path, dynamic_shapes=BATCH, **options)
+        onnxplug.to_onnx(*example(), path, dynamic_shapes=BATCH, **options)
 
     return write
 
 
 def _torch(path: Path) -> None:
-    model, args = _model()
+    model, args = example()
     torch.onnx.export(model, args, path, dynamic_shapes=BATCH, verbose=False)
 
 
 def _torchscript(path: Path) -> None:
-    model, args = _model()
+    model, args = example()
     torch.onnx.export(model, args, path, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}})
 
 
@@ -111,7 +78,7 @@ def test_modules(exporter: str, tmp_path: Path) -> None:
     seen = view(load_model(tmp_path / "m.onnx", infer=True), {"batch": 3})
     modules = _modules(seen.root)
     assert list(modules) == list(TREE)
-    parameters_by_name = dict(_model()[0].named_parameters())
+    parameters_by_name = dict(example()[0].named_parameters())
     assert {weight.name for weight in seen.weights} >= set(parameters_by_name)
     for path, (children, parameters) in TREE.items():
         module = modules[path]
@@ -130,14 +97,14 @@ def test_modules(exporter: str, tmp_path: Path) -> None:
         gemm = next(node for node in seen.nodes if node.module == "layers.1.linear")
         assert gemm.classes[-1] == "torch.nn.modules.linear.Linear"
         assert gemm.source is not None
-        assert gemm.source.partition(":")[0].endswith("test_view.py")
+        assert gemm.source.partition(":")[0].endswith("inspection/models.py")
     else:
         assert all(module.classes == () for module in modules.values())
     assert {node.rule is not None for node in seen.nodes} == {exporter == "full"}
 
 
 def test_rules_and_rewrites() -> None:
-    seen = view(onnxplug.to_onnx(*_model(), metadata="full", opset_version=18).model)
+    seen = view(onnxplug.to_onnx(*example(), metadata="full", opset_version=18).model)
     by_rule = {node.rule: node for node in seen.nodes}
     conv = by_rule["onnxplug.converters.convolution:conv"]
     assert (conv.package, conv.version) == ("onnxplug", onnxplug.__version__)
@@ -156,7 +123,7 @@ def test_rules_and_rewrites() -> None:
 
 def test_functions() -> None:
     """A call stands for its module; the nodes of the body are seen from there."""
-    program = onnxplug.to_onnx(*_model(), functions=True, dynamic_shapes=BATCH)
+    program = onnxplug.to_onnx(*example(), functions=True, dynamic_shapes=BATCH)
     seen = view(program.model, {"batch": 3})
     (function,) = seen.functions
     assert (function.operator, function.calls, function.nodes) == ("onnxplug.modules::Block", 2, 4)
@@ -165,7 +132,7 @@ def test_functions() -> None:
     assert modules["layers.1"].nodes == 1
     assert modules["layers.1"].parameters == 28
     assert modules["layers.1"].classes == (f"{Block.__module__}.Block",)
-    inlined = view(onnxplug.to_onnx(*_model(), dynamic_shapes=BATCH).model, {"batch": 3})
+    inlined = view(onnxplug.to_onnx(*example(), dynamic_shapes=BATCH).model, {"batch": 3})
     assert seen.root.total_flops == inlined.root.total_flops
     assert [node.module for node in seen.nodes if node.graph == "onnxplug.modules::Block"] == ["linear", "norm", "", ""]
     assert seen.operators["onnxplug.modules::Block"] == 2
@@ -178,7 +145,7 @@ def test_branches() -> None:
             y = super().forward(x)
             return torch.cond(y.sum() > 0, lambda v: self.layers[0](v), lambda v: v - 1.5, (y,))
 
-    program = onnxplug.to_onnx(Branches().eval(), _model()[1])
+    program = onnxplug.to_onnx(Branches().eval(), example()[1])
     seen = view(program.model)
     graphs = list(dict.fromkeys(node.graph for node in seen.nodes))
     assert graphs == ["", "If/then_branch", "If/else_branch"]

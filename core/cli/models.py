@@ -1,0 +1,74 @@
+"""What the commands that look at ONNX files share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnxplug.cli.options import choice
+from onnxplug.errors import OnnxplugError, UsageError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+SizesOption = Annotated[str | None, typer.Option("--sizes", help="'batch=4,length=128': sizes of dynamic dimensions")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of HTML")]
+ModelArgument = Annotated[Path, typer.Argument(help="The ONNX file")]
+
+
+def loaded(path: Path) -> ir.Model:
+    """A model to be looked at, with the shapes that can be worked out.
+
+    Raises:
+        UsageError: There is no such file, or it is one of PyTorch.
+        OnnxplugError: It is no ONNX model.
+    """
+    from onnxplug.cli.report import progress
+    from onnxplug.inspection.load import check_is_onnx, load_model
+
+    check_is_onnx(path)
+    with progress() as shown:
+        shown("loading")
+        return load_model(path, infer=True)
+
+
+def parse_sizes(text: str | None) -> dict[str, int]:
+    """``batch=4,length=128``.
+
+    Raises:
+        UsageError: The text can't be read.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(",") if text is not None else ():
+        name, separator, size = part.rpartition("=")
+        if not separator or not name.strip() or not size.strip().isdecimal() or name.strip() in sizes:
+            raise UsageError(f"--sizes {text!r} can't be read", hint="Write it as batch=4,length=128; each name once.")
+        sizes[name.strip()] = int(size)
+    return sizes
+
+
+@contextlib.contextmanager
+def trouble_is_two() -> Iterator[None]:
+    """For commands of which 1 is an answer, as of ``diff``: errors end them with 2."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if choice.debug or isinstance(error, UsageError):
+            raise
+        from onnxplug.cli.report import failure
+
+        if isinstance(error, OnnxplugError):
+            failure(error.message, error.hint)
+        else:
+            failure(
+                f"{type(error).__name__}: {error}",
+                "onnxplug did not expect this error; run with --debug for the traceback.",
+            )
+        raise typer.Exit(2) from error

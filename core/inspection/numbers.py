@@ -1,0 +1,112 @@
+"""How much the numbers of two tensors differ, read in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxplug.errors import OnnxplugError
+
+#: Elements that are compared at once.
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How much two tensors differ.
+
+    Attributes:
+        count, total: How many elements differ, and how many there are. NaN is equal to NaN.
+        largest: The largest difference of two elements; infinite where one is not finite and the other differs.
+        relative: That by the size of the largest finite element of the first tensor; infinite where all of those are 0.
+    """
+
+    count: int
+    total: int
+    largest: float
+    relative: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether all elements are equal."""
+        return not self.count
+
+    def __str__(self) -> str:
+        if self.equal:
+            return "equal"
+        return f"{self.count:,} of {self.total:,} elements, by {self.largest:.3g} at most ({self.relative:.2g} of the largest)"
+
+
+def difference_of(before: ir.TensorProtocol, after: ir.TensorProtocol) -> tuple[Difference | None, bool]:
+    """How much two tensors differ, of other dtypes too; ``None`` where they can't be compared.
+
+    Returns:
+        The difference, and whether the second is the first one transposed: it is compared so where its shape is only right so,
+        or where it is equal so and not otherwise.
+
+    Raises:
+        OnnxplugError: The numbers of one can't be read.
+    """
+    shape, other = tuple(before.shape), tuple(after.shape)
+    texts = [tensor.dtype == ir.DataType.STRING for tensor in (before, after)]
+    if any(texts) and not all(texts):
+        return None, False
+    a, b = _numbers(before), _numbers(after)
+    if shape == other:
+        found = _difference(a, b)
+        if found.count and len(shape) == 2 and shape[0] == shape[1] and _difference(a, b.T).equal:
+            return _difference(a, b.T), True
+        return found, False
+    if len(shape) == 2 and shape == other[::-1]:
+        return _difference(a, b.T), True
+    return None, False
+
+
+def _numbers(tensor: ir.TensorProtocol) -> Any:
+    try:
+        return np.asarray(tensor.numpy())
+    except Exception as error:
+        raise OnnxplugError(
+            f"the numbers of the weight {tensor.name!r} can't be read: {error}",
+            hint="External data must lie beside the model, under the name that it was saved with.",
+        ) from error
+
+
+def _difference(a: Any, b: Any) -> Difference:
+    """The elements of one order: pieces are rows, so that a transposed one isn't copied whole."""
+    if not a.size:
+        return Difference(0, 0, 0.0, 0.0)
+    if a.dtype == object:
+        count = int((a != b).sum())
+        return Difference(count, a.size, float("inf") if count else 0.0, float("inf") if count else 0.0)
+    rows = a.reshape(1) if not a.ndim else a
+    others = b.reshape(1) if not b.ndim else b
+    step = max(1, _PIECE // max(1, rows[0].size))
+    count, largest, size = 0, 0.0, 0.0
+    for start in range(0, len(rows), step):
+        x, y = rows[start : start + step], others[start : start + step]
+        differing, most = _piece(x, y)
+        count, largest = count + differing, max(largest, most)
+        magnitude = np.abs(x.astype(np.float64))
+        magnitude = magnitude[np.isfinite(magnitude)]
+        size = max(size, float(magnitude.max(initial=0.0)))
+    relative = 0.0 if not count else largest / size if size else float("inf")
+    return Difference(count, a.size, largest, relative)
+
+
+def _piece(x: Any, y: Any) -> tuple[int, float]:
+    """How many elements differ, and by how much at most."""
+    a, b = x.astype(np.float64), y.astype(np.float64)
+    whole = [v.dtype.kind in "iub" for v in (x, y)]
+    # A double cannot tell integers beyond 2**53 apart.
+    differs = x != y if all(whole) else ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    count = int(differs.sum())
+    if not count:
+        return 0, 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        by = np.abs(a[differs] - b[differs])
+    by[np.isnan(by)] = np.inf  # a NaN against a number
+    return count, max(float(by.max()), 1.0 if all(whole) else 0.0)

@@ -1,0 +1,71 @@
+"""Pages of HTML, each one file that needs nothing else: styles are within it, and there are no scripts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxplug.errors import OnnxplugError, SaveError
+from onnxplug.inspection.words import bytes_text, count_text, flops_text, visible
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def page(template: str, values: Mapping[str, Any]) -> str:
+    """A page. What is put into it is escaped: names in a model may hold markup.
+
+    Args:
+        template: Name of a template of this package, ``"model.html.jinja"``.
+        values: What it shows.
+
+    Raises:
+        OnnxplugError: jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise OnnxplugError(
+            "pages of HTML need jinja2, which is not installed", hint="pip install 'onnxplug[report]'"
+        ) from error
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(count=count_text, bytes=bytes_text, flops=flops_text)
+    # Control characters are shown, not obeyed: a name may turn the direction of what follows it.
+    environment.finalize = lambda value: (
+        visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    )
+    return environment.get_template(template).render(values)
+
+
+def save_text(path: Path, text: str, what: str) -> None:
+    """Writes a file, complete or not at all.
+
+    Args:
+        path: The file.
+        text: What is in it.
+        what: What it is, for the message: ``"page"``.
+
+    Raises:
+        SaveError: It can't be written.
+    """
+    try:
+        destination = Path(os.path.realpath(path))
+        if destination.is_dir():
+            raise SaveError(f"can't write the {what} {path}: it is a folder", hint="Give the name of a file.")
+        staged = destination.with_name(f".{secrets.token_hex(6)}-{destination.name}")
+        try:
+            staged.write_text(text, encoding="utf-8", errors="backslashreplace")
+            os.replace(staged, destination)
+        finally:
+            staged.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        raise SaveError(f"can't write the {what} {path}: {error}") from error
