@@ -196,11 +196,13 @@ def test_interrupted(folder: Path, capsys: pytest.CaptureFixture[str], monkeypat
 
 
 LIBRARY = """
-    from onnxplug import PluginInfo, Rule, hookimpl
+    from onnxplug import OpSample, PluginInfo, Rule, hookimpl
     def convert(g, node): return g.op.Mul(node.args[0], 2.0)
     @hookimpl
     def onnxplug_rules():
         return [Rule("absent_library::double", convert), Rule("absent_library::half", convert), Rule("aten::relu", convert, override=True)]
+    @hookimpl
+    def onnxplug_samples(): return [OpSample("absent_library::double", lambda: ())]
     @hookimpl
     def onnxplug_info(): return PluginInfo(namespaces=("absent_library",))
 """
