@@ -73,6 +73,8 @@ bench: latency
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/share.py
 	@echo "==> Time and memory of a model of 7 billion parameters without numbers"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/sizes.py
+	@echo "==> What metadata cost"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/metadata.py
 	@echo "==> torch.compile beside eager and inductor (inductor needs a C++ compiler)"
 	@PYTHONPATH=. $(BIN)/python benchmarks/compile.py
 	@echo "==> What 200 installed plugins cost"
