@@ -1,4 +1,4 @@
-"""The command line: ``onnxplug export | run | verify | bisect | diagnose | inspect | plugins | why | ops``."""
+"""The command line: ``onnxplug export | run | verify | bisect | diagnose | inspect | bench | compare | plugins | why | ops``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import typer.core
 import typer.main
 
 from onnxplug import logs
+from onnxplug.cli.bench import bench
 from onnxplug.cli.bisect import bisect
+from onnxplug.cli.compare import compare
 from onnxplug.cli.diagnose import diagnose
 from onnxplug.cli.explain import ops, why
 from onnxplug.cli.inspect import inspect
@@ -95,6 +97,8 @@ app.command()(plugin_options(ops))
 app.command()(plugin_options(bisect))
 app.command()(plugin_options(diagnose))
 app.command()(inspect)
+app.command()(bench)
+app.command()(compare)
 app.command("run", context_settings=SETTINGS)(plugin_options(run_script))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,3 +72,43 @@ def trouble_is_two() -> Iterator[None]:
                 "onnxplug did not expect this error; run with --debug for the traceback.",
             )
         raise typer.Exit(2) from error
+
+
+def parse_feed(texts: Sequence[str]) -> list[tuple[str | None, Any]]:
+    """``--input``s of a model that is run: ``x=FILE.npy``, ``FILE.npz`` (inputs by their names), or as those of ``export``.
+
+    Raises:
+        UsageError: A text or file can't be read.
+    """
+    from onnxplug.cli.inputs import parse_input
+
+    found: list[tuple[str | None, Any]] = []
+    for text in texts:
+        name, separator, file = text.partition("=")
+        if not separator:
+            name, file = "", text
+        if file.lower().endswith((".npy", ".npz")):
+            found += _read(Path(file), name or None, text)
+        else:
+            spec = parse_input(text)
+            found.append((spec.name, spec.value))
+    return found
+
+
+def _read(path: Path, name: str | None, text: str) -> list[tuple[str | None, Any]]:
+    import numpy as np
+    import torch
+
+    if not path.is_file():
+        raise UsageError(f"--input {text!r}: there is no file {path}")
+    try:
+        content = np.load(path, allow_pickle=False)  # pickled objects are code
+        if path.suffix.lower() == ".npy":
+            return [(name, torch.from_numpy(np.array(content)))]
+        if name is not None:
+            raise UsageError(f"--input {text!r}: a .npz file has its own names", hint=f"Write --input {path}")
+        return [(key, torch.from_numpy(np.array(content[key]))) for key in content.files]
+    except OnnxplugError:
+        raise
+    except Exception as error:
+        raise UsageError(f"--input {text!r} can't be read: {error}") from error

@@ -146,20 +146,50 @@ def diff(before: ir.Model, after: ir.Model) -> ModelDiff:
     return _Differ(before, after).diff()
 
 
+def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]:
+    """What nodes of the main graph compute, and what the nodes of the other model that they correspond to do.
+
+    Models of one producer call most values alike, so that equal names count first there, if the module is the same too (a Gelu and
+    the nodes that an older opset has for it); else nodes are aligned as :func:`diff` does it.
+
+    Args:
+        before, after: The models.
+    """
+    differ = _Differ(before, after)
+    differ.align_all()
+    found: dict[ir.Value, ir.Value] = {}
+    taken: set[ir.Value] = set()
+    if before.producer_name == after.producer_name:
+        named = {value.name: value for node in after.graph for value in node.outputs if value.name}
+        for node in before.graph:
+            for value in node.outputs:
+                other = named.get(value.name)
+                if other is not None and differ.alike(value, other):
+                    found[value] = other
+                    taken.add(other)
+    for node in before.graph:
+        for value in node.outputs:
+            other = differ.pairs.get(value)
+            if value.name and value not in found and other is not None and other.name and other not in taken:
+                found[value] = other
+                taken.add(other)
+    return {value: found[value] for node in before.graph for value in node.outputs if value in found}
+
+
 class _Differ:
     def __init__(self, before: ir.Model, after: ir.Model) -> None:
         self._models = before, after
         self._before, self._after = view_with_model(before), view_with_model(after)
         self._by_module = bool(self._before.view.root.children and self._after.view.root.children)
         #: What corresponds to each value of the first model, and the other way round.
-        self._pairs: dict[ir.Value, ir.Value] = {}
+        self.pairs: dict[ir.Value, ir.Value] = {}
         self._paired: dict[ir.Value, ir.Value] = {}
         self._graphs: list[tuple[str, ir.Graph, ir.Graph]] = []
         self._sorted: dict[tuple[str, str], _Sorted] = {}
 
     def diff(self) -> ModelDiff:
         before, after = self._models
-        functions = self._align_all()
+        functions = self.align_all()
         self._compare_nodes()
         modules = [found.finished(*key) for key, found in self._sorted.items()]
         weights, same_weights = self._compare_weights()
@@ -179,9 +209,19 @@ class _Differ:
             same_weights=same_weights,
         )
 
+    def alike(self, value: ir.Value, other: ir.Value) -> bool:
+        """Whether two results of nodes are of one module, or else of one operator, and of one type as far as it is known."""
+        ours, theirs = value.producer(), other.producer()
+        if ours is None or theirs is None or value.dtype != other.dtype:
+            return False
+        if value.shape is not None and other.shape is not None and len(value.shape) != len(other.shape):
+            return False
+        before, after = self._before.nodes[ours], self._after.nodes[theirs]
+        return before.module == after.module if self._by_module else before.operator == after.operator
+
     # -- what corresponds ----------------------------------------------------------------------------------------------
 
-    def _align_all(self) -> dict[str, bool]:
+    def align_all(self) -> dict[str, bool]:
         """Finds what corresponds, and returns the functions of one model alone."""
         before, after = self._models
         self._pair_values(before.graph.inputs, after.graph.inputs, by_name=True)
@@ -203,8 +243,8 @@ class _Differ:
         return alone
 
     def _pair(self, ours: ir.Value | None, theirs: ir.Value | None) -> None:
-        if ours is not None and theirs is not None and ours not in self._pairs and theirs not in self._paired:
-            self._pairs[ours] = theirs
+        if ours is not None and theirs is not None and ours not in self.pairs and theirs not in self._paired:
+            self.pairs[ours] = theirs
             self._paired[theirs] = ours
 
     def _pair_values(self, ours: Sequence[ir.Value], theirs: Sequence[ir.Value], *, by_name: bool) -> None:
@@ -213,7 +253,7 @@ class _Differ:
             named = {value.name: value for value in theirs}
             for value in ours:
                 self._pair(value, named.get(value.name))
-        left = [value for value in ours if value not in self._pairs]
+        left = [value for value in ours if value not in self.pairs]
         for value, other in zip(left, [value for value in theirs if value not in self._paired], strict=False):
             self._pair(value, other)
 
@@ -224,7 +264,7 @@ class _Differ:
             if value not in self._paired and counts(weight.name):
                 named[weight.name].append(value)
         for value, (weight, _) in self._before.weights.items():
-            if value not in self._pairs and named.get(weight.name):
+            if value not in self.pairs and named.get(weight.name):
                 self._pair(value, named[weight.name].pop(0))
 
     def _pair_weights_by_use(self) -> None:
@@ -333,7 +373,7 @@ class _Differ:
         """
         if value is None or other is None:
             return value is not other
-        return self._pairs.get(value) is not other and value in self._pairs and other in self._paired
+        return self.pairs.get(value) is not other and value in self.pairs and other in self._paired
 
     def _connections(self) -> Iterator[str]:
         """Outputs of graphs that are the results of other nodes."""
@@ -348,7 +388,7 @@ class _Differ:
         changes: list[WeightChange] = []
         same = 0
         for value, (before, tensor) in self._before.weights.items():
-            found = self._after.weights.get(self._pairs[value]) if value in self._pairs else None
+            found = self._after.weights.get(self.pairs[value]) if value in self.pairs else None
             if found is None:
                 changes.append(WeightChange(before, None))
                 continue

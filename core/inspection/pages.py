@@ -46,6 +46,22 @@ def page(template: str, values: Mapping[str, Any]) -> str:
     return environment.get_template(template).render(values)
 
 
+def check_writable(path: Path, what: str) -> None:
+    """Checks where a file is to be written, before anything that takes long.
+
+    Args:
+        path: The file.
+        what: What it is, for the message.
+
+    Raises:
+        SaveError: It is a folder, or in none.
+    """
+    if path.is_dir():
+        raise SaveError(f"can't write the {what} {path}: it is a folder", hint="Give the name of a file.")
+    if not path.absolute().parent.is_dir():
+        raise SaveError(f"can't write the {what} {path}: there is no folder {path.parent}")
+
+
 def save_text(path: Path, text: str, what: str) -> None:
     """Writes a file, complete or not at all.
 
@@ -58,9 +74,8 @@ def save_text(path: Path, text: str, what: str) -> None:
         SaveError: It can't be written.
     """
     try:
+        check_writable(path, what)
         destination = Path(os.path.realpath(path))
-        if destination.is_dir():
-            raise SaveError(f"can't write the {what} {path}: it is a folder", hint="Give the name of a file.")
         staged = destination.with_name(f".{secrets.token_hex(6)}-{destination.name}")
         try:
             staged.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -57,6 +57,14 @@ def _scaled(number: int, unit: str, larger: tuple[str, ...], digits: int = 1) ->
     raise AssertionError("the last name takes what is left")
 
 
+def time_text(seconds: float) -> str:
+    """A time: ``"1.23 ms"``."""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}" if seconds * factor < 999.5 else f"{seconds * factor:.0f} {unit}"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
 def opsets_text(opsets: Mapping[str, int]) -> str:
     """``"ai.onnx 21, com.microsoft 1"``."""
     return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets.items())

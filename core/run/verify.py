@@ -473,7 +473,7 @@ def verify_file(
             f"{len(fed)} tensors",
             hint="Give its inputs with --input.",
         )
-    order = _input_order(runner.input_names, fed, args, kwargs)
+    order = input_order(runner.input_names, fed, args, kwargs)
     axes = {order[name]: dict(named) for name, named in (dynamic or {}).items() if name in order}
     unknown = [name for name in dynamic or {} if name not in order]
     if unknown:
@@ -558,7 +558,7 @@ def _eager_by_name(
     return expected
 
 
-def _input_order(
+def input_order(
     names: Sequence[str], fed: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, int]:
     """ONNX input name to the leaf that goes there: keywords by name where every name is an input's, else by position."""
