@@ -27,11 +27,14 @@ def exportable_recurrences() -> Iterator[None]:
 
     One with other parameters than those known here, of another version of transformers, is left as it is.
     """
+    from onnxplug_transformers.indexers import selected_tokens
+
+    exchanged = {**_EXCHANGED, "Qwen4ExpTextQSAIndexer.forward": (selected_tokens, _never)}
     with contextlib.ExitStack() as stack:
         for path, module in list(sys.modules.items()):
             if not path.startswith("transformers.models."):
                 continue
-            for place, (function, excepted) in _EXCHANGED.items():
+            for place, (function, excepted) in exchanged.items():
                 owner_name, _, name = place.rpartition(".")
                 owner = vars(module).get(owner_name) if owner_name else module
                 before = vars(owner).get(name) if owner is not None else None
@@ -81,7 +84,7 @@ def _mixer(self: Any, hidden_states: Tensor, cache_params: Any = None, attention
         )
 
 
-def _scanned(step: Callable[..., Any], state: Any, sequences: tuple[Tensor, ...]) -> Any:
+def scanned(step: Callable[..., Any], state: Any, sequences: tuple[Tensor, ...]) -> Any:
     """``scan`` over the first axis. torch takes strides that are equal in the example for equal, if they aren't those of sizes."""
     return scan(step, state, tuple(_laid_out(x) for x in sequences))
 
@@ -191,7 +194,7 @@ def _delta_rule(
         state = value.new_zeros(batch, heads, width, value.shape[-1])
     else:
         state = initial.to(value)
-    state, results = _scanned(step, state, tuple(chunks(x) for x in (query * width**-0.5, key, value, decay, beta)))
+    state, results = scanned(step, state, tuple(chunks(x) for x in (query * width**-0.5, key, value, decay, beta)))
     result, _ = results.permute(1, 0, 3, 2, 4).flatten(1, 2).split([length, count * chunk - length], dim=1)
     return _laid_out(result.to(dtype)), state if final else None
 
@@ -280,7 +283,7 @@ def selective_scan(
 
     wide = functools.reduce(torch.promote_types, (A.dtype, dt.dtype), torch.float32)
     state = torch.zeros(*hidden_states.shape[:2], A.shape[-1], dtype=wide, device=A.device)
-    state, results = _scanned(step, state, tuple(x.permute(2, 0, 1) for x in (hidden_states, dt, B, C)))
+    state, results = scanned(step, state, tuple(x.permute(2, 0, 1) for x in (hidden_states, dt, B, C)))
     result = results.permute(1, 2, 0)
     if D is not None:
         result = result + hidden_states * D[None, :, None]
@@ -330,7 +333,7 @@ def weighted_key_values(
     first = list(state) if state is not None else [torch.zeros_like(key[:, 0], dtype=torch.float32) for _ in range(3)]
     if state is None:
         first[2] = first[2] - 1e38
-    last, results = _scanned(step, first, tuple(x.transpose(0, 1) for x in (key, value)))
+    last, results = scanned(step, first, tuple(x.transpose(0, 1) for x in (key, value)))
     return results.transpose(0, 1), list(last) if return_state or state is not None else None
 
 
@@ -365,7 +368,7 @@ def linear_recurrence(
         return state, state.to(dtype, copy=True)
 
     sequences = (hidden_states, recurrent_gate * ~reset)
-    state, results = _scanned(step, recurrent_states.to(acc_dtype), tuple(x.transpose(0, 1) for x in sequences))
+    state, results = scanned(step, recurrent_states.to(acc_dtype), tuple(x.transpose(0, 1) for x in sequences))
     return results.transpose(0, 1), state
 
 
@@ -439,7 +442,7 @@ def matrix_memory(
     ]
     scaled = query.float() * width**-0.5
     sequences = (chunks(scaled), chunks(key), chunks(value), chunks(igate, float("-inf")), chunks(keeps))
-    last, results = _scanned(step, first, sequences)
+    last, results = scanned(step, first, sequences)
     result, _ = results.movedim(0, 2).flatten(2, 3).split([length, count * chunk - length], dim=2)
     return _laid_out(result.to(dtype)), tuple(last)
 
@@ -473,7 +476,7 @@ def lightning_attention(
 
     size = self.head_dim
     state = projected.new_zeros(hidden_states.shape[0], self.num_attention_heads, size, size)
-    state, results = _scanned(step, state, blocks.split(size, dim=-1))
+    state, results = scanned(step, state, blocks.split(size, dim=-1))
     _, result = results.permute(1, 0, 3, 2, 4).flatten(1, 2).split([padding, length], dim=1)
     result = self.norm(_laid_out(result).flatten(2))
     if past_key_values is not None:
@@ -487,6 +490,10 @@ def lightning_attention(
 def _is_packed(*_: Any, **given: Any) -> bool:
     """Whether packed sequences are to be kept apart; transformers' own functions say what becomes of them."""
     return given.get("cu_seqlens") is not None or given.get("seq_idx") is not None
+
+
+def _never(*_: Any, **__: Any) -> bool:
+    return False
 
 
 def _is_training(module: Any, *_: Any, mode: str | None = None, **__: Any) -> bool:
