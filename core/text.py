@@ -13,6 +13,27 @@ if TYPE_CHECKING:
 #: Beginnings of nouns that are spoken with a vowel first: "int" with a letter, "LSTM" with the name of one.
 _VOWEL_SOUND = re.compile("[AEIOaeio](?!u[a-z])|un(?!i)|[FHLMNRSX](?=[A-Z])")
 
+#: What a terminal takes for a command, what turns or breaks a line unseen, and halves of characters; not tabs and newlines.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A text in which characters that are not to be seen are escapes, as in Python's strings; the text itself without any."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def shortened(text: str, longest: int = 2000) -> str:
+    """A text of at most so many characters, without its middle where it has more."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} … ({len(text) - 2 * half} characters) … {text[-half:]}"
+
+
+def in_a_line(error: object) -> str:
+    """What an error of another library says, in one line: names in it may hold what looks like lines of ours."""
+    return shortened(" ".join(str(error).split("\n")))
+
 
 def counted(count: int, noun: str) -> str:
     """A number with its noun: ``"1 result"``, ``"2 results"``."""

@@ -15,6 +15,7 @@ from onnxplug import logs
 from onnxplug.cli.bench import bench
 from onnxplug.cli.bisect import bisect
 from onnxplug.cli.compare import compare
+from onnxplug.cli.console import forgiving_streams
 from onnxplug.cli.diagnose import diagnose
 from onnxplug.cli.explain import ops, why
 from onnxplug.cli.inspect import inspect
@@ -52,6 +53,7 @@ from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UsageError
 from onnxplug.profiling.recorder import span
 from onnxplug.registry.target import DEFAULT_RUNTIME
+from onnxplug.text import printable, shortened
 
 #: The exit status of a program that SIGINT ended, as shells have it.
 _INTERRUPTED = 130
@@ -307,13 +309,12 @@ def verify_(
 ) -> None:
     """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
     from onnxplug.arguments import positional_and_named
-    from onnxplug.cli.inputs import dynamic_axes, parse_dynamic, parse_input
+    from onnxplug.cli.inputs import check_file, dynamic_axes, parse_dynamic, parse_input
     from onnxplug.cli.report import note, progress, verification
     from onnxplug.cli.targets import load_target
     from onnxplug.run.verify import verify_file
 
-    if not model.is_file():
-        raise UsageError(f"there is no file {model}")
+    check_file(model)
     shapes = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
     with progress() as shown:
@@ -336,17 +337,16 @@ def verify_(
 
 
 def _ranks(model: Path) -> dict[str, int]:
-    """The ranks of a model's inputs; empty for a file that can't be read, which is reported when it is run."""
-    import onnx_ir as ir
+    """The ranks of a model's inputs, as far as the file says."""
+    from onnxplug.onnx_file import read_model
 
-    try:
-        return {str(v.name): len(v.shape) for v in ir.load(model).graph.inputs if v.shape is not None}
-    except Exception:
-        return {}
+    types = {value.name: value.type for value in read_model(model).graph.input}
+    return {name: len(kind.tensor_type.shape.dim) for name, kind in types.items() if kind.tensor_type.HasField("shape")}
 
 
 def main() -> None:
     """Entry point: exit status 0, 1 for a failed job, 2 for wrong usage; a traceback only with ``--debug``."""
+    forgiving_streams()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -371,6 +371,8 @@ def _run(arguments: list[str]) -> int:
         return _INTERRUPTED
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # raised by click and typer for wrong usage
+            if isinstance(getattr(error, "message", None), str):
+                error.message = shortened(printable(error.message))
             error.show()
             return int(error.exit_code)
         if choice.debug:

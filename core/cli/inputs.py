@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
+from onnxplug.text import shortened
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from onnxplug.finish.outline.wanted import Functions
     from onnxplug.metadata import Metadata
 
+#: Digits of a number: Python reads no more than 4300, and no size has as many.
+_LONGEST_NUMBER = 30
 _INPUT = re.compile(
     r"(?:(?P<name>\w+)=)?(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\](?:\{(?P<low>-?\d+)\.\.(?P<high>-?\d+)\})?"
 )
@@ -34,6 +38,26 @@ class InputSpec:
     value: Any
 
 
+def check_file(path: str | os.PathLike[str], hint: str | None = None) -> None:
+    """Checks that a file is there.
+
+    Args:
+        path: The file.
+        hint: What the user can do where there is none.
+
+    Raises:
+        UsageError: There is none, or it is no regular file: a folder, a device, a FIFO.
+    """
+    if os.path.isfile(path):  # False too of names that the system refuses, those with a null character or too long ones
+        return
+    name = os.fspath(path)
+    if os.path.isdir(path):
+        raise UsageError(f"{name} is a folder", hint="Give the name of a file.")
+    if os.path.exists(path):
+        raise UsageError(f"{name} is not a regular file", hint="Give the name of a file.")
+    raise UsageError(f"there is no file {name}", hint=hint)
+
+
 def parse_input(text: str) -> InputSpec:
     """``x=float32[2,3,224,224]``, ``ids=int64[2,8]{0..99}``, ``float32[2,3]`` or ``k=3``.
 
@@ -42,6 +66,8 @@ def parse_input(text: str) -> InputSpec:
     Raises:
         UsageError: The text is none of these.
     """
+    if re.search(rf"\d{{{_LONGEST_NUMBER + 1}}}", text):
+        raise UsageError(f"--input {shortened(text, 80)!r} has a number of more than {_LONGEST_NUMBER} digits")
     number = _NUMBER.fullmatch(text.strip())
     if number is not None:
         word = number["value"]
@@ -61,7 +87,13 @@ def parse_input(text: str) -> InputSpec:
         raise UsageError(f"--input {text!r}: torch has no dtype {match['dtype']!r}", hint="float32, int64, bool …")
     shape = [int(s) for s in match["shape"].split(",") if s.strip()]
     low, high = int(match["low"] or 0), int(match["high"] or 9)
-    return InputSpec(match["name"], _random(dtype, shape, low, high))
+    if low > high:
+        raise UsageError(f"--input {text!r}: the range {low}..{high} is empty", hint="Write it as {0..99}.")
+    try:
+        return InputSpec(match["name"], _random(dtype, shape, low, high))
+    except (RuntimeError, ValueError, TypeError, OverflowError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--input {shortened(text, 200)!r}: torch can't make this tensor: {reason}") from error
 
 
 def _random(dtype: torch.dtype, shape: Sequence[int], low: int, high: int) -> torch.Tensor:
@@ -128,9 +160,14 @@ def parse_opset(text: str | None) -> int | dict[str, int] | None:
     opsets: dict[str, int] = {}
     for part in text.split(","):
         name, separator, version = part.rpartition("=")
-        if not version.strip().isdigit():
-            raise UsageError(f"--opset {text!r} can't be read", hint="Write it as 21, or 21,com.microsoft=1.")
-        opsets[name.strip() if separator else ""] = int(version)
+        if re.fullmatch(r"[0-9]{1,9}", version.strip()) is None:
+            raise UsageError(
+                f"--opset {shortened(text, 80)!r} can't be read", hint="Write it as 21, or 21,com.microsoft=1."
+            )
+        domain = name.strip() if separator else ""
+        if domain in opsets:
+            raise UsageError(f"--opset {text!r} has two versions of {domain or 'ai.onnx'}")
+        opsets[domain] = int(version)
     return opsets[""] if list(opsets) == [""] else opsets
 
 

@@ -206,9 +206,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
         if not path.is_file():
             continue
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("onnxplug")
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
             raise UsageError(f"{path} can't be read: {error}") from None
+        table = table.get("onnxplug") if isinstance(table, Mapping) else None
         if table is not None:
             return _checked_settings(table, path)
     return {}

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import filesize
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from onnxplug.cli.console import PlainConsole
 from onnxplug.progress import Display, displayed
-from onnxplug.text import value_text
+from onnxplug.text import shortened, value_text
 
 if TYPE_CHECKING:
     from onnxplug.pieces.pieces import OnnxPieces
     from onnxplug.program import OnnxProgram
 
+#: Characters of a message: those of a name that has a million of them would hide it.
+LONGEST_MESSAGE = 8000
 #: Width of tables in a file or pipe, so that no cell is truncated.
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = PlainConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+err = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def progress() -> AbstractContextManager[Display]:
@@ -36,9 +39,9 @@ def note(text: str) -> None:
 
 def failure(message: str, hint: str | None = None) -> None:
     """An error's message and its hint."""
-    err.print(f"[bold red]error:[/] {escape(message)}")
+    err.print(f"[bold red]error:[/] {escape(shortened(message, LONGEST_MESSAGE))}")
     if hint:
-        err.print(f"[bold]hint:[/] {escape(hint)}")
+        err.print(f"[bold]hint:[/] {escape(shortened(hint, LONGEST_MESSAGE))}")
 
 
 def size_text(path: Path) -> str:
@@ -47,7 +50,7 @@ def size_text(path: Path) -> str:
 
     total = path.stat().st_size
     files = [path.resolve().parent / name for name in data_files(path) or ()]
-    data_size = sum(f.stat().st_size for f in files if f.is_file())
+    data_size = sum(f.stat().st_size for f in files if os.path.isfile(f))
     data = f" and {filesize.decimal(data_size)} of external data" if data_size else ""
     return filesize.decimal(total) + data
 

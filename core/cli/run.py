@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnxplug.cli.inputs import check_file
 from onnxplug.cli.options import (
     HOST,
     ExactOption,
@@ -86,10 +87,11 @@ def _file_of(script: str) -> Callable[[], Any]:
         UsageError: There is no such file, or it is no Python source.
     """
     path = Path(script)
-    if path.is_dir():  # one with a __main__.py; run_path puts it into sys.path
+    if os.path.isdir(script):  # one with a __main__.py; run_path puts it into sys.path
+        if not (path / "__main__.py").is_file():
+            raise UsageError(f"the folder {script} has no __main__.py")
         return lambda: runpy.run_path(script, run_name="__main__")
-    if not path.is_file():
-        raise UsageError(f"there is no file {script}", hint="With -m, SCRIPT names a module.")
+    check_file(script, hint="With -m, SCRIPT names a module.")
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = str(path.resolve().parent)
 

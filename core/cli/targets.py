@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -153,9 +154,11 @@ def _load_callable(text: str) -> Target:
     module = _load_file(place) if place.endswith(".py") else _load_module(place)
     factory: Any = module
     for part in name.split("."):
-        owner, factory = factory, getattr(factory, part, None)
+        owner = factory
+        factory = run_user_code(functools.partial(getattr, owner, part, None), text)
         if factory is None:
-            known = [n for n, value in vars(owner).items() if callable(value) and not n.startswith("_")]
+            attributes = getattr(owner, "__dict__", {})
+            known = [n for n, value in attributes.items() if callable(value) and not n.startswith("_")]
             raise UsageError(f"{place} has no {name!r}", hint=did_you_mean(part, known))
     import torch
 
@@ -173,10 +176,16 @@ def _unpack(returned: Any, text: str) -> Target:
         return Target(returned)
     if isinstance(returned, tuple) and 2 <= len(returned) <= 3 and callable(returned[0]):
         model, args, *rest = returned
-        args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
+        args = (args,) if isinstance(args, torch.Tensor) else () if args is None else args
         kwargs = rest[0] if rest else {}
-        if kwargs is None or isinstance(kwargs, Mapping):
-            return Target(model, args, dict(kwargs or {}))
+        if isinstance(args, tuple | list) and (kwargs is None or isinstance(kwargs, Mapping)):
+            return Target(model, tuple(args), dict(kwargs or {}))
+        wrong = f"{type_with_article(args)} as args" if not isinstance(args, tuple | list) else ""
+        wrong = wrong or f"{type_with_article(kwargs)} as kwargs"
+        raise UsageError(
+            f"{text} returned {wrong}",
+            hint="args is a tuple of the positional inputs, kwargs a dict of the named ones.",
+        )
     raise UsageError(
         f"{text} returned {type_with_article(returned)}",
         hint="It must return a module, or (module, args) or (module, args, kwargs).",

@@ -22,6 +22,7 @@ from onnxplug.diagnosis.draft import DraftFinding, draft_findings
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.exporter import to_onnx
 from onnxplug.fake import is_fake
+from onnxplug.opsets import resolve_opsets
 from onnxplug.progress import showing, step
 
 Progress = Callable[[str], None]
@@ -163,10 +164,12 @@ def diagnose(
 
     Raises:
         UsageError: An argument is malformed.
+        OpsetError: The opset is unknown.
     """
     for name in ("f", "verify", "report", "progress"):
         if options.get(name):
             raise UsageError(f"diagnose takes no {name}=", hint="It looks at the model alone; nothing is saved.")
+    resolve_opsets(options.get("opset_version"))
     with showing(progress) as told:
         stage = told if told is not None else lambda _: None
         args, kwargs = arguments.positional_and_named(model, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import onnx_ir as ir
 
 from onnxplug import logs
 from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.onnx_file import as_ir, read_model
 
 _LOGGER = logs.logger("run")
 _ZIP, _ORT = b"PK\x03\x04", b"ORTM"
@@ -31,14 +33,11 @@ def load_model(path: str | Path, *, infer: bool = False) -> ir.Model:
     path = Path(path)
     check_is_onnx(path)
     try:
-        model = ir.load(os.path.abspath(path))  # with a folder onnx_ir keeps external data within it
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:  # onnx_ir says first where in the file it was
-            cause = cause.__cause__
-        raise OnnxplugError(
-            f"{path} is not an ONNX model: {type(cause).__name__}: {cause}", hint="It may be cut off: compare its size."
-        ) from error
+        model = as_ir(read_model(path, to_run=False), str(path))
+    except UsageError as error:
+        raise OnnxplugError(error.message, hint=error.hint) from error
+    # with a folder onnx_ir keeps external data within it
+    ir.external_data.set_base_dir(model.graph, os.path.dirname(os.path.abspath(path)))
     if not len(model.graph) and not model.graph.inputs and not model.graph.outputs and not model.opset_imports:
         raise OnnxplugError(f"{path} is not an ONNX model: it is empty")
     return _with_shapes(model, path) if infer else model
@@ -52,9 +51,9 @@ def check_is_onnx(path: Path) -> None:
             loaded, and are never opened here.
         OnnxplugError: It can't be read.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # which is False of names that the system refuses
         raise UsageError(f"{path} is a folder, not an ONNX file")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"there is no file {path}")
     try:
         with open(path, "rb") as file:
@@ -78,8 +77,13 @@ def _with_shapes(model: ir.Model, path: Path) -> ir.Model:
         return model
     from onnx_ir.passes.common import ShapeInferencePass
 
+    log = logging.getLogger("onnx_ir")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it writes tracebacks of what it can't infer
     try:
         return ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model).model
     except Exception as error:  # the file itself remains as it is: what is not known stays so
         _LOGGER.debug("shape inference of %s: %s", path, error)
         return model
+    finally:
+        log.setLevel(level)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxplug.errors import UsageError
+from onnxplug.onnx_file import parse_model, read_model
 
 Proto = onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto | onnx.NodeProto
 
@@ -29,7 +29,7 @@ def load_proto(model: Any) -> Proto:
     if isinstance(model, ir.Model):
         return ir.serde.serialize_model(model)
     if isinstance(model, str | os.PathLike | bytes):
-        return _read(model)
+        return parse_model(model) if isinstance(model, bytes) else read_model(model, external=True)
     proto = getattr(model, "model_proto", None)  # torch.onnx.ONNXProgram, onnx.model_container.ModelContainer
     if isinstance(proto, onnx.ModelProto):
         container = getattr(model, "is_in_memory_external_initializer", None)
@@ -38,16 +38,6 @@ def load_proto(model: Any) -> Proto:
         f"an object of type {type(model).__name__} is not an ONNX model",
         hint="Give a path, the serialised model, a ModelProto, an onnx_ir.Model or an OnnxProgram.",
     )
-
-
-def _read(model: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
-    if not isinstance(model, bytes) and not Path(model).is_file():
-        raise UsageError(f"there is no file {os.fspath(model)}")
-    try:
-        return onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
-    except Exception as error:
-        what = "the bytes are" if isinstance(model, bytes) else f"{os.fspath(model)} is"
-        raise UsageError(f"{what} not an ONNX model that can be read: {type(error).__name__}: {error}") from error
 
 
 def _with_tensors(container: Any, proto: onnx.ModelProto) -> onnx.ModelProto:

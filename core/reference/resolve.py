@@ -16,6 +16,7 @@ from onnxplug.errors import EvaluationError
 from onnxplug.reference.graphs import Compute, Library
 from onnxplug.reference.kernels import EXACT_TYPES, Kernel, KernelTable, bound, schema_of, widened, with_defaults
 from onnxplug.reference.trace import Trace
+from onnxplug.text import in_a_line
 
 #: Packages of onnx with kernels, by domain.
 _ONNX_KERNELS = {
@@ -109,7 +110,15 @@ class NumpyResolver:
             "existing_functions": {},
             "evaluator_cls": self._nested,
         }
-        instance = kernel(node, parameters)
+        try:
+            instance = kernel(node, parameters)
+        except EvaluationError:
+            raise
+        except Exception as error:
+            raise EvaluationError(
+                f"the attributes of {node.op_type} are not those that the operator takes: {type(error).__name__}: "
+                f"{in_a_line(error)}"
+            ) from error
         if not instance.need_context():
             return lambda inputs: instance.run(*inputs)
 

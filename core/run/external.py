@@ -37,7 +37,9 @@ def size_of(text: Any) -> int:
     """
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
-    elif isinstance(text, str) and (found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)):
+    elif isinstance(text, str) and (
+        found := re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*", text)
+    ):
         unit = _UNITS.get(found[2].upper())
         if unit is None:
             raise UsageError(f"the size {text!r} has the unknown unit {found[2]!r}", hint="Write it as 2GB or 500MB.")

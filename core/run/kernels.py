@@ -112,19 +112,17 @@ def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
     """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read.
 
     Raises:
-        OnnxplugError: The file is not an ONNX model.
+        UsageError: The file is not an ONNX model.
     """
     import onnx
     import onnx_ir as ir
 
+    from onnxplug.onnx_file import as_ir, read_model
+
     if isinstance(model, str):
         if model.endswith(".ort"):  # the operators of ONNX Runtime's own format can't be read
             return CustomOperators()
-        try:
-            proto = onnx.load(model, load_external_data=False)
-        except Exception as error:
-            raise OnnxplugError(f"{model} is not an ONNX model: {type(error).__name__}: {error}") from error
-        model = ir.serde.deserialize_model(proto)
+        model = as_ir(read_model(model), model)
     elif isinstance(model, bytes):
         model = ir.serde.deserialize_model(onnx.load_from_string(model))
     nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}

@@ -37,6 +37,7 @@ from onnxplug.run.kernels import (
 )
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 from onnxplug.run.weights import check_numbers
+from onnxplug.text import in_a_line
 
 _LOGGER = logs.logger("run")
 
@@ -173,7 +174,7 @@ class Runner:
             raise
         except Exception as error:
             if not lacks_kernel(error) and not lacks_operator(error):
-                raise VerificationError(f"ONNX Runtime can't load the model: {error}") from error
+                raise VerificationError(f"ONNX Runtime can't load the model: {in_a_line(error)}") from error
             self._use_reference(error)
         else:
             _LOGGER.debug(
@@ -246,7 +247,7 @@ class Runner:
         except OnnxplugError:
             raise
         except Exception as error:
-            raise VerificationError(f"the model does not run: {error}") from error
+            raise VerificationError(f"the model does not run: {in_a_line(error)}") from error
 
 
 #: What models made for no runtime say of themselves.

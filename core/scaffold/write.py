@@ -12,6 +12,8 @@ from onnxplug.errors import OnnxplugError, SaveError, UsageError
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+)*")
+#: Names of files have at most 255 bytes, and the longest of the package's adds to its own.
+_LONGEST_NAME = 200
 _OP = re.compile(r"(?P<namespace>[A-Za-z_]\w*)::(?P<name>[A-Za-z_]\w*)")
 #: Namespaces that torch itself owns.
 _TAKEN = ("aten", "prim", "prims", "torch", "onnx", "quantized", "quantized_decomposed", "inductor", "higher_order")
@@ -43,7 +45,7 @@ def write_package(name: str, folder: Path, op: str | None = None) -> Package:
         SaveError: The folder is already there, or can't be written.
         OnnxplugError: jinja2 is not installed.
     """
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise UsageError(f"{name!r} is not a valid name of a distribution", hint="For example: onnxplug-acme")
     module = re.sub(r"[.-]", "_", name).lower()
     short = module.removeprefix("onnxplug_")

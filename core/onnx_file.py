@@ -1,0 +1,437 @@
+"""ONNX models from files that anybody may have made: read, and checked before anything is done with them.
+
+ONNX's own library takes tensors for what they say they are, and ONNX Runtime logs before it raises. What is checked here once,
+nothing after it stumbles over: what every tensor says of itself and of the bytes it has, where external data lies, names, opsets
+and that no function calls itself.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PureWindowsPath
+
+import onnx
+import onnx_ir as ir
+
+from onnxplug.errors import UsageError
+from onnxplug.text import shortened
+
+Proto = onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto
+
+#: The largest protocol buffer.
+_LIMIT = 2**31 - 1
+#: Nodes that a model has at most once its functions stand in the places of their calls: what runs models puts them there.
+_MOST_NODES = 10_000_000
+#: Rank, and bytes, that no tensor has.
+_MOST_DIMS, _MOST_BYTES = 1000, 1 << 50
+_T = onnx.TensorProto
+#: The field that holds the elements of a dtype where they are no raw bytes, and how many entries an element has; others are
+#: ``int32_data``, an entry an element, or a byte of several.
+_FIELDS = {
+    _T.FLOAT: ("float_data", 1),
+    _T.COMPLEX64: ("float_data", 2),
+    _T.DOUBLE: ("double_data", 1),
+    _T.COMPLEX128: ("double_data", 2),
+    _T.INT64: ("int64_data", 1),
+    _T.UINT32: ("uint64_data", 1),
+    _T.UINT64: ("uint64_data", 1),
+    _T.STRING: ("string_data", 1),
+}
+_TYPED = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
+
+
+class _Wrong(Exception):
+    """What is wrong with a model."""
+
+
+def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: bool = True) -> onnx.ModelProto:
+    """Reads a model's file and checks it.
+
+    Args:
+        path: The file.
+        external: Whether the model gets the weights that are in other files; they are only looked at otherwise.
+        to_run: Whether it is read to be run: its opsets must be known here, and the files beside it there and large enough.
+
+    Raises:
+        UsageError: There is no such file, it can't be read, is no model, or is one that nothing can run; a weight is where the
+            model may not reach: outside of its folder, in a device, in other tensors' bytes.
+    """
+    name = shortened(os.fspath(path), 300)
+    content = _content(path, name)
+    model = _parsed(content, name)
+    folder = os.path.dirname(os.path.abspath(path))
+    check(model, name, folder if to_run else None, os.path.realpath(path))
+    if external:
+        try:
+            onnx.external_data_helper.load_external_data_for_model(model, folder)
+        except Exception as error:  # ONNX refuses links too, and a file may have gone
+            raise UsageError(f"{name}: the weights beside it can't be read: {_text(error)}") from error
+    return model
+
+
+def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
+    """A model that was read as ``onnx_ir`` has it.
+
+    Raises:
+        UsageError: It can't be; a value is computed twice for example.
+    """
+    try:
+        return ir.serde.deserialize_model(model)
+    except Exception as error:
+        raise UsageError(f"{shortened(name, 300)} is not a sound ONNX model: {_text(error)}") from error
+
+
+def parse_model(content: bytes) -> onnx.ModelProto:
+    """A model of its bytes, checked; it may have no weights in files.
+
+    Raises:
+        UsageError: They are no model, or one that nothing can run.
+    """
+    model = _parsed(content, "the bytes")
+    check(model, "the bytes", os.curdir)
+    return model
+
+
+def _content(path: str | os.PathLike[str], name: str) -> bytes:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        reason = "" if isinstance(error, FileNotFoundError) else f": {_text(error)}"
+        raise UsageError(f"there is no file {name}{reason}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{name} is not a regular file")
+    if status.st_size > _LIMIT:
+        raise UsageError(
+            f"{name} is not an ONNX model: it has {status.st_size / 1e9:.1f} GB, and a protocol buffer at most 2",
+            hint="The weights of a larger model are in files beside it.",
+        )
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{name} can't be read: {error.strerror or error}") from error
+
+
+def _parsed(content: bytes, name: str) -> onnx.ModelProto:
+    try:
+        return onnx.load_model_from_string(content)
+    except Exception as error:
+        raise UsageError(
+            f"{name} is not an ONNX model that can be read: {_text(error)}",
+            hint="It may be truncated, or of another kind.",
+        ) from error
+
+
+def _text(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' if lines else ''}{shortened(lines[0], 300) if lines else ''}"
+
+
+def check(model: onnx.ModelProto, name: str, folder: str | None = None, own: str | None = None) -> None:
+    """Checks a model that was read.
+
+    Args:
+        model: The model.
+        name: What it is called in messages.
+        folder: Where its external data are; ``None``: the model is not to be run.
+        own: The model's own file.
+
+    Raises:
+        UsageError: Nothing can run it.
+    """
+    try:
+        _check(model, folder, own)
+    except _Wrong as error:
+        raise UsageError(f"{name} is not a sound ONNX model: {error}") from None
+
+
+def _check(model: onnx.ModelProto, folder: str | None, own: str | None) -> None:
+    if not model.HasField("graph"):
+        raise _Wrong("it has no graph")
+    _check_opsets(model.opset_import, folder is not None)
+    regions: dict[str, list[tuple[int, int, str]]] = {}
+    graphs: list[onnx.GraphProto] = []
+    calls: dict[_Key, Counter[_Key]] = {}
+    of_graph: Counter[_Key] = Counter()
+    graphs.append(model.graph)
+    while graphs:
+        graph = graphs.pop()
+        of_graph += _check_nodes(graph.node, graphs, folder, regions)
+        _check_graph(graph, folder, regions)
+    for function in model.functions:
+        for name in (function.name, function.domain, function.overload):
+            _check_identifier(name, folder is not None)
+        _check_opsets(function.opset_import, folder is not None)
+        key = (_domain(function.domain), function.name, function.overload)
+        if key in calls:
+            raise _Wrong(f"it has two functions {_said(function.name)} of the domain {_said(function.domain)}")
+        calls[key] = _check_nodes(function.node, graphs, folder, regions)
+        while graphs:
+            graph = graphs.pop()
+            calls[key] += _check_nodes(graph.node, graphs, folder, regions)
+            _check_graph(graph, folder, regions)
+    _check_calls(calls, of_graph)
+    for file, places in regions.items():
+        if file == own:
+            raise _Wrong(f"{places[0][2]} is in the model's own file")
+        _check_overlap(file, places)
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _said(name: str) -> str:
+    return repr(shortened(name, 100))
+
+
+def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], to_run: bool) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    found: dict[str, int] = {}
+    for imported in imports:
+        _check_identifier(imported.domain, to_run)
+        domain, version = _domain(imported.domain), imported.version
+        if not 1 <= version < 2**31 or (to_run and domain == "" and version > newest):
+            known = f"; the installed onnx knows ai.onnx up to {newest}" if domain == "" else ""
+            raise _Wrong(f"it imports opset {version} of {_said(imported.domain or 'ai.onnx')}{known}")
+        if found.setdefault(domain, version) != version:
+            raise _Wrong(f"it imports two opsets of {_said(imported.domain or 'ai.onnx')}")
+
+
+#: Domain, name and overload of an operator or a function.
+_Key = tuple[str, str, str]
+_Regions = dict[str, list[tuple[int, int, str]]]
+
+
+def _check_nodes(
+    nodes: Iterable[onnx.NodeProto], graphs: list[onnx.GraphProto], folder: str | None, regions: _Regions
+) -> Counter[_Key]:
+    """Checks nodes and the tensors in their attributes; how often they call what. The graphs in them are added to ``graphs``."""
+    called: Counter[_Key] = Counter()
+    for node in nodes:
+        called[_domain(node.domain), node.op_type, node.overload] += 1
+        for name in (*node.input, *node.output, node.name):
+            _check_name(name)
+        _check_identifier(node.op_type, folder is not None)
+        _check_identifier(node.domain, folder is not None)
+        for attribute in node.attribute:
+            _check_name(attribute.name)
+            _check_content(attribute, node)
+            where = f"the attribute {_said(attribute.name)} of {_said(node.name or node.op_type)}"
+            for tensor in _tensors(attribute):
+                _check_tensor(tensor, where, folder, regions)
+            for sparse in (
+                *attribute.sparse_tensors,
+                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+            ):
+                _check_sparse(sparse, where, folder, regions)
+            graphs += attribute.graphs
+            if attribute.HasField("g"):
+                graphs.append(attribute.g)
+    return called
+
+
+def _tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+
+
+#: The field that an attribute of a type must have; a number that is 0 need not be written.
+_CONTENTS = {
+    onnx.AttributeProto.TENSOR: "t",
+    onnx.AttributeProto.GRAPH: "g",
+    onnx.AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+    onnx.AttributeProto.TYPE_PROTO: "tp",
+}
+
+
+def _check_content(attribute: onnx.AttributeProto, node: onnx.NodeProto) -> None:
+    where = f"the attribute {_said(attribute.name)} of {_said(node.name or node.op_type)}"
+    if not attribute.type:
+        raise _Wrong(f"{where} has no type")
+    needed = _CONTENTS.get(attribute.type)
+    if needed is not None and not attribute.ref_attr_name and not attribute.HasField(needed):
+        raise _Wrong(f"{where} has no content")
+
+
+def _check_name(name: str | bytes) -> None:
+    """Checks a name. A protocol buffer gives what isn't UTF-8 as bytes."""
+    if isinstance(name, bytes):
+        raise _Wrong(f"the name {name[:100]!r} is not UTF-8")
+    if "\0" in name:
+        raise _Wrong(f"the name {_said(name)} has a null character")
+
+
+def _check_identifier(name: str | bytes, to_run: bool) -> None:
+    """Checks the name of an operator or domain, which ONNX has as an identifier: of control characters at least there is none."""
+    _check_name(name)
+    if to_run and not str(name).isprintable():
+        raise _Wrong(f"{_said(str(name))} is no name of an operator or a domain")
+
+
+def _check_graph(graph: onnx.GraphProto, folder: str | None, regions: _Regions) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _check_name(value.name)
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        _check_name(tensor.name)
+    _check_name(graph.name)
+    names = Counter(tensor.name for tensor in graph.initializer)
+    names.update(sparse.values.name for sparse in graph.sparse_initializer)
+    inputs = Counter(value.name for value in graph.input)
+    for what, counted in (("weights", names), ("inputs", inputs)):
+        twice = next((name for name, count in counted.items() if count > 1), None)
+        if twice is not None:
+            raise _Wrong(f"it has two {what} {_said(twice)}")
+    for tensor in graph.initializer:
+        _check_tensor(tensor, f"the weight {_said(tensor.name)}", folder, regions)
+    for sparse in graph.sparse_initializer:
+        _check_sparse(sparse, f"the weight {_said(sparse.values.name)}", folder, regions)
+
+
+def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -> None:
+    """Checks that no function calls itself, and that the calls don't multiply beyond what can be run."""
+    try:
+        order = list(
+            graphlib.TopologicalSorter(
+                {key: called.keys() & calls.keys() for key, called in calls.items()}
+            ).static_order()
+        )
+    except graphlib.CycleError as error:
+        names = [name for _, name, _ in error.args[1]]
+        raise _Wrong(f"the function {_said(names[0])} calls itself") from None
+    nodes: dict[_Key, int] = {}
+    for key in order:  # those that are called go first
+        nodes[key] = sum(count * nodes.get(called, 1) for called, count in calls[key].items())
+    whole = sum(count * nodes.get(called, 1) for called, count in of_graph.items())
+    if whole > _MOST_NODES:
+        raise _Wrong(f"its functions call each other so often that they are {whole:.1e} nodes")
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def _check_tensor(tensor: onnx.TensorProto, where: str, folder: str | None, regions: _Regions) -> None:
+    try:
+        dtype = ir.DataType(tensor.data_type)
+    except ValueError:
+        raise _Wrong(f"{where} is of the data type {tensor.data_type}, which there is none of") from None
+    if dtype == ir.DataType.UNDEFINED:
+        raise _Wrong(f"{where} has no data type")
+    dims = list(tensor.dims)
+    if len(dims) > _MOST_DIMS or any(size < 0 for size in dims):
+        raise _Wrong(f"{where} has the dimensions {shortened(str(dims), 100)}")
+    count = math.prod(dims)
+    size = None if dtype == ir.DataType.STRING else -(-count * dtype.bitwidth // 8)
+    if max(count, size or 0) > _MOST_BYTES:
+        raise _Wrong(f"{where} has the dimensions {shortened(str(dims), 100)}, which is more than there can be")
+    filled = [field for field in _TYPED if len(getattr(tensor, field))]
+    filled += ["raw_data"] if tensor.raw_data else []
+    if tensor.data_location == _T.EXTERNAL:
+        _check_external(tensor, where, folder, size, regions)
+        return
+    if len(filled) > 1:
+        raise _Wrong(f"{where} has its content twice: in {' and in '.join(filled)}")
+    if not filled:
+        if count:
+            raise _Wrong(f"{where} has {count} elements, and no content")
+        return
+    if filled == ["raw_data"]:
+        if size is None:
+            raise _Wrong(f"{where} holds strings as raw bytes")
+        got, wanted = len(tensor.raw_data), size
+    else:
+        field, entries = _FIELDS.get(tensor.data_type, ("int32_data", 1))
+        if filled != [field]:
+            raise _Wrong(f"{where} is of {dtype.name} and has its content in {filled[0]}")
+        got, wanted = len(getattr(tensor, field)), count * entries
+        if size is not None and dtype.bitwidth < 8:
+            wanted = size
+    if got != wanted:
+        raise _Wrong(f"{where} has {got} {'bytes' if filled == ['raw_data'] else 'entries'}, and takes {wanted}")
+
+
+def _check_sparse(sparse: onnx.SparseTensorProto, where: str, folder: str | None, regions: _Regions) -> None:
+    """Checks a sparse tensor: as many indices as values, each within the shape."""
+    dims = list(sparse.dims)
+    _check_tensor(sparse.values, where, folder, regions)
+    _check_tensor(sparse.indices, f"{where}, its indices", folder, regions)
+    if sparse.indices.data_type != _T.INT64 or _T.EXTERNAL in (
+        sparse.indices.data_location,
+        sparse.values.data_location,
+    ):
+        raise _Wrong(f"{where} is sparse, and its indices are no integers in the model")
+    if any(size < 0 for size in dims) or math.prod(dims) > 1 << 33:
+        raise _Wrong(f"{where} is sparse, and has the dimensions {shortened(str(dims), 100)}")
+    indices = onnx.numpy_helper.to_array(sparse.indices)
+    count = math.prod(sparse.values.dims)
+    bounds = [math.prod(dims)] if indices.ndim == 1 else dims
+    fits = indices.shape in ((count,), (count, len(dims))) and (
+        not count or bool((indices >= 0).all() and (indices < bounds).all())
+    )
+    if not fits:
+        raise _Wrong(f"{where} is sparse, and its indices are not those of {count} elements of {dims}")
+
+
+def _check_external(
+    tensor: onnx.TensorProto, where: str, folder: str | None, size: int | None, regions: _Regions
+) -> None:
+    entries: dict[str, str] = {}
+    for entry in tensor.external_data:
+        _check_name(entry.key)
+        _check_name(entry.value)
+        if entries.setdefault(entry.key, entry.value) != entry.value:
+            raise _Wrong(f"{where} says twice what {_said(entry.key)} is")
+    location = entries.get("location", "")
+    if size is None:
+        raise _Wrong(f"{where} holds strings, which can't be in another file")
+    file, length_of_file = _external_file(location, where, folder)
+    offset = _number(entries.get("offset", "0"), where, "offset")
+    length = _number(entries.get("length", str(size)), where, "length")
+    if length != size:
+        raise _Wrong(f"{where} takes {size} bytes, and is said to have {length} in {_said(location)}")
+    if offset + length > length_of_file:
+        raise _Wrong(
+            f"{where} is at the bytes {offset} to {offset + length} of {_said(location)}, which has {length_of_file}"
+        )
+    regions.setdefault(file, []).append((offset, offset + length, where))
+
+
+def _number(text: str, where: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise _Wrong(f"{where} has the {what} {_said(text)}")
+    return int(text)
+
+
+def _external_file(location: str, where: str, folder: str | None) -> tuple[str, int]:
+    """The file of external data, all links followed, and its size; where nothing is looked at, its name and no limit."""
+    parts = PureWindowsPath(location)  # whose separators are those of POSIX too
+    if not location or "\0" in location or parts.anchor or ".." in parts.parts:
+        raise _Wrong(f"{where} is in the file {_said(location)}, which is not one of the model's folder")
+    if folder is None:
+        return os.path.normpath(location), 1 << 63
+    try:
+        file = os.path.realpath(os.path.join(folder, location))
+        if os.path.commonpath([file, os.path.realpath(folder)]) != os.path.realpath(folder):
+            raise _Wrong(f"{where} is in {_said(location)}, a link that leads out of the model's folder")
+        status = os.stat(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise _Wrong(f"{where} is in the file {_said(location)}, which can't be read: {reason}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise _Wrong(f"{where} is in {_said(location)}, which is not a regular file")
+    return file, status.st_size
+
+
+def _check_overlap(file: str, places: list[tuple[int, int, str]]) -> None:
+    """Checks that tensors of one file lie apart, or are the same bytes."""
+    end, last = -1, ("", 0, 0)
+    for start, stop, where in sorted(places):
+        if start < end and (start, stop) != last[1:]:
+            raise _Wrong(f"{where} lies in the bytes of {last[0]} in {_said(os.path.basename(file))}")
+        if stop > end:
+            end, last = stop, (where, start, stop)
