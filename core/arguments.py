@@ -115,8 +115,7 @@ def _call_text(call: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
 _INSTEAD = {
     "dynamic_axes": "dynamic_shapes, by the names of the model's own inputs: {'x': {0: 'batch'}}",
     "example_inputs": "args and kwargs",
-    "verbose": "report=True",
-    "profile": "report=True, or program.statistics",
+    "verbose": "progress=True, or print(program)",
     "do_constant_folding": "optimize=False, for the plain translation",
     "training": "model.train() or model.eval() before the export",
     "custom_opsets": "opset_version, as {'': 21, 'com.acme': 1}",
@@ -129,7 +128,7 @@ _INSTEAD = {
     "autograd_inlining": "rules=[compat.autograd_function(...)], to keep a function whole",
     "operator_export_type": "rules=, for operators without a translation",
     "dump_exported_program": "program.exported_program",
-    "artifacts_dir": "report=True, which prints what was exported",
+    "artifacts_dir": "report, the path of a folder",
     "export_modules_as_functions": "functions",
     "optimizer": "optimize",
     "dynamo": "nothing: the model is always captured by torch.export",

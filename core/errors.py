@@ -25,6 +25,8 @@ class OnnxplugError(Exception):
         export: What was captured, how it was to be converted and the plugins that run it, where the conversion failed: what
             ``onnxplug.bisect`` reduces.
         profile: Where the time went until it was raised (:class:`onnxplug.profiling.profile.Profile`), where that was asked for.
+        report: What is known of the export until then (:class:`onnxplug.report.report.ExportReport`), where that was asked for.
+        place: The user's ``file:line`` that it is about; ``None`` where it is about none, or that is not known.
     """
 
     message: str = ""
@@ -32,6 +34,8 @@ class OnnxplugError(Exception):
     located: bool = False
     export: Any = None
     profile: Any = None
+    report: Any = None
+    place: str | None = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -106,12 +110,10 @@ class CaptureError(OnnxplugError):
 
     Attributes:
         submodule: The path of the submodule where capture stopped, empty for the model itself; ``None`` where it is not known.
-        place: The user's ``file:line``; ``None`` where it is not known.
         tries: What each attempt at capture said, in a line each.
     """
 
     submodule: str | None = None
-    place: str | None = None
     tries: Sequence[str] = ()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.finish.describe import describe
+from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish
 from onnxplug.finish.outline.outline import outline
 from onnxplug.finish.outline.wanted import Functions
@@ -49,6 +48,7 @@ from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime
+from onnxplug.report.active import reported
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.kernels import CallHost
 from onnxplug.run.session import TARGET
@@ -63,9 +63,9 @@ Selected = tuple[OnnxRegistry, PluginHost]
 
 #: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
 _PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
-#: It calls `to_onnx` for each piece.
 #: The key of a model's ``meta`` that holds which nodes were made by rules of other packages.
 _MADE_BY = "onnxplug.made_by"
+#: It calls `to_onnx` for each piece.
 _PIECES = "onnxplug.pieces.pieces:export_pieces"
 
 
@@ -89,7 +89,7 @@ class ExportOptions(TypedDict, total=False):
     optimize: bool
     functions: Functions | Iterable[type[Any] | str] | bool | None
     verify: bool
-    report: bool
+    report: bool | str | os.PathLike[str]
     profile: bool | str | os.PathLike[str]
     strict: bool | None
     capture: str
@@ -146,7 +146,7 @@ def to_onnx(
     optimize: bool = True,
     functions: Functions | Iterable[type[Any] | str] | bool | None = None,
     verify: bool = False,
-    report: bool = False,
+    report: bool | str | os.PathLike[str] = False,
     profile: bool | str | os.PathLike[str] = False,
     strict: bool | None = None,
     capture: str = "blocks",
@@ -194,7 +194,8 @@ def to_onnx(
         functions: ``True``: modules that the model repeats become ONNX functions, called with their weights; classes of modules, or
             their names: these do. ``Functions(classes, domain)`` also says in which domain.
         verify: Compare the result with eager PyTorch, on these inputs and on others.
-        report: Print what was exported and how long it took.
+        report: Collect what was done: ``program.report``, or ``error.report`` of an export that fails. The path of a folder: it is
+            written there too, as Markdown, HTML, SARIF and JSON; docs/reports.md says what it has.
         profile: Record where the time goes: ``program.profile``, or ``error.profile`` of an export that fails. The name of a file:
             it is written there too, for Perfetto and speedscope; docs/profiling.md says how to read it.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
@@ -232,6 +233,7 @@ def to_onnx(
         VerificationError: ``verify=True`` and the results differ, or the model does not run.
         SaveError: ``f`` can't be written.
     """
+    given = dict(locals()) if report is not False else {}
     arguments.refuse_unknown(unknown, inspect.signature(to_onnx).parameters)
     if pieces is not None:
         if input_names or output_names or examples is not None:
@@ -240,7 +242,7 @@ def to_onnx(
                 hint="A piece's inputs and outputs have the names that it gives them; dynamic_shapes= names dynamic dimensions.",
             )
         args, kwargs = arguments.positional_and_named(model, args, kwargs)
-        with watched(profile, None) as watch:
+        with reported(report), watched(profile, None) as watch:
             chain: OnnxPieces = load_object(_PIECES, "the exporter of pieces")(
                 model,
                 args,
@@ -262,7 +264,7 @@ def to_onnx(
                     "exact": exact,
                     "optimize": optimize,
                     "functions": functions,
-                    "report": report,
+                    "report": report is not False,
                     "present_names": present_names,
                     "mutations": mutations,
                     "checks": checks,
@@ -276,7 +278,7 @@ def to_onnx(
             )
             chain.profile = watch.profile
         return chain
-    with watched(profile, progress) as stage:
+    with reported(report, given, to_onnx) as told, watched(profile, progress) as stage:
         opsets = resolve_opsets(opset_version)
         blocks = arguments.captures_blocks(capture)
         wanted = arguments.functions_asked(functions, model)
@@ -291,6 +293,8 @@ def to_onnx(
         if verify:
             arguments.check_verifiable(opsets[""])
         table, host = _selected(registry, plugins=plugins, call_rules=call_rules, prefer=prefer)
+        if told is not None:
+            told.selected(host)
         runtime_name = check_runtime(target, table.targets() | host.targets())
         domains = arguments.unknown_domains(opsets, table, host, items, {wanted.domain} if wanted is not None else ())
         call_patches = [patch for rule in call_rules for patch in rule.patches()]
@@ -310,6 +314,8 @@ def to_onnx(
             examples=further,
             patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
         )
+        if told is not None:
+            told.captured(captured)
         arguments.check_operators(call_rules, late=True)
         calls = arguments.module_calls(wanted, captured.program, model) if wanted is not None else None
         stage("conversion")
@@ -342,6 +348,7 @@ def to_onnx(
                         calls=calls,
                         checks=checks,
                         said=said,
+                        describes_all=told is not None,
                     )
                     break
                 except OnnxplugError as error:
@@ -351,7 +358,13 @@ def to_onnx(
             made: dict[str, int] = {}
             if wanted is not None and calls is not None:
                 with logs.stage("functions", logs.logger("finish")) as about:
-                    made = outline(converted, calls, wanted, opsets.get(wanted.domain, 1), full=said.nodes)
+                    made = outline(
+                        converted,
+                        calls,
+                        wanted,
+                        opsets.get(wanted.domain, 1),
+                        full=said.nodes if told is None else True,
+                    )
                     about["functions"] = len(made)
         seconds = time.perf_counter() - started
         arguments.check_domains_used(converted, domains)
@@ -382,15 +395,21 @@ def to_onnx(
             recipe=recipe,
         )
         program.profile = stage.profile
+        if told is not None:
+            told.exported(program, _packages_of_rewrites(host))
+            forget(converted, full=said.nodes)
         if verify:
             stage("verification")
             program.verify()
         if f is not None:
             stage("saving")
             program.save(f, external_data=external_data)
-        if report:
-            sys.stdout.write(f"{program}\n{program.statistics}\n")
         return program
+
+
+def _packages_of_rewrites(host: PluginHost) -> dict[str, str]:
+    """Rewrite to the distribution that it is of, as far as the host knows it."""
+    return dict(getattr(host, "sources_of_rewrites", dict)())
 
 
 def _selected(
@@ -431,11 +450,12 @@ def convert(
     calls: ModuleCalls | None = None,
     checks: bool = False,
     said: Metadata | None = None,
+    describes_all: bool = False,
 ) -> ir.Model:
     """Converts a prepared graph: interpretation, simplification, rewrites (but those named in ``without``), names, metadata.
 
     ``alignment`` takes what FX nodes became, ``calls`` the calls of modules that nodes come from; ``said`` is what the model
-    says of where it comes from.
+    says of where it comes from. With ``describes_all`` its nodes say everything, whatever that is.
     """
     domains = list(host.domains())
     recorder = active()
@@ -452,7 +472,7 @@ def convert(
     builder.expressions = symbols.expressions
     bound = registry.bind(target)
     said = said if said is not None else Metadata()
-    describer = Describer(said)
+    describer = Describer(Metadata("full", said.absolute_paths) if describes_all else said)
     observed = recorder is not None or LOGGER.isEnabledFor(logging.DEBUG)
     interpreter = (ObservedInterpreter if observed else DynamoInterpreter)(
         builder,
@@ -501,7 +521,7 @@ def convert(
         if said.is_full:
             graph.metadata_props.update(graph_metadata(captured.program, describer))
             of_values = value_metadata(builder, graph, values, functional)
-        describe(model, builder.provenance_of, full=said.nodes, values=of_values)
+        describe(model, builder.provenance_of, full=True if describes_all else said.nodes, values=of_values)
     model.meta[_MADE_BY] = builder.made_by
     model.meta[TARGET] = metadata[TARGET]
     return model

@@ -24,6 +24,7 @@ from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.progress import showing
+from onnxplug.report.active import verified
 from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.content import Progress
 from onnxplug.run.progress import reporting
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxplug.profiling.profile import Profile
+    from onnxplug.report.report import ExportReport
 
 _SAVE, _VERIFY = logs.logger("save"), logs.logger("verify")
 
@@ -89,6 +91,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         recipe: How the captured graph is converted again, for :meth:`verify` to say who is wrong; ``None`` for a program made by
             hand.
         profile: Where the time of the export went, with ``profile=True``; what :meth:`save` and :meth:`verify` take is added.
+        report: What was done, with ``report=True``; what :meth:`save` and :meth:`verify` do is added.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.host = host
         self.recipe = recipe
         self.profile: Profile | None = None
+        self.report: ExportReport | None = None
         self._runner: Runner | None = None
         self._folded: set[str] = set()
 
@@ -425,6 +429,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 external=external,
                 progress=told,
             )
+            if self.report is not None:
+                self.report.saved(destination)
 
     def _weight_names(self) -> list[str]:
         """The initializers that hold a tensor of ``state_dict()``, or are made of one; all where that is not known."""
@@ -473,10 +479,10 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         """
         if intermediates and self.recipe is None:
             raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
-        with showing(bool(progress)) as told, self._timed("verification", _VERIFY):
+        with showing(bool(progress)) as told, self._timed("verification", _VERIFY), verified(self.report) as note:
             if told is not None:
                 told("verification")
-            return verify_program(
+            found = verify_program(
                 self,
                 args=args,
                 kwargs=kwargs,
@@ -484,6 +490,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 seeds=seeds if seed is None else (seed,),
                 judge=partial(judge_program, self) if intermediates else None,
             )
+            note(found)
+            return found
 
     @contextmanager
     def _timed(self, name: str, log: logging.Logger, **about: Any) -> Iterator[None]:

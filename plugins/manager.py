@@ -291,6 +291,12 @@ class PluginManager:
         """Rewrites, the builtin ones first."""
         return self._all("onnxplug_rewrites")
 
+    def sources_of_rewrites(self) -> dict[str, str]:
+        """Name of each rewrite to the distribution that it is of."""
+        self.load()
+        found = self._results.get("onnxplug_rewrites", ())
+        return {getattr(item, "name", ""): record.distribution for record, items in found for item in items}
+
     def targets(self) -> set[str]:
         """Names of the runtimes that plugins know: those that they declare, and those of their rewrites."""
         self.load()

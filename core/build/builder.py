@@ -197,6 +197,11 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         for value in values:
             if value is not None and value.const_value is None:
                 return None
+        return self._folded(spec, values, raw)
+
+    def _folded(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
+        """The constant that an operator on constants gives; ``None`` where that is left to the runtime."""
+        assert spec.fold is not None
         arrays = [None if v is None else self.constant(v) for v in values]
         if sum(a.size for a in arrays if a is not None) > folding.MAX_ELEMENTS:
             return None

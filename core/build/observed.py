@@ -15,7 +15,7 @@ from onnxplug.profiling.recorder import Recorder, active
 
 
 class ObservedBuilder(GraphBuilder):
-    """Tells the active recorder how long the inference of shapes and the simplification of nodes take."""
+    """Tells the active recorder how long the inference of shapes and the simplification of nodes take, and what is folded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._recorder = active() or Recorder()
@@ -50,6 +50,13 @@ class ObservedBuilder(GraphBuilder):
             return super()._without_node(spec, values, raw)
         finally:
             self._count("simplification and folding", started)
+
+    def _folded(self, spec: OpSpec, values: Sequence[ir.Value | None], raw: Mapping[str, Any]) -> ir.Value | None:
+        found = super()._folded(spec, values, raw)
+        total = self._recorder.total("fold", spec.op_type)
+        total.calls += 1
+        total.hits += found is not None
+        return found
 
     def _count(self, name: str, started: int) -> None:
         total = self._recorder.total("part", name)

@@ -17,6 +17,12 @@ DECOMPOSED = "pkg.onnxplug.decomposed"
 REWRITE = "pkg.onnxplug.rewrite"
 REPLACED = "pkg.onnxplug.rewritten_from"
 FUNCTION = "pkg.onnxplug.function"
+#: Where a function says which class of modules it stands for.
+CLASS = "pkg.onnxplug.class"
+#: What nodes say with full metadata alone.
+FULL_ALONE = (CLASSES, NAMES, FX_NODE, TRACE, RULE, PACKAGE, DECOMPOSED, REPLACED)
+#: All that they may say.
+ALL_KEYS = (*FULL_ALONE, NAMESPACE, SOURCE, REWRITE, FUNCTION)
 
 
 class Provenance:

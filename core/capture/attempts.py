@@ -140,13 +140,14 @@ def export_program(
         try:
             if tries:
                 step(f"attempt {len(tries) + 1}, {way.text()}")
-            with logs.stage("attempt", _LOGGER, mode=way.text()):
+            with logs.stage("attempt", _LOGGER, mode=way.text()) as about:
                 program = capture.refined(way, capture.shapes.reading(way.tied))
                 with span("conditions on sizes"):
                     program = capture.settled(program, way)
                     check_dynamic(program, shapes)
         except Exception as error:
             tries.append(Try(way.text(), error))
+            about["why"] = tries[-1].text().removeprefix(f"{way.text()}: ")
             _LOGGER.debug("attempt %d, %s, failed: %s: %s", len(tries), way.text(), type(error).__name__, error)
             if len(tries) == 1:
                 remaining = _further_attempts(error, shapes, strict)

@@ -34,6 +34,7 @@ from onnxplug.cli.options import (
     OpsetOption,
     OptimizeOption,
     PretrainedOption,
+    ReportOption,
     RuntimeOption,
     ShardOption,
     StrictWeightsOption,
@@ -189,11 +190,12 @@ def export(
     ] = False,
     metadata: MetadataOption = None,
     absolute_paths: AbsolutePathsOption = False,
+    report: ReportOption = None,
     profile: ProfileOption = None,
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_metadata, parse_opset
-    from onnxplug.cli.report import progress, summary, summary_of_pieces, verification
+    from onnxplug.cli.report import progress, reporting, summary, summary_of_pieces, verification
     from onnxplug.cli.targets import load_for_export
 
     said = parse_metadata(metadata, absolute_paths=absolute_paths)
@@ -203,7 +205,7 @@ def export(
     wanted = parse_functions(functions, function_classes, function_domain)
     saving = {"weights": weights, "strict": strict_weights, "shard": shard, "external": external}
     _check_saving(saving, verify=verify, pieces=pieces)
-    with profiled(profile):
+    with profiled(profile), reporting(report, verify=verify):
         with progress() as shown:
             shown("loading")
             with span("loading"):
@@ -246,6 +248,7 @@ def export(
                 "metadata": said,
                 "registry": registry(),
                 "progress": shown,
+                "report": report is not None,
             }
             if names is not None:
                 chain = onnxplug.to_onnx(
@@ -259,18 +262,18 @@ def export(
                 )
             else:
                 program = onnxplug.to_onnx(loaded.model, loaded.args, **options)
-                report = None
+                found = None
                 if verify:
                     shown("verification")
-                    report = program.verify()
+                    found = program.verify()
                 shown("saving")
                 program.save(output, external_data=external_data, progress=shown.part, **saving)
         if names is not None:
             summary_of_pieces(chain, output, verified=verify)
             return
         summary(program, output)
-        if report is not None:
-            verification(report)
+        if found is not None:
+            verification(found)
 
 
 def _check_saving(saving: dict[str, Any], *, verify: bool, pieces: str | None) -> None:

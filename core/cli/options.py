@@ -59,6 +59,14 @@ MetadataOption = Annotated[
 AbsolutePathsOption = Annotated[
     bool, typer.Option("--absolute-paths", help="The metadata name source files by their whole paths")
 ]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="DIR",
+        help="Write a report to DIR, of a failed export too: report.html, report.md, report.sarif, report.json",
+    ),
+]
 FunctionsOption = Annotated[
     bool, typer.Option("--functions", help="Modules that the model repeats become ONNX functions")
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,40 @@ err = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 def progress() -> AbstractContextManager[Display]:
     """A spinner with the stage at work and its seconds, on a terminal; nothing elsewhere."""
     return displayed(err)
+
+
+@contextlib.contextmanager
+def reporting(folder: Path | None, *, verify: bool = False) -> Iterator[None]:
+    """Writes a report of the command to a folder when the context ends, after an error too, and says where it is.
+
+    Args:
+        folder: The folder; ``None`` for no report.
+        verify: Whether the command verifies.
+
+    Raises:
+        SaveError: The folder can't be made, or the report of a command that succeeded can't be written.
+        OnnxplugError: A library that writes reports is not installed.
+    """
+    if folder is None:
+        yield
+        return
+    from onnxplug.report.active import reported
+
+    failed = False
+    try:
+        with reported(folder) as told:
+            if told is not None and verify:
+                told.report.arguments["verify"] = "True"
+            yield
+    except Exception as error:
+        failed = True
+        for text in getattr(error, "__notes__", ()):
+            if "report" in text:
+                note(text)
+        raise
+    finally:
+        if not failed:
+            err.print(f"report: {folder / 'report.html'}", markup=False)
 
 
 def note(text: str) -> None:

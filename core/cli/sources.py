@@ -19,6 +19,7 @@ from onnxplug.cli.options import (
     ModeOption,
     OpsetOption,
     OptimizeOption,
+    ReportOption,
     RuntimeOption,
     TargetArgument,
     choice,
@@ -116,7 +117,9 @@ def _command_of(source: ModelSource) -> Any:
         )
 
     def command(**values: Any) -> None:
-        with profiled(values["profile"]):
+        from onnxplug.cli.report import reporting
+
+        with profiled(values["profile"]), reporting(values["report"], verify=values["verify"]):
             _run(source, function, {p.name: values.pop(p.name) for p in common}, values)
 
     command.__doc__ = f"Export {source.scheme}:NAME. {source.help}".strip()
@@ -144,6 +147,7 @@ def _common(
     exact: ExactOption = False,
     strict: ModeOption = None,
     capture: CaptureOption = "blocks",
+    report: ReportOption = None,
     profile: ProfileOption = None,
     metadata: MetadataOption = None,
     absolute_paths: AbsolutePathsOption = False,
@@ -182,6 +186,7 @@ def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[s
                 "capture": common["capture"],
                 "metadata": said,
                 "registry": registry(),
+                **({"report": True} if common["report"] is not None else {}),
             },
             stage=shown,
         )

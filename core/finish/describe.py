@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from onnxplug.build.module_calls import KEY
 from onnxplug.build.names import Names
-from onnxplug.build.provenance import NOWHERE, Provenance
-from onnxplug.build.scope import graphs_of
+from onnxplug.build.provenance import ALL_KEYS, CLASS, FULL_ALONE, NOWHERE, Provenance
+from onnxplug.build.scope import graphs_of, nodes_of
 
 #: What is said of a value, by the value.
 ValueMetadata = Mapping[ir.Value, Mapping[str, str]]
@@ -48,3 +48,21 @@ def _describe(graph: ir.Graph, provenance_of: Mapping[ir.Node, Provenance], full
             node.metadata_props[KEY] = provenance.call
         for inner in graphs_of(node):
             _describe(inner, provenance_of, full, names)
+
+
+def forget(model: ir.Model, *, full: bool | None) -> None:
+    """Takes back what nodes and functions that were described in full say beyond what is asked for.
+
+    Args:
+        model: The model; it is changed.
+        full: As for :func:`describe`.
+    """
+    if full:
+        return
+    keys = ALL_KEYS if full is None else FULL_ALONE
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        if full is None:
+            graph.metadata_props.pop(CLASS, None)
+        for node in nodes_of(graph):
+            for key in keys:
+                node.metadata_props.pop(key, None)

@@ -114,10 +114,12 @@ def _check_dims(call: FxNode, rule: Rule, value: ir.Value, given: Any, spec: Out
 
 def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:
     source = f" of {rule.source}" if rule.source else ""
-    return OutputMismatchError(
+    error = OutputMismatchError(
         f"rule {rule.name}{source} for {call.op_name} {what}; at {call.location}",
         hint="The converter is wrong, not the model: it must return what torch computes, in count, dtype and shape.",
     )
+    error.place = call.location
+    return error
 
 
 def _used_indices(fx: torch.fx.Node) -> set[int] | None:

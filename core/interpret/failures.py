@@ -32,7 +32,7 @@ def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> Conversion
         f"{raised_at(error, rule.resolve())}",
         hint=f"This is a defect of {rule.source or 'the rule'}; report it there with the lines above.",
     )
-    found.located = True
+    found.located, found.place = True, call.location
     return found
 
 
@@ -44,7 +44,7 @@ def quantized_argument(call: FxNode, reasons: Sequence[str]) -> ConversionError:
         f"{name} at {call.location} is called on a quantised tensor, for which no rule applies{why}",
         hint=f"Call dequantize() before it, or pass a rule for {call.op_name!r}.",
     )
-    found.located = True
+    found.located, found.place = True, call.location
     return found
 
 

@@ -438,6 +438,7 @@ class DynamoInterpreter:
         except OnnxplugError as error:
             if not error.located:
                 error.add_place(place_of(call, rule, self._builder.opset))
+            error.place = error.place or call.location
             raise
         except Exception as error:
             raise defect(error, call, rule, self._builder.opset) from error

@@ -76,7 +76,7 @@ def _stages(profile: Sums) -> Table:
     together = profile.seconds
 
     def add(stage: StageTime, depth: int) -> None:
-        about = ", ".join(f"{key} {value}" for key, value in stage.about.items())
+        about = ", ".join(f"{key} {value}" for key, value in stage.about.items() if key != "why")
         name = Text(f"{'  ' * depth}{stage.name}", style="bold" if not depth else "")
         numbers = [_seconds(stage.seconds), _seconds(stage.own_seconds), _share(stage.seconds, together)]
         row = [

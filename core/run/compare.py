@@ -7,11 +7,13 @@ Elements are compared one by one, ``|actual - expected| <= atol + rtol * |expect
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import torch
+
+from onnxplug.run.differences import Histogram
 
 #: Above this number of elements, the size of the ordinary ones is taken from a sample of as many.
 _SAMPLE = 1 << 18
@@ -88,6 +90,7 @@ class Comparison:
         allowed: Its tolerance.
         dtype: Dtype of the expected tensor.
         problem: Another dtype or shape, in words; nothing else is compared then.
+        histogram: The differences of all elements, where that is asked for.
     """
 
     count: int = 0
@@ -99,6 +102,7 @@ class Comparison:
     allowed: float = 0.0
     dtype: torch.dtype | None = None
     problem: str = ""
+    histogram: Histogram | None = None
 
     @property
     def equal(self) -> bool:
@@ -125,6 +129,7 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
     slack: torch.Tensor | None = None,
+    measure: bool = False,
 ) -> Comparison:
     """Compares two tensors element by element.
 
@@ -137,6 +142,7 @@ def compare(
         scale: Whose tolerances hold.
         rtol, atol: Tolerances instead of these.
         slack: Added to each element's tolerance: doubles, of the shape of ``actual``.
+        measure: Count the differences for a histogram.
     """
     if not isinstance(expected, torch.Tensor):
         if _kind(torch.tensor(expected).dtype) != _kind(actual.dtype):
@@ -153,7 +159,7 @@ def compare(
     if actual.shape != expected.shape:
         return Comparison(dtype=dtype, problem=f"has the shape {list(actual.shape)}, PyTorch {list(expected.shape)}")
     if not actual.numel():
-        return Comparison(dtype=dtype)
+        return Comparison(dtype=dtype, histogram=Histogram() if measure else None)
     ours, theirs = actual.to(torch.float64), expected.to(torch.float64)
     real = expected.is_floating_point()
     same = (ours == theirs) | (ours.isnan() & theirs.isnan()) if real else actual == expected
@@ -165,7 +171,8 @@ def compare(
     if slack is not None:
         allowed = allowed + slack
     bad = ~(same | (theirs.isfinite() & (difference <= allowed)))
-    return _result(actual, expected, difference, allowed, bad, dtype)
+    found = _result(actual, expected, difference, allowed, bad, dtype)
+    return replace(found, histogram=Histogram.of(difference, allowed, same)) if measure else found
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -19,8 +19,9 @@ from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
 from onnxplug.progress import step
-from onnxplug.run.compare import Scale, compare
+from onnxplug.run.compare import Comparison, Scale, compare
 from onnxplug.run.conditioning import rounding_slack
+from onnxplug.run.differences import OutputDifference, begin_case, open_case
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
 from onnxplug.run.report import VerificationCase, VerificationReport
 from onnxplug.run.session import Runner
@@ -241,6 +242,7 @@ class _Comparer:
                 lambda model, moved: eager_outputs(program, model, moved, self._spec), self._reference, leaves
             ),
         )
+        begin_case(sizes, seed, runner.runtime)
         try:
             worst, unstable = _compare_all(outputs, self._tolerances, sizes, seed)
         except VerificationError as error:
@@ -327,7 +329,9 @@ def _compare_all(
         raise VerificationError(
             f"the model has {len(got)} outputs ({', '.join(got)}), PyTorch {len(expected)} ({names}); {where}"
         )
+    case = open_case()
     options: dict[str, Any] = {"scale": tolerances.scale, "rtol": tolerances.rtol, "atol": tolerances.atol}
+    options["measure"] = case is not None
     measured = tolerances == MODEL
     slack: list[torch.Tensor | None] | None = None
     worst, unstable = 0.0, 0
@@ -337,12 +341,22 @@ def _compare_all(
             slack = outputs.slack() if slack is None else slack
             unstable += found.count
             found = compare(actual, wanted, **options, slack=slack[index] if slack else None)
+        if case is not None:
+            case.outputs.append(_difference(name, actual, found))
         if not found.equal:
             again = f"verify(seed={seed}) draws these inputs again; " if seed is not None else ""
             hint = f"{again}verify(intermediates=True) tells whether a rule, a rewrite or ONNX Runtime is wrong; please report it."
             raise VerificationError(f"output {name!r} {found}; {where}", hint=hint)
         worst = max(worst, found.max_abs_difference)
     return worst, unstable
+
+
+def _difference(name: str, actual: torch.Tensor, found: Comparison) -> OutputDifference:
+    """What a report says of an output that was compared."""
+    problem = "" if found.equal else str(found)
+    dtype = str(found.dtype if found.dtype is not None else actual.dtype).removeprefix("torch.")
+    largest = found.max_abs_difference
+    return OutputDifference(name, dtype, actual.numel(), largest, found.count, found.histogram, problem)
 
 
 def size_text(sizes: Mapping[str, int]) -> str:
@@ -495,6 +509,7 @@ def verify_file(
                 lambda run, moved: _eager_by_name(run, moved, spec, runner.output_names, order), model, inputs
             ),
         )
+        begin_case(sizes, seed, runner.runtime)
         worst, unstable = _compare_all(outputs, MODEL, sizes, seed)
         report.cases.append(VerificationCase(sizes, seed, worst, runner.runtime, unstable))
 

@@ -18,6 +18,7 @@ from onnxplug.exporter import plugins_of_call, to_onnx
 from onnxplug.finish.outline.wanted import UnusedClassWarning
 from onnxplug.opsets import resolve_opsets
 from onnxplug.profiling.watch import Watch, watched
+from onnxplug.report.active import reported
 from onnxplug.torch_onnx.artifacts import Artifacts
 from onnxplug.torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
 from onnxplug.torch_onnx.request import Request, warn
@@ -157,14 +158,15 @@ def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = Tr
         exporter = _Exporter(request, options, verify_drawn)
         artifacts = Artifacts(request)
         watch: Watch | None = None
-        try:
-            with watched(request.profile, None, "torch.onnx.export") as watch:
-                program = exporter.run(artifacts)
-                program.profile = watch.profile
-        except Exception as error:
-            artifacts.finish(None, error, watch.profile if watch is not None and request.profile else None)
-            raise
-        artifacts.finish(program, None, program.profile if request.profile else None)
+        with reported(artifacts.write if request.report else False, vars(request), export):
+            try:
+                with watched(request.profile, None, "torch.onnx.export") as watch:
+                    program = exporter.run(artifacts)
+                    program.profile = watch.profile
+            except Exception as error:
+                artifacts.finish(None, error, watch.profile if watch is not None and request.profile else None)
+                raise
+            artifacts.finish(program, None, program.profile if request.profile else None)
         return program
 
 

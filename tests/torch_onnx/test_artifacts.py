@@ -12,6 +12,7 @@ import torch
 
 import onnxplug
 from onnxplug import MissingRuleError, SaveError
+from onnxplug.report.collect import ReportWarning
 from onnxplug.torch_onnx.request import ExportWarning
 from tests.profiling.test_chrome import check_trace
 from tests.torch_onnx.test_export import Capped, X, files, net
@@ -30,7 +31,9 @@ def test_report_program_and_times(folder: Path, capsys: pytest.CaptureFixture[st
         artifacts_dir="deep/folder",
         external_data=False,
     )
-    profile, report, stored = sorted((folder / "deep" / "folder").iterdir(), key=lambda path: path.suffix)
+    written = sorted((folder / "deep" / "folder").iterdir(), key=lambda path: (path.suffix, path.name))
+    assert [path.suffix for path in written] == [".html", ".json", ".json", ".md", ".pt2", ".sarif"]
+    _, profile, _, report, stored, _ = written
     text = report.read_text(encoding="utf-8")
     assert report.name.startswith("onnx_export_")
     assert report.name.endswith("_success.md")
@@ -70,16 +73,16 @@ def test_report_of_a_failure(folder: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, *args: Any, **kwargs: Any) -> int:
-        self.write_bytes(b"half")
+    def full(file: Any) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(SaveError, match=r"can't write the report .*no room"):
+    monkeypatch.setattr("onnxplug.report.files.flush", full)
+    with pytest.raises(SaveError, match=r"can't write .*success\.md: no room"):
         onnxplug.export(net(), (X,), report=True)
-    with pytest.warns(ExportWarning, match="no room"), pytest.raises(MissingRuleError):
+    with pytest.warns(ReportWarning, match="no room"), pytest.raises(MissingRuleError):
         onnxplug.export(Capped(), (X,), report=True)
     assert files(folder) == []
+    assert os.listdir(folder) == []
 
 
 def test_nothing_is_printed_unless_asked(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxplug.build.module_calls import KEY, ModuleCall, ModuleCalls
 from onnxplug.build.names import Names
+from onnxplug.build.provenance import CLASS
 from onnxplug.build.scope import detach, graphs_of, nodes_of, used_by
 from onnxplug.finish.outline.bodies import Body, shared_types
 from onnxplug.finish.outline.canonical import Canonical, canonical, is_constant
@@ -22,8 +23,6 @@ MIN_NODES = 3
 #: The first ONNX IR that describes the values within functions.
 _DESCRIBES_VALUES = 10
 _OF_TORCH = "torch.nn."
-#: Where a function says which class it stands for.
-_CLASS = "pkg.onnxplug.class"
 
 
 def outline(
@@ -253,7 +252,7 @@ class _Outline:
                 body.copy(item)
         outputs = [body.values[value] for value in form.outputs]
         name = self._names.unique(call.short_name)
-        metadata = {} if self.full is None else {_CLASS: call.class_name}
+        metadata = {} if self.full is None else {CLASS: call.class_name}
         graph = ir.Graph(formals, outputs, nodes=body.nodes, name=name, metadata_props=metadata)
         versions = {**self.model.opset_imports, self.domain: self.version}
         graph.opset_imports.update({d: versions[d] for d in ("", *(node.domain for node in nodes_of(graph)))})

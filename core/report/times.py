@@ -1,0 +1,51 @@
+"""Where the time of an export went, of what else is recorded in the same process left out."""
+
+from __future__ import annotations
+
+from onnxplug.profiling.recorder import Recorder, Span
+from onnxplug.profiling.sums import Sums
+
+
+class Times(Sums):
+    """The spans of one report.
+
+    Args:
+        recorder: What records them.
+
+    Attributes:
+        ranges: Where they begin and end among those of the recorder; the last is open while something is being done.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.ranges: list[tuple[int, int | None]] = []
+
+    def begin(self) -> None:
+        """From here on spans belong to the report."""
+        self.ranges.append((len(self.recorder.spans), None))
+
+    def end(self) -> None:
+        """From here on they don't."""
+        if self.ranges and self.ranges[-1][1] is None:
+            self.ranges[-1] = (self.ranges[-1][0], len(self.recorder.spans))
+
+    @property
+    def spans(self) -> list[Span]:
+        """What was done, in the order in which it began."""
+        return [span for start, end in self.ranges for span in self.recorder.spans[start:end]]
+
+    def failed_stage(self) -> str | None:
+        """The stage that an error left; ``None`` where none did."""
+        spans = self.spans
+        known = {id(span) for span in spans}
+        failed = {id(span) for span in spans if span.kind == "stage" and "error" in span.about}
+        for span in reversed(spans):
+            outer = span.parent
+            is_top = outer is None or id(outer) not in known or (id(outer) in failed and outer.name in CONTAINERS)
+            if id(span) in failed and is_top and span.name not in CONTAINERS:
+                return span.name
+        return None
+
+
+#: Spans that stand around all stages.
+CONTAINERS = ("export", "torch.onnx.export")
