@@ -52,7 +52,13 @@ def environment() -> Any:
         lstrip_blocks=True,
         finalize=lambda value: value if hasattr(value, "__html__") else clean(value),
     )
-    made.filters |= {"number": number_text, "size": bytes_text, "seconds": seconds_text, "shortened": _shortened}
+    made.filters |= {
+        "number": number_text,
+        "size": bytes_text,
+        "seconds": seconds_text,
+        "shortened": _shortened,
+        "tail": _tail,
+    }
     return made
 
 
@@ -87,6 +93,12 @@ def to_html(report: Facts) -> str:
 def _shortened(text: object, most: int) -> str:
     text = clean(text)
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _tail(text: object, most: int) -> str:
+    """The end of a text that is too long: of paths it says more."""
+    text = clean(text)
+    return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
 def _embedded(data: Any) -> str:

@@ -171,7 +171,7 @@ def _capture(capture: Capture) -> list[str]:
     lines += _table(
         "Taken for granted of sizes",
         ("condition", "line", "about"),
-        [(c.text, c.place or "", "only the size 1 is another" if c.only_small else "") for c in capture.conditions],
+        [(c.text, c.place or "", "all but the size 1 fulfil it" if c.only_small else "") for c in capture.conditions],
     )
     return lines + _table("Captured once", ("class", "copies"), _rows(capture.blocks))
 

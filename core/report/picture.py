@@ -281,16 +281,19 @@ class _Drawing:
         return layer
 
     def _bend(self) -> None:
-        """Gives lines that pass layers a lane in each."""
+        """Gives lines that pass layers a lane in each, which those from one box share."""
+        lanes: dict[tuple[int, int], int] = {}
         bends = sum(self._layer[target] - self._layer[source] - 1 for source, target in self._forward)
         next_number = len(self._boxes)
         for source, target in self._forward:
             chain = [source]
             if bends <= _MOST_BENDS:
                 for row in range(self._layer[source] + 1, self._layer[target]):
-                    self._rows[row].append(next_number)
-                    chain.append(next_number)
-                    next_number += 1
+                    if (source, row) not in lanes:
+                        lanes[source, row] = next_number
+                        self._rows[row].append(next_number)
+                        next_number += 1
+                    chain.append(lanes[source, row])
             self._chains[source, target] = [*chain, target]
 
     def drawn(self) -> Picture:
@@ -299,8 +302,9 @@ class _Drawing:
         below: dict[int, list[int]] = {}
         for chain in self._chains.values():
             for source, target in pairwise(chain):
-                below.setdefault(source, []).append(target)
-                above.setdefault(target, []).append(source)
+                if target not in below.setdefault(source, []):
+                    below[source].append(target)
+                    above.setdefault(target, []).append(source)
         for sweep in range(_SWEEPS):
             downward = sweep % 2 == 0
             self._sort(above if downward else below, downward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -152,3 +153,16 @@ def test_two_plugins_with_the_same_scheme(shop: Path, isolated_registry: Isolate
 def test_sources_are_checked(wrong: Any) -> None:
     with pytest.raises(PluginError, match="onnxplug_sources returned"):
         check_sources([wrong])
+
+
+def test_a_report_of_a_source_with_an_export_of_its_own(shop: Path, capsys: Any) -> None:
+    """The plugin knows nothing of reports: what it exports, verifies and saves is in one, and an error of its own too."""
+    assert run(["export", "shop:5", "--twice", "--verify", "-o", "both", "--report", "reports"]) == 0
+    data = json.loads((shop / "reports" / "report.json").read_text(encoding="utf-8"))
+    assert [file["path"] for file in data["files"]] == ["both/a.onnx", "both/b.onnx"]
+    assert data["verification"]["accepted"]
+    assert not (shop / "reports" / "report-2.json").exists()
+    assert run(["export", "shop:5", "--scale", "0", "-o", "none", "--report", "failed"]) == 1
+    failure = json.loads((shop / "failed" / "report.json").read_text(encoding="utf-8"))["failure"]
+    assert failure["message"] == "--scale must be positive"
+    assert failure["hint"] == "1 leaves the model as it is."

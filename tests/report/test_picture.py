@@ -93,6 +93,34 @@ def test_branches_and_functions() -> None:
     assert sum("blocks" in box.label for box in found.boxes) >= 1
 
 
+def test_lines_from_one_box_share_their_lane() -> None:
+    """What every block reads is one line for most of its way."""
+    value = ValueView("mask", "float", (1, 4))
+    nodes = [
+        NodeView(
+            i,
+            "",
+            "Add",
+            "",
+            "",
+            f"m{i}",
+            (),
+            (value, ValueView(f"v{i - 1}", "float", (4,))),
+            (ValueView(f"v{i}", "float", (4,)),),
+            {},
+        )
+        for i in range(12)
+    ]
+    children = tuple(ModuleView(f"m{i}", (), 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, ()) for i in range(12))
+    root = ModuleView("", (), 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, children)
+    found = picture(ModelView("", "", 10, {"": 21}, {}, (value,), (), tuple(nodes), (), root, {"Add": 12}, {}, ()))
+    _check(found)
+    assert len(found.lines) == 12 + 11
+    ways = sorted((line.path for line in found.lines if line.title.startswith("mask")), key=len)
+    for shorter, longer in itertools.pairwise(ways[1:]):
+        assert longer.startswith(shorter.rpartition("C")[0])
+
+
 def test_models_of_odd_shapes() -> None:
     report = reports.report()
     assert report.view is not None
