@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxplug.build.scope import graphs_of
+from onnxplug.inspection.attributes import said
 from onnxplug.inspection.numbers import Difference, difference_of
 from onnxplug.inspection.view import ModelView, NodeView, ValueView, WeightView, view_with_model
 
@@ -150,7 +149,8 @@ def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]
     """What nodes of the main graph compute, and what the nodes of the other model that they correspond to do.
 
     Models of one producer call most values alike, so that equal names count first there, if the module is the same too (a Gelu and
-    the nodes that an older opset has for it); else nodes are aligned as :func:`diff` does it.
+    the nodes that an older opset has for it). Else nodes are aligned as :func:`diff` does it; of these, nodes correspond that read
+    what corresponds, and constants that are equal: exporters may do the same by the same operators in another order.
 
     Args:
         before, after: The models.
@@ -163,16 +163,16 @@ def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]
         named = {value.name: value for node in after.graph for value in node.outputs if value.name}
         for node in before.graph:
             for value in node.outputs:
-                other = named.get(value.name)
+                other = named.get(value.name) if value.name else None
                 if other is not None and differ.alike(value, other):
                     found[value] = other
                     taken.add(other)
     for node in before.graph:
-        for value in node.outputs:
-            other = differ.pairs.get(value)
-            if value.name and value not in found and other is not None and other.name and other not in taken:
-                found[value] = other
-                taken.add(other)
+        pairs = [(value, differ.pairs[value]) for value in node.outputs if value in differ.pairs and value not in found]
+        pairs = [(value, other) for value, other in pairs if value.name and other.name and other not in taken]
+        if pairs and differ.reads_alike(node, pairs[0][1].producer(), found, taken):
+            found.update(pairs)
+            taken.update(other for _, other in pairs)
     return {value: found[value] for node in before.graph for value in node.outputs if value in found}
 
 
@@ -218,6 +218,45 @@ class _Differ:
             return False
         before, after = self._before.nodes[ours], self._after.nodes[theirs]
         return before.module == after.module if self._by_module else before.operator == after.operator
+
+    def reads_alike(
+        self,
+        ours: ir.Node,
+        theirs: ir.Node | None,
+        found: Mapping[ir.Value, ir.Value],
+        taken: Collection[ir.Value],
+    ) -> bool:
+        """Whether two nodes read values that correspond, or of which neither corresponds to any, and equal constants."""
+        if theirs is None or len(ours.inputs) != len(theirs.inputs):
+            return False
+        orders = [theirs.inputs]
+        if ours.op_type in _COMMUTATIVE:
+            orders.append(theirs.inputs[::-1])
+        return any(
+            all(self._read_alike(value, other, found, taken) for value, other in zip(ours.inputs, inputs, strict=True))
+            for inputs in orders
+        )
+
+    def _read_alike(
+        self,
+        value: ir.Value | None,
+        other: ir.Value | None,
+        found: Mapping[ir.Value, ir.Value],
+        taken: Collection[ir.Value],
+    ) -> bool:
+        if value is None or other is None:
+            return value is other
+        weight, other_weight = self._before.weights.get(value), self._after.weights.get(other)
+        if weight is not None and other_weight is not None:
+            if "." in weight[0].name and weight[0].name == other_weight[0].name:
+                return True  # a parameter, which may differ
+            difference, _ = difference_of(weight[1], other_weight[1])
+            return difference is not None and difference.equal
+        if weight is not None or other_weight is not None:
+            return False
+        if value.producer() is None or other.producer() is None:
+            return self.pairs.get(value) is other
+        return found[value] is other if value in found else other not in taken
 
     # -- what corresponds ----------------------------------------------------------------------------------------------
 
@@ -485,69 +524,3 @@ def _alike(shape: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool
         return False
     pairs = zip(shape, other, strict=True)
     return all(a is None or b is None or a == b or (isinstance(a, str) and isinstance(b, str)) for a, b in pairs)
-
-
-def said(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, Any]:
-    """What a node's attributes say beyond the defaults of its operator, in what compares equal."""
-    found: dict[str, Any] = {}
-    defaults = _defaults(node, opsets)
-    for name, attribute in node.attributes.items():
-        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            continue  # their nodes are compared
-        value = _comparable(attribute)
-        if name in defaults and defaults[name] == value:
-            continue
-        if not node.domain and _is_usual(node, name, value):
-            continue
-        found[name] = value
-    return found
-
-
-def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
-    """Whether an attribute of a convolution or pool says what holds without it."""
-    if not isinstance(value, tuple):
-        return False
-    if name in ("strides", "dilations"):
-        return all(item == 1 for item in value)
-    if name in ("pads", "output_padding"):
-        return all(item == 0 for item in value)
-    if name == "kernel_shape" and node.op_type in ("Conv", "ConvTranspose") and len(node.inputs) > 1:
-        weight = node.inputs[1]
-        shape = None if weight is None else weight.shape
-        return shape is not None and tuple(shape)[2:] == value
-    return False
-
-
-def _comparable(attribute: ir.Attr) -> Any:
-    if attribute.is_ref():
-        return ("reference", attribute.ref_attr_name)
-    value = attribute.value
-    if isinstance(value, ir.TensorProtocol):
-        if isinstance(value, ir.ExternalTensor):
-            return ("external", str(value.location), value.offset, value.length)
-        return (value.dtype, tuple(value.shape), np.asarray(value.numpy()).tobytes())
-    if isinstance(value, float):
-        return float(np.float32(value))
-    if isinstance(value, list | tuple):
-        return tuple(float(np.float32(item)) if isinstance(item, float) else item for item in value)
-    if isinstance(value, str | int | bytes):
-        return value
-    return repr(value)
-
-
-_schemas: dict[tuple[str, str, int], dict[str, Any]] = {}
-
-
-def _defaults(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, Any]:
-    """The defaults of an operator's attributes, as ONNX's schema has them."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    version = node.version or opsets.get(domain, 0)
-    key = (domain, node.op_type, version)
-    if key not in _schemas:
-        _schemas[key] = {}
-        if onnx.defs.has(node.op_type, domain=domain, max_inclusive_version=version):
-            schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version, domain=domain)
-            for name, described in schema.attributes.items():
-                if described.default_value.name:
-                    _schemas[key][name] = _comparable(ir.from_proto(described.default_value))
-    return _schemas[key]

@@ -84,7 +84,7 @@ def make_feed(
             values[name] = named[name]
             continue
         shape = []
-        for dim in _dims(value, name):
+        for dim in _dims(value, name) or ():
             size = size_of(dim, known)
             if size is None and isinstance(dim, str):
                 assumed.append(dim)
@@ -144,7 +144,7 @@ def _bind(name: str, value: ir.Value, tensor: torch.Tensor, sizes: dict[str, int
 
 
 def _random(name: str, value: ir.Value, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    dtype = ONNX_TO_TORCH.get(value.dtype) if isinstance(value.type, ir.TensorType) else None
+    dtype = ONNX_TO_TORCH.get(value.type.dtype) if isinstance(value.type, ir.TensorType) else None
     if dtype is None:
         kind = type_text(value.type) or "of no known type"
         raise UsageError(f"the input {name!r} is {kind}: onnxplug can't make one up")

@@ -54,7 +54,8 @@ def measure(
     from onnxplug.run.session import to_ort_value
 
     with tempfile.TemporaryDirectory() as folder:
-        types, arrays = {}, {}
+        types: dict[str, int] = {}
+        arrays: dict[str, Any] = {}
         for name, tensor in feed.items():
             value = to_ort_value(tensor)
             types[name] = value.element_type()

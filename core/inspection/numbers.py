@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +51,20 @@ def difference_of(before: ir.TensorProtocol, after: ir.TensorProtocol) -> tuple[
     Raises:
         OnnxplugError: The numbers of one can't be read.
     """
-    shape, other = tuple(before.shape), tuple(after.shape)
     texts = [tensor.dtype == ir.DataType.STRING for tensor in (before, after)]
     if any(texts) and not all(texts):
         return None, False
-    a, b = _numbers(before), _numbers(after)
+    try:
+        return _compared(_numbers(before), _numbers(after))
+    finally:
+        for tensor in (before, after):
+            if isinstance(tensor, ir.ExternalTensor):
+                with contextlib.suppress(BufferError):  # a view of it is held by somebody else
+                    tensor.release()  # one tensor at a time is in memory
+
+
+def _compared(a: Any, b: Any) -> tuple[Difference | None, bool]:
+    shape, other = a.shape, b.shape
     if shape == other:
         found = _difference(a, b)
         if found.count and len(shape) == 2 and shape[0] == shape[1] and _difference(a, b.T).equal:

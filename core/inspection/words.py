@@ -74,10 +74,12 @@ def type_text(kind: ir.TypeProtocol | None) -> str | None:
     """``"float"`` for a tensor, ``"sequence(float)"``, ``"optional(float)"``; ``None`` where it is not known."""
     if kind is None:
         return None
+    if type(kind) is ir.TensorType:  # nearly all are
+        return kind.dtype.name.lower()
     if isinstance(kind, ir.SequenceType):
-        return f"sequence({type_text(kind.elem_type)})"  # type: ignore[arg-type]
+        return f"sequence({type_text(kind.elem_type)})"
     if isinstance(kind, ir.OptionalType):
-        return f"optional({type_text(kind.elem_type)})"  # type: ignore[arg-type]
+        return f"optional({type_text(kind.elem_type)})"
     name = kind.dtype.name.lower()
     return f"sparse({name})" if isinstance(kind, ir.SparseTensorType) else name
 

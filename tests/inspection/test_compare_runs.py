@@ -43,6 +43,43 @@ def test_two_exporters(tmp_path: Path, batch: int) -> None:
     assert found.first is None
 
 
+class Attention(torch.nn.Module):
+    """Exporters do it by the same operators in other ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24)
+        self.proj = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return torch.nn.functional.gelu(self.proj(y.transpose(1, 2).reshape(batch, length, width)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nodes_that_only_look_alike_do_not_correspond(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, args = torch.nn.Sequential(Attention(), Attention()).eval(), (torch.randn(2, 5, 8),)
+    ours = _export(tmp_path / "ours.onnx", model, args)
+
+    def of_torch() -> ir.Model:
+        torch.onnx.export(model, args, tmp_path / "torch.onnx", dynamic_shapes=BATCH, verbose=False)
+        return load_model(tmp_path / "torch.onnx")
+
+    found = compare_runs(ours, of_torch(), sizes={"batch": 3})
+    assert found.equal
+    assert found.first is None
+    assert {value.operator for value in found.values} >= {"Softmax", "Gelu"}
+    with torch.no_grad():
+        model[1].proj.bias[1] += 1
+    found = compare_runs(ours, of_torch(), sizes={"batch": 3})
+    assert not found.equal
+    assert found.first is not None
+    assert found.first.module == "1" or found.first.module.startswith("1.proj")
+
+
 def test_two_opsets_with_a_wrong_weight(tmp_path: Path) -> None:
     """The Gelu of opset 21 corresponds to the last of the nodes that opset 18 has for it; what is wrong is found where it begins."""
     model, args = example()
