@@ -37,9 +37,9 @@ def load_model(path: str | Path, *, infer: bool = False) -> ir.Model:
     except UsageError as error:
         raise OnnxplugError(error.message, hint=error.hint) from error
     # with a folder onnx_ir keeps external data within it
-    ir.external_data.set_base_dir(model.graph, os.path.dirname(os.path.abspath(path)))
-    if not len(model.graph) and not model.graph.inputs and not model.graph.outputs and not model.opset_imports:
-        raise OnnxplugError(f"{path} is not an ONNX model: it is empty")
+    folder = os.path.dirname(os.path.abspath(path))
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        ir.external_data.set_base_dir(graph, folder)
     return _with_shapes(model, path) if infer else model
 
 

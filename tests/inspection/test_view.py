@@ -322,7 +322,7 @@ def test_missing_shapes_are_inferred_if_asked(tmp_path: Path) -> None:
         ("m.pt", b"anything", UsageError, "file of PyTorch"),
         ("m.onnx", b"\x80\x02}q\x00.", UsageError, "file of PyTorch"),
         ("m.ort", b"\x20\x00\x00\x00ORTM", UsageError, "ONNX Runtime's own format"),
-        ("m.onnx", b"", OnnxplugError, "not an ONNX model"),
+        ("m.onnx", b"", OnnxplugError, "not a sound ONNX model: it has no graph"),
         ("m.onnx", b"not a model at all", OnnxplugError, "not an ONNX model"),
         ("m.onnx", "cut", OnnxplugError, "not an ONNX model"),
     ],
