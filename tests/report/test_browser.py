@@ -236,3 +236,18 @@ def test_ten_thousand_nodes_stay_usable(page: Page, tmp_path: Path, record_prope
     # A slow, busy machine included: a table of 10,000 rows in the page takes far longer.
     assert times["load"] < 20_000
     assert max(times["search"], times["sort"], times["sort all"]) < 2_000
+
+
+def test_without_scripts_all_but_the_table_is_read(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(reports.report().html(), encoding="utf-8")
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page.navigate(path)
+        text = page.run("document.body.innerText")
+        for part in ("the same as PyTorch on 4 sets of inputs", "The table of nodes is made by JavaScript", "blocks"):
+            assert part in text
+        assert page.run("document.querySelector('.tree details').open")
+        assert _colours(page, tmp_path / "plain.png") > 50
+    finally:
+        page.call("Emulation.setScriptExecutionDisabled", value=False)

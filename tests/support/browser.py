@@ -119,12 +119,17 @@ class Page:
     def open(self, path: Path, timeout: float = 60.0) -> float:
         """Opens a file; returns the seconds until it is loaded and its scripts have run."""
         started = time.monotonic()
+        self.navigate(path, timeout)
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return time.monotonic() - started
+
+    def navigate(self, path: Path, timeout: float = 60.0) -> None:
+        """Opens a file, and waits until it is loaded."""
+        until = time.monotonic() + timeout
         self._loaded = False
         self.call("Page.navigate", url=path.as_uri())
         while not self._loaded:
-            self._next(started + timeout)
-        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        return time.monotonic() - started
+            self._next(until)
 
     def run(self, script: str) -> Any:
         """Runs a script in the page and returns its value.
