@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxplug.cli.models import loaded
+from onnxplug.text import counted
 
 if TYPE_CHECKING:
     from onnxplug.inspection.diff import ModelDiff
@@ -56,8 +57,8 @@ def show_difference(before: Path, after: Path, *, html: Path | None, as_json: bo
 
 
 def _verdict(found: ModelDiff) -> str:
-    kept = f"{found.same_nodes} nodes and {found.same_weights} weights are the same"
-    return kept if not found.equal else f"no difference; {kept}"
+    kept = f"{counted(found.same_nodes, 'node')} and {counted(found.same_weights, 'weight')} without a difference"
+    return kept if not found.equal else f"the same; {kept}"
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

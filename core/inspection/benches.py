@@ -128,13 +128,14 @@ def to_html(found: Bench, title: str) -> str:
 
 def _boxes(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     """Where the bars of latency begin and end, in percent of the longest."""
-    longest = max((timing.p90 for timing in timings), default=0.0) or 1.0
+    # A single slow run would make all bars small.
+    longest = min(max(t.p90 for t in timings), 2 * max(t.median for t in timings)) or 1.0
     return [
         {
             "name": timing.name,
             "median": 100 * timing.median / longest,
             "start": 100 * timing.p10 / longest,
-            "width": max(0.2, 100 * (timing.p90 - timing.p10) / longest),
+            "width": max(0.2, 100 * (min(timing.p90, longest) - timing.p10) / longest),
         }
         for timing in timings
     ]

@@ -17,11 +17,13 @@ import onnx_ir as ir
 
 from onnxplug.build.scope import graphs_of
 from onnxplug.inspection.attributes import said
-from onnxplug.inspection.numbers import Difference, difference_of
+from onnxplug.inspection.numbers import Difference, difference_of, digests_of
 from onnxplug.inspection.view import ModelView, NodeView, ValueView, WeightView, view_with_model
 
 #: Sequences whose lengths have a larger product are aligned by a rule that takes linear time.
 _LARGEST_PRODUCT = 1_000_000
+#: Weights of fewer elements may be equal by chance.
+_FEWEST_TOLD = 16
 #: Operators of two inputs that may change places.
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean"})
 
@@ -279,6 +281,7 @@ class _Differ:
                 alone[label] = ours is None
         self._pair_weights_by_use()
         self._pair_weights_by_name(lambda name: True)
+        self._pair_weights_by_content()
         return alone
 
     def _pair(self, ours: ir.Value | None, theirs: ir.Value | None) -> None:
@@ -318,6 +321,19 @@ class _Differ:
                         ]
                         if shapes[0] == shapes[1]:
                             self._pair(value, other)
+
+    def _pair_weights_by_content(self) -> None:
+        """What is left and has equal numbers: a product's weights, transposed where the other exporter writes another operator."""
+        known: dict[bytes, ir.Value] = {}
+        for value, (weight, tensor) in self._after.weights.items():
+            if value not in self._paired and weight.elements >= _FEWEST_TOLD:
+                known.setdefault(digests_of(tensor)[0], value)
+        if not known:
+            return
+        for value, (weight, tensor) in self._before.weights.items():
+            if value not in self.pairs and weight.elements >= _FEWEST_TOLD:
+                found = next((known[digest] for digest in digests_of(tensor) if digest in known), None)
+                self._pair(value, found)
 
     def _align(self, label: str, ours: ir.Graph, theirs: ir.Graph) -> None:
         """Aligns the nodes of two graphs, and of the bodies of nodes that correspond."""

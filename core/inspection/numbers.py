@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +59,7 @@ def difference_of(before: ir.TensorProtocol, after: ir.TensorProtocol) -> tuple[
         return _compared(_numbers(before), _numbers(after))
     finally:
         for tensor in (before, after):
-            if isinstance(tensor, ir.ExternalTensor):
-                with contextlib.suppress(BufferError):  # a view of it is held by somebody else
-                    tensor.release()  # one tensor at a time is in memory
+            _release(tensor)
 
 
 def _compared(a: Any, b: Any) -> tuple[Difference | None, bool]:
@@ -73,6 +72,36 @@ def _compared(a: Any, b: Any) -> tuple[Difference | None, bool]:
     if len(shape) == 2 and shape == other[::-1]:
         return _difference(a, b.T), True
     return None, False
+
+
+def digests_of(tensor: ir.TensorProtocol) -> list[bytes]:
+    """What tells a tensor's numbers, dtype and shape from others; for a matrix also what tells those of it transposed.
+
+    Raises:
+        OnnxplugError: Its numbers can't be read.
+    """
+    try:
+        numbers = _numbers(tensor)
+        found = [_digest(tensor, numbers)]
+        return [*found, _digest(tensor, numbers.T)] if numbers.ndim == 2 else found
+    finally:
+        _release(tensor)
+
+
+def _digest(tensor: ir.TensorProtocol, numbers: Any) -> bytes:
+    found = hashlib.blake2b(f"{tensor.dtype} {numbers.shape}".encode(), digest_size=16)
+    if numbers.dtype == object:
+        found.update(repr(numbers.tolist()).encode())
+    else:
+        found.update(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
+    return found.digest()
+
+
+def _release(tensor: ir.TensorProtocol) -> None:
+    """Lets go of the file: one tensor at a time is in memory."""
+    if isinstance(tensor, ir.ExternalTensor):
+        with contextlib.suppress(BufferError):  # a view of it is held by somebody else
+            tensor.release()
 
 
 def _numbers(tensor: ir.TensorProtocol) -> Any:

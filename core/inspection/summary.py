@@ -123,6 +123,7 @@ def to_html(seen: ModelView, title: str, facts: list[tuple[str, str]]) -> str:
             "title": title,
             "version": onnxplug.__version__,
             "model": seen,
+            "module_cells": module_cells,
             "rows": facts,
             "most": max(seen.operators.values(), default=1),
             "weights": largest(seen, _WEIGHTS_OF_A_PAGE),

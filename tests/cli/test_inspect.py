@@ -76,7 +76,7 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("other", "status", "said"),
     [
-        ("a.onnx", 0, "no difference; 2 nodes and 1 weights are the same"),
+        ("a.onnx", 0, "the same; 2 nodes and 1 weight without a difference"),
         ("b.onnx", 1, "Elu"),
         ("missing.onnx", 2, "there is no file missing.onnx"),
         ("broken.onnx", 2, "broken.onnx is not an ONNX model"),

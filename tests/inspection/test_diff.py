@@ -243,6 +243,18 @@ def test_weights_of_other_names_are_told_by_their_use() -> None:
     ]
 
 
+def test_weights_of_another_operator_are_told_by_their_numbers() -> None:
+    """One exporter writes a Gemm with the parameter, another a MatMul with a transposed one of its own name."""
+    weight = np.arange(20, dtype=np.float32).reshape(4, 5)
+    before = made([oh.make_node("Gemm", ["x", "fc.weight"], ["y"], transB=1)], weights={"fc.weight": weight.T.copy()})
+    after = made([oh.make_node("MatMul", ["x", "val_7"], ["y"])], weights={"val_7": weight})
+    assert list(weight_rows(_of(before, after))) == [
+        ("fc.weight float[5, 4]", "val_7 float[4, 5]", "transposed; equal")
+    ]
+    after = made([oh.make_node("MatMul", ["x", "val_7"], ["y"])], weights={"val_7": weight + 1})
+    assert [row[2] for row in weight_rows(_of(before, after))] == ["only before", "only after"]
+
+
 def test_external_data_that_is_not_there(tmp_path: Path) -> None:
     model = made([oh.make_node("Identity", ["w"], ["y"])], weights={"w": np.ones(1000, np.float32)})
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
