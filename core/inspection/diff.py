@@ -19,6 +19,7 @@ from onnxplug.build.scope import graphs_of
 from onnxplug.inspection.attributes import said
 from onnxplug.inspection.numbers import Difference, difference_of, digests_of
 from onnxplug.inspection.view import ModelView, NodeView, ValueView, WeightView, view_with_model
+from onnxplug.inspection.words import text_of
 
 #: Sequences whose lengths have a larger product are aligned by a rule that takes linear time.
 _LARGEST_PRODUCT = 1_000_000
@@ -272,7 +273,7 @@ class _Differ:
         self._align("", before.graph, after.graph)
         alone: dict[str, bool] = {}
         for identifier in dict.fromkeys((*before.functions, *after.functions)):
-            label = "::".join(identifier[:2])
+            label = "::".join(map(text_of, identifier[:2]))
             ours, theirs = before.functions.get(identifier), after.functions.get(identifier)
             if ours is not None and theirs is not None:
                 self._pair_values(ours.inputs, theirs.inputs, by_name=False)
@@ -375,7 +376,7 @@ class _Differ:
                 pairs = list(zip(attribute.as_graphs(), other.as_graphs(), strict=False))
             else:
                 continue
-            place = f"{ours.name or ours.op_type}/{name}"
+            place = f"{text_of(ours.name or ours.op_type)}/{text_of(name)}"
             for body, body_of_other in pairs:
                 self._pair_values(body.inputs, body_of_other.inputs, by_name=False)
                 yield f"{label}/{place}" if label else place, body, body_of_other

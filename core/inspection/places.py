@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from onnxplug.build.module_calls import NO_MODULE
 from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, PACKAGE, REWRITE, RULE, SOURCE, TRACE
+from onnxplug.inspection.words import text_of
 
 #: What onnxscript's optimiser writes into the files of ``torch.onnx.export``.
 _REWRITE_OF_TORCH = "pkg.onnxscript.rewriter.rule_name"
@@ -65,6 +66,7 @@ def place_of(name: str | None, metadata: Mapping[str, str]) -> Place:
     named = path_of_name(name)
     if not metadata:
         return Place(((named, ""),)) if named else Place()
+    metadata = {text_of(key): text_of(value) for key, value in metadata.items()}
     modules = _modules(metadata, named)
     if modules is None:
         modules = ((named, ""),) if named else ()

@@ -12,7 +12,7 @@ from onnxplug.build.scope import graphs_of
 from onnxplug.inspection.costs import Costs
 from onnxplug.inspection.dims import Dim
 from onnxplug.inspection.places import Place, normal_path, place_of
-from onnxplug.inspection.words import attribute_text, tensor_bytes, type_text
+from onnxplug.inspection.words import attribute_text, tensor_bytes, text_of, type_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,18 +278,18 @@ class _Viewer:
         functions = []
         for identifier, function in model.functions.items():
             before = len(self._nodes)
-            stored += self._walk(function.graph, "::".join(identifier[:2]), counted=False)
+            stored += self._walk(function.graph, "::".join(map(text_of, identifier[:2])), counted=False)
             functions.append((identifier, function, len(self._nodes) - before))
         self._weigh(stored)
         by_dtype: Counter[str] = Counter()
         for weight in self._weights:
             by_dtype[weight.dtype] += weight.bytes
         return ModelView(
-            name=graph.name or "",
-            producer=f"{model.producer_name or ''} {model.producer_version or ''}".strip(),
+            name=text_of(graph.name),
+            producer=f"{text_of(model.producer_name)} {text_of(model.producer_version)}".strip(),
             ir_version=model.ir_version,
-            opsets=dict(model.opset_imports),
-            metadata=dict(model.metadata_props),
+            opsets={text_of(domain): version for domain, version in model.opset_imports.items()},
+            metadata={text_of(key): text_of(value) for key, value in model.metadata_props.items()},
             inputs=tuple(self._value(v) for v in graph.inputs if v.name not in graph.initializers),
             outputs=tuple(self._value(v) for v in graph.outputs),
             nodes=tuple(self._nodes),
@@ -299,9 +299,9 @@ class _Viewer:
             bytes_by_dtype=dict(by_dtype.most_common()),
             functions=tuple(
                 FunctionView(
-                    *identifier,
-                    inputs=tuple(v.name or "" for v in function.inputs),
-                    outputs=tuple(v.name or "" for v in function.outputs),
+                    *map(text_of, identifier),
+                    inputs=tuple(text_of(v.name) for v in function.inputs),
+                    outputs=tuple(text_of(v.name) for v in function.outputs),
                     nodes=count,
                     calls=self._calls[identifier],
                 )
@@ -331,20 +331,20 @@ class _Viewer:
         return stored
 
     def _take(self, node: ir.Node, label: str, *, counted: bool, costed: bool) -> None:
-        place = place_of(node.name, node.metadata_props)
+        place = place_of(text_of(node.name), node.metadata_props)
         cost = self._costs.of(node)
         domain = "" if node.domain == "ai.onnx" else node.domain
         found = NodeView(
             index=len(self._nodes),
-            name=node.name or "",
-            op_type=node.op_type,
-            domain=domain,
+            name=text_of(node.name),
+            op_type=text_of(node.op_type),
+            domain=text_of(domain),
             graph=label,
             module=place.module,
             classes=place.classes,
             inputs=tuple([_ABSENT if value is None else self._value(value) for value in node.inputs]),
             outputs=tuple([self._value(value) for value in node.outputs]),
-            attributes={name: attribute_text(attribute) for name, attribute in node.attributes.items()},
+            attributes={text_of(name): attribute_text(attribute) for name, attribute in node.attributes.items()},
             rule=place.rule,
             package=place.package,
             version=place.version,
@@ -386,8 +386,8 @@ class _Viewer:
         found = self._values.get(value)
         if found is None:
             shape = value.shape
-            dims = None if shape is None else tuple([d if isinstance(d, int) else d.value for d in shape])
-            found = self._values[value] = ValueView(value.name or "", type_text(value.type), dims)
+            dims = None if shape is None else tuple([_dim(d) for d in shape])
+            found = self._values[value] = ValueView(text_of(value.name), type_text(value.type), dims)
         return found
 
     def _weigh(self, stored: Iterable[ir.Value]) -> None:
@@ -401,11 +401,11 @@ class _Viewer:
         dims = tuple([d if isinstance(d, int) else getattr(d, "value", None) for d in tensor.shape])
         location = tensor.location if isinstance(tensor, ir.ExternalTensor) else None
         found = WeightView(
-            value.name or "",
+            text_of(value.name),
             tensor.dtype.name.lower(),
             dims,
             tensor_bytes(tensor),
-            None if location is None else str(location),
+            None if location is None else text_of(location),
             module,
         )
         self._weights.append(found)
@@ -416,7 +416,7 @@ class _Viewer:
 
     def _owner(self, value: ir.Value) -> str:
         """The module of a weight: the one that its name is the parameter of, or the one whose node reads it first."""
-        path = normal_path((value.name or "").rpartition(".")[0])
+        path = normal_path(text_of(value.name).rpartition(".")[0])
         while path:
             if path in self._sums:
                 return path
@@ -451,16 +451,22 @@ def _finished(path: str, sums: _Sums, children: Sequence[ModuleView]) -> ModuleV
 
 def _labels(node: ir.Node, around: str, bodies: Sequence[ir.Graph]) -> list[str]:
     """What the bodies of a node are called, in their order."""
-    own = node.name or node.op_type
+    own = text_of(node.name or node.op_type)
     names: list[str] = []
     for name, attribute in node.attributes.items():
         if attribute.type == ir.AttributeType.GRAPH:
-            names.append(name)
+            names.append(text_of(name))
         elif attribute.type == ir.AttributeType.GRAPHS:
-            names += [f"{name}[{position}]" for position in range(len(attribute.value))]
+            names += [f"{text_of(name)}[{position}]" for position in range(len(attribute.value))]
     if len(names) != len(bodies):  # graphs_of knows ai.onnx's operators with bodies only
         names = [f"body {position}" for position in range(len(bodies))]
     return [f"{around}/{own}/{name}" if around else f"{own}/{name}" for name in names]
 
 
 _ABSENT = ValueView("", None, None)
+
+
+def _dim(dim: int | ir.SymbolicDim) -> Dim:
+    if isinstance(dim, int):
+        return dim
+    return None if dim.value is None else text_of(dim.value)

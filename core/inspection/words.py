@@ -19,6 +19,13 @@ def shortened(text: str, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
+def text_of(found: str | bytes | None) -> str:
+    """A text of a file; protocol buffers give bytes for what is no UTF-8."""
+    if isinstance(found, bytes):
+        return found.decode("utf-8", "backslashreplace")
+    return found or ""
+
+
 def visible(text: str) -> str:
     """A text of a file for a terminal or a page: control characters, and those that turn its direction, as escapes."""
     if text.isascii() and text.isprintable():

@@ -18,6 +18,7 @@ import onnxplug
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.inspection.load import load_model
 from onnxplug.inspection.places import Place, path_of_name, place_of
+from onnxplug.inspection.summary import to_json
 from onnxplug.inspection.view import ModelView, ModuleView, view
 from tests.inspection.models import BATCH, Block, Model, example
 
@@ -370,3 +371,16 @@ def test_ten_thousand_nodes_are_seen_in_linear_time() -> None:
         return best
 
     assert seconds(10_000) < 40 * seconds(1_000)
+
+
+def test_text_that_is_no_utf8() -> None:
+    """A file may have any bytes where text belongs; what is shown is text."""
+    content = oh.make_node("Relu", ["x"], ["y"], name="NAME/Relu")
+    content.metadata_props.add(key="namespace", value="NAME: M/relu: op")
+    content.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="NAME")
+    proto = oh.make_model(oh.make_graph([content], "g", [oh.make_tensor_value_info("x", F, [2])], []))
+    proto.metadata_props.add(key="NAME", value="NAME")
+    broken = onnx.load_from_string(proto.SerializeToString().replace(b"NAME", b"a\xff\xfeb"))
+    text = to_json(view(ir.from_proto(broken)))
+    assert "NAME" not in text
+    assert "a\\\\xff\\\\xfeb" in text
