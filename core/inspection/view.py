@@ -299,7 +299,9 @@ class _Viewer:
             bytes_by_dtype=dict(by_dtype.most_common()),
             functions=tuple(
                 FunctionView(
-                    *map(text_of, identifier),
+                    domain=text_of(identifier[0]),
+                    name=text_of(identifier[1]),
+                    overload=text_of(identifier[2]),
                     inputs=tuple(text_of(v.name) for v in function.inputs),
                     outputs=tuple(text_of(v.name) for v in function.outputs),
                     nodes=count,
@@ -405,7 +407,7 @@ class _Viewer:
             tensor.dtype.name.lower(),
             dims,
             tensor_bytes(tensor),
-            None if location is None else text_of(location),
+            None if location is None else str(location),
             module,
         )
         self._weights.append(found)
