@@ -32,7 +32,7 @@ _MOST_DIMS, _MOST_BYTES = 1000, 1 << 50
 _T = onnx.TensorProto
 #: The field that holds the elements of a dtype where they are no raw bytes, and how many entries an element has; others are
 #: ``int32_data``, an entry an element, or a byte of several.
-_FIELDS = {
+_FIELDS: dict[int, tuple[str, int]] = {
     _T.FLOAT: ("float_data", 1),
     _T.COMPLEX64: ("float_data", 2),
     _T.DOUBLE: ("double_data", 1),

@@ -374,10 +374,11 @@ def _run(arguments: list[str]) -> int:
         return _INTERRUPTED
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # raised by click and typer for wrong usage
+            wrong_usage: Any = error
             if isinstance(getattr(error, "message", None), str):
-                error.message = shortened(printable(error.message))
-            error.show()
-            return int(error.exit_code)
+                wrong_usage.message = shortened(printable(wrong_usage.message))
+            wrong_usage.show()
+            return int(wrong_usage.exit_code)
         if choice.debug:
             raise
         from onnxplug.cli.report import failure
