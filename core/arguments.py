@@ -16,6 +16,7 @@ from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.errors import NameCountError, OnnxplugError, UsageError
 from onnxplug.finish.outline.wanted import Functions
 from onnxplug.host import PluginHost
+from onnxplug.kinds import check_lists
 from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.registry.rule import Rule
@@ -167,6 +168,34 @@ def _binds(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
+def _leaves(inputs: Any) -> list[Any]:
+    try:
+        return list(pytree.tree_leaves(inputs))
+    except RecursionError as error:
+        raise UsageError("the inputs are nested too deeply") from error
+
+
+def check_inputs(inputs: tuple[Any, Any]) -> None:
+    """Checks the example inputs.
+
+    Args:
+        inputs: The positional and the keyword ones.
+
+    Raises:
+        UsageError: A tensor is sparse, which no ONNX model takes, or they are nested without end.
+    """
+    for leaf in _leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.layout in _SPARSE:
+            raise UsageError(
+                f"an input is a sparse tensor ({leaf.layout}), and the inputs of an ONNX model are dense",
+                hint="Give x.to_dense(), or the indices and values as inputs of their own.",
+            )
+
+
+#: Layouts of sparse tensors.
+_SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+
+
 def check_names(
     input_names: Sequence[str] | None, output_names: Sequence[str] | None, inputs: tuple[Any, Any] | None
 ) -> None:
@@ -182,7 +211,11 @@ def check_names(
     for argument, names in (("input_names", input_names), ("output_names", output_names)):
         if names is None:
             continue
-        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        if (
+            isinstance(names, str)
+            or not isinstance(names, Iterable)
+            or not all(isinstance(name, str) and name for name in names)
+        ):
             raise UsageError(f"{argument} must be a list of names, got {names!r}")
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
@@ -191,7 +224,7 @@ def check_names(
     if common:
         raise UsageError(f"{common[0]!r} is in input_names and in output_names", hint="A name stands for one value.")
     if inputs is not None and input_names is not None:
-        values = pytree.tree_leaves(inputs)
+        values = _leaves(inputs)
         leaves = [leaf for leaf in values if isinstance(leaf, torch.Tensor | int | float)]
         # A plugin may say, later, what another object is made of.
         whole = all(isinstance(value, torch.Tensor | int | float | complex | str | None) for value in values)
@@ -308,6 +341,7 @@ def rules_of_call(rules: Iterable[Any], table: Mapping[Any, Any] | None) -> list
         UsageError: An item is not a rule, or names an operator that torch does not know in a namespace that it knows.
     """
     checked = []
+    check_lists(rules=[rules] if isinstance(rules, Rule) else rules)
     for rule in [rules] if isinstance(rules, Rule) else rules:
         if not isinstance(rule, Rule):
             raise UsageError(f"rules= takes Rule objects, got {rule!r}", hint="Rule('mylib::nms', converter)")

@@ -39,6 +39,7 @@ from onnxplug.interpret.last_resort import LastResort, checked_table
 from onnxplug.interpret.observed import LOGGER, ObservedInterpreter
 from onnxplug.interpret.provenance import Describer
 from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings
 from onnxplug.metadata import Metadata
 from onnxplug.opsets import resolve_opsets
 from onnxplug.plugin_api import PROJECT_NAME
@@ -235,6 +236,12 @@ def to_onnx(
     """
     given = dict(locals()) if report is not False else {}
     arguments.refuse_unknown(unknown, inspect.signature(to_onnx).parameters)
+    check_flags(present_names=present_names, exact=exact, optimize=optimize, verify=verify, checks=checks)
+    check_kind("report", report, (bool, str, os.PathLike), "True, False or a folder")
+    for name, value in (("strict", strict), ("external_data", external_data)):
+        check_kind(name, value, (bool, type(None)), "True, False or None")
+    check_mappings(kwargs=kwargs, prefer=prefer, custom_translation_table=custom_translation_table)
+    check_lists(plugins=() if plugins is None else plugins)
     if pieces is not None:
         if input_names or output_names or examples is not None:
             raise UsageError(
@@ -288,6 +295,7 @@ def to_onnx(
         call_rules = arguments.rules_of_call(rules, custom_translation_table)
         decomposition_table = checked_table(decompositions)
         args, kwargs, further = arguments.with_examples(model, args, kwargs, examples)
+        arguments.check_inputs((args, kwargs))
         arguments.check_names(input_names, output_names, (args, kwargs) if args or kwargs else None)
         arguments.check_destination(f)
         if verify:
@@ -424,7 +432,11 @@ def _selected(
             return plugins_of_call(plugins=plugins, call_rules=call_rules, prefer=prefer)
     if plugins is not None or prefer or (call_rules and not callable(registry)):
         raise UsageError("registry= can't be given together with rules=, plugins= or prefer=, which it replaces")
-    return registry(call_rules) if callable(registry) else registry
+    if callable(registry):
+        return registry(call_rules)
+    if not (isinstance(registry, tuple) and len(registry) == 2 and isinstance(registry[0], OnnxRegistry)):
+        raise UsageError(f"registry= takes a registry with its plugin manager, or a function, got {registry!r}")
+    return registry
 
 
 def plugins_of_call(

@@ -37,6 +37,8 @@ def resolve_opsets(opset_version: int | Mapping[str, int] | None) -> dict[str, i
     else:
         opsets = {"": opset_version}
     for name, version in opsets.items():
+        if not isinstance(name, str):
+            raise OpsetError(f"opset_version is given by the names of domains, got {name!r}")
         if isinstance(version, bool) or not isinstance(version, int):
             raise OpsetError(f"opset_version of {name or 'ai.onnx'} must be an int, got {version!r}")
         if version < 1:

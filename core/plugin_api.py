@@ -13,6 +13,8 @@ from typing import Any
 
 import pluggy
 
+from onnxplug.errors import UsageError
+
 PROJECT_NAME = "onnxplug"
 ENTRY_POINT_GROUP = "onnxplug"
 API_VERSION = 1
@@ -35,6 +37,12 @@ class Domain:
     version: int = 1
     schemas: Sequence[Any] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise UsageError(f"Domain: the name is a text such as 'com.acme', got {self.name!r}")
+        if not isinstance(self.version, int) or self.version < 1:
+            raise UsageError(f"Domain {self.name!r}: the version is a positive number, got {self.version!r}")
+
 
 @dataclass(frozen=True)
 class OrtLibrary:
@@ -50,6 +58,10 @@ class OrtLibrary:
     providers: Sequence[str] = ()
     domains: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike) and not callable(self.path):
+            raise UsageError(f"OrtLibrary: the path of a library, or a function that returns it, got {self.path!r}")
+
 
 @dataclass(frozen=True)
 class ReferenceOp:
@@ -61,6 +73,10 @@ class ReferenceOp:
     """
 
     kernel: type | str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, type | str):
+            raise UsageError(f"ReferenceOp: an OpRun class or 'package.module:Class', got {self.kernel!r}")
 
 
 @dataclass(frozen=True)

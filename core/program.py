@@ -23,6 +23,7 @@ from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
+from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
 from onnxplug.progress import showing
 from onnxplug.report.active import verified
 from onnxplug.run.checkpoint import open_checkpoint
@@ -408,6 +409,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             UsageError: An argument is malformed, or two contradict each other.
             WeightsError: Weights are missing, don't fit, or can't be read.
         """
+        check_flags(include_initializers=include_initializers, keep_initializers_as_inputs=keep_initializers_as_inputs)
         check_settings(external_data, include_initializers, shard, external)
         if weights is None and strict is not None:
             raise UsageError("strict= is about weights=, which is not given")
@@ -477,6 +479,14 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             VerificationError: An output differs (the message names it, the index, both values, sizes and seed), the
                 model has other outputs than PyTorch, or it does not run.
         """
+        check_flags(intermediates=intermediates)
+        check_seeds(seeds if seed is None else (seed,))
+        for name, tolerance in (("rtol", rtol), ("atol", atol)):
+            check_kind(name, tolerance, (int, float, type(None)), "a number")
+            if tolerance is not None and not tolerance >= 0:
+                raise UsageError(f"{name}= takes a number of at least 0, got {tolerance!r}")
+        check_lists(args=() if args is None else args)
+        check_mappings(kwargs=kwargs)
         if intermediates and self.recipe is None:
             raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
         with showing(bool(progress)) as told, self._timed("verification", _VERIFY), verified(self.report) as note:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxplug.run.files import write_whole
 from onnxplug.run.save import LARGE_MODEL_BYTES, to_bytes, weight_bytes
 
 _sessions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -63,12 +63,6 @@ def write_model(path: Path, model: ir.Model) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".part")
+        write_whole(path, lambda file: file.write(to_bytes(model)))
     except OSError:
         return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(to_bytes(model))
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)

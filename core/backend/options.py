@@ -72,6 +72,10 @@ class BackendOptions:
     def __post_init__(self) -> None:
         for name in ("exact", "optimize", "fallback"):
             _expect(name, getattr(self, name), bool, "True or False")
+        _expect("target", self.target, (str, type(None)), "the name of a runtime")
+        if isinstance(self.plugins, str):
+            raise UsageError(f"options['plugins'] is a list of names, got {self.plugins!r}")
+        _expect("plugins", self.plugins, (Sequence, type(None)), "a list of names")
         for name in ("rewrites", "prefer"):
             _expect(name, getattr(self, name), (Mapping, type(None)), "a dict")
         for name in ("rules", "transforms", "providers", "runtime"):
@@ -189,6 +193,8 @@ def _check_providers(providers: Sequence[Any]) -> None:
     available = onnxruntime_module().get_available_providers()
     for provider in providers:
         name = provider[0] if isinstance(provider, list | tuple) and provider else provider
+        if isinstance(provider, list | tuple) and not (len(provider) == 2 and isinstance(provider[1], Mapping)):
+            raise UsageError(f"a provider is a name, or a name with a dict of its options, got {provider!r}")
         if name not in available:
             raise UsageError(
                 f"the installed ONNX Runtime has no execution provider {name!r}; it has {', '.join(available)}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxplug.errors import UsageError
+from onnxplug.text import shortened
 
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
@@ -139,6 +140,8 @@ def _parse(text: str) -> ast.expr | None:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):
         return None
+    except (RecursionError, MemoryError) as error:
+        raise UsageError(f"the expression of a dimension is too long: {shortened(text, 80)!r}") from error
     return tree if isinstance(tree, ast.BinOp | ast.Call) and _allowed(tree) else None
 
 

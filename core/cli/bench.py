@@ -61,11 +61,12 @@ def bench(
 ) -> None:
     """Measure how long models take, in turns, against PyTorch too, and where ONNX Runtime's time goes."""
     from onnxplug.cli.report import progress
-    from onnxplug.inspection.load import check_is_onnx
+    from onnxplug.inspection.load import check_is_onnx, check_to_run
     from onnxplug.inspection.pages import check_writable
 
     for path in models:
         check_is_onnx(path)
+        check_to_run(path)
     if html is not None:
         check_writable(html, "page")
     given = parse_feed(inputs or [])

@@ -39,6 +39,10 @@ def compare(
     with trouble_is_two():
         given, told = parse_feed(inputs or []), parse_sizes(sizes)
         models = loaded(model), loaded(other)
+        from onnxplug.inspection.load import check_to_run
+
+        for path in (model, other):
+            check_to_run(path)
         from onnxplug.cli.report import progress
         from onnxplug.inspection.compare_runs import compare_runs
 

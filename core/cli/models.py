@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +17,8 @@ from onnxplug.errors import OnnxplugError, UsageError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+#: Bytes above which an archive of arrays is held to its own size.
+_LARGE_ARCHIVE = 1 << 28
 SizesOption = Annotated[str | None, typer.Option("--sizes", help="'batch=4,length=128': sizes of dynamic dimensions")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
 HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of HTML")]
@@ -46,7 +50,7 @@ def parse_sizes(text: str | None) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(",") if text is not None else ():
         name, separator, size = part.rpartition("=")
-        if not separator or not name.strip() or not size.strip().isdecimal() or name.strip() in sizes:
+        if not separator or not name.strip() or not re.fullmatch("[0-9]{1,18}", size.strip()) or name.strip() in sizes:
             raise UsageError(f"--sizes {text!r} can't be read", hint="Write it as batch=4,length=128; each name once.")
         sizes[name.strip()] = int(size)
     return sizes
@@ -95,6 +99,20 @@ def parse_feed(texts: Sequence[str]) -> list[tuple[str | None, Any]]:
     return found
 
 
+def _check_size(path: Path) -> None:
+    """Checks that an archive of arrays does not hold a hundred times its own size.
+
+    Raises:
+        ValueError: It does.
+    """
+    if path.suffix.lower() != ".npz":
+        return
+    with zipfile.ZipFile(path) as archive:
+        whole = sum(entry.file_size for entry in archive.infolist())
+    if whole > _LARGE_ARCHIVE and whole > 100 * path.stat().st_size:
+        raise ValueError(f"it holds {whole / 1e9:.1f} GB, more than a hundred times its own size")
+
+
 def _read(path: Path, name: str | None, text: str) -> list[tuple[str | None, Any]]:
     import numpy as np
     import torch
@@ -102,6 +120,7 @@ def _read(path: Path, name: str | None, text: str) -> list[tuple[str | None, Any
     if not path.is_file():
         raise UsageError(f"--input {text!r}: there is no file {path}")
     try:
+        _check_size(path)
         content = np.load(path, allow_pickle=False)  # pickled objects are code
         if path.suffix.lower() == ".npy":
             return [(name, torch.from_numpy(np.array(content)))]

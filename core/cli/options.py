@@ -33,7 +33,13 @@ ExactOption = Annotated[
     bool,
     typer.Option("--exact", help="NaN, infinities, ties and huge integers as in PyTorch, whatever it costs in time"),
 ]
-TargetArgument = Annotated[str, typer.Argument(help="package.module:callable, file.py:callable, FILE.pt2 or timm:NAME")]
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        help="package.module:callable, file.py:callable, FILE.pt2 or timm:NAME. All of these are code, which is run: FILE.pt2 too, "
+        "which holds pickled Python"
+    ),
+]
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", help="'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),

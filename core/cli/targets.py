@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxplug.cli.inputs import InputSpec
+from onnxplug.archive import check_archive
+from onnxplug.cli.inputs import InputSpec, check_file
 from onnxplug.cli.sources import find_source, load_from
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.text import did_you_mean, type_with_article
@@ -107,8 +108,8 @@ def _positional_names(model: Any) -> list[str]:
 
 
 def _load_pt2(path: str) -> Target:
-    if not os.path.isfile(path):
-        raise UsageError(f"there is no file {path}")
+    check_file(path)
+    check_archive(path)
     import torch
 
     from onnxplug.capture.attempts import quiet

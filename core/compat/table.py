@@ -11,6 +11,7 @@ from typing import Any
 from onnxplug.compat.functions import function_body, is_function
 from onnxplug.compat.torchlib import onnxscript_function
 from onnxplug.errors import UsageError
+from onnxplug.kinds import check_mappings
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
 
@@ -32,6 +33,7 @@ def table_rules(table: Mapping[Any, Any] | None) -> list[Rule]:
     Raises:
         UsageError: An entry is none of these, or could be two of them.
     """
+    check_mappings(custom_translation_table=table)
     rules = []
     for target, entry in (table or {}).items():
         name = target if isinstance(target, str) else qualified_name(target)

@@ -30,6 +30,7 @@ from onnxplug.diagnosis.verdict import Verdict, judge, judge_program
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.exporter import to_onnx
 from onnxplug.host import RuntimeHost
+from onnxplug.kinds import check_mappings, check_path, check_seeds
 from onnxplug.progress import showing, step
 from onnxplug.registry.names import qualified_name
 from onnxplug.run.save import save_model
@@ -132,8 +133,11 @@ def bisect(
             raise UsageError(
                 f"bisect takes no {name}=", hint="It verifies by itself; output= names the folder for what it writes."
             )
+    check_seeds(seeds)
+    check_mappings(kwargs=kwargs, prefer=prefer)
     if output is not None:
-        _check_folder(Path(output))
+        check_path("output", output)
+        _check_folder(Path(os.fsdecode(output)))
     if options.get("registry") is None:
         options["prefer"] = prefer
     with showing(progress) as told:

@@ -22,8 +22,10 @@ from onnxplug.diagnosis.draft import DraftFinding, draft_findings
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.exporter import to_onnx
 from onnxplug.fake import is_fake
+from onnxplug.kinds import check_kind, check_lists, check_mappings
 from onnxplug.opsets import resolve_opsets
 from onnxplug.progress import showing, step
+from onnxplug.text import type_with_article
 
 Progress = Callable[[str], None]
 
@@ -170,9 +172,16 @@ def diagnose(
         if options.get(name):
             raise UsageError(f"diagnose takes no {name}=", hint="It looks at the model alone; nothing is saved.")
     resolve_opsets(options.get("opset_version"))
+    check_kind("limit", limit, int, "a number of submodules")
+    if limit < 0:
+        raise UsageError(f"limit= takes a number of submodules, got {limit}")
+    check_mappings(kwargs=kwargs)
+    if not callable(model) and not isinstance(model, torch.export.ExportedProgram):
+        raise UsageError(f"{type_with_article(model)} is not a model")
     with showing(progress) as told:
         stage = told if told is not None else lambda _: None
         args, kwargs = arguments.positional_and_named(model, args, kwargs)
+        check_lists(args=args)
         positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
         keywords = dict(kwargs or {})
         found = Diagnosis()

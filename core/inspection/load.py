@@ -72,6 +72,18 @@ def check_is_onnx(path: Path) -> None:
         )
 
 
+def check_to_run(path: str | Path) -> None:
+    """Checks a model that is to be run, also where its external data are.
+
+    Raises:
+        OnnxplugError: Nothing can run it, or a weight is where the model may not reach.
+    """
+    try:
+        read_model(path)
+    except UsageError as error:
+        raise OnnxplugError(error.message, hint=error.hint) from error
+
+
 def _with_shapes(model: ir.Model, path: Path) -> ir.Model:
     if all(value.shape is not None for node in model.graph for value in node.outputs if value.name):
         return model

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from onnxplug.errors import OnnxplugError, SaveError
 from onnxplug.inspection.words import bytes_text, count_text, flops_text, visible
+from onnxplug.run.files import write_whole
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -54,10 +54,12 @@ def check_writable(path: Path, what: str) -> None:
         what: What it is, for the message.
 
     Raises:
-        SaveError: It is a folder, or in none.
+        SaveError: It is a folder or a device, or in no folder.
     """
     if path.is_dir():
         raise SaveError(f"can't write the {what} {path}: it is a folder", hint="Give the name of a file.")
+    if path.exists() and not path.is_file():
+        raise SaveError(f"can't write the {what} {path}: it is not a regular file", hint="Give the name of a file.")
     if not path.absolute().parent.is_dir():
         raise SaveError(f"can't write the {what} {path}: there is no folder {path.parent}")
 
@@ -76,11 +78,6 @@ def save_text(path: Path, text: str, what: str) -> None:
     try:
         check_writable(path, what)
         destination = Path(os.path.realpath(path))
-        staged = destination.with_name(f".{secrets.token_hex(6)}-{destination.name}")
-        try:
-            staged.write_text(text, encoding="utf-8", errors="backslashreplace")
-            os.replace(staged, destination)
-        finally:
-            staged.unlink(missing_ok=True)
+        write_whole(destination, lambda file: file.write(text.encode(errors="backslashreplace")))
     except (OSError, ValueError) as error:
         raise SaveError(f"can't write the {what} {path}: {error}") from error

@@ -27,6 +27,7 @@ from onnxplug.pieces.script import Step, program_text
 from onnxplug.profiling.recorder import span
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
+from onnxplug.run.files import write_whole
 from onnxplug.run.inputs import ATTEMPTS, resized_inputs
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import pytree
@@ -202,9 +203,9 @@ class OnnxPieces:
         try:
             if arrays:
                 written.append(folder / CONSTANTS)
-                _replace(written[-1], lambda path: np.savez(path, allow_pickle=False, **arrays))
+                write_whole(written[-1], lambda file: np.savez(file, allow_pickle=False, **arrays))
             written.append(folder / CHAIN)
-            _replace(written[-1], lambda path: path.write_text(text, encoding="utf-8"))
+            write_whole(written[-1], lambda file: file.write(text.encode()))
         except OSError as error:
             raise SaveError(f"{written[-1]} can't be written: {error}") from error
         self.chain_file = written[-1]
@@ -488,13 +489,3 @@ def _with_tensors(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> lis
 
 def _file(path: str) -> str:
     return f"{path}.onnx"
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Writes a file beside its place and moves it there: it is complete, or as it was."""
-    beside = path.with_name(f".{path.name}.part{path.suffix}")
-    try:
-        write(beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 from onnxplug.errors import SaveError
 from onnxplug.profiling.sums import Sums
+from onnxplug.run.files import write_whole
 
 
 def trace(profile: Sums) -> dict[str, Any]:
@@ -55,11 +55,7 @@ def save_trace(profile: Sums, path: str | os.PathLike[str]) -> None:
         destination = Path(os.path.realpath(os.fspath(path)))
         if destination.is_dir():
             raise SaveError(f"can't write the profile {destination}: it is a folder", hint="Give the name of a file.")
-        staged = destination.with_name(f".{secrets.token_hex(6)}-{destination.name}")
-        try:
-            staged.write_text(json.dumps(trace(profile), default=str), encoding="utf-8")
-            os.replace(staged, destination)
-        finally:
-            staged.unlink(missing_ok=True)
+        text = json.dumps(trace(profile), default=str)
+        write_whole(destination, lambda file: file.write(text.encode()))
     except (OSError, ValueError) as error:
         raise SaveError(f"can't write the profile {os.fspath(path)}: {error}") from error

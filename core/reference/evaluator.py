@@ -10,6 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from onnxplug.errors import UsageError
+from onnxplug.kinds import check_kind, check_lists
 from onnxplug.reference.arrays import Arrays, NumpyArrays
 from onnxplug.reference.control import CONTROL
 from onnxplug.reference.engine import Engine, Frame, Hook, Step, Steps, drain
@@ -77,6 +78,12 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         self.new_ops_ = {}
         for kernel in given:
             self.new_ops_.setdefault((kernel.op_domain, kernel.__name__), kernel)
+        for function in functions or ():
+            if not isinstance(getattr(function, "proto_", function), onnx.FunctionProto):
+                raise UsageError(f"functions= takes FunctionProto objects or evaluators of them, got {function!r}")
+        for item in kernels:
+            if not isinstance(item, Kernel):
+                raise UsageError(f"kernels= takes Kernel objects, got {item!r}")
         library = Library([*getattr(self.proto_, "functions", ()), *(getattr(f, "proto_", f) for f in functions or ())])
         trace = Trace(verbose, write)
         self._engine = Engine(self._arrays(), CONTROL, before, after, trace)
@@ -197,6 +204,8 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         attributes: Mapping[str, Any] | None,
         intermediate: bool,
     ) -> tuple[Frame, Callable[[Any], Any]]:
+        check_kind("feed_inputs", feeds, Mapping, "a dict from names of inputs to arrays")
+        check_lists(output_names=() if output_names is None else output_names)
         graph = self._graph
         if attributes:
             graph = self._ready([onnx.helper.make_attribute(name, value) for name, value in attributes.items()])

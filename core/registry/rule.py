@@ -77,6 +77,12 @@ class Rule:
                 )
         elif not callable(convert):
             raise UsageError(f"Rule {op!r}: convert must be a function or 'package.module:function', got {convert!r}")
+        if not isinstance(opset, tuple | list) or len(opset) != 2 or not all(isinstance(v, int | None) for v in opset):
+            raise UsageError(f"Rule {op!r}: opset is a pair (since, until) of versions or None, got {opset!r}")
+        if not isinstance(domains, Mapping | None):
+            raise UsageError(f"Rule {op!r}: domains is a dict from names to versions, got {domains!r}")
+        if not isinstance(priority, int | float):
+            raise UsageError(f"Rule {op!r}: priority is a number, got {priority!r}")
         since, until = opset
         if since is not None and until is not None and since > until:
             raise UsageError(f"Rule {op!r}: the opset range {opset} is empty")

@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.errors import OnnxplugError, WeightsError
-from onnxplug.text import type_with_article
+from onnxplug.archive import check_archive
+from onnxplug.errors import OnnxplugError, UsageError, WeightsError
+from onnxplug.text import shortened, type_with_article
 
+#: Layouts of sparse tensors.
+SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 #: The dtypes of safetensors.
 _DTYPES = {
     "F64": torch.float64,
@@ -44,6 +47,8 @@ _IN_FOLDER = (
     "pytorch_model.bin",
 )
 _INDEX, _SAFETENSORS, _PICKLED = ".index.json", ".safetensors", (".bin", ".pt", ".pth")
+#: Bytes of an index: those of the largest checkpoints have a few million.
+_LARGEST_INDEX = 1 << 28
 _KINDS = "a .safetensors file, a .bin, .pt or .pth file of torch.save, an .index.json, or a folder with one of them"
 
 
@@ -158,14 +163,16 @@ def open_checkpoint(files: Any) -> dict[str, Stored]:
 
 def _path(file: str | os.PathLike[str]) -> Path:
     path = Path(os.fsdecode(file))
-    if path.is_dir():
+    if os.path.isdir(path):
         within = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
         if within is None:
             raise WeightsError(f"the folder {path} has no weights: none of {', '.join(_IN_FOLDER)}")
         return within
-    if not path.exists():
+    if not os.path.isfile(path):  # which is False of names that the system refuses
+        there = os.path.exists(path)
         raise WeightsError(
-            f"there is no file {path}", hint="The path of the weights is relative to the current folder."
+            f"{path} is not a regular file" if there else f"there is no file {shortened(str(path), 300)}",
+            hint=None if there else "The path of the weights is relative to the current folder.",
         )
     return path
 
@@ -183,11 +190,13 @@ def _opened(path: Path) -> dict[str, Stored]:
 
 def _from_index(path: Path) -> dict[str, Stored]:
     try:
+        if path.stat().st_size > _LARGEST_INDEX:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
         content = json.loads(path.read_bytes())
         places = content["weight_map"]
         if not all(isinstance(name, str) and isinstance(file, str) for name, file in places.items()):
             raise TypeError("names and files must be strings")
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise WeightsError(
             f"{path} is not an index of weights: {type(error).__name__}: {error}",
             hint='It is JSON with a "weight_map" from names of tensors to files beside it.',
@@ -196,9 +205,11 @@ def _from_index(path: Path) -> dict[str, Stored]:
     for file in dict.fromkeys(places.values()):
         if os.path.isabs(file) or ".." in Path(file).parts:
             raise WeightsError(f"{path} names the file {file!r}, which is not beside it")
-        if not (path.parent / file).is_file():
+        if file.lower().endswith(_INDEX):
+            raise WeightsError(f"{path} names the file {file}, which is an index itself")
+        if not os.path.isfile(path.parent / file):
             of = [name for name, other in places.items() if other == file]
-            raise WeightsError(f"{path} names the file {file}, which is not there", names=of)
+            raise WeightsError(f"{path} names the file {shortened(file, 300)}, which is not there", names=of)
         files[file] = _opened(path.parent / file)
     found = {}
     for name, file in places.items():
@@ -263,7 +274,10 @@ def _header(path: Path) -> tuple[Mapping[str, Any], int]:
 def _from_torch(path: Path) -> dict[str, Stored]:
     try:
         version = _Version.of(path)
+        check_archive(path)
         content = _torch_load(path)
+    except UsageError as error:
+        raise WeightsError(error.message, hint=error.hint) from error
     except Exception as error:
         raise WeightsError(
             f"{path} is not a whole file of torch.save with tensors alone: {type(error).__name__}: {error}".rstrip(),
@@ -277,6 +291,7 @@ def _from_torch(path: Path) -> dict[str, Stored]:
             + (" of other things than tensors" if isinstance(content, Mapping) else ""),
             hint="Save one, torch.save(model.state_dict(), path), or give the mapping itself.",
         )
+    checked_layouts(content, path)
     return {
         name: Stored(
             name,
@@ -289,6 +304,17 @@ def _from_torch(path: Path) -> dict[str, Stored]:
         )
         for name, tensor in content.items()
     }
+
+
+def checked_layouts(content: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Checks that no tensor of a file is sparse.
+
+    Raises:
+        WeightsError: One is.
+    """
+    for name, tensor in content.items():
+        if tensor.layout in SPARSE:
+            raise WeightsError(f"{shortened(name, 200)!r} in {path} is sparse ({tensor.layout})", names=[name])
 
 
 def _torch_load(path: Path) -> Any:

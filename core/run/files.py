@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -10,7 +11,7 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from onnxplug.run.references import folder_references
 
@@ -34,6 +35,31 @@ def staged_file(folder: Path) -> IO[bytes]:
         if lock(file) and _is_at(file, path):  # else another saver took it for a leftover
             return file
         file.close()
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Writes a file: complete, or it stays as it was. What a killed process left beside it is removed.
+
+    Args:
+        path: The file; a symbolic link stays one, and its target is replaced.
+        write: Writes its content to a file object.
+
+    Raises:
+        OSError: It can't be written; something else than a regular file is there, a device for example, which stays.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not _is_plain(path):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    file = staged_file(path.parent)
+    staged = Path(file.name)
+    try:
+        with file:
+            write(file)
+            file.flush()
+            os.replace(staged, path)  # while it is locked: no other process takes it for a leftover
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
 
 
 def flush(file: IO[bytes]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.host import RuntimeHost
+from onnxplug.kinds import check_lists
 from onnxplug.plugin_api import OrtLibrary, ReferenceOp
 from onnxplug.reference.plugins import PluginRuntime, plugin_host, reference_kernels
 
@@ -69,6 +70,8 @@ class CallHost:
         Raises:
             UsageError: It holds something else.
         """
+        if not isinstance(items, OrtLibrary | ReferenceOp):
+            check_lists(runtime=items)
         found = tuple([items] if isinstance(items, OrtLibrary | ReferenceOp) else items)
         for item in found:
             if not isinstance(item, OrtLibrary | ReferenceOp):

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxplug import logs
 from onnxplug.errors import SaveError, UsageError, WeightsError
+from onnxplug.kinds import check_kind, check_path
 from onnxplug.run.content import ModelView, Progress, Writer, content
 from onnxplug.run.external import Place, in_safetensors, is_large, part_name, places_of, size_of
 from onnxplug.run.files import claim_data_file, flush, flush_folder, is_data_file, is_part, remove_if, staged_file
@@ -143,6 +144,7 @@ def check_settings(
     Raises:
         UsageError: One is malformed, or two contradict each other.
     """
+    check_kind("external_data", external_data, (bool, type(None)), "True, False or None")
     if external not in (None, "safetensors"):
         raise UsageError(f"external= takes 'safetensors' or None, got {external!r}")
     limit = size_of(shard) if shard is not None else None
@@ -172,6 +174,7 @@ def check_destination(destination: Any, size: int = 0) -> Path:
     Raises:
         SaveError: A model can't be written there.
     """
+    check_path("destination", destination)
     given = os.fsdecode(os.fspath(destination))
     try:
         found: os.stat_result | None = os.stat(given)

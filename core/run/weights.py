@@ -11,8 +11,8 @@ import torch
 from onnxplug.build.stored import META, Origin, WeightTensor, as_content, content_of
 from onnxplug.errors import WeightsError
 from onnxplug.fake import is_fake
-from onnxplug.run.checkpoint import Stored
-from onnxplug.text import counted, type_with_article
+from onnxplug.run.checkpoint import SPARSE, Stored
+from onnxplug.text import counted, shortened, type_with_article
 
 #: Where the tensor of an initializer keeps what it is read from (``onnx_ir.TensorProtocol.meta``).
 SOURCE = "onnxplug.source"
@@ -56,7 +56,7 @@ def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:
 
 def named(names: Sequence[str]) -> str:
     """Names in a message: the first few, and how many others there are."""
-    shown = ", ".join(map(repr, names[:_NAMED]))
+    shown = ", ".join(repr(shortened(name, 200)) for name in names[:_NAMED])
     return shown if len(names) <= _NAMED else f"{shown} and {counted(len(names) - _NAMED, 'other')}"
 
 
@@ -230,4 +230,6 @@ def checked_mapping(weights: Mapping[Any, Any]) -> dict[str, torch.Tensor | Stor
             raise WeightsError(f"weights are given by name, got {name!r}")
         if not isinstance(tensor, torch.Tensor | Stored):
             raise WeightsError(f"the weight {name!r} must be a tensor, got {type_with_article(tensor)}", names=[name])
+        if isinstance(tensor, torch.Tensor) and tensor.layout in SPARSE:
+            raise WeightsError(f"the weight {name!r} is sparse ({tensor.layout})", names=[name], hint="Use to_dense().")
     return dict(weights)

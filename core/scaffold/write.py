@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+)*")
 #: Names of files have at most 255 bytes, and the longest of the package's adds to its own.
 _LONGEST_NAME = 200
+#: What stands before the name of a package's folder until it is complete.
+_UNFINISHED = ".making-"
 _OP = re.compile(r"(?P<namespace>[A-Za-z_]\w*)::(?P<name>[A-Za-z_]\w*)")
 #: Namespaces that torch itself owns.
 _TAKEN = ("aten", "prim", "prims", "torch", "onnx", "quantized", "quantized_decomposed", "inductor", "higher_order")
@@ -63,11 +66,17 @@ def write_package(name: str, folder: Path, op: str | None = None) -> Package:
     if target.exists():
         raise SaveError(f"{target} is already there", hint="Choose another name, or another folder with --output.")
     files = _render(values)
+    made = folder / f"{_UNFINISHED}{name}"  # of this name alone: what a killed process left is replaced
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if made.exists():
+            shutil.rmtree(made)
         for path, text in files.items():
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-            (target / path).write_text(text, encoding="utf-8")
+            (made / path).parent.mkdir(parents=True, exist_ok=True)
+            (made / path).write_text(text, encoding="utf-8")
+        made.rename(target)
     except OSError as error:
+        shutil.rmtree(made, ignore_errors=True)
         raise SaveError(f"can't write {target}: {error}") from error
     return Package(target, match[0])
 

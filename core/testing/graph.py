@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from onnxplug.errors import UsageError
+from onnxplug.kinds import check_kind
 
 _TOKEN = re.compile(r"(?P<names>[\w.:]+(?:\|[\w.:]+)*)(?:\*(?P<count>\d+))?")
 
@@ -98,6 +99,7 @@ def expect_graph(model: Any, text: str | None = None, *, absent: str | Iterable[
         AssertionError: The graph is another; the message shows both side by side.
         UsageError: The expectation can't be read.
     """
+    check_kind("text", text, (str, type(None)), "the expected operators as text")
     operators = operators_of(model)
     unwanted = absent.split() if isinstance(absent, str) else list(absent)
     there = [name for name in unwanted if name in operators]

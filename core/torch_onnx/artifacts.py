@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,6 +16,7 @@ from onnxplug.program import OnnxProgram
 from onnxplug.report.files import available, write
 from onnxplug.report.markdown import fenced
 from onnxplug.report.report import ExportReport
+from onnxplug.run.files import write_whole
 from onnxplug.torch_onnx.request import Request, warn
 
 
@@ -103,7 +102,7 @@ class Artifacts:
     def _dump(self, captured: torch.export.ExportedProgram) -> None:
         path = self.folder / f"onnx_export_{self._stamp}.pt2"
         try:
-            _write(path, lambda staged: torch.export.save(captured, staged))
+            write_whole(path, lambda file: torch.export.save(captured, file))
         except Exception as error:  # what can't be stored is torch's to say; the export goes on, as torch's does
             warn(f"the captured program can't be stored in {path}: {type(error).__name__}: {error}")
 
@@ -127,13 +126,3 @@ def _captured(program: OnnxProgram | None, error: BaseException | None) -> torch
         return program.exported_program
     export = error.export if isinstance(error, OnnxplugError) else None
     return export[0].program if export is not None else None
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file: complete or not at all."""
-    staged = path.with_name(f".{secrets.token_hex(6)}-{path.name}")
-    try:
-        write(staged)
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)

@@ -96,8 +96,8 @@ def test_nothing_is_printed_unless_asked(folder: Path, capfd: pytest.CaptureFixt
 
 
 def test_a_captured_program_that_cannot_be_stored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(program: Any, path: Any) -> None:
-        Path(path).write_bytes(b"half")
+    def fails(program: Any, file: Any) -> None:
+        file.write(b"half")
         raise RuntimeError("no room")
 
     monkeypatch.setattr(torch.export, "save", fails)

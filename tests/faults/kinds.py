@@ -1,0 +1,239 @@
+"""What is saved under faults: each kind of file that onnxplug writes, with what tells the old one from the new."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+import onnxplug
+from onnxplug.backend.cache import path_of, read_model, write_model
+from onnxplug.run import resume, save
+
+#: Old and new: what the numbers of everything that is written are.
+OLD, NEW = 1.0, 2.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file.
+
+    Attributes:
+        name: Its name.
+        write: Writes it into a folder, for a number.
+        read: The number that is there, ``None`` where nothing is; raises where it is a mixture or broken.
+        files: How many files there are at most once it is written again: of a process that was killed after the new model had its
+            name, a data file that no model refers to may stay.
+        before: Whether there is something to be kept before.
+    """
+
+    name: str
+    write: Callable[[Path, float], Any]
+    read: Callable[[Path], float | None]
+    files: int = 1
+    before: bool = True
+
+
+class Model(torch.nn.Module):
+    """Two layers that hold one number each; every weight is large enough to lie in a data file."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(24, 24)
+        self.second = torch.nn.Linear(24, 24)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+@cache
+def program(value: float) -> onnxplug.OnnxProgram:
+    return onnxplug.to_onnx(Model(value).eval(), (torch.ones(1, 24),))
+
+
+@cache
+def pieces(value: float) -> onnxplug.OnnxPieces:
+    return onnxplug.to_onnx(Model(value).eval(), (torch.ones(1, 24),), pieces=["first", "second"])
+
+
+def number_in(path: Path) -> float | None:
+    """The number of a model and of its data files."""
+    if not path.exists():
+        return None
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    arrays = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer]
+    arrays = [a for a in arrays if a.dtype == np.float32]
+    assert len(arrays) >= 2, "weights are missing"
+    values = {float(v) for array in arrays for v in np.unique(array)}
+    assert len(values) == 1, f"a mixture of {values}"
+    return values.pop()
+
+
+def _model(**options: Any) -> Callable[[Path, float], Any]:
+    return lambda folder, value: program(value).save(folder / "model.onnx", **options)
+
+
+def _changing(before: bool, after: bool) -> Callable[[Path, float], Any]:
+    """The new model has its weights beside it where the old one has not, or the other way round."""
+    return lambda folder, value: program(value).save(
+        folder / "model.onnx", external_data=before if value == OLD else after
+    )
+
+
+def _sharded(folder: Path, value: float) -> None:
+    if value == OLD:
+        program(value).save(folder / "model.onnx", external_data=True)
+    else:
+        program(value).save(folder / "model.onnx", shard=3000)
+
+
+def _linked(folder: Path, value: float) -> None:
+    (folder / "real").mkdir(exist_ok=True)
+    if not (folder / "model.onnx").is_symlink():
+        os.symlink("real/m.onnx", folder / "model.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program(value).save(folder / "model.onnx", external_data=True)
+
+
+def _from_files(external: str | None) -> Callable[[Path, float], Any]:
+    """A save of weights from files, which goes on where one that was killed has stopped."""
+
+    def write(folder: Path, value: float) -> None:
+        # One file for each number: a model keeps those that it refers to.
+        weights = folder / f"weights-{value}.safetensors"
+        if not weights.exists():
+            from safetensors.torch import save_file
+
+            staged = folder / f"weights-{value}.making"
+            save_file(Model(value).state_dict(), staged)
+            staged.rename(weights)
+        save.RESUMABLE_BYTES = 1
+        resume.SYNC_BYTES = 1
+        program(OLD).save(folder / "model.onnx", weights=weights, external=external, external_data=True)
+
+    return write
+
+
+def _chain(folder: Path) -> float | None:
+    """The pieces: each is whole, and the chain is one that runs them; they may be of two saves where one was killed."""
+    if not (folder / "first.onnx").exists():
+        return None
+    first, second = number_in(folder / "first.onnx"), number_in(folder / "second.onnx")
+    assert first in (OLD, NEW)
+    assert second in (None, OLD, NEW)
+    if (folder / "chain.py").exists():
+        compile((folder / "chain.py").read_text(), "chain.py", "exec")
+        assert "first.onnx" in (folder / "chain.py").read_text()
+    return second if first == second else OLD
+
+
+def _artifacts(folder: Path, value: float) -> None:
+    onnxplug.export(
+        Model(value).eval(),
+        (torch.ones(1, 24),),
+        folder / "model.onnx",
+        report=True,
+        artifacts_dir=folder,
+        verbose=False,
+        dump_exported_program=True,
+    )
+
+
+def _cache(folder: Path, value: float) -> None:
+    write_model(path_of(folder, f"key{value}"), program(value).model)
+
+
+def _cached(folder: Path) -> float | None:
+    found = None
+    for value in (OLD, NEW):
+        path = path_of(folder, f"key{value}")
+        if read_model(path) is not None:
+            assert number_in(path) == value
+            found = value
+    return found
+
+
+def _package(folder: Path, value: float) -> None:
+    from onnxplug.scaffold.write import write_package
+
+    name = "onnxplug-acme" if value == OLD else "onnxplug-other"
+    if not (folder / name).exists():
+        write_package(name, folder)
+
+
+def _packages(folder: Path) -> float | None:
+    found = None
+    for value, name in ((OLD, "onnxplug-acme"), (NEW, "onnxplug-other")):
+        if (folder / name).exists():
+            files = [p for p in (folder / name).rglob("*") if p.is_file()]
+            assert len(files) == _FILES_OF_A_PACKAGE, f"{len(files)} files"
+            assert all(p.read_text().endswith("\n") or p.name in ("py.typed", "__init__.py") for p in files)
+            found = value
+    return found
+
+
+_FILES_OF_A_PACKAGE = 5
+
+
+def _profile(folder: Path, value: float) -> None:
+    from onnxplug.profiling.profile import Profile
+    from onnxplug.profiling.recorder import recording, span
+
+    with recording() as recorder, span(f"stage {value}" * 3000):
+        pass
+    Profile(recorder).save(folder / "profile.json")
+
+
+def _profiled(folder: Path) -> float | None:
+    if not (folder / "profile.json").exists():
+        return None
+    text = json.dumps(json.loads((folder / "profile.json").read_text()))
+    return OLD if f"stage {OLD}" in text else NEW
+
+
+def _page(folder: Path, value: float) -> None:
+    from onnxplug.inspection.pages import save_text
+
+    save_text(folder / "page.html", f"<html>{value}{'x' * 50_000}</html>", "page")
+
+
+def _paged(folder: Path) -> float | None:
+    if not (folder / "page.html").exists():
+        return None
+    text = (folder / "page.html").read_text()
+    assert text.endswith("</html>")
+    return float(text[6:9])
+
+
+KINDS = [
+    Kind("single", _model(external_data=False), lambda folder: number_in(folder / "model.onnx")),
+    Kind("data", _model(external_data=True), lambda folder: number_in(folder / "model.onnx"), files=2),
+    Kind("shards", _model(shard=3000), lambda folder: number_in(folder / "model.onnx"), files=3),
+    Kind("to-data", _changing(False, True), lambda folder: number_in(folder / "model.onnx"), files=3),
+    Kind("to-single", _changing(True, False), lambda folder: number_in(folder / "model.onnx"), files=2),
+    Kind("to-shards", _sharded, lambda folder: number_in(folder / "model.onnx"), files=4),
+    Kind("inputs", _model(keep_initializers_as_inputs=True), lambda folder: number_in(folder / "model.onnx")),
+    Kind("link", _linked, lambda folder: number_in(folder / "real" / "m.onnx"), files=3),
+    Kind("resumed", _from_files(None), lambda folder: number_in(folder / "model.onnx"), files=4),
+    Kind("safetensors", _from_files("safetensors"), lambda folder: number_in(folder / "model.onnx"), files=4),
+    Kind("pieces", lambda folder, value: pieces(value).save(folder), _chain, files=4),
+    Kind("report", _artifacts, lambda folder: number_in(folder / "model.onnx"), files=20),
+    Kind("cache", _cache, _cached, files=2),
+    Kind("package", _package, _packages, files=2 * _FILES_OF_A_PACKAGE),
+    Kind("profile", _profile, _profiled),
+    Kind("page", _page, _paged),
+]

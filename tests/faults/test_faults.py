@@ -1,0 +1,92 @@
+"""A fault at every write: what was there stays, or the new one is there whole; and a later save makes all well."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.injection import FAULTS, FULL, attempt
+from tests.faults.kinds import KINDS, NEW, OLD, Kind, pieces, program
+
+#: In the default run one of so many points is taken.
+EVERY = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> Iterator[None]:
+    """What every fork needs is made once; a collection in a fork would copy every page."""
+    torch.set_num_threads(1)
+    for value in (OLD, NEW):
+        program(value)
+        pieces(value)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def _prepared(kind: Kind, folder: Path, before: bool) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+    if before:
+        kind.write(folder, OLD)
+
+
+def _points(kind: Kind, folder: Path, before: bool) -> int:
+    """How many points a write of the new one comes to."""
+    _prepared(kind, folder, before)
+    said, count = attempt(lambda: kind.write(folder, NEW), None, FULL)
+    assert said == "done"
+    assert kind.read(folder) == NEW
+    return count
+
+
+def _check(kind: Kind, folder: Path, before: bool, number: int, fault: str) -> str:
+    """One fault, and a write after it; what became of the one with the fault."""
+    _prepared(kind, folder, before)
+    said, _ = attempt(lambda: kind.write(folder, NEW), number, fault)
+    found = kind.read(folder)
+    where = f"{kind.name}, point {number}, {fault}: {said}"
+    assert found in ((OLD, NEW) if before else (None, NEW)), where
+    if said == "done":  # what a save does at its end may fail: the model is there
+        assert found == NEW, where
+    elif said != "killed":
+        assert said.startswith("SaveError: "), where
+    kind.write(folder, NEW)
+    assert kind.read(folder) == NEW, where
+    left = [path for path in folder.rglob("*") if path.name.startswith(".")]
+    assert left == [], f"{where}: what it left is still there"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) <= kind.files + (2 if kind.name in ("package",) else 0), f"{where}: {files}"
+    return said
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_fault_at_some_writes(kind: Kind, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    count = _points(kind, folder, True)
+    for number in range(1 + len(kind.name) % EVERY, count + 1, EVERY):
+        _check(kind, folder, True, number, FAULTS[number % len(FAULTS)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("before", [True, False], ids=["over-an-old-one", "anew"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_fault_at_every_write(kind: Kind, tmp_path: Path, before: bool) -> None:
+    folder = tmp_path / "folder"
+    said = set()
+    for number in range(1, _points(kind, folder, before) + 1):
+        for fault in FAULTS:
+            said.add(_check(kind, folder, before, number, fault).partition(":")[0])
+    assert {"killed", "SaveError"} <= said | ({"SaveError"} if kind.name == "cache" else set())
+
+
+def test_there_are_many_points(tmp_path: Path) -> None:
+    counts = {kind.name: _points(kind, tmp_path / "folder", True) for kind in KINDS}
+    assert sum(counts.values()) >= 200, counts
