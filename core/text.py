@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 #: Beginnings of nouns that are spoken with a vowel first: "int" with a letter, "LSTM" with the name of one.
 _VOWEL_SOUND = re.compile("[AEIOaeio](?!u[a-z])|un(?!i)|[FHLMNRSX](?=[A-Z])")
 
-#: What a terminal takes for a command, what turns or breaks a line unseen, and halves of characters; not tabs and newlines.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: What a terminal takes for a command, what turns or breaks a line or is not seen, and halves of characters; not tabs and newlines.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
 
 
 def printable(text: str) -> str:

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from onnxplug.errors import OnnxplugError, SaveError
-from onnxplug.inspection.words import bytes_text, count_text, flops_text, visible
+from onnxplug.inspection.words import bytes_text, count_text, flops_text
 from onnxplug.run.files import write_whole
+from onnxplug.text import printable
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def page(template: str, values: Mapping[str, Any]) -> str:
-    """A page. What is put into it is escaped: names in a model may hold markup.
-
-    Args:
-        template: Name of a template of this package, ``"model.html.jinja"``.
-        values: What it shows.
+def environment(templates: Path) -> Any:
+    """jinja2 with the templates of a folder. What is put into them is escaped, and what is not seen is spelled out.
 
     Raises:
         OnnxplugError: jinja2 is not installed.
@@ -30,20 +27,31 @@ def page(template: str, values: Mapping[str, Any]) -> str:
         raise OnnxplugError(
             "pages of HTML need jinja2, which is not installed", hint="pip install 'onnxplug[report]'"
         ) from error
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=lambda value: value if hasattr(value, "__html__") else printable(str(value)),
     )
-    environment.filters.update(count=count_text, bytes=bytes_text, flops=flops_text)
-    # Control characters are shown, not obeyed: a name may turn the direction of what follows it.
-    environment.finalize = lambda value: (
-        visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-    )
-    return environment.get_template(template).render(values)
+
+
+def page(template: str, values: Mapping[str, Any]) -> str:
+    """A page.
+
+    Args:
+        template: Name of a template of this package, ``"model.html.jinja"``.
+        values: What it shows.
+
+    Raises:
+        OnnxplugError: jinja2 is not installed.
+    """
+    made = environment(_TEMPLATES)
+    made.filters.update(count=count_text, bytes=bytes_text, flops=flops_text)
+    text: str = made.get_template(template).render(values)
+    return text
 
 
 def check_writable(path: Path, what: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxplug.text import counted
+from onnxplug.text import counted, printable
 
 _LONGEST = 60
 _MOST_ITEMS = 8
@@ -27,15 +26,8 @@ def text_of(found: str | bytes | None) -> str:
 
 
 def visible(text: str) -> str:
-    """A text of a file for a terminal or a page: control characters, and those that turn its direction, as escapes."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        letter
-        if letter.isprintable() and unicodedata.category(letter) not in ("Cc", "Cf", "Cs")
-        else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for letter in text
-    )
+    """A text of a file for a terminal or a page: in one line, and what is not seen as escapes."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def count_text(count: int) -> str:

@@ -9,10 +9,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.errors import OnnxplugError
+from onnxplug.inspection import pages
+from onnxplug.inspection.words import bytes_text
 from onnxplug.report.markdown import bin_labels, summary_rows, verification_text
 from onnxplug.report.picture import picture
-from onnxplug.report.text import bytes_text, clean, number_text, seconds_text
+from onnxplug.report.text import number_text, seconds_text
+from onnxplug.text import printable
 
 if TYPE_CHECKING:
     from onnxplug.inspection.view import ModelView, ModuleView
@@ -38,20 +40,7 @@ def environment() -> Any:
     Raises:
         OnnxplugError: It is not installed.
     """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise OnnxplugError(
-            "a report in HTML needs jinja2, which is not installed", hint="pip install onnxplug[report]"
-        ) from error
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if hasattr(value, "__html__") else clean(value),
-    )
+    made = pages.environment(_TEMPLATES)
     made.filters |= {
         "number": number_text,
         "size": bytes_text,
@@ -91,13 +80,13 @@ def to_html(report: Facts) -> str:
 
 
 def _shortened(text: object, most: int) -> str:
-    text = clean(text)
+    text = printable(text)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _tail(text: object, most: int) -> str:
     """The end of a text that is too long: of paths it says more."""
-    text = clean(text)
+    text = printable(text)
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
@@ -112,7 +101,7 @@ def _nodes(view: ModelView) -> dict[str, Any]:
     texts: dict[str, int] = {"": 0}
 
     def number(text: object) -> int:
-        return texts.setdefault(clean(text) if text is not None else "", len(texts))
+        return texts.setdefault(printable(text) if text is not None else "", len(texts))
 
     rows = []
     for node in view.nodes:

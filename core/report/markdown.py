@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.report.text import bytes_text, clean, number_text, seconds_text
+from onnxplug.inspection.words import bytes_text
+from onnxplug.report.text import number_text, seconds_text
 from onnxplug.run.differences import DECADES
-from onnxplug.text import counted
+from onnxplug.text import counted, printable
 
 if TYPE_CHECKING:
     from onnxplug.profiling.sums import StageTime
@@ -21,7 +22,7 @@ _MARKUP = re.compile(r"[\\`*<>|~]|!(?=\[)|\[(?=[^\]]*\][(\[:])|(?<![^\W_])_|_(?!
 
 def plain(text: object) -> str:
     """A text that is no markup, in one line."""
-    return _MARKUP.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), clean(text).replace("\n", " "))
+    return _MARKUP.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), printable(str(text)).replace("\n", " "))
 
 
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
@@ -29,7 +30,7 @@ _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 
 def fenced(text: str) -> list[str]:
     """A block of text that is shown as it is."""
-    text = clean(text)
+    text = printable(text)
     longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [fence, text.rstrip(), fence, ""]
@@ -37,7 +38,7 @@ def fenced(text: str) -> list[str]:
 
 def summary(report: Facts) -> str:
     """The first lines of a report, as text."""
-    return clean("\n".join(f"{name}: {value}" for name, value in summary_rows(report)))
+    return printable("\n".join(f"{name}: {value}" for name, value in summary_rows(report)))
 
 
 def summary_rows(report: Facts) -> list[tuple[str, str]]:

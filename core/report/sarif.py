@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from onnxplug.errors import OnnxplugError
-from onnxplug.report.text import clean, split_place
+from onnxplug.report.text import split_place
+from onnxplug.text import printable
 
 if TYPE_CHECKING:
     from onnxplug.report.record import Facts, Failure
@@ -139,7 +140,7 @@ def library() -> Any:
         import sarif_pydantic
     except ImportError as error:
         raise OnnxplugError(
-            "a report in SARIF needs sarif-pydantic, which is not installed", hint="pip install onnxplug[report]"
+            "a report in SARIF needs sarif-pydantic, which is not installed", hint="pip install 'onnxplug[report]'"
         ) from error
     return sarif_pydantic
 
@@ -151,7 +152,7 @@ def to_sarif(report: Facts) -> str:
 
     driver = sarif.ToolDriver(
         name="onnxplug",
-        version=clean(report.versions.get("onnxplug", onnxplug.__version__)),
+        version=printable(report.versions.get("onnxplug", onnxplug.__version__)),
         information_uri=_HOME,
         rules=[_rule(sarif, name, kind) for name, kind in KINDS.items()],
     )
@@ -235,7 +236,7 @@ def _result(sarif: Any, finding: Finding) -> Any:
         rule_id=finding.kind,
         rule_index=_IDS.index(finding.kind),
         level=KINDS[finding.kind].level,
-        message=sarif.Message(text=_LINK.sub(r"\\[", clean(finding.text))),
+        message=sarif.Message(text=_LINK.sub(r"\\[", printable(finding.text))),
         locations=[location] if location is not None else None,
     )
 
@@ -246,9 +247,9 @@ def _location(sarif: Any, finding: Finding) -> Any:
     if place is not None and not place[0].startswith("<"):
         file, line = place
         known["physical_location"] = sarif.PhysicalLocation(
-            artifact_location=sarif.ArtifactLocation(uri=quote(clean(file), safe="/")),
+            artifact_location=sarif.ArtifactLocation(uri=quote(printable(file), safe="/")),
             region=sarif.Region(start_line=line),
         )
     if finding.subject:
-        known["logical_locations"] = [sarif.LogicalLocation(fully_qualified_name=clean(finding.subject))]
+        known["logical_locations"] = [sarif.LogicalLocation(fully_qualified_name=printable(finding.subject))]
     return sarif.Location(**known) if known else None

@@ -378,7 +378,7 @@ def test_a_missing_library_is_said_before_the_export(
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(OnnxplugError, match=library) as caught:
         onnxplug.to_onnx(lambda x: 1 / 0, (X,), report=tmp_path)
-    assert caught.value.hint == "pip install onnxplug[report]"
+    assert caught.value.hint == "pip install 'onnxplug[report]'"
     assert onnxplug.to_onnx(lambda x: x + 1, (X,), report=True).report is not None
 
 
