@@ -80,13 +80,13 @@ def to_html(report: Facts) -> str:
 
 
 def _shortened(text: object, most: int) -> str:
-    text = printable(text)
+    text = printable(str(text))
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _tail(text: object, most: int) -> str:
     """The end of a text that is too long: of paths it says more."""
-    text = printable(text)
+    text = printable(str(text))
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
@@ -101,7 +101,7 @@ def _nodes(view: ModelView) -> dict[str, Any]:
     texts: dict[str, int] = {"": 0}
 
     def number(text: object) -> int:
-        return texts.setdefault(printable(text) if text is not None else "", len(texts))
+        return texts.setdefault(printable(str(text)) if text is not None else "", len(texts))
 
     rows = []
     for node in view.nodes:
