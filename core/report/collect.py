@@ -258,7 +258,7 @@ def begun(report: Any) -> Write | None:
         return report
     if not isinstance(report, str | os.PathLike) or not os.fspath(report):
         raise UsageError(
-            f"report takes True, False or the path of a folder, got {report!r}", hint="report='reports/my_model'"
+            f"report= takes True, False or the path of a folder, got {report!r}", hint="report='reports/my_model'"
         )
     folder = prepare(report)
 
