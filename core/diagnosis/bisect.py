@@ -33,6 +33,7 @@ from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_mappings, check_path, check_seeds
 from onnxplug.progress import showing, step
 from onnxplug.registry.names import qualified_name
+from onnxplug.run.files import write_by_torch
 from onnxplug.run.save import save_model
 from onnxplug.text import counted
 from onnxplug.torch_private import pytree
@@ -366,11 +367,11 @@ def _imports(piece: Piece, imports: Sequence[str]) -> Sequence[str]:
 
 def _put(script: Script, folder: Path) -> None:
     (folder / f"{NAME}.py").write_text(script.text, encoding="utf-8")
-    torch.save(script.data, folder / f"{NAME}.pt")
+    write_by_torch(folder / f"{NAME}.pt", lambda file: torch.save(script.data, file))
     program = folder / f"{NAME}.pt2"
     program.unlink(missing_ok=True)
     if script.program is not None:
-        torch.export.save(script.program, program)
+        write_by_torch(program, lambda file: torch.export.save(script.program, file))
 
 
 def _shows(folder: Path, trouble: Trouble) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import secrets
@@ -60,6 +61,46 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     except BaseException:
         staged.unlink(missing_ok=True)
         raise
+
+
+def write_by_torch(path: Path, save: Callable[[Any], Any]) -> None:
+    """As :func:`write_whole`, by ``torch.save`` or ``torch.export.save``. Those end the process when a write fails within them.
+
+    Args:
+        path: The file.
+        save: Writes its content to a file object.
+
+    Raises:
+        OSError: It can't be written.
+    """
+
+    def write(file: IO[bytes]) -> None:
+        held = _Held(file)
+        save(held)
+        if held.error is not None:
+            raise held.error
+
+    write_whole(path, write)
+
+
+class _Held(io.RawIOBase):
+    """A file whose errors wait until its writer, in C++, is done."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        size = memoryview(content).nbytes
+        if self.error is None:
+            try:
+                self._file.write(content)
+            except OSError as error:
+                self.error = error
+        return size
 
 
 def flush(file: IO[bytes]) -> None:

@@ -16,7 +16,7 @@ from onnxplug.program import OnnxProgram
 from onnxplug.report.files import available, write
 from onnxplug.report.markdown import fenced
 from onnxplug.report.report import ExportReport
-from onnxplug.run.files import write_whole
+from onnxplug.run.files import write_by_torch
 from onnxplug.torch_onnx.request import Request, warn
 
 
@@ -102,7 +102,7 @@ class Artifacts:
     def _dump(self, captured: torch.export.ExportedProgram) -> None:
         path = self.folder / f"onnx_export_{self._stamp}.pt2"
         try:
-            write_whole(path, lambda file: torch.export.save(captured, file))
+            write_by_torch(path, lambda file: torch.export.save(captured, file))
         except Exception as error:  # what can't be stored is torch's to say; the export goes on, as torch's does
             warn(f"the captured program can't be stored in {path}: {type(error).__name__}: {error}")
 

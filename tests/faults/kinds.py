@@ -33,14 +33,16 @@ class Kind:
         read: The number that is there, ``None`` where nothing is; raises where it is a mixture or broken.
         files: How many files there are at most once it is written again: of a process that was killed after the new model had its
             name, a data file that no model refers to may stay.
-        before: Whether there is something to be kept before.
+        prepare: What is there before anything is written: files that a save reads, folders.
+        may_drop: Whether a write that fails leaves the old one without an error: a cache.
     """
 
     name: str
     write: Callable[[Path, float], Any]
     read: Callable[[Path], float | None]
     files: int = 1
-    before: bool = True
+    prepare: Callable[[Path], Any] = lambda folder: None
+    may_drop: bool = False
 
 
 class Model(torch.nn.Module):
@@ -100,29 +102,32 @@ def _sharded(folder: Path, value: float) -> None:
         program(value).save(folder / "model.onnx", shard=3000)
 
 
+def _link(folder: Path) -> None:
+    (folder / "real").mkdir()
+    os.symlink("real/m.onnx", folder / "model.onnx")
+
+
 def _linked(folder: Path, value: float) -> None:
-    (folder / "real").mkdir(exist_ok=True)
-    if not (folder / "model.onnx").is_symlink():
-        os.symlink("real/m.onnx", folder / "model.onnx")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program(value).save(folder / "model.onnx", external_data=True)
+
+
+def _weights(folder: Path) -> None:
+    """One file for each number: a model keeps those that it refers to."""
+    from safetensors.torch import save_file
+
+    for value in (OLD, NEW):
+        save_file(Model(value).state_dict(), folder / f"weights-{value}.safetensors")
 
 
 def _from_files(external: str | None) -> Callable[[Path, float], Any]:
     """A save of weights from files, which goes on where one that was killed has stopped."""
 
     def write(folder: Path, value: float) -> None:
-        # One file for each number: a model keeps those that it refers to.
-        weights = folder / f"weights-{value}.safetensors"
-        if not weights.exists():
-            from safetensors.torch import save_file
-
-            staged = folder / f"weights-{value}.making"
-            save_file(Model(value).state_dict(), staged)
-            staged.rename(weights)
         save.RESUMABLE_BYTES = 1
         resume.SYNC_BYTES = 1
+        weights = folder / f"weights-{value}.safetensors"
         program(OLD).save(folder / "model.onnx", weights=weights, external=external, external_data=True)
 
     return write
@@ -130,11 +135,11 @@ def _from_files(external: str | None) -> Callable[[Path, float], Any]:
 
 def _chain(folder: Path) -> float | None:
     """The pieces: each is whole, and the chain is one that runs them; they may be of two saves where one was killed."""
-    if not (folder / "first.onnx").exists():
+    if not (folder / "first.onnx").exists() or not (folder / "second.onnx").exists():
         return None
     first, second = number_in(folder / "first.onnx"), number_in(folder / "second.onnx")
     assert first in (OLD, NEW)
-    assert second in (None, OLD, NEW)
+    assert second in (OLD, NEW)
     if (folder / "chain.py").exists():
         compile((folder / "chain.py").read_text(), "chain.py", "exec")
         assert "first.onnx" in (folder / "chain.py").read_text()
@@ -227,12 +232,18 @@ KINDS = [
     Kind("to-single", _changing(True, False), lambda folder: number_in(folder / "model.onnx"), files=2),
     Kind("to-shards", _sharded, lambda folder: number_in(folder / "model.onnx"), files=4),
     Kind("inputs", _model(keep_initializers_as_inputs=True), lambda folder: number_in(folder / "model.onnx")),
-    Kind("link", _linked, lambda folder: number_in(folder / "real" / "m.onnx"), files=3),
-    Kind("resumed", _from_files(None), lambda folder: number_in(folder / "model.onnx"), files=4),
-    Kind("safetensors", _from_files("safetensors"), lambda folder: number_in(folder / "model.onnx"), files=4),
+    Kind("link", _linked, lambda folder: number_in(folder / "real" / "m.onnx"), files=3, prepare=_link),
+    Kind("resumed", _from_files(None), lambda folder: number_in(folder / "model.onnx"), files=5, prepare=_weights),
+    Kind(
+        "safetensors",
+        _from_files("safetensors"),
+        lambda folder: number_in(folder / "model.onnx"),
+        files=4,
+        prepare=_weights,
+    ),
     Kind("pieces", lambda folder, value: pieces(value).save(folder), _chain, files=4),
     Kind("report", _artifacts, lambda folder: number_in(folder / "model.onnx"), files=20),
-    Kind("cache", _cache, _cached, files=2),
+    Kind("cache", _cache, _cached, files=2, may_drop=True),
     Kind("package", _package, _packages, files=2 * _FILES_OF_A_PACKAGE),
     Kind("profile", _profile, _profiled),
     Kind("page", _page, _paged),
