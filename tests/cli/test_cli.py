@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import onnx
@@ -43,6 +44,7 @@ instance = Net()
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_model.py").write_text(MODEL, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)  # another test's
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
