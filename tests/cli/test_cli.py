@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import onnx
@@ -44,8 +45,10 @@ instance = Net()
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_model.py").write_text(MODEL, encoding="utf-8")
-    monkeypatch.delitem(sys.modules, "my_model", raising=False)  # another test's
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)  # another test's
+    import_module("my_model")  # once, as in each process of a user: random numbers are drawn while it is
     return tmp_path
 
 
