@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,19 +17,39 @@ def copied(tree: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
 
 
+class _FastPath:
+    """torch's setting of attention's fast path, which all threads share: off as long as one of them needs it off."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+_without_fast_path = _FastPath()
+
+
 @contextmanager
 def inference() -> Iterator[None]:
     """PyTorch computes as torch.export captures it: without gradients, and attention without its fast path.
 
     That path (``torch.backends.mha``) gives 0 where ``nn.TransformerEncoder`` is told that there is padding.
     """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with _without_fast_path, torch.no_grad():
+        yield
 
 
 def run_eagerly(

@@ -15,6 +15,7 @@ import typer
 from onnxplug import logs
 from onnxplug.errors import UsageError
 from onnxplug.registry.rule import load_object
+from onnxplug.text import type_with_article
 
 #: core knows the plugin host by this name alone.
 HOST = "onnxplug.plugins.manager"
@@ -223,7 +224,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
             table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
             raise UsageError(f"{path} can't be read: {error}") from None
-        table = table.get("onnxplug") if isinstance(table, Mapping) else None
+        if not isinstance(table, Mapping):
+            raise UsageError(f"{path} can't be read: tool is {type_with_article(table)}, not a table")
+        table = table.get("onnxplug")
         if table is not None:
             return _checked_settings(table, path)
     return {}

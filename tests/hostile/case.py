@@ -75,7 +75,7 @@ def cli(
         make,
         (expected,) if isinstance(expected, int) else expected,
         (words,) if isinstance(words, str) else words,
-        ("__pycache__/*", *writes) if any("m.py" in text for text in argv) else writes,
+        ("__pycache__/*", *writes) if any(".py" in text for text in argv) else writes,
     )
 
 
