@@ -368,10 +368,11 @@ def _imports(piece: Piece, imports: Sequence[str]) -> Sequence[str]:
 def _put(script: Script, folder: Path) -> None:
     (folder / f"{NAME}.py").write_text(script.text, encoding="utf-8")
     write_by_torch(folder / f"{NAME}.pt", lambda file: torch.save(script.data, file))
-    program = folder / f"{NAME}.pt2"
-    program.unlink(missing_ok=True)
-    if script.program is not None:
-        write_by_torch(program, lambda file: torch.export.save(script.program, file))
+    saved = folder / f"{NAME}.pt2"
+    saved.unlink(missing_ok=True)
+    program = script.program
+    if program is not None:
+        write_by_torch(saved, lambda file: torch.export.save(program, file))
 
 
 def _shows(folder: Path, trouble: Trouble) -> bool:
