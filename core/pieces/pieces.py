@@ -24,6 +24,7 @@ from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageErro
 from onnxplug.fake import check_model
 from onnxplug.pieces.record import RecordedCall, Run, Source, record
 from onnxplug.pieces.script import Step, program_text
+from onnxplug.pieces.stamp import KEY, stamp
 from onnxplug.profiling.recorder import span
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
@@ -183,27 +184,34 @@ class OnnxPieces:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise SaveError(f"the folder {folder} can't be made: {error}") from error
+        chained = not self.gaps and self._fits_numpy()
+        steps, constants = self._steps() if chained else ([], [])
+        state = self._state()
+        arrays = {name: state[name].detach().cpu().numpy() for name in constants}
+        mark = stamp(self.programs, arrays)
         files = []
         for path, program in self.programs.items():
             files.append(folder / _file(path))
             program.save(files[-1], external_data=external_data)
-        return files + self._save_chain(folder) if not self.gaps and self._fits_numpy() else files
+        return files + self._save_chain(folder, steps, arrays, mark) if chained else files
 
     def _fits_numpy(self) -> bool:
         passed = pytree.tree_leaves([(call.args, call.kwargs, call.results) for call in self.calls])
         return all(leaf.dtype not in _NOT_OF_NUMPY for leaf in passed if isinstance(leaf, torch.Tensor))
 
-    def _save_chain(self, folder: Path) -> list[Path]:
-        steps, constants = self._steps()
-        state = self._state()
-        arrays = {name: state[name].detach().cpu().numpy() for name in constants}
+    def _save_chain(
+        self, folder: Path, steps: Sequence[Step], arrays: Mapping[str, np.ndarray], mark: str
+    ) -> list[Path]:
         used = [self._names[i] for i, leaf in enumerate(self._example.leaves) if isinstance(leaf, torch.Tensor)]
-        text = program_text(type(self.model).__name__, onnxplug.__version__, used, self._outputs(), list(arrays), steps)
+        name = type(self.model).__name__
+        text = program_text(name, onnxplug.__version__, used, self._outputs(), list(arrays), mark, steps)
         written = []
         try:
             if arrays:
                 written.append(folder / CONSTANTS)
-                write_whole(written[-1], lambda file: np.savez(file, allow_pickle=False, **arrays))
+                write_whole(
+                    written[-1], lambda file: np.savez(file, allow_pickle=False, **arrays, **{KEY: np.array(mark)})
+                )
             written.append(folder / CHAIN)
             write_whole(written[-1], lambda file: file.write(text.encode()))
         except OSError as error:

@@ -6,6 +6,8 @@ import pprint
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from onnxplug.pieces.stamp import KEY
+
 
 class Step(NamedTuple):
     """A call of a piece.
@@ -38,16 +40,29 @@ INPUTS = {inputs}
 OUTPUTS = {outputs}
 #: Tensors of the model that are given to pieces from outside, in constants.npz.
 CONSTANTS = {constants}
+#: What each model has in its metadata: the files are of one save. A save that was stopped leaves some of another.
+SAVE = {save!r}
 #: For each call the file, its inputs with the values that they take, and its outputs with the values that they become.
 STEPS = {steps}
 
 
 def load(providers=("CPUExecutionProvider",)):
-    """The sessions by file."""
-    return {{
-        file: onnxruntime.InferenceSession(str(FOLDER / file), providers=list(providers))
-        for file, _, _ in STEPS
-    }}
+    """The sessions by file.
+
+    Raises:
+        RuntimeError: A file is of another save than this program.
+    """
+    sessions = {{}}
+    for file, _, _ in STEPS:
+        if file not in sessions:
+            sessions[file] = onnxruntime.InferenceSession(str(FOLDER / file), providers=list(providers))
+            _check(file, sessions[file].get_modelmeta().custom_metadata_map.get("{key}", SAVE))
+    return sessions
+
+
+def _check(file, save):
+    if save != SAVE:
+        raise RuntimeError(f"{{FOLDER / file}} and {{__file__}} are of different saves: one was stopped. Save the pieces again.")
 
 
 def run(inputs, sessions=None):
@@ -58,7 +73,9 @@ def run(inputs, sessions=None):
         raise ValueError(f"inputs are missing: {{', '.join(missing)}}")
     values = dict(inputs)
     if CONSTANTS:
-        values.update(numpy.load(FOLDER / "constants.npz"))
+        constants = dict(numpy.load(FOLDER / "constants.npz"))
+        _check("constants.npz", str(constants.pop("{key}")))
+        values.update(constants)
     for file, takes, makes in STEPS:
         feed = {{name: values[value] for name, value in takes.items()}}
         values.update(zip(makes.values(), sessions[file].run(list(makes), feed)))
@@ -79,6 +96,7 @@ def program_text(
     inputs: Sequence[str],
     outputs: Sequence[str],
     constants: Sequence[str],
+    save: str,
     steps: Sequence[Step],
 ) -> str:
     """The source of the program.
@@ -88,6 +106,7 @@ def program_text(
         version: onnxplug's version.
         inputs, outputs: The names of the values that the model takes and returns.
         constants: The names of the values in ``constants.npz``.
+        save: The mark of the save that all files are of.
         steps: The calls in order.
     """
     files = ", ".join(dict.fromkeys(step.file for step in steps))
@@ -98,5 +117,7 @@ def program_text(
         inputs=list(inputs),
         outputs=list(outputs),
         constants=list(constants),
+        key=KEY,
+        save=save,
         steps=pprint.pformat([(s.file, dict(s.inputs), dict(s.outputs)) for s in steps], width=118, sort_dicts=False),
     )

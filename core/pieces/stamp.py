@@ -1,0 +1,39 @@
+"""What tells the files of one save of pieces from those of another: each model carries it, and ``chain.py`` compares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnxplug.program import OnnxProgram
+
+#: Of the models' metadata. ``chain.py`` names it too.
+KEY = "onnxplug.pieces"
+
+
+def stamp(programs: Mapping[str, OnnxProgram], constants: Mapping[str, np.ndarray]) -> str:
+    """Marks the models as pieces of one save.
+
+    Args:
+        programs: The pieces. Each gets the mark in its metadata.
+        constants: What ``constants.npz`` holds.
+
+    Returns:
+        The mark: a digest of the graphs and of the weights, so that equal pieces make equal files.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path, program in programs.items():
+        program.model.metadata_props.pop(KEY, None)
+        digest.update(f"{path}\n{program.model}\n".encode())
+        for name, value in program.model.graph.initializers.items():
+            digest.update(f"{name}\n".encode())
+            if value.const_value is not None:
+                digest.update(value.const_value.tobytes())
+    for name, array in constants.items():
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode() + array.tobytes())
+    mark = digest.hexdigest()
+    for program in programs.values():
+        program.model.metadata_props[KEY] = mark
+    return mark
