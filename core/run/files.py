@@ -93,6 +93,14 @@ class _Held(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(
+        self, offset: int, whence: int = os.SEEK_SET
+    ) -> int:  # torch.export.save goes back to the start when it is done
+        return self._file.seek(offset, whence)
+
     def write(self, content: Any) -> int:
         size = memoryview(content).nbytes
         if self.error is None:

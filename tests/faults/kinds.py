@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -180,6 +181,18 @@ def _artifacts(folder: Path, value: float) -> None:
     )
 
 
+def _reported(folder: Path) -> float | None:
+    for path in folder.rglob("*"):
+        if path.suffix == ".pt2":
+            with zipfile.ZipFile(path) as archive:
+                assert archive.testzip() is None
+        elif path.suffix in (".json", ".sarif"):
+            json.loads(path.read_text())
+        elif path.suffix == ".html":
+            assert path.read_text().rstrip().endswith("</html>")
+    return number_in(folder / "model.onnx")
+
+
 def _cache(folder: Path, value: float) -> None:
     write_model(path_of(folder, f"key{value}"), program(value).model)
 
@@ -264,7 +277,7 @@ KINDS = [
         prepare=_weights,
     ),
     Kind("pieces", lambda folder, value: pieces(value).save(folder), _chain, files=4),
-    Kind("report", _artifacts, lambda folder: number_in(folder / "model.onnx"), files=20),
+    Kind("report", _artifacts, _reported, files=20),
     Kind("cache", _cache, _cached, files=2, may_drop=True),
     Kind("package", _package, _packages, files=2 * _FILES_OF_A_PACKAGE),
     Kind("profile", _profile, _profiled),
