@@ -156,10 +156,15 @@ def test_threads_with_a_backend() -> None:
 
 
 @pytest.mark.parametrize("turns", [6, pytest.param(60, marks=pytest.mark.long)])
-@pytest.mark.parametrize("external", [True, False], ids=["data", "single"])
-def test_processes_that_save_one_file(tmp_path: Path, turns: int, external: bool) -> None:
-    """The file is whole at any time, with the data of its own model; in the end there are no more than its files."""
+@pytest.mark.parametrize("period", [1, 3, 0], ids=["data", "now and then", "single"])
+def test_processes_that_save_one_file(tmp_path: Path, turns: int, period: int) -> None:
+    """The file is whole at any time, with the data of its own model; in the end there are no more than its files.
+
+    Args:
+        period: The weights lie in a data file in each save, in two of three, or in none.
+    """
     path = tmp_path / "model.onnx"
+    external = period > 0
     program(OLD).save(path, external_data=external)
     program(NEW)
     children = []
@@ -169,7 +174,8 @@ def test_processes_that_save_one_file(tmp_path: Path, turns: int, external: bool
             status = 1
             try:
                 for turn in range(turns):
-                    program((OLD, NEW)[(worker + turn) % 2]).save(path, external_data=external)
+                    beside = external and (period == 1 or (worker + turn) % period != 0)
+                    program((OLD, NEW)[(worker + turn) % 2]).save(path, external_data=beside)
                 status = 0
             except BaseException:
                 traceback.print_exc()

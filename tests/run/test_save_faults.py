@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,29 +194,3 @@ def test_what_is_flushed_when(tmp_path: Path, programs: Any, monkeypatch: pytest
         *("flush file", "put model.onnx.data.2", "flush file", "flush folder"),
         *("put model.onnx", "flush folder", "remove model.onnx.data"),
     ]
-
-
-def test_processes_that_save_one_file(tmp_path: Path, programs: Any) -> None:
-    """The model is always one of theirs, and in the end no more than its own files are there."""
-    path = tmp_path / "model.onnx"
-    programs[0].save(path, external_data=True)
-    children = []
-    for worker in range(4):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                for turn in range(12):
-                    programs[worker % 2].save(path, external_data=(worker + turn) % 3 != 0)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
-    assert weight(path) in (1.0, 2.0)
-    programs[1].save(path, external_data=True)
-    assert weight(path) == 2.0
-    assert names(tmp_path)[0] == "model.onnx"
-    assert len(names(tmp_path)) == 2
