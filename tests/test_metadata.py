@@ -41,6 +41,7 @@ OUTPUT_KIND = "pkg.torch.export.graph_signature.OutputSpec.kind"
 ORIGINAL = "pkg.torch.onnx.original_node_name"
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 RANGES = "pkg.torch.export.ExportedProgram.range_constraints"
+PACKAGE = "pkg.onnxplug.package"
 REWRITE = "pkg.onnxplug.rewrite"
 REPLACED = "pkg.onnxplug.rewritten_from"
 
@@ -151,7 +152,7 @@ def graphs(model: ir.Model) -> list[ir.Graph]:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_node_says_where_it_comes_from(name: str, level: str) -> None:
     model = exported(name, level).model
-    wanted = NODE_KEYS if level == "full" else {"namespace"}
+    wanted = {*NODE_KEYS, PACKAGE} if level == "full" else {"namespace"}
     for graph in graphs(model):
         for node in nodes_of(graph):
             said = node.metadata_props

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import onnxplug
+from onnxplug.plugin_api import PROJECT_NAME
+
 #: The keys of nodes' metadata. Those of torch are what ``torch.onnx.export`` writes.
 NAMESPACE = "namespace"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
@@ -86,9 +89,18 @@ def without_modules(name: str, kind: str, full: bool) -> dict[str, str]:
         full: Everything.
     """
     said = {NAMESPACE: f"{name}: {kind}"}
-    if full:
-        said |= {CLASSES: repr([kind]), NAMES: repr([name]), FX_NODE: "", TRACE: ""}
-    return said
+    return {**said, **without_fx_node([kind], [name])} if full else said
+
+
+def without_fx_node(classes: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """What nodes say with full metadata alone that onnxplug makes for no FX node.
+
+    Args:
+        classes: The classes of their modules, the outermost first.
+        names: The paths of those.
+    """
+    own = f"{PROJECT_NAME} {onnxplug.__version__}"
+    return {CLASSES: repr([*classes]), NAMES: repr([*names]), FX_NODE: "", TRACE: "", PACKAGE: own}
 
 
 class OfExport(Provenance):

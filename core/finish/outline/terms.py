@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from onnxplug.build.module_calls import ModuleCall
-from onnxplug.build.provenance import CLASSES, FX_NODE, NAMES, NAMESPACE, REPLACED, TRACE
+from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, REPLACED, without_fx_node
 
 _NUMBERED = re.compile(r"(_\d+)+$")
 
@@ -86,6 +86,4 @@ def of_call(call: ModuleCall, path: str, full: bool | None) -> dict[str, str]:
     names = [within(c.path, path) for c in reversed(chain)]
     classes = [c.class_name for c in reversed(chain)]
     said = {NAMESPACE: "/".join(f"{name}: {kind}" for name, kind in zip(names, classes, strict=True))}
-    if full:
-        said |= {CLASSES: repr(classes), NAMES: repr(names), FX_NODE: "", TRACE: ""}
-    return said
+    return {**said, **without_fx_node(classes, names)} if full else said
