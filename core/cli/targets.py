@@ -138,7 +138,8 @@ def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
         model = timm.create_model(name, pretrained=pretrained).eval()
     except Exception as error:
         if not pretrained and isinstance(error, RuntimeError):
-            raise UsageError(f"timm has no model {name!r}: {error}") from None
+            hint = did_you_mean(name, timm.list_models(), otherwise="`timm.list_models()` names those that there are.")
+            raise UsageError(f"timm has no model {name!r}: {error}", hint=hint) from None
         if not pretrained:
             raise
         raise OnnxplugError(
@@ -148,6 +149,13 @@ def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
     size = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
     note = "" if pretrained else f"timm:{name} has random weights; --pretrained takes the trained ones"
     return Target(model, () if has_inputs else (torch.randn(2, *size),), note=note)
+
+
+#: What may have been meant by a name that a library lacks.
+_SOURCES = {
+    library: f"{library}:… for a model of the library's comes from the plugin package onnxplug-{library}, which is not active here."
+    for library in ("torchvision", "transformers")
+}
 
 
 def _load_callable(text: str) -> Target:
@@ -160,7 +168,7 @@ def _load_callable(text: str) -> Target:
         if factory is None:
             attributes = getattr(owner, "__dict__", {})
             known = [n for n, value in attributes.items() if callable(value) and not n.startswith("_")]
-            raise UsageError(f"{place} has no {name!r}", hint=did_you_mean(part, known))
+            raise UsageError(f"{place} has no {name!r}", hint=did_you_mean(part, known, otherwise=_SOURCES.get(place)))
     import torch
 
     if isinstance(factory, torch.nn.Module | torch.export.ExportedProgram):

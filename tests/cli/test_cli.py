@@ -150,7 +150,8 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "batch, 1000" in printed.out
     assert "timm:resnet18 has random weights; --pretrained takes the trained ones" in printed.err
     assert run(["export", "timm:resnet19", "-o", "r.onnx"]) == 2
-    assert "resnet19" in capsys.readouterr().err
+    assert "timm has no model 'resnet19'" in (error := capsys.readouterr().err)
+    assert "Did you mean 'resnet" in error
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["exprot", "x"], 2, "Did you mean 'export'?"),
         (["export", "comfort_model.py:make_netwrk", "-o", "m.onnx"], 2, "Did you mean 'make_network'?"),
+        (
+            ["export", "transformers:some_folder", "-o", "m.onnx"],
+            2,
+            "comes from the plugin package onnxplug-transformers",
+        ),
         (["why", "aten::gelux"], 1, "Did you mean 'aten::gelu'"),
         (["ops", "aten::gelux"], 1, "Did you mean 'aten::gelu'"),
         (["plugins", "show", "bultin"], 2, "Did you mean 'builtin'?"),
