@@ -52,16 +52,15 @@ def _value(value: ValueView) -> str:
 def operations_text(seen: ModelView, sizes: Mapping[str, int]) -> str:
     """The estimate of operations, for which sizes it was made, and how much of the model it leaves out."""
     root = seen.root
+    missing = [name for name in dynamic_names(seen) if name not in sizes]
+    if root.total_unestimated and missing:
+        return f"not known without the sizes of dynamic dimensions: --sizes {','.join(f'{name}=…' for name in missing)}"
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     text = f"{flops_text(root.total_flops)}, estimated{f' at {at}' if at else ''}"
     if not root.total_unestimated:
         return text
     left_out = f"{counted(root.total_unestimated, 'node')} that there is no estimate for"
-    text = f"{text}; without {left_out}" if root.total_flops else left_out
-    missing = [name for name in dynamic_names(seen) if name not in sizes]
-    if missing:
-        text += f": give the sizes of dynamic dimensions, --sizes {','.join(f'{name}=…' for name in missing)}"
-    return text
+    return f"{text}; without {left_out}" if root.total_flops else left_out
 
 
 def dynamic_names(seen: ModelView) -> list[str]:
