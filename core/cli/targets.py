@@ -138,8 +138,8 @@ def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
         model = timm.create_model(name, pretrained=pretrained).eval()
     except Exception as error:
         if not pretrained and isinstance(error, RuntimeError):
-            hint = did_you_mean(name, timm.list_models(), otherwise="`timm.list_models()` names those that there are.")
-            raise UsageError(f"timm has no model {name!r}: {error}", hint=hint) from None
+            near = did_you_mean(name, timm.list_models(), otherwise="`timm.list_models()` names those that there are.")
+            raise UsageError(f"timm has no model {name!r}: {error}", hint=near) from None
         if not pretrained:
             raise
         raise OnnxplugError(
