@@ -485,6 +485,8 @@ def convert(
     bound = registry.bind(target)
     said = said if said is not None else Metadata()
     describer = Describer(Metadata("full", said.absolute_paths) if describes_all else said)
+    if said.is_full:
+        describer.of_copy(functional.graph, captured.program.graph)
     observed = recorder is not None or LOGGER.isEnabledFor(logging.DEBUG)
     interpreter = (ObservedInterpreter if observed else DynamoInterpreter)(
         builder,

@@ -215,10 +215,5 @@ class Rewritten(Further):
         return said
 
 
-def quoted(items: Sequence[str]) -> str:
-    """The beginning of the list that :func:`repr` would write, for one more item and ``]``."""
-    return "[" + "".join(f"{item!r}, " for item in items)
-
-
 #: Where nodes come from of which nothing is known.
 NOWHERE = Provenance("onnxplug", "graph")

@@ -52,13 +52,17 @@ def value_metadata(
     for value in (*graph.inputs, *graph.initializers.values()):
         slot = slot_of.get(builder.root_of(value))
         if slot is not None:
-            # As torch has it: of a buffer alone it is known.
-            persistent = slot.persistent if slot.kind is InputKind.BUFFER else None
-            said[value] = {
-                INPUT_KIND: _INPUT_KINDS[slot.kind],
-                PERSISTENT: str(persistent),
-                ORIGINAL_NAME: slot.node.name,
-            }
+            kind = slot.kind
+            # As torch has it: of a buffer alone it is known. A model has many parameters, and enumerations are hashed slowly.
+            if kind is InputKind.PARAMETER:
+                said[value] = {INPUT_KIND: "PARAMETER", PERSISTENT: "None", ORIGINAL_NAME: slot.node.name}
+            else:
+                persistent = slot.persistent if kind is InputKind.BUFFER else None
+                said[value] = {
+                    INPUT_KIND: _INPUT_KINDS[kind],
+                    PERSISTENT: str(persistent),
+                    ORIGINAL_NAME: slot.node.name,
+                }
     outputs = {slot.name: slot for slot in functional.outputs if slot.value is not None}
     for value in graph.outputs:
         found = outputs.get(str(value.name))
@@ -75,7 +79,7 @@ def _slots(
     """The values that stand for inputs and state, each with its slot; of a tied weight that of its first name."""
     inputs = {value.name: value for value in graph.inputs}
     for slot in reversed(functional.inputs):
-        if slot.kind not in _INPUT_KINDS:
+        if slot.kind is not InputKind.PARAMETER and slot.kind not in _INPUT_KINDS:
             continue
         value = inputs.get(slot.name) if slot.kind is InputKind.USER else bound.get(slot.node)
         if isinstance(value, ir.Value):

@@ -22,7 +22,6 @@ from onnxplug.build.provenance import (
     TRACE,
     OfExport,
     Provenance,
-    quoted,
     without_modules,
 )
 from onnxplug.capture.project import relative_line, relative_trace
@@ -37,32 +36,36 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ModuleScope:
-    """A module that FX nodes are part of, and those around it.
+    """A module that FX nodes are part of.
 
     Args:
-        modules: Their paths and classes, the outermost first.
+        path: Its path as torch says it; ``None`` for the model's outside, which is none.
+        kind: Its class, or the name of that.
+        around: The one around it.
 
     Attributes:
         path: Its path in the model, ``"encoder.layer.0"``.
         place: The same with slashes.
     """
 
-    __slots__ = ("_modules", "_texts", "path", "place")
+    __slots__ = ("_around", "_kind", "_texts", "path", "place")
 
-    def __init__(self, modules: Sequence[tuple[str, Any]]) -> None:
-        self._modules = modules
-        self._texts: tuple[str, str, str] | None = None
-        self.path = modules[-1][0].removeprefix(f"{STRICT_ROOT}.") if modules else ""
+    def __init__(self, path: str | None = None, kind: Any = "", around: ModuleScope | None = None) -> None:
+        self._texts = None if path is not None else ("", "[", "[")
+        self._around = around
+        self._kind = kind
+        self.path = "" if path is None else path.removeprefix(f"{STRICT_ROOT}.")
         self.place = self.path.replace(".", "/")
 
     @property
     def texts(self) -> tuple[str, str, str]:
         """How the namespace of its nodes begins, and the lists of classes and of names."""
         if self._texts is None:
-            paths = [path.removeprefix(f"{STRICT_ROOT}.") for path, _ in self._modules]
-            classes = [kind if isinstance(kind, str) else _class_name(kind) for _, kind in self._modules]
-            namespace = "".join([f"{path}: {kind}/" for path, kind in zip(paths, classes, strict=True)])
-            self._texts = namespace, quoted(classes), quoted(paths)
+            around = self._around if self._around is not None else NO_SCOPE
+            namespace, classes, names = around.texts
+            kind = self._kind if isinstance(self._kind, str) else _class_name(self._kind)
+            path = self.path
+            self._texts = f"{namespace}{path}: {kind}/", f"{classes}{kind!r}, ", f"{names}{path!r}, "
         return self._texts
 
 
@@ -71,7 +74,7 @@ def _class_name(kind: Any) -> str:
 
 
 #: That of nodes that are of no module.
-NO_SCOPE = ModuleScope(())
+NO_SCOPE = ModuleScope()
 
 
 class Context(NamedTuple):
@@ -92,6 +95,38 @@ class Context(NamedTuple):
     decomposing: tuple[str, ...] = ()
 
 
+def _argument(argument: Any) -> str:
+    """An argument of an FX node, as ``format_node`` writes it."""
+    kind = type(argument)
+    if kind is torch.fx.Node:
+        return f"%{argument.name}"
+    if kind in _NUMBERS:
+        return str(argument)
+    if isinstance(argument, list):
+        return f"[{_items(argument)}]"
+    if isinstance(argument, tuple):
+        return f"({_items(argument)}{',' if len(argument) == 1 else ''})"
+    if isinstance(argument, dict):
+        return f"{{{', '.join([f'{key}: {_argument(item)}' for key, item in argument.items()])}}}"
+    own = getattr(argument, "_custom_fx_repr_fn", None)
+    return str(argument if own is None else own())
+
+
+def _items(items: Sequence[Any]) -> str:
+    """Arguments one after the other. Models have thousands: those of the two commonest kinds take no call each."""
+    texts = []
+    for item in items:
+        kind = type(item)
+        if kind is torch.fx.Node:
+            texts.append(f"%{item.name}")
+        else:
+            texts.append(str(item) if kind in _NUMBERS else _argument(item))
+    return ", ".join(texts)
+
+
+_NUMBERS = frozenset({int, float, bool, str, type(None), torch.dtype})
+
+
 class Describer:
     """What the provenances of one export share.
 
@@ -103,8 +138,23 @@ class Describer:
         self.metadata = metadata
         self._scopes: dict[tuple[str, ...], ModuleScope] = {}
         self._targets: dict[int, tuple[Any, str, str]] = {}
+        self._callees: dict[int, tuple[Any, str]] = {}
+        self._copy: torch.fx.Graph | None = None
+        self._captured: dict[str, torch.fx.Node] = {}
         self._lines: dict[torch.fx.Node, str] = {}
         self._packages: dict[str, str] = {}
+        self._makers: dict[int, tuple[Rule | None, Mapping[str, str]]] = {}
+
+    def of_copy(self, graph: torch.fx.Graph, captured: torch.fx.Graph) -> None:
+        """Nodes of a graph that is made of what was captured are said to be what they were there.
+
+        Args:
+            graph: The graph, whose nodes have the names of those that they were.
+            captured: What was captured; it may be the same graph.
+        """
+        if graph is not captured:
+            self._copy = graph
+            self._captured = {fx.name: fx for fx in captured.nodes}
 
     def scope_of(self, fx: torch.fx.Node) -> ModuleScope | None:
         """The module that an FX node says it is part of."""
@@ -114,8 +164,13 @@ class Describer:
         key = tuple(stack)
         found = self._scopes.get(key)
         if found is None:
-            modules = [entry for entry in stack.values() if entry[0] not in _NO_MODULES]
-            found = self._scopes[key] = ModuleScope(modules) if modules else NO_SCOPE
+            found = NO_SCOPE
+            for end, (path, kind) in enumerate(stack.values(), 1):
+                known = self._scopes.get(key[:end])
+                if known is None:
+                    known = found if path in _NO_MODULES else ModuleScope(path, kind, found)
+                    self._scopes[key[:end]] = known
+                found = known
         return found if found is not NO_SCOPE else None
 
     def target(self, target: Any) -> tuple[str, str]:
@@ -127,20 +182,40 @@ class Describer:
         return found[1:]
 
     def line(self, fx: torch.fx.Node) -> str:
-        """An FX node as a line of text."""
+        """An FX node as a line of text: as it was captured."""
+        if fx.graph is self._copy:
+            captured = self._captured.get(fx.name)
+            if captured is not None and captured.target is fx.target:
+                fx = captured
         found = self._lines.get(fx)
         if found is None:
-            if fx.op == "placeholder":  # as format_node writes it, which takes far longer; a model has many
-                found = f"%{fx.name} : [num_users={len(fx.users)}] = placeholder[target={fx.target}]"
+            # As format_node writes it, which takes far longer.
+            if fx.op == "placeholder":
+                return f"%{fx.name} : [num_users={len(fx.users)}] = placeholder[target={fx.target}]"
+            if fx.op == "call_function" and fx.type is None:
+                args, kwargs = fx.args, fx.kwargs
+                found = (
+                    f"%{fx.name} : [num_users={len(fx.users)}] = call_function[target={self._callee(fx)}]"
+                    f"(args = ({_items(args)}{',' if len(args) == 1 else ''}), "
+                    f"kwargs = {_argument(kwargs) if kwargs else '{}'})"
+                )
             else:
                 found = str(fx.format_node())
-                found = _ADDRESS.sub("", found) if " at 0x" in found else found
+            found = _ADDRESS.sub("", found) if " at 0x" in found else found
             self._lines[fx] = found
         return found
 
+    def _callee(self, fx: torch.fx.Node) -> str:
+        """What a node calls, as ``format_node`` writes it."""
+        found = self._callees.get(id(fx.target))
+        if found is None:  # each keeps its target alive, so that no id is given twice
+            text = str(fx.format_node()).partition("[target=")[2].partition("](args = ")[0]
+            found = self._callees[id(fx.target)] = fx.target, text
+        return found[1]
+
     def listing(self, graph: torch.fx.Graph) -> str:
         """The text of an FX graph, a node a line."""
-        return "\n".join(["graph():", *(f"    {self.line(fx)}" for fx in graph.nodes if fx.op != "output")])
+        return "\n    ".join(["graph():", *[self.line(fx) for fx in graph.nodes if fx.op != "output"]])
 
     def source(self, location: str) -> str:
         """A user's file and line as the metadata say it."""
@@ -150,12 +225,17 @@ class Describer:
         """A stack trace as the metadata say it."""
         return trace if self.metadata.absolute_paths or not trace else relative_trace(trace)
 
-    def package(self, distribution: str) -> str:
-        """A distribution with its version, where it is one that is installed."""
-        found = self._packages.get(distribution)
-        if found is None:
-            found = self._packages[distribution] = _with_version(distribution)
-        return found
+    def maker(self, rule: Rule | None) -> Mapping[str, str]:
+        """What nodes say of the rule that made them; of none, that onnxplug did."""
+        found = self._makers.get(id(rule))
+        if found is None:  # each keeps its rule alive, so that no id is given twice
+            distribution = PROJECT_NAME if rule is None else rule.source or "rules of the call"
+            package = self._packages.get(distribution)
+            if package is None:
+                package = self._packages[distribution] = _with_version(distribution)
+            said = {PACKAGE: package} if rule is None else {RULE: rule.name, PACKAGE: package}
+            found = self._makers[id(rule)] = rule, said
+        return found[1]
 
 
 def _with_version(distribution: str) -> str:
@@ -227,20 +307,16 @@ class FxProvenance(OfExport):
         if self._location is not None:
             said[SOURCE] = describer.source(self._location)
         if full:
-            said[CLASSES] = f"{classes}{quoted_target}]"
-            said[NAMES] = f"{names}{name!r}]"
-            said[FX_NODE] = describer.line(fx)
-            said[TRACE] = describer.trace(fx.meta.get("stack_trace") or self._context.trace)
+            said |= {
+                CLASSES: f"{classes}{quoted_target}]",
+                NAMES: f"{names}{name!r}]",
+                FX_NODE: describer.line(fx),
+                TRACE: describer.trace(fx.meta.get("stack_trace") or self._context.trace),
+            }
             if self._context.decomposing:
                 said[DECOMPOSED] = ", ".join(self._context.decomposing)
-            self._add_rule(said)
+            said |= describer.maker(self._rule)
         return said
-
-    def _add_rule(self, said: dict[str, str]) -> None:
-        rule = self._rule
-        if rule is not None:
-            said[RULE] = rule.name
-        said[PACKAGE] = self._describer.package(PROJECT_NAME if rule is None else rule.source or "rules of the call")
 
     def in_function(self, name: str) -> Provenance:
         """Where the nodes of a function's body come from: the rule, and nothing that is one call's own."""
@@ -250,7 +326,7 @@ class FxProvenance(OfExport):
         target, _ = self._describer.target(self._fx.target)
         said = without_modules(name, target, full)
         if full:
-            self._add_rule(said)
+            said |= self._describer.maker(self._rule)
         return said
 
 
