@@ -6,10 +6,11 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from onnxplug.errors import OnnxplugError, SaveError
 from onnxplug.report.record import File
-from onnxplug.run.files import flush, flush_folder, staged_file
+from onnxplug.run.files import flush, flush_folder, write_whole
 from onnxplug.run.references import data_files
 
 #: What a report is written as, by the suffixes of the files.
@@ -104,15 +105,13 @@ def write(path: Path, text: str) -> None:
     Raises:
         SaveError: It can't be written; what stood there before is untouched.
     """
+
+    def content(file: IO[bytes]) -> None:
+        file.write(text.encode("utf-8"))
+        flush(file)
+
     try:
-        with staged_file(path.parent) as file:
-            staged = Path(file.name)
-            try:
-                file.write(text.encode("utf-8"))
-                flush(file)
-                os.replace(staged, path)
-            finally:
-                staged.unlink(missing_ok=True)
+        write_whole(path, content)
         flush_folder(path.parent)
     except OSError as error:
         raise SaveError(f"can't write {path}: {error}") from error
