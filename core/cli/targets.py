@@ -151,10 +151,10 @@ def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
     return Target(model, () if has_inputs else (torch.randn(2, *size),), note=note)
 
 
-#: What may have been meant by a name that a library lacks.
+#: The hint where a library lacks a name, by the library: models of these come from plugin packages.
 _SOURCES = {
-    library: f"{library}:… for a model of the library's comes from the plugin package onnxplug-{library}, which is not active here."
-    for library in ("torchvision", "transformers")
+    library: f"{library}:{name} comes from the plugin package onnxplug-{library}, which is not active here."
+    for library, name in (("torchvision", "NAME"), ("transformers", "FOLDER"))
 }
 
 

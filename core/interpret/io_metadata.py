@@ -53,16 +53,14 @@ def value_metadata(
         slot = slot_of.get(builder.root_of(value))
         if slot is not None:
             kind = slot.kind
-            # As torch has it: of a buffer alone it is known. A model has many parameters, and enumerations are hashed slowly.
-            if kind is InputKind.PARAMETER:
-                said[value] = {INPUT_KIND: "PARAMETER", PERSISTENT: "None", ORIGINAL_NAME: slot.node.name}
-            else:
-                persistent = slot.persistent if kind is InputKind.BUFFER else None
-                said[value] = {
-                    INPUT_KIND: _INPUT_KINDS[kind],
-                    PERSISTENT: str(persistent),
-                    ORIGINAL_NAME: slot.node.name,
-                }
+            # As torch has it: of a buffer alone it is known.
+            persistent = slot.persistent if kind is InputKind.BUFFER else None
+            said[value] = {
+                # A model has many parameters, and enumerations are hashed slowly.
+                INPUT_KIND: "PARAMETER" if kind is InputKind.PARAMETER else _INPUT_KINDS[kind],
+                PERSISTENT: str(persistent),
+                ORIGINAL_NAME: slot.node.name,
+            }
     outputs = {slot.name: slot for slot in functional.outputs if slot.value is not None}
     for value in graph.outputs:
         found = outputs.get(str(value.name))

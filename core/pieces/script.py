@@ -62,7 +62,10 @@ def load(providers=("CPUExecutionProvider",)):
 
 def _check(file, save):
     if save != SAVE:
-        raise RuntimeError(f"{{FOLDER / file}} and {{__file__}} are of different saves: one was stopped. Save the pieces again.")
+        raise RuntimeError(
+            f"{{FOLDER / file}} and {{__file__}} are of different saves, as after one that was stopped half-way. "
+            "Save the pieces again."
+        )
 
 
 def run(inputs, sessions=None):

@@ -96,9 +96,8 @@ class _Held(io.RawIOBase):
     def seekable(self) -> bool:
         return self._file.seekable()
 
-    def seek(
-        self, offset: int, whence: int = os.SEEK_SET
-    ) -> int:  # torch.export.save goes back to the start when it is done
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        # torch.export.save goes back to the start, from Python, when it is done: an error may be raised here.
         return self._file.seek(offset, whence)
 
     def write(self, content: Any) -> int:
