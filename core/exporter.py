@@ -150,7 +150,7 @@ def to_onnx(
     report: bool | str | os.PathLike[str] = False,
     profile: bool | str | os.PathLike[str] = False,
     strict: bool | None = None,
-    capture: str = "blocks",
+    capture: str = "whole",
     mutations: str = "outputs",
     checks: bool = False,
     metadata: str | Metadata | None = None,
@@ -200,8 +200,8 @@ def to_onnx(
         profile: Record where the time goes: ``program.profile``, or ``error.profile`` of an export that fails. The name of a file:
             it is written there too, for Perfetto and speedscope; docs/profiling.md says how to read it.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
-        capture: ``"blocks"`` traces modules that the model repeats once, where the others are provably the same but for
-            their weights; ``"whole"`` traces each. The program is the same.
+        capture: ``"whole"`` traces every module; ``"blocks"`` traces modules that the model repeats once, which is silently
+            wrong where they differ by what was not looked at (globals, attributes that only some of them have).
         mutations: ``"outputs"``: the new values of buffers and inputs that the model writes are outputs, ``NAME_out``, after
             its results. ``"ignore"`` leaves them away, as ``torch.onnx.export`` does.
         checks: Put what is known of the sizes into the graph too: ranges, equal names, expressions, and the conditions on sizes

@@ -151,7 +151,7 @@ def export(
     function_classes: FunctionClassesOption = None,
     function_domain: FunctionDomainOption = None,
     strict: ModeOption = None,
-    capture: CaptureOption = "blocks",
+    capture: CaptureOption = "whole",
     decompositions: Annotated[
         str | None,
         typer.Option(

@@ -53,7 +53,10 @@ OpsetOption = Annotated[str | None, typer.Option("--opset", help="21, or 21,com.
 OptimizeOption = Annotated[bool, typer.Option("--optimize/--no-optimize", help="Simplify and rewrite the graph")]
 ModeOption = Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")]
 CaptureOption = Annotated[
-    str, typer.Option("--capture", help="blocks: modules that are repeated are traced once; whole: each is traced")
+    str,
+    typer.Option(
+        "--capture", help="whole: each module is traced; blocks: modules that are repeated are traced once (not sound)"
+    ),
 ]
 MetadataOption = Annotated[
     str | None,

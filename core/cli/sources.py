@@ -146,7 +146,7 @@ def _common(
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
     strict: ModeOption = None,
-    capture: CaptureOption = "blocks",
+    capture: CaptureOption = "whole",
     report: ReportOption = None,
     profile: ProfileOption = None,
     metadata: MetadataOption = None,

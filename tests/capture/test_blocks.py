@@ -237,7 +237,7 @@ def test_what_a_block_reads_and_writes(name: str, dynamic: Any) -> None:
 
 def test_numbers_of_a_copy_are_its_own() -> None:
     model = Model(*(Block(lambda block, x: x * 2) for _ in range(4))).eval()
-    program = onnxplug.to_onnx(model, (X,), dynamic_shapes=DYNAMIC, verify=True)
+    program = onnxplug.to_onnx(model, (X,), dynamic_shapes=DYNAMIC, verify=True, capture="blocks")
     assert program.statistics.blocks == {"Block": 3}
     names = set(program.model.graph.initializers)
     assert {f"blocks.{i}.norm.weight" for i in range(4)} <= names
@@ -415,7 +415,7 @@ def test_kinds_of_models(name: str) -> None:
 
 def test_calls_counted_in_the_class() -> None:
     OfClass.calls = 0
-    program = onnxplug.to_onnx(Model(OfClass(True), OfClass(True)).eval(), (X,))
+    program = onnxplug.to_onnx(Model(OfClass(True), OfClass(True)).eval(), (X,), capture="blocks")
     assert program.statistics.blocks == {"Sequential": 1}
     assert OfClass.calls == 2
 
@@ -424,7 +424,7 @@ def test_a_hook_of_all_modules() -> None:
     model = Model(mlp(), mlp(), mlp()).eval()
     called = []
     with nn.modules.module.register_module_forward_hook(lambda module, args, result: called.append(type(module))):
-        program = onnxplug.to_onnx(model, (X,))
+        program = onnxplug.to_onnx(model, (X,), capture="blocks")
     assert called.count(nn.Sequential) == 3
     assert not program.statistics.blocks
 
@@ -462,7 +462,7 @@ def test_a_model_that_cannot_be_captured_says_what_it_says_whole() -> None:
             return x if x.sum().item() > 0 else -x
 
     with pytest.raises(CaptureError) as blocks:
-        onnxplug.to_onnx(Refused(), (X,))
+        onnxplug.to_onnx(Refused(), (X,), capture="blocks")
     with pytest.raises(CaptureError) as whole:
         onnxplug.to_onnx(Refused(), (X,), capture="whole")
     assert str(blocks.value) == str(whole.value)

@@ -41,6 +41,7 @@ def test_what_was_done() -> None:
     assert report.model == "tests.support.reports.Net"
     assert report.arguments == {
         "args": "(float32[2, 8],)",
+        "capture": "'blocks'",
         "dynamic_shapes": "({0: 'batch'},)",
         "plugins": "[]",
         "verify": "True",

@@ -87,7 +87,7 @@ def net() -> Net:
 
 def exported(**options: Any) -> onnxplug.OnnxProgram:
     """The model exported, with a dynamic batch."""
-    options = {"dynamic_shapes": ({0: "batch"},), "report": True, "plugins": [], **options}
+    options = {"dynamic_shapes": ({0: "batch"},), "report": True, "plugins": [], "capture": "blocks", **options}
     program: onnxplug.OnnxProgram = onnxplug.to_onnx(net(), (X,), **options)
     return program
 
