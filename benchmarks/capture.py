@@ -82,6 +82,12 @@ def speech() -> Example:
     )
 
 
+def qwen3() -> Example:
+    """Qwen3 with the layers of its 0.6B and 1.7B."""
+    settings = {"num_hidden_layers": 28, "num_key_value_heads": 2, "head_dim": 16, "use_cache": False}
+    return text("Qwen3ForCausalLM", "Qwen3Config", **settings, **_SMALL)
+
+
 _SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 MODELS: Mapping[str, Callable[[], Example]] = {
     "resnet50": lambda: image("resnet50"),
@@ -104,7 +110,33 @@ MODELS: Mapping[str, Callable[[], Example]] = {
         decoder_start_token_id=0,
     ),
     "whisper, 32 and 32 layers": speech,
+    "qwen3, 28 layers": qwen3,
+    "deberta, 12 layers": lambda: text(
+        "DebertaV2Model",
+        "DebertaV2Config",
+        num_hidden_layers=12,
+        relative_attention=True,
+        position_buckets=32,
+        pos_att_type=["p2c", "c2p"],
+        **_SMALL,
+    ),
+    "efficientnet_b4": lambda: image("efficientnet_b4"),
 }
+#: Times faster than torch.export alone; whisper has none of its own.
+GOALS = {
+    "decoder": 5.0,
+    "resnet50": 1.2,
+    "vit_base": 2.2,
+    "swin_base": 2.0,
+    "bert, 12 layers": 2.2,
+    "llama, 32 layers": 4.0,
+    "t5, 24 and 24 layers": 4.0,
+    "whisper, 32 and 32 layers": 1.0,
+    "qwen3, 28 layers": 3.5,
+    "deberta, 12 layers": 3.5,
+    "efficientnet_b4": 1.2,
+}
+MEAN_GOAL = 2.6
 
 
 def cost(function: Callable[[], Any]) -> float:
@@ -155,9 +187,9 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="without torch.onnx")
     options = parser.parse_args()
     table = Table(
-        title="Whole export, processor seconds: the ratio to torch.export alone (goal: 4 for the decoder, 2 for the others)"
+        title="Whole export, processor seconds, and how many times faster than torch.export alone and than torch.onnx"
     )
-    for column in ("model", "torch.export", "onnxplug", "times faster", "torch.onnx", "times faster"):
+    for column in ("model", "torch.export", "onnxplug", "times faster", "goal", "torch.onnx", "times faster"):
         table.add_column(column, justify="left" if column == "model" else "right")
     compare("decoder", decoder(1), rounds=1, peer=False)  # imports
     ratios = []
@@ -167,17 +199,16 @@ def main() -> None:
         found = compare(name, example, rounds=options.rounds, peer=is_decoder and not options.no_peer)
         ratio = found["torch.export"] / found["onnxplug"]
         row = [f"{name}, {options.layers} layers" if is_decoder else name]
-        row += [f"{found['torch.export']:.2f}", f"{found['onnxplug']:.2f}", f"{ratio:.2f}"]
+        row += [f"{found['torch.export']:.2f}", f"{found['onnxplug']:.2f}", f"{ratio:.2f}", f"{GOALS[name]:g}"]
         if "torch.onnx" in found:
             row += [f"{found['torch.onnx']:.1f}", f"{found['torch.onnx'] / found['onnxplug']:.0f}"]
         table.add_row(*row)
-        if not is_decoder:
-            ratios.append(ratio)
+        ratios.append(ratio)
     console.print(table)
     if ratios:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         console.print(
-            f"geometric mean of the others: {mean:.2f} times faster than torch.export alone (goal: 2), least {min(ratios):.2f}"
+            f"geometric mean: {mean:.2f} times faster than torch.export alone (goal: {MEAN_GOAL}), least {min(ratios):.2f} (goal: 1)"
         )
 
 

@@ -236,17 +236,17 @@ def check_names(
 # -- what runs and where it goes ---------------------------------------------------------------------------------------
 
 
-def captures_blocks(capture: Any) -> bool:
-    """Whether ``capture=`` asks that repeated modules be traced once.
+def repeats_calls(capture: Any) -> bool:
+    """Whether ``capture=`` asks that one of equal operator calls be traced.
 
     Raises:
-        UsageError: It is neither ``"blocks"`` nor ``"whole"``.
+        UsageError: It is neither ``"calls"`` nor ``"whole"``.
     """
-    if capture not in ("blocks", "whole"):
+    if capture not in ("calls", "whole"):
         raise UsageError(
-            f"capture= takes 'blocks' (modules that the model repeats are traced once) or 'whole', not {capture!r}"
+            f"capture= takes 'calls' (one of equal operator calls is traced) or 'whole' (each is), not {capture!r}"
         )
-    return bool(capture == "blocks")
+    return bool(capture == "calls")
 
 
 def functions_asked(functions: Any, model: Any) -> Functions | None:

@@ -150,7 +150,7 @@ def to_onnx(
     report: bool | str | os.PathLike[str] = False,
     profile: bool | str | os.PathLike[str] = False,
     strict: bool | None = None,
-    capture: str = "whole",
+    capture: str = "calls",
     mutations: str = "outputs",
     checks: bool = False,
     metadata: str | Metadata | None = None,
@@ -200,8 +200,8 @@ def to_onnx(
         profile: Record where the time goes: ``program.profile``, or ``error.profile`` of an export that fails. The name of a file:
             it is written there too, for Perfetto and speedscope; docs/profiling.md says how to read it.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one first.
-        capture: ``"whole"`` traces every module; ``"blocks"`` traces modules that the model repeats once, which is silently
-            wrong where they differ by what was not looked at (globals, attributes that only some of them have).
+        capture: ``"calls"`` traces one of the operator calls that are equal in kind, and repeats its nodes for the others;
+            ``"whole"`` traces each. The program is the same.
         mutations: ``"outputs"``: the new values of buffers and inputs that the model writes are outputs, ``NAME_out``, after
             its results. ``"ignore"`` leaves them away, as ``torch.onnx.export`` does.
         checks: Put what is known of the sizes into the graph too: ranges, equal names, expressions, and the conditions on sizes
@@ -287,7 +287,7 @@ def to_onnx(
         return chain
     with reported(report, given, to_onnx) as told, watched(profile, progress) as stage:
         opsets = resolve_opsets(opset_version)
-        blocks = arguments.captures_blocks(capture)
+        repeats = arguments.repeats_calls(capture)
         wanted = arguments.functions_asked(functions, model)
         keep_mutations = arguments.keeps_mutations(mutations)
         said = Metadata.asked(metadata)
@@ -318,7 +318,7 @@ def to_onnx(
             kwargs,
             dynamic_shapes=dynamic_shapes,
             strict=False if call_patches else strict,
-            blocks=blocks,
+            repeats=repeats,
             examples=further,
             patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
         )
@@ -393,7 +393,7 @@ def to_onnx(
                 onnx_nodes=operators.total(),
                 operators=dict(operators.most_common()),
                 opset=opsets[""],
-                blocks=captured.blocks,
+                repeated=captured.repeated,
                 strategy=captured.strategy,
                 decomposed=resort.reasons,
                 functions=made,

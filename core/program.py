@@ -56,7 +56,7 @@ class ExportStatistics:
         fx_nodes, onnx_nodes: Number of nodes before and after.
         operators: Operator type to the number of its nodes, most frequent first; calls of functions count, not what they do.
         opset: Version of ai.onnx.
-        blocks: Class of modules to how many of them are copies of a like one's trace (``capture="blocks"``).
+        repeated: How many operator calls repeated the nodes of an equal one (``capture="calls"``).
         strategy: How the program was captured: ``"given"``, ``"non-strict"``, ``"strict"``, …
         decomposed: The operators because of which torch decomposed the whole program: those that nothing else translates, or
             those that ``decompositions`` names.
@@ -70,7 +70,7 @@ class ExportStatistics:
     onnx_nodes: int = 0
     operators: Mapping[str, int] = field(default_factory=dict)
     opset: int = 0
-    blocks: Mapping[str, int] = field(default_factory=dict)
+    repeated: int = 0
     strategy: str = "given"
     decomposed: Sequence[str] = ()
     functions: Mapping[str, int] = field(default_factory=dict)

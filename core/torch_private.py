@@ -60,11 +60,11 @@ def _no_op(*_: Any) -> None:
 
 
 def _no_tracer() -> type:
-    return type("NoTracer", (), {"call_module": _no_op, "create_node": _no_op})
+    return type("NoTracer", (), {"call_module": _no_op, "create_node": _no_op, "trace": _no_op})
 
 
-def _no_traceback() -> Any:
-    return SimpleNamespace(extract=lambda: SimpleNamespace(summary=list))
+def _nothing() -> None:
+    """In place of a name without which a fast path is not taken."""
 
 
 def _sympy_notation() -> type:
@@ -195,27 +195,15 @@ _NAMES = {
     "interned_files": _Private(  # findings of draft_export name no line
         "torch._logging.structured:INTERN_TABLE", "the lines that torch.export.draft_export names", dict
     ),
-    # Repeated modules are traced each time.
+    # Each operator call is traced.
     "ModuleStackTracer": _Private(
-        "torch.fx.experimental.proxy_tensor:_ModuleStackTracer", "tracing repeated modules once", _no_tracer
+        "torch.fx.experimental.proxy_tensor:_ModuleStackTracer", "capture in less time", _no_tracer
     ),
-    "CapturedTraceback": _Private(
-        "torch.utils._traceback:CapturedTraceback", "lines of repeated modules", _no_traceback
-    ),
-    **{
-        name: _Private(f"torch.fx.experimental.proxy_tensor:{place}", "tracing repeated modules once", lambda: _no_op)
-        for name, place in {
-            "current_proxy_mode": "get_proxy_mode",
-            "enable_thunkify": "_enable_thunkify",
-            "snapshot_fake": "snapshot_fake",
-            "track_tensor": "track_tensor",
-        }.items()
-    },
-    "function_modes": _Private(
-        "torch.overrides:_get_current_function_mode_stack", "tracing repeated modules once", lambda: list
-    ),
-    "has_global_hooks": _Private(
-        "torch.nn.modules.module:_has_any_global_hook", "tracing repeated modules once", lambda: lambda: False
+    "proxies": _Private("torch.fx.experimental.proxy_tensor:", "capture in less time", SimpleNamespace),
+    "ProxyTensor": _Private("torch.fx.experimental.proxy_tensor:_ProxyTensor", "capture in less time", _nothing),
+    "Thunk": _Private("torch.utils._thunk:Thunk", "capture in less time", _nothing),
+    "pre_dispatch_modes": _Private(
+        "torch._ops:_len_torch_dispatch_stack_pre_dispatch", "capture in less time", _nothing
     ),
     "use_lazy_graph_module": _Private(  # graphs between torch.export's passes become Python code
         "torch.fx._lazy_graph_module:_use_lazy_graph_module", "capture in less time", lambda: contextlib.nullcontext

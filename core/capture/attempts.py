@@ -9,13 +9,12 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 
 from onnxplug import logs
-from onnxplug.capture.blocks import each_block_once
 from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, text_warnings
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import (
@@ -40,9 +39,9 @@ from onnxplug.capture.guards import (
     fixed_by,
     warning_text,
 )
-from onnxplug.capture.locations import is_core_file
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
+from onnxplug.capture.operator_calls import operator_calls_repeated
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
 from onnxplug.capture.submodules import Call
@@ -68,14 +67,14 @@ class Attempt(NamedTuple):
         strategy: The mode and the reading of the dynamic shapes that it was captured in.
         conditions: What the model's code asks of the sizes.
         assumptions: What it asks of them that only the size 1 does not fulfil.
-        copied: Class of modules to how many are copies of another one's trace.
+        repeated: How many operator calls repeated the nodes of an equal one.
     """
 
     program: torch.export.ExportedProgram
     strategy: str
     conditions: list[Condition]
     assumptions: list[Condition]
-    copied: dict[str, int]
+    repeated: int
 
 
 class _Way(NamedTuple):
@@ -111,7 +110,7 @@ def export_program(
     kwargs: Any,
     shapes: DynamicShapes,
     strict: bool | None,
-    blocks: bool = False,
+    repeats: bool = True,
     mentions: Mentions | None = None,
 ) -> Attempt:
     """Captures a module.
@@ -121,7 +120,7 @@ def export_program(
         args, kwargs: Its example inputs.
         shapes: Its dynamic dimensions.
         strict: torch.export's mode; ``None`` for either.
-        blocks: Trace modules that the model repeats once, in the non-strict mode.
+        repeats: Trace one of equal operator calls, in the non-strict mode (:mod:`onnxplug.capture.operator_calls`).
         mentions: What the model's code names; read off the module where it isn't given.
 
     Returns:
@@ -132,7 +131,7 @@ def export_program(
             error that depends on data alone there is one more where the model computes with the number in question, and none
             where that decides a branch.
     """
-    capture = _Capture(module, args, kwargs, shapes, blocks)
+    capture = _Capture(module, args, kwargs, shapes, repeats)
     tries: list[Try] = []
     remaining = [_Way(bool(strict))]
     while capture.left and remaining:
@@ -158,7 +157,7 @@ def export_program(
                 break
         else:
             capture.warn()
-            return Attempt(program, way.text(), capture.conditions, capture.assumptions, capture.copied)
+            return Attempt(program, way.text(), capture.conditions, capture.assumptions, capture.repeated)
     # A dimension found static says more than what torch raises in the other modes.
     for failed in tries:
         if isinstance(failed.error, CaptureError):
@@ -170,7 +169,7 @@ def fails_to_export(call: Call) -> Exception | None:
     """What torch.export raises for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
     static = parse_dynamic_shapes(None, call.module, call.args, call.kwargs)
     try:
-        _Capture(call.module, call.args, call.kwargs, static, blocks=False).refined(_Way(False), static.reading(True))
+        _Capture(call.module, call.args, call.kwargs, static).refined(_Way(False), static.reading(True))
     except Exception as error:
         return error
     return None
@@ -195,14 +194,16 @@ def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | No
 class _Capture:
     """The attempts at one model; each call of torch.export is counted."""
 
-    def __init__(self, module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, blocks: bool) -> None:
+    def __init__(
+        self, module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, repeats: bool = True
+    ) -> None:
         self.module = module
         self.args = args
         self.kwargs = kwargs
         self.shapes = shapes
         self.left = LIMIT
-        self.copied: dict[str, int] = {}
-        self._blocks = blocks
+        self.repeated = 0
+        self._repeats = repeats
         self.conditions: list[Condition] = []
         self.assumptions: list[Condition] = []
         self._recorded = Recorded()
@@ -304,22 +305,6 @@ class _Capture:
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         self.left -= 1
         forget_compiled_wrappers()
-        copied: Mapping[str, int] = {}
-        if self._blocks and not way.strict and not way.below:
-            with each_block_once(self.module) as copied:
-                try:
-                    program = self._export(way, spec)
-                except Exception as error:
-                    if not copied and not is_core_file(_innermost_file(error)):
-                        raise
-                else:
-                    self.copied = dict(copied)
-                    if copied:
-                        _LOGGER.debug("modules copied from a like one's trace: %s", dict(copied))
-                    return program
-            _LOGGER.debug("captured again, each module traced: a trace that was to be copied failed")
-            # The model may well be one that can't be captured: what torch says of the whole trace is what counts.
-        self.copied = {}
         return self._export(way, spec)
 
     def _export(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
@@ -338,11 +323,16 @@ class _Capture:
                 stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
                 if way.below:
                     stack.enter_context(traced_below(self.module))
+                repeats = self._repeats and not way.strict and not way.below
+                calls = stack.enter_context(operator_calls_repeated()) if repeats else None
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
                 self._recorded = stack.enter_context(recorded())
             with modules_timed(), span("torch.export.export"):
                 program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
+            self.repeated = calls.repeated if calls is not None else 0
+            if calls is not None:
+                _LOGGER.debug("operator calls: %d traced, %d repeated", calls.traced, calls.repeated)
             check_constants(program)
             release_inputs(program)
             return program

@@ -43,7 +43,7 @@ def capture(
     *,
     dynamic_shapes: Any = None,
     strict: bool | None = None,
-    blocks: bool = True,
+    repeats: bool = True,
     patches: Iterable[Patch] = (),
     examples: Sequence[Example] = (),
 ) -> Captured:
@@ -55,7 +55,7 @@ def capture(
         kwargs: Keyword example inputs.
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
-        blocks: Trace modules that the model repeats once (:mod:`onnxplug.capture.blocks`).
+        repeats: Trace one of equal operator calls (:mod:`onnxplug.capture.operator_calls`).
         patches: Context managers, or functions that make one, that hold during capture.
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
 
@@ -77,8 +77,7 @@ def capture(
     if is_script(model):
         if strict:
             raise UsageError("a script is captured in torch.export's non-strict mode, but strict=True is given")
-        # Its modules are all of one class here, and what they do is in their graphs.
-        module, strict, blocks = from_script(model), False, False
+        module, strict = from_script(model), False
     for args_, kwargs_ in ((positional, keywords), *examples):
         _check_signature(module, args_, kwargs_)
     module = _without_subclasses(module)
@@ -105,7 +104,7 @@ def capture(
         for call in calls:
             check_expressions(shapes, pytree.tree_leaves(call))
         try:
-            attempt = export_program(module, positional, keywords, shapes, strict, blocks, mentions)
+            attempt = export_program(module, positional, keywords, shapes, strict, repeats, mentions)
         except CaptureError as error:
             if lost := tensors_without_numbers(module):
                 error.hint = (
@@ -116,7 +115,7 @@ def capture(
                 warnings.warn(text, stacklevel=3)
             raise
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
-    result.conditions, result.assumptions, result.blocks = attempt.conditions, attempt.assumptions, attempt.copied
+    result.conditions, result.assumptions, result.repeated = attempt.conditions, attempt.assumptions, attempt.repeated
     result.dim_names = dimension_names(attempt.program, shapes)
     result.examples = list(examples)
     _warn_of_training(attempt.program, whole=module.training)

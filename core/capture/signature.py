@@ -110,7 +110,7 @@ class Captured:
         seconds: Time that capture took.
         conditions: What the model's code asks of the sizes; the program is right where all hold.
         assumptions: What it asks that only the size 1 does not fulfil; often the program is right there too.
-        blocks: Class of modules to how many are copies of another one's trace.
+        repeated: How many operator calls repeated the nodes of an equal one.
     """
 
     program: torch.export.ExportedProgram
@@ -123,7 +123,7 @@ class Captured:
     seconds: float = 0.0
     conditions: list[Condition] = field(default_factory=list)
     assumptions: list[Condition] = field(default_factory=list)
-    blocks: dict[str, int] = field(default_factory=dict)
+    repeated: int = 0
 
 
 #: How arguments are called that hold what was before.

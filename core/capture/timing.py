@@ -37,10 +37,3 @@ def modules_timed() -> Iterator[None]:
 
         with patched(ModuleStackTracer, "call_module", call_module):
             yield
-
-
-def note_copied() -> None:
-    """Says in the profile that the module at work is a copy of another one's trace."""
-    recorder = active()
-    if recorder is not None:
-        recorder.note("module", copied=True)

@@ -1,33 +1,137 @@
-"""What torch.export does while it traces, and nobody reads, is left out."""
+"""What torch.export does while it traces, and nobody reads, is left out; what is read is made once."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 from onnxplug.capture.patching import patched
-from onnxplug.torch_private import ModuleStackTracer, use_lazy_graph_module
+from onnxplug.torch_private import ModuleStackTracer, proxies, torch_c, use_lazy_graph_module
 
-#: Held while classes of torch and of the model are patched; torch.export patches some itself, and takes one model at a time.
+#: Held while classes of torch are patched; torch.export patches some itself, and takes one model at a time.
 ONE_AT_A_TIME = threading.RLock()
 
 
 @contextlib.contextmanager
 def lean_tracing() -> Iterator[None]:
-    """While it holds, graphs between torch.export's passes are not made Python code, and inputs get no lines of code.
+    """While it holds, graphs between torch.export's passes are not made Python code, and each stack trace is written once.
 
-    The tracer looks for the model's lines on the stack for each parameter too, before any of the model's code runs.
+    Inputs get no stack trace: they are made before any of the model's code runs.
     """
     with ONE_AT_A_TIME:
-        original = ModuleStackTracer.create_node
+        original, original_trace = ModuleStackTracer.create_node, ModuleStackTracer.trace
+        traces = _StackTraces()
+
+        def trace(tracer: Any, *args: Any, **kwargs: Any) -> Any:
+            with traces.of(tracer, sys._getframe()):
+                return original_trace(tracer, *args, **kwargs)
 
         def create_node(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
-            if kind != "placeholder":
+            recorded = tracer.record_stack_traces and traces.knows(tracer)
+            if not recorded and kind != "placeholder":
                 return original(tracer, kind, *args, **kwargs)
             with patched(tracer, "record_stack_traces", False):
-                return original(tracer, kind, *args, **kwargs)
+                node = original(tracer, kind, *args, **kwargs)
+            if recorded and kind not in ("placeholder", "output") and not node.stack_trace:
+                text = traces.text(tracer, sys._getframe(1))
+                if text:
+                    node.stack_trace = text
+            return node
 
-        with patched(ModuleStackTracer, "create_node", create_node), use_lazy_graph_module(True):
+        with (
+            patched(ModuleStackTracer, "create_node", create_node),
+            patched(ModuleStackTracer, "trace", trace),
+            _without_function_modes("set_meta"),
+            _without_function_modes("track_tensor"),
+            use_lazy_graph_module(True),
+        ):
             yield
+
+
+@contextlib.contextmanager
+def _without_function_modes(name: str) -> Iterator[None]:
+    """While it holds, a function of torch's tracer looks at tensors directly; each look would go through all function modes."""
+    original = getattr(proxies, name)
+
+    @functools.wraps(original)
+    def direct(*args: Any, **kwargs: Any) -> Any:
+        with torch_c.DisableTorchFunction():
+            return original(*args, **kwargs)
+
+    with patched(proxies, name, direct):
+        yield
+
+
+class _StackTraces:
+    """The lines of the model's code that are being run, as torch writes them beside FX nodes.
+
+    torch's tracer reads and filters the whole stack for each node. Here its filter is asked once for each function.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[CodeType, bool] = {}
+        self._texts: dict[tuple[Any, ...], str] = {}
+        self._bases: dict[Any, tuple[FrameType, list[Any]]] = {}
+
+    @contextlib.contextmanager
+    def of(self, tracer: Any, base: FrameType) -> Iterator[None]:
+        """While it holds, a frame calls all code that a tracer traces: it and its callers are looked at once."""
+        self._bases[tracer] = (base, self._lines(tracer, base, None))
+        try:
+            yield
+        finally:
+            del self._bases[tracer]
+
+    @staticmethod
+    def knows(tracer: Any) -> bool:
+        """Whether the tracer's filter looks at each frame by itself, by its function."""
+        return bool(getattr(tracer, "_record_forward_stack_traces_only", False))
+
+    def text(self, tracer: Any, frame: FrameType | None) -> str:
+        """The trace of a frame and those that called it; empty where the filter keeps none.
+
+        Args:
+            tracer: torch's tracer.
+            frame: The innermost frame.
+        """
+        base, outer = self._bases.get(tracer, (None, []))
+        lines = self._lines(tracer, frame, base)
+        key = (*lines, *outer)
+        known = self._texts.get(key)
+        if known is None:
+            frames = zip(key[-2::-2], key[::-2], strict=True)
+            known = self._texts[key] = _written(_frame(code, line) for code, line in frames)
+        return known
+
+    def _lines(self, tracer: Any, frame: FrameType | None, base: FrameType | None) -> list[Any]:
+        """Code and line of each frame from one outward to a base, as far as the tracer's filter keeps them."""
+        kept = self._kept
+        found: list[Any] = []
+        while frame is not base and frame is not None:
+            code = frame.f_code
+            keeps = kept.get(code)
+            if keeps is None:
+                keeps = kept[code] = _keeps(tracer, code)
+            if keeps:
+                found += (code, frame.f_lineno)
+            frame = frame.f_back
+        return found
+
+
+def _keeps(tracer: Any, code: CodeType) -> bool:
+    summary = traceback.StackSummary.from_list([_frame(code, code.co_firstlineno)])
+    return bool(tracer._filter_traceback_frames(summary))
+
+
+def _frame(code: CodeType, line: int) -> traceback.FrameSummary:
+    return traceback.FrameSummary(code.co_filename, line, code.co_name)
+
+
+def _written(frames: Iterator[traceback.FrameSummary]) -> str:
+    return "".join(traceback.StackSummary.from_list(list(frames)).format()).strip()

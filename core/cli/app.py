@@ -151,7 +151,7 @@ def export(
     function_classes: FunctionClassesOption = None,
     function_domain: FunctionDomainOption = None,
     strict: ModeOption = None,
-    capture: CaptureOption = "whole",
+    capture: CaptureOption = "calls",
     decompositions: Annotated[
         str | None,
         typer.Option(

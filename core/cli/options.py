@@ -54,9 +54,7 @@ OptimizeOption = Annotated[bool, typer.Option("--optimize/--no-optimize", help="
 ModeOption = Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")]
 CaptureOption = Annotated[
     str,
-    typer.Option(
-        "--capture", help="whole: each module is traced; blocks: modules that are repeated are traced once (not sound)"
-    ),
+    typer.Option("--capture", help="calls: one of equal operator calls is traced; whole: each is"),
 ]
 MetadataOption = Annotated[
     str | None,

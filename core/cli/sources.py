@@ -146,7 +146,7 @@ def _common(
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     exact: ExactOption = False,
     strict: ModeOption = None,
-    capture: CaptureOption = "whole",
+    capture: CaptureOption = "calls",
     report: ReportOption = None,
     profile: ProfileOption = None,
     metadata: MetadataOption = None,

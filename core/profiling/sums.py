@@ -97,7 +97,6 @@ class ModuleTime:
     Attributes:
         name: The class.
         calls: How many calls were traced.
-        copied: How many of these are copies of another one's trace.
         seconds: How long that took, with modules within them, those of the same class once.
         own_seconds: Without modules within them.
         longest: Path of the module that took longest.
@@ -105,7 +104,6 @@ class ModuleTime:
 
     name: str
     calls: int = 0
-    copied: int = 0
     seconds: float = 0.0
     own_seconds: float = 0.0
     longest: str = ""
@@ -243,7 +241,6 @@ class Sums:
                 continue
             row = found.setdefault(span.name, ModuleTime(span.name))
             row.calls += 1
-            row.copied += bool(span.about.get("copied"))
             row.own_seconds += span.own_seconds
             if not _is_in_like(span, (span.name,)):
                 row.seconds += span.seconds

@@ -35,8 +35,7 @@ def tables(profile: Sums, rows: int) -> Iterator[Table]:
     yield _stages(profile)
     together = profile.seconds
     modules = [
-        (m.name, _count(m.calls), _count(m.copied), _seconds(m.own_seconds), _seconds(m.seconds), m.longest)
-        for m in profile.modules()
+        (m.name, _count(m.calls), _seconds(m.own_seconds), _seconds(m.seconds), m.longest) for m in profile.modules()
     ]
     yield from _table("Modules that torch.export traced", _MODULES, modules, rows)
     rules = [
@@ -66,7 +65,7 @@ def tables(profile: Sums, rows: int) -> Iterator[Table]:
 
 
 #: The heads of columns; ``>`` stands before those of numbers.
-_MODULES = ("class", ">calls", ">copied", ">own s", ">s", "longest")
+_MODULES = ("class", ">calls", ">own s", ">s", "longest")
 _RULES = ("operator", "rule", "package", ">calls", ">declined", ">own ms", ">ms")
 _NODES = ("node", "operator", "line", ">ms", ">share")
 

@@ -183,7 +183,7 @@ class Collector:
             captured.strategy,
             captured.seconds,
             len(captured.program.graph.nodes),
-            blocks=dict(captured.blocks),
+            repeated=captured.repeated,
             dimensions=ranges,
             conditions=[
                 SizeCondition(c.text(names), None if c.place is None else relative_line(c.place), small)

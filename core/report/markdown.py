@@ -174,7 +174,9 @@ def _capture(capture: Capture) -> list[str]:
         ("condition", "line", "about"),
         [(c.text, c.place or "", "all but the size 1 fulfil it" if c.only_small else "") for c in capture.conditions],
     )
-    return lines + _table("Captured once", ("class", "copies"), _rows(capture.blocks))
+    if capture.repeated:
+        lines += [f"Operator calls that repeated an equal one: {capture.repeated}.", ""]
+    return lines
 
 
 def _verification(verification: Verification) -> list[str]:

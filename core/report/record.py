@@ -113,7 +113,7 @@ class Capture:
         seconds: How long it took.
         nodes: Number of FX nodes.
         attempts: What was tried, in order.
-        blocks: Class of modules to how many are copies of another one's trace.
+        repeated: How many operator calls repeated the nodes of an equal one.
         dimensions: Name of each dynamic dimension to its range, ``"2 to 128"``.
         conditions: What is taken for granted of sizes.
     """
@@ -122,7 +122,7 @@ class Capture:
     seconds: float = 0.0
     nodes: int = 0
     attempts: list[Attempt] = field(default_factory=list)
-    blocks: dict[str, int] = field(default_factory=dict)
+    repeated: int = 0
     dimensions: dict[str, str] = field(default_factory=dict)
     conditions: list[SizeCondition] = field(default_factory=list)
 

@@ -41,7 +41,6 @@ def test_what_was_done() -> None:
     assert report.model == "tests.support.reports.Net"
     assert report.arguments == {
         "args": "(float32[2, 8],)",
-        "capture": "'blocks'",
         "dynamic_shapes": "({0: 'batch'},)",
         "plugins": "[]",
         "verify": "True",
@@ -61,7 +60,7 @@ def test_capture() -> None:
     capture = reports.report().capture
     assert capture is not None
     assert capture.strategy == "non-strict"
-    assert capture.blocks == {"Block": 2}
+    assert capture.repeated > 10
     assert list(capture.dimensions) == ["batch"]
     assert capture.dimensions["batch"].endswith(" to any")
     (attempt,) = capture.attempts

@@ -87,7 +87,7 @@ def net() -> Net:
 
 def exported(**options: Any) -> onnxplug.OnnxProgram:
     """The model exported, with a dynamic batch."""
-    options = {"dynamic_shapes": ({0: "batch"},), "report": True, "plugins": [], "capture": "blocks", **options}
+    options = {"dynamic_shapes": ({0: "batch"},), "report": True, "plugins": [], **options}
     program: onnxplug.OnnxProgram = onnxplug.to_onnx(net(), (X,), **options)
     return program
 
@@ -161,7 +161,7 @@ def hostile() -> ExportReport:
             1.0,
             3,
             attempts=[Attempt(text, 0.5, text)],
-            blocks={text: 2},
+            repeated=2,
             dimensions={text: text},
             conditions=[SizeCondition(text, f"{text}:5", True)],
         ),
