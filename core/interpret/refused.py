@@ -46,7 +46,9 @@ def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False) -> str | None:
     target = fx.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return None
-    key = (target, *map(_kind, pytree.tree_leaves((fx.args, dict(fx.kwargs)))))
+    kwargs = fx.kwargs
+    # By identity: the hash of an operator of torch is computed in Python.
+    key = (id(target), *map(_kind, fx.args), *kwargs, *map(_kind, kwargs.values()))
     if key not in _known:
         _known[key] = _try(fx)
     return _known[key]
@@ -74,10 +76,13 @@ def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames
 
 def _kind(argument: Any) -> Any:
     """What decides of an argument whether its dtype is taken."""
-    val = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
-    if isinstance(val, torch.Tensor):
-        return val.dtype, val.dim(), val.device, type(val)
-    return val if isinstance(val, str | torch.dtype | bool) else type(val)
+    kind = type(argument)
+    if kind is torch.fx.Node:
+        val = argument.meta.get("val")
+        return (val.dtype, val.ndim, val.device.type) if isinstance(val, torch.Tensor) else type(val)
+    if kind in (str, bool, torch.dtype):
+        return argument
+    return tuple(map(_kind, argument)) if isinstance(argument, list | tuple) else kind
 
 
 def _try(fx: torch.fx.Node) -> str | None:
