@@ -23,7 +23,7 @@ from onnxplug.functionalize.effects import (
     written_arguments,
 )
 from onnxplug.functionalize.forms import functional_call, functional_form, is_expanded
-from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Allowed, Sharing, sharing
+from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Ranges, Sharing, sharing
 from onnxplug.functionalize.memory import Alias, Families, Storage, TensorState, View
 from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout, no_change, reshaped
 from onnxplug.torch_private import OpOverload
@@ -51,26 +51,26 @@ class Functionalized(NamedTuple):
     conditions: list[tuple[Any, torch.fx.Node]]
 
 
-def make_functional(graph: torch.fx.Graph, allowed: Allowed = lambda sizes: True) -> Functionalized | None:
+def make_functional(graph: torch.fx.Graph, ranges: Ranges | None = None) -> Functionalized | None:
     """Copies a graph with its in-place operators made functional.
 
     Args:
         graph: The graph.
-        allowed: Tells which sizes the model may have: symbol to number.
+        ranges: The sizes that the model may have; any where there are none.
 
     Returns:
         The copy; ``None`` where the pass can't tell what a write changes: an operator without functional form writes, or
         something is written or read later of which it isn't known whether it is a view.
     """
-    return _Pass(graph, allowed).run()
+    return _Pass(graph, ranges or {}).run()
 
 
 class _Pass:
     """One run of :func:`make_functional`."""
 
-    def __init__(self, graph: torch.fx.Graph, allowed: Allowed) -> None:
+    def __init__(self, graph: torch.fx.Graph, ranges: Ranges) -> None:
         self.graph = graph
-        self.allowed = allowed
+        self.ranges = ranges
         self.families = Families(graph.nodes)
         self.conditions: list[tuple[Any, torch.fx.Node]] = []
         #: Nodes whose results are memory of their own, although their operator may give views.
@@ -217,7 +217,7 @@ class _Pass:
             if not any(self._is_read_after(base, index) for base in bases):
                 self.own.add(node)
                 return
-            found = sharing(node, bases[0], self.allowed) if len(bases) == 1 and bases[0] not in self.unknown else None
+            found = sharing(node, bases[0], self.ranges) if len(bases) == 1 and bases[0] not in self.unknown else None
             if found is not None:
                 self.conditions += [(condition, node) for condition in found.conditions]
                 if found.kind == COPY:
