@@ -23,7 +23,7 @@ from onnxplug.functionalize.effects import (
     written_arguments,
 )
 from onnxplug.functionalize.forms import functional_call, functional_form, is_expanded
-from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Ranges, Sharing, sharing
+from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Ranges, Sharing, filled_order, sharing
 from onnxplug.functionalize.memory import Alias, Families, Storage, TensorState, View
 from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout, no_change, reshaped
 from onnxplug.torch_private import OpOverload
@@ -189,27 +189,40 @@ class _Pass:
         self._bind(node, TensorState(Alias(viewed.storage, self.nodes[node], node.meta, viewed, view)))
 
     def _record_strided(self, node: torch.fx.Node, base: torch.fx.Node, index: int) -> None:
-        """Records that a node sees the memory of a tensor, which must lie in it element after element."""
-        whole = self._tensor(base).alias
+        """Records that a node sees the memory of a tensor: that of the whole storage, which must lie in it without gaps."""
+        viewed = whole = self._tensor(base).alias
+        while whole.base is not None:
+            whole = whole.base
+        args, kwargs = arguments_after_first(node)
+        size, stride, offset = (*args, *kwargs.values(), None)[:3]
+        if offset is None:
+            offset = viewed.meta["val"].storage_offset()
         val = whole.meta["val"]
-        numbers = (*val.shape, *val.stride(), val.storage_offset())
-        static = all(isinstance(n, int) for n in numbers)
-        if whole.base is not None or not static or val.storage_offset() or not val.is_contiguous():
-            # It may reach elements of the memory that its base lacks.
+        if isinstance(offset, torch.SymInt) or val.dtype != viewed.meta["val"].dtype:
+            self._record_possible(node, index, [base])
+            return
+        new = self.nodes[node]
+        new.args, new.kwargs = (self._value(whole), *torch.fx.map_arg((size, stride, offset), self.read)), {}
+        order = filled_order(val)
+        if order is None:
+            # It may reach elements of the memory that the storage's tensor lacks.
             self._record_possible(node, index, [base])
             return
         # A row of the elements, whatever the strides of the new graph's values are.
-        with self.copy.inserting_before(self.nodes[node]):
-            row = self.copy.call_function(aten.reshape.default, (whole.value, [-1]))
-        row.meta = {**node.meta, "val": val.view(-1)}
-        elements = Alias(whole.storage, row, row.meta, whole, View(aten.reshape.default, ([-1],), {}, reshaped))
-        elements.version = whole.version
-        args, kwargs = arguments_after_first(node)
-        view = View(node.target, args, kwargs, VIEWS[node.target])
-        self.nodes[node].replace_input_with(whole.value, row)
+        by_axes = View(aten.permute.default, (order,), {}, VIEWS[aten.permute.default])
+        permuted = self._derived(whole, by_axes, new) if order != sorted(order) else whole
+        elements = self._derived(permuted, View(aten.reshape.default, ([-1],), {}, reshaped), new)
+        new.update_arg(0, elements.value)
         whole.storage.shared = True
-        strided = Alias(whole.storage, self.nodes[node], node.meta, elements, view)
-        self._bind(node, TensorState(strided))
+        view = View(node.target, (size, stride, offset), {}, VIEWS[node.target])
+        self._bind(node, TensorState(Alias(whole.storage, new, node.meta, elements, view)))
+
+    def _derived(self, base: Alias, view: View, before: torch.fx.Node) -> Alias:
+        """A view of an alias that the program doesn't make itself."""
+        with self.copy.inserting_before(before):
+            value = self.copy.call_function(view.target, (base.value, *view.args))
+        value.meta = {**before.meta, "val": view.target(base.meta["val"], *view.args)}
+        return Alias(base.storage, value, value.meta, base, view)
 
     def _record_possible(self, node: torch.fx.Node, index: int, bases: list[torch.fx.Node]) -> None:
         """Records what is known of a node that may be a view of ``bases``, or a copy."""

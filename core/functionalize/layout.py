@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.torch_private import ValueRanges, bound_sympy, int_oo, is_alias_of
+from onnxplug.functionalize.effects import effects_of
+from onnxplug.torch_private import OpOverload, ValueRanges, bound_sympy, int_oo, is_alias_of
 
 COPY = "copy"
 SAME = "same"
@@ -77,6 +79,44 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
     else:
         return None
     return kind._replace(conditions=tuple(sizes.conditions))
+
+
+def source_of(node: torch.fx.Node) -> torch.fx.Node:
+    """The node in whose memory a node's tensor lies: what it is a view of, through all views between; itself for no view."""
+    while (base := _viewed(node)) is not None:
+        node = base
+    return node
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The tensor that a node is a view of, at all sizes, in the same elements."""
+    call: Any = node.args[0] if node.target is operator.getitem and node.args else node
+    if not isinstance(call, torch.fx.Node) or not isinstance(call.target, OpOverload) or not call.args:
+        return None
+    base, effects = call.args[0], effects_of(call.target)
+    if effects.written or not effects.aliases or not isinstance(base, torch.fx.Node):
+        return None
+    view, whole = node.meta.get("val"), base.meta.get("val")
+    if not isinstance(view, torch.Tensor) or not isinstance(whole, torch.Tensor) or not is_alias_of(view, whole):
+        return None
+    if view.dtype != whole.dtype or view.is_conj() != whole.is_conj() or view.is_neg() != whole.is_neg():
+        return None
+    if any(r.alias_info is not None for r in call.target._schema.returns) or call is not node:
+        return base
+    found = sharing(node, base, {})
+    return base if found is not None and found.kind != COPY and not found.conditions else None
+
+
+def filled_order(tensor: torch.Tensor) -> list[int] | None:
+    """The order of the axes in which a tensor fills its memory from the start; ``None`` where it may not at some size."""
+    order = list(range(tensor.dim()))
+    if all(isinstance(number, int) for number in _numbers(tensor)):
+        order.sort(key=lambda axis: (-tensor.stride(axis), axis))
+    elif not isinstance(tensor.storage_offset(), int):
+        return None
+    sizes = Sizes({})
+    is_filled = tensor.storage_offset() == 0 and sizes.are_contiguous(tensor.permute(order), None)
+    return order if is_filled and not sizes.conditions else None
 
 
 def _is_plain(val: Any) -> bool:

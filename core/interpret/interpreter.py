@@ -217,6 +217,10 @@ class DynamoInterpreter:
         """The ONNX dimensions of a fake tensor."""
         return self._symbols.dims(tensor)
 
+    def dim(self, size: int | torch.SymInt) -> Dim:
+        """The ONNX dimension of a size of torch's."""
+        return self._symbols.dim(size)
+
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _call(self, fx: torch.fx.Node, called: Operator) -> Any:
