@@ -27,6 +27,10 @@ _MOST = 4096
 _KEPT = 8
 #: dtypes for which a missing kernel says nothing: another device has it.
 _COMMON = frozenset("Float Double Long Int Short Char Byte Bool".split())
+#: Beginnings of the names of operators that trust the sizes that they are given beside the tensors: never run on other ones.
+_TRUSTING = ("_", "native_")
+#: Those that hand numbers in tensors to LAPACK as they are: never run.
+_UNCHECKED = ("linalg_lu", "lu_", "linalg_ldl")
 _MISSING = re.compile(r"not implemented for '(?:torch\.)?(\w+)'")
 
 _known: dict[Any, str | None] = {}
@@ -87,6 +91,8 @@ def _kind(argument: Any) -> Any:
 
 def _try(fx: torch.fx.Node) -> str | None:
     """What PyTorch says of a call on tensors of its dtypes that it doesn't say of the same call with other ones."""
+    if fx.target._schema.name.partition("::")[2].startswith(_UNCHECKED):  # type: ignore[union-attr]
+        return None
     tensors = [node for node in fx.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)]
     vals = [node.meta["val"] for node in tensors]
     if not tensors or not all(_is_plain(val) for val in vals):
@@ -94,15 +100,15 @@ def _try(fx: torch.fx.Node) -> str | None:
     shrink = _smaller(fx)
     if shrink is None:
         return None
-    message = _message(fx, shrink, {})
-    if message is None or _lacks_kernel(message):
+    # Indices may not be 1, divisors not 0.
+    messages = {_raised(fx, shrink, {}, content) for content in (1, 0)}
+    message = messages.pop()
+    if messages or message is None or _lacks_kernel(message):
         return None
-    # Of wrong sizes it would say so whatever the dtypes are.
-    return (
-        message
-        if any(_message(fx, shrink, dict(zip(tensors, d, strict=True))) is None for d in _others(vals))
-        else None
-    )
+    # Of wrong sizes or values it would say so whatever the dtypes are.
+    others = [dict(zip(tensors, dtypes, strict=True)) for dtypes in _others(vals)]
+    runs = any(_raised(fx, shrink, dtypes, content) is None for dtypes in others for content in (1, 0))
+    return message if runs else None
 
 
 def _is_plain(val: torch.Tensor) -> bool:
@@ -136,7 +142,7 @@ def _smaller(fx: torch.fx.Node) -> Callable[[Any], Any] | None:
     if all(_product(shape) <= _MOST for shape in shapes):
         return _hint
     name = fx.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
-    if name.startswith(("_", "native_")):  # they trust the sizes that they are given beside the tensors
+    if name.startswith(_TRUSTING):
         return None
     given = [a for a in pytree.tree_leaves((fx.args, dict(fx.kwargs))) if type(a) is int]
     large = sorted({n for n in itertools.chain(given, *shapes) if n > _KEPT})
@@ -158,27 +164,29 @@ def _product(shape: Sequence[int]) -> int:
     return total
 
 
-def _message(fx: torch.fx.Node, size: Callable[[Any], Any], dtypes: Mapping[torch.fx.Node, torch.dtype]) -> str | None:
-    """What an operator raises on tensors of zeros of a call's sizes and dtypes; ``None`` where it runs.
+def _raised(
+    fx: torch.fx.Node, size: Callable[[Any], Any], dtypes: Mapping[torch.fx.Node, torch.dtype], content: int
+) -> str | None:
+    """What an operator raises on tensors of a call's sizes and dtypes; ``None`` where it runs.
 
     Args:
         fx: The call.
         size: Gives the number that stands for a size.
         dtypes: dtypes of some tensors instead of their own.
+        content: What the tensors hold.
     """
 
     def argument(item: Any) -> Any:
         val = meta_of(item)
         if isinstance(val, torch.Tensor):
-            return torch.zeros([size(n) for n in val.shape], dtype=dtypes.get(item, val.dtype), device="cpu")
+            return torch.full([size(n) for n in val.shape], content, dtype=dtypes.get(item, val.dtype), device="cpu")
         if isinstance(val, torch.SymFloat):
             return 1.0
         if isinstance(val, torch.SymBool):
             return False
         return size(val) if type(val) in (int, torch.SymInt) else val
 
-    args, kwargs = ([*fx.args], dict(fx.kwargs))
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = pytree.tree_flatten(([*fx.args], dict(fx.kwargs)))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")

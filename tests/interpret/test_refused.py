@@ -126,6 +126,8 @@ RUN: dict[str, tuple[Callable[..., Any], list[nn.Module], tuple[Any, ...]]] = {
     "isin": (lambda x, y: torch.isin(x, y), [], (r(3), r(2, dtype=DOUBLE))),
     "mean with a dtype": (lambda x: torch.mean(x, dtype=torch.float32), [], (r(3, dtype=LONG),)),
     "softmax with a dtype": (lambda x: torch.softmax(x, 0, dtype=torch.float32), [], (r(3, dtype=LONG),)),
+    "division of int64": (lambda x, y: torch.div(x, y + 1, rounding_mode="floor"), [], (r(3, dtype=LONG),) * 2),
+    "remainder of int64": (lambda x, y: torch.remainder(x, y + 2), [], (r(3, dtype=LONG),) * 2),
     "matmul of int64": (lambda x, y: x @ y, [], (r(2, 3, dtype=LONG), r(3, 2, dtype=LONG))),
 }
 
