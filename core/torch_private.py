@@ -178,6 +178,9 @@ _NAMES = {
             "int_oo": "numbers:int_oo",
         }.items()
     },
+    "uninteresting_files": _Private(  # decompositions that ask of strides may be refused
+        "torch.fx.experimental.symbolic_shapes:uninteresting_files", "telling what asks of sizes", lambda: frozenset
+    ),
     "registered_operators": _Private(  # no suggestion for a misspelt operator
         "torch._C:_dispatch_get_all_op_names", "the names of all operators", lambda: list
     ),

@@ -23,8 +23,9 @@ from onnxplug.functionalize.effects import (
     written_arguments,
 )
 from onnxplug.functionalize.forms import functional_call, functional_form, is_expanded
-from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Ranges, Sharing, filled_order, sharing
+from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Sharing, filled_order, sharing
 from onnxplug.functionalize.memory import Alias, Families, Storage, TensorState, View
+from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout, no_change, reshaped
 from onnxplug.torch_private import OpOverload
 

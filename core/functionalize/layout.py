@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from onnxplug.functionalize.effects import effects_of
-from onnxplug.torch_private import OpOverload, ValueRanges, bound_sympy, int_oo, is_alias_of
+from onnxplug.functionalize.sizes import Ranges, Sizes
+from onnxplug.torch_private import OpOverload, is_alias_of
 
 COPY = "copy"
 SAME = "same"
@@ -24,9 +25,6 @@ _SETTLED = frozenset(
     "dropout feature_dropout alpha_dropout feature_alpha_dropout linalg_diagonal conj_physical einsum".split()
 )
 _CHANNELS_LAST = {torch.channels_last: [1, 3, 2, 0], torch.channels_last_3d: [1, 4, 3, 2, 0]}
-
-Ranges = Mapping[Any, tuple[int, int | None]]
-"""Symbol to the smallest and the largest size that a model may have; ``None``: any. From 1 on where it isn't in it."""
 
 
 class Sharing(NamedTuple):
@@ -61,7 +59,7 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
     if target.namespace != "aten" or not _is_plain(result) or not _is_plain(whole) or result.dtype != whole.dtype:
         return None
     name = target._schema.name.partition("::")[2]
-    sizes = Sizes(ranges)
+    sizes = _Assumed(ranges)
     is_first = bool(node.args) and node.args[0] is base
     if name in _RESHAPES and is_first:
         is_view = sizes.allow_view(whole, result.shape)
@@ -114,7 +112,7 @@ def filled_order(tensor: torch.Tensor) -> list[int] | None:
         order.sort(key=lambda axis: (-tensor.stride(axis), axis))
     elif not isinstance(tensor.storage_offset(), int):
         return None
-    sizes = Sizes({})
+    sizes = _Assumed({})
     is_filled = tensor.storage_offset() == 0 and sizes.are_contiguous(tensor.permute(order), None)
     return order if is_filled and not sizes.conditions else None
 
@@ -143,58 +141,31 @@ def _expr(number: Any) -> Any:
     return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
 
 
-class Sizes:
+class _Assumed(Sizes):
     """What is known of sizes from their ranges, and what has to be assumed of them.
-
-    Args:
-        ranges: The sizes that the model may have.
 
     Attributes:
         conditions: What was assumed.
     """
 
     def __init__(self, ranges: Ranges) -> None:
-        self._ranges = dict(ranges)
+        super().__init__(ranges)
         self.conditions: list[Any] = []
 
-    def _bounds(self, expr: Any) -> Any:
-        known = {}
-        for symbol in expr.free_symbols:
-            low, high = self._ranges.get(symbol, (1, None))
-            known[symbol] = ValueRanges(max(low, 1), int_oo if high is None else high)
-        return bound_sympy(expr, known)
+    def open_factors(self, a: Any, b: Any) -> list[Any]:
+        """What must not be 0 for two numbers to differ, and may be."""
+        return [factor for factor in self.difference(a, b) if self.may_be_zero(factor)]
 
-    def is_known_above(self, a: Any, b: Any) -> bool:
-        """Whether a number is larger than another one at all sizes."""
-        return bool(self._bounds(a - b).lower > 0)
-
-    def _open_factors(self, a: Any, b: Any) -> list[Any] | None:
-        """The factors of ``a - b`` that may be 0; ``None`` where it is 0 at all sizes."""
+    def assume_distinct(self, a: Any, b: Any) -> None:
+        """Assumes from here on that two numbers differ, where it is not known."""
         import sympy
 
-        difference = sympy.expand(a - b)
-        if difference == 0:
-            return None
-        factors = (
-            difference.as_ordered_factors() if difference.is_number else sympy.factor(difference).as_ordered_factors()
-        )
-        return [f for f in factors if f.free_symbols and 0 in self._bounds(f)]
-
-    def are_equal(self, a: Any, b: Any) -> bool:
-        """Whether two numbers are the same at all sizes."""
-        return self._open_factors(a, b) is None
-
-    def assume_distinct(self, a: Any, b: Any) -> bool:
-        """Whether two numbers can differ; that they do is assumed from here on, where it is not known."""
-        import sympy
-
-        factors = self._open_factors(a, b)
-        for factor in factors or ():
+        for factor in self.open_factors(a, b):
             constant, rest = (-factor if factor.could_extract_minus_sign() else factor).as_coeff_Add()
             self.conditions.append(sympy.Ne(rest, -constant))
-            if rest.is_Symbol and -constant == max(self._ranges.get(rest, (1, None))[0], 1):
-                self._ranges[rest] = (int(-constant) + 1, self._ranges.get(rest, (1, None))[1])
-        return factors is not None
+            if rest.is_Symbol:
+                low, high = self.range_of(rest)
+                self.ranges[rest] = low + (-constant == low), high
 
     def allow_view(self, tensor: torch.Tensor, shape: Sequence[Any]) -> bool:
         """Whether a tensor can be seen in another shape without a copy, as ``torch.Tensor.view`` decides it.
@@ -234,7 +205,7 @@ class Sizes:
             return True
         found = _expr(1)
         for number in (*reversed(numbers), None):
-            if self.is_known_above(found, product):
+            if self.is_above(found, product):
                 break
             self.assume_distinct(found, product)
             found = found if number is None else found * number
@@ -254,14 +225,14 @@ class Sizes:
             return len(order) == tensor.dim()
         # One axis is enough: the one of which least is to be assumed.
         size, step, expected = min(
-            wrong, key=lambda w: len(self._open_factors(w[0], one) or ()) + len(self._open_factors(*w[1:]) or ())
+            wrong, key=lambda w: len(self.open_factors(w[0], one)) + len(self.open_factors(w[1], w[2]))
         )
         self.assume_distinct(size, one)
         self.assume_distinct(step, expected)
         return False
 
 
-def _within(view: torch.Tensor, base: torch.Tensor, is_first: bool, sizes: Sizes) -> Sharing | None:
+def _within(view: torch.Tensor, base: torch.Tensor, is_first: bool, sizes: _Assumed) -> Sharing | None:
     """How a view of all of a tensor lies in it; ``is_first``: the tensor is the first argument of what makes the view."""
     places = [[(_expr(n), _expr(s)) for n, s in zip(t.shape, t.stride(), strict=True)] for t in (base, view)]
     if _expr(view.storage_offset()) != _expr(base.storage_offset()):

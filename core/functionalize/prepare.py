@@ -18,8 +18,8 @@ from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, Inp
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.functionalize.effects import hidden_views, targets_of, writes
 from onnxplug.functionalize.inplace import Functionalized, make_functional
-from onnxplug.functionalize.layout import Ranges
 from onnxplug.functionalize.naming import assign_names, result_names
+from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.text import type_with_article, with_article
 from onnxplug.torch_private import DispatchKey, is_alias_of, is_traceable_wrapper_subclass, pytree
