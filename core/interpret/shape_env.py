@@ -68,15 +68,19 @@ def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
     It is answered for the example's sizes, as always: ONNX has no strides, so that either answer is right. But torch would take the
     answer for granted in what it asks next, which does matter.
     """
+    from sympy.logic.boolalg import Boolean
+
     evaluate = env.evaluate_expr
 
     def answer(expr: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(expr, "is_Boolean", False) and expr.free_symbols and _is_asked_for_layout():
+        if isinstance(expr, Boolean) and expr.free_symbols and _is_asked_for_layout():
             found = expr.xreplace(env.backed_var_to_val)
             if not found.free_symbols:
                 return found
         return evaluate(expr, *args, **kwargs)
 
+    # As if it stood in torch's own file: the line that torch notes with a condition is the one that asks.
+    answer.__code__ = answer.__code__.replace(co_filename=ShapeEnv.evaluate_expr.__code__.co_filename)
     env.evaluate_expr = answer  # type: ignore[method-assign]
     try:
         yield
