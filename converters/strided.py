@@ -24,13 +24,13 @@ class _Memory(NamedTuple):
         x: The tensor whose elements fill it: what the operator's argument is a view of, or that argument.
         order: Its axes in the order of their strides.
         start: Where in the memory its first element lies.
-        count: How many elements it has; ``None`` where that is dynamic.
+        total: How many elements it has; ``None`` where that is dynamic.
     """
 
     x: Value
     order: list[int]
     start: int
-    count: int | None
+    total: int | None
 
     def elements(self, g: GraphBuilder) -> Value:
         """The elements in the order of the memory."""
@@ -143,7 +143,7 @@ def _within(
     last: Any = first
     for size, stride in zip(sizes, strides, strict=True):
         last = last + (size - 1) * stride if all(isinstance(v, int) for v in (last, size, stride)) else None
-    beyond = memory.count is not None and isinstance(last, int) and last >= memory.count
+    beyond = memory.total is not None and isinstance(last, int) and last >= memory.total
     is_empty = any(isinstance(size, int) and size == 0 for size in sizes)
     if isinstance(first, int) and (first < 0 or beyond) and not is_empty:
         raise Unsupported(
@@ -164,8 +164,8 @@ def as_strided_scatter(g: GraphBuilder, node: FxNode) -> Value:
     if memory.x is x:
         return memory.back(g, written)
     val = node.meta(0)
-    own = [[g.size(g.symbolic_size(n)) for n in numbers] for numbers in (val.shape, val.stride())]
-    return g.op.Gather(written, _within(g, node, memory, *own, None), axis=0)
+    own_sizes, own_strides = ([g.size(g.symbolic_size(n)) for n in numbers] for numbers in (val.shape, val.stride()))
+    return g.op.Gather(written, _within(g, node, memory, own_sizes, own_strides, None), axis=0)
 
 
 def diagonal_scatter(g: GraphBuilder, node: FxNode) -> Value:

@@ -24,7 +24,7 @@ _SETTLED = frozenset(
     "to type_as float double half bfloat16 int long bool positive resolve_conj resolve_neg real atleast_1d atleast_2d atleast_3d "
     "dropout feature_dropout alpha_dropout feature_alpha_dropout linalg_diagonal conj_physical einsum".split()
 )
-_CHANNELS_LAST = {torch.channels_last: [1, 3, 2, 0], torch.channels_last_3d: [1, 4, 3, 2, 0]}
+_CHANNELS_LAST: dict[Any, list[int]] = {torch.channels_last: [1, 3, 2, 0], torch.channels_last_3d: [1, 4, 3, 2, 0]}
 
 
 class Sharing(NamedTuple):
@@ -55,7 +55,8 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
         are not 1 and strides are not equal by chance, with the condition for that.
     """
     target: Any = node.target
-    result, whole = node.meta.get("val"), base.meta.get("val")
+    result: Any = node.meta.get("val")
+    whole: Any = base.meta.get("val")
     if target.namespace != "aten" or not _is_plain(result) or not _is_plain(whole) or result.dtype != whole.dtype:
         return None
     name = target._schema.name.partition("::")[2]
@@ -67,7 +68,7 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
     elif name == "ravel" and is_first:  # contiguous().view(-1)
         kind = Sharing(RESHAPED) if sizes.are_contiguous(whole, None) else Sharing(COPY)
     elif name == "contiguous":
-        asked = node.args[1] if len(node.args) > 1 else node.kwargs.get("memory_format")
+        asked: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("memory_format")
         kind = Sharing(SAME) if sizes.are_contiguous(whole, asked) else Sharing(COPY)
     elif any(r.alias_info is not None for r in target._schema.returns) or _is_settled(node, name):
         found = _within(result, whole, is_first, sizes) if is_alias_of(result, whole) else Sharing(COPY)
@@ -109,7 +110,7 @@ def filled_order(tensor: torch.Tensor) -> list[int] | None:
     """The order of the axes in which a tensor fills its memory from the start; ``None`` where it may not at some size."""
     order = list(range(tensor.dim()))
     if all(isinstance(number, int) for number in _numbers(tensor)):
-        order.sort(key=lambda axis: (-tensor.stride(axis), axis))
+        order.sort(key=lambda axis: (-tensor.stride()[axis], axis))
     elif not isinstance(tensor.storage_offset(), int):
         return None
     sizes = _Assumed({})

@@ -44,7 +44,7 @@ def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False) -> str | None:
         is_doubtful: Whether to ask even where tensors and results have one floating dtype.
     """
     if not is_doubtful:
-        dtypes = {getattr(node.meta.get("val"), "dtype", None) for node in (fx, *fx.all_input_nodes)} - {None}
+        dtypes: set[Any] = {getattr(node.meta.get("val"), "dtype", None) for node in (fx, *fx.all_input_nodes)} - {None}
         if len(dtypes) < 2 and all(dtype.is_floating_point for dtype in dtypes):
             return None
     target = fx.target

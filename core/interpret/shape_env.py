@@ -81,7 +81,7 @@ def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
 
     # As if it stood in torch's own file: the line that torch notes with a condition is the one that asks.
     answer.__code__ = answer.__code__.replace(co_filename=ShapeEnv.evaluate_expr.__code__.co_filename)
-    env.evaluate_expr = answer  # type: ignore[method-assign]
+    env.evaluate_expr = answer  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
