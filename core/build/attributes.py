@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -172,8 +172,13 @@ def check_node(spec: OpSpec, values: Sequence[ir.Value | None], outputs: int) ->
                 raise ConversionError(f"{spec.name} needs its input {position}, which is None")
 
 
-def check_dtypes(spec: OpSpec, values: Sequence[ir.Value | None]) -> None:
+def check_dtypes(spec: OpSpec, values: Sequence[ir.Value | None], is_stored: Callable[[ir.Value], bool]) -> None:
     """Holds the dtypes of a node's inputs against the type constraints of its schema; each combination once.
+
+    Args:
+        spec: The operator.
+        values: The inputs.
+        is_stored: Tells what the model stores: nodes on that alone are computed at export, whatever the schema says.
 
     Raises:
         ConversionError: They don't fit.
@@ -189,6 +194,8 @@ def check_dtypes(spec: OpSpec, values: Sequence[ir.Value | None]) -> None:
             continue
         allowed = spec.input_types[min(position, len(spec.input_types) - 1)]
         if allowed and dtype not in allowed:
+            if all(value is None or is_stored(value) for value in values):
+                return
             names = ", ".join(sorted(d.name.lower() for d in allowed))
             raise ConversionError(
                 f"{spec.name} takes {names} as input {position}, got {dtype.name.lower()}: its schema says so"

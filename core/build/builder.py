@@ -218,7 +218,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         key: Any,
     ) -> Any:
         if spec.input_types:
-            check_dtypes(spec, values)
+            check_dtypes(spec, values, self._is_stored)
         # Nothing is inferred from an attribute that is known at a function's call alone.
         inferred = self._infer(spec, values, attrs, raw, outputs) if raw is not None else []
         results = []
@@ -242,6 +242,9 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         answer = tuple(node.outputs)
         self._scope.add(node, key, answer)
         return answer[0] if outputs == 1 else answer
+
+    def _is_stored(self, value: Value) -> bool:
+        return value.const_value is not None or self.is_weight(value)
 
     def _infer(
         self,

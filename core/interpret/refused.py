@@ -33,7 +33,8 @@ _TRUSTING = ("_", "native_")
 _UNCHECKED = ("linalg_lu", "lu_", "linalg_ldl")
 _MISSING = re.compile(r"not implemented for '(?:torch\.)?(\w+)'")
 
-_known: dict[Any, str | None] = {}
+#: Kinds of calls against which nothing was found.
+_taken: set[Any] = set()
 
 
 def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False) -> str | None:
@@ -53,9 +54,12 @@ def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False) -> str | None:
     kwargs = fx.kwargs
     # By identity: the hash of an operator of torch is computed in Python.
     key = (id(target), *map(_kind, fx.args), *kwargs, *map(_kind, kwargs.values()))
-    if key not in _known:
-        _known[key] = _try(fx)
-    return _known[key]
+    if not is_doubtful and key in _taken:
+        return None
+    message = _try(fx)
+    if message is None:
+        _taken.add(key)
+    return message
 
 
 def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames) -> CaptureError:

@@ -138,6 +138,14 @@ def test_what_eager_runs_is_exported(name: str) -> None:
     check(Model(function, *modules).eval(), *args, others=[tuple(a.flip(0) for a in args)])
 
 
+def test_what_one_number_is_refused_for_others_are_not() -> None:
+    """A call says nothing of another one of the same dtypes."""
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="Integers to negative integer powers are not allowed"):
+            onnxplug.to_onnx(Call(lambda x: x**-1), (r(3, dtype=LONG),))
+        check(lambda x: x**2, r(3, dtype=LONG), others=[(r(3, dtype=LONG) - 2,)])
+
+
 def test_autocast_casts_before_the_operator() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
