@@ -17,7 +17,15 @@ from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
 from onnxplug.capture.locations import raised_at, source_location
-from onnxplug.errors import CaptureError, ConversionError, Decline, MissingRuleError, OnnxplugError, OutputMismatchError
+from onnxplug.errors import (
+    CaptureError,
+    ConversionError,
+    Decline,
+    MissingRuleError,
+    OnnxplugError,
+    OutputMismatchError,
+    Unsupported,
+)
 from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
@@ -254,7 +262,8 @@ class DynamoInterpreter:
             else:  # most calls: nothing to choose from, and no rules that remain
                 results = self.convert_alone(self.new_call(fx, name, args, ()), (only,))
         except ConversionError as error:
-            if is_models and (message := refusal(fx, is_doubtful=True)) is not None:
+            is_explained = isinstance(error, Unsupported) or not is_models
+            if not is_explained and (message := refusal(fx, is_doubtful=True)) is not None:
                 raise self._refused(fx, message) from error
             raise
         if "unbacked_bindings" in fx.meta:

