@@ -30,9 +30,12 @@ def _wide(dtype: ir.DataType) -> ir.DataType:
 def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
     """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1.0000000000000001e-05, bool cudnn_enable=True) -> Tensor"""  # noqa: E501
     x, shape, weight, bias, eps = node.args[:5]
+    # PyTorch takes parameters in float32 beside a tensor of 16-bit floats.
+    dtype = next((v.dtype for v in (weight, bias) if v is not None), node.dtype)
     if weight is None:
-        weight = _ones(g, x, len(shape), node.dtype)
-    return g.op.LayerNormalization(x, weight, bias, axis=-len(shape), epsilon=eps)
+        weight = _ones(g, x, len(shape), dtype)
+    normal = g.op.LayerNormalization(g.cast(x, dtype), weight, bias, axis=-len(shape), epsilon=eps)
+    return g.cast(normal, node.dtype)
 
 
 def _ones(g: GraphBuilder, x: Value, count: int, dtype: ir.DataType) -> Value:
@@ -226,7 +229,7 @@ def native_batch_norm_inference(g: GraphBuilder, node: FxNode) -> list[Value | N
     """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""  # noqa: E501
     x, weight, bias, mean, variance, _, eps = node.args
     empty = g.const(np.zeros(0), mean.dtype)
-    return [_batch_norm(g, x, weight, bias, mean, variance, eps), empty, empty]
+    return _as_specified(g, node, [_batch_norm(g, x, weight, bias, mean, variance, eps), empty, empty])
 
 
 def native_batch_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
@@ -239,7 +242,7 @@ def native_batch_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     mean, variance = named.get("running_mean"), named.get("running_var")
     if not named["training"] and mean is not None and variance is not None:
         empty = g.const(np.zeros(0), mean.dtype)
-        return [_batch_norm(g, x, weight, bias, mean, variance, eps), empty, empty]
+        return _as_specified(g, node, [_batch_norm(g, x, weight, bias, mean, variance, eps), empty, empty])
     result, batch_mean, batch_variance = _by_batch(g, x, weight, bias, eps)
     inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(batch_variance, g.const(eps, batch_variance.dtype))))
     specs = node.outputs[1:]

@@ -3,35 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.errors import Unsupported
+from onnxplug.functionalize.layout import source_of
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
 
-def _storage(g: GraphBuilder, node: FxNode, x: Value) -> tuple[Value, int, list[int]]:
-    """The elements in the order of their memory, where the first of them lies, and the order of the axes in it.
+class _Memory(NamedTuple):
+    """The memory that a tensor lies in, as far as the graph has it.
+
+    Attributes:
+        x: The tensor whose elements fill it: what the operator's argument is a view of, or that argument.
+        order: Its axes in the order of their strides.
+        start: Where in the memory its first element lies.
+        total: How many elements it has; ``None`` where that is dynamic.
+    """
+
+    x: Value
+    order: list[int]
+    start: int
+    total: int | None
+
+    def elements(self, g: GraphBuilder) -> Value:
+        """The elements in the order of the memory."""
+        return g.reshape(self.x if _is_sorted(self.order) else g.op.Transpose(self.x, perm=self.order), [-1])
+
+    def back(self, g: GraphBuilder, elements: Value) -> Value:
+        """The tensor with other elements, in the order of the memory."""
+        sizes = g.dims(self.x)
+        shaped = g.reshape(elements, [sizes[axis] for axis in self.order])
+        return shaped if _is_sorted(self.order) else g.op.Transpose(shaped, perm=list(np.argsort(self.order)))
+
+
+def _is_sorted(order: Sequence[int]) -> bool:
+    return list(order) == sorted(order)
+
+
+def _memory(x: Value, val: Any) -> _Memory:
+    """The memory of a tensor.
+
+    Args:
+        x: The tensor.
+        val: What torch knows of it.
 
     Raises:
-        Unsupported: The tensor is a view of larger memory, whose other elements are not in the graph.
+        Unsupported: It does not fill the memory between its first and its last element, or begins where the sizes say.
     """
-    meta = node.meta(0)
-    strides, sizes = list(meta.stride()), list(meta.shape)
+    strides, sizes = list(val.stride()), list(val.shape)
     order = sorted(range(len(sizes)), key=lambda a: (-_number(strides[a]), a))
     expected: Any = 1
     for axis in reversed(order):
         if not _same(sizes[axis], 1) and not _same(strides[axis], expected):
             raise Unsupported("as_strided of a tensor that does not fill its memory")
         expected = expected * sizes[axis]
-    if order != list(range(len(sizes))):
-        x = g.op.Transpose(x, perm=order)
-    return g.reshape(x, [-1]), int(meta.storage_offset()), order
+    start = val.storage_offset()
+    if not isinstance(start, int):
+        raise Unsupported("as_strided of a tensor whose place in its memory is only known at run time")
+    return _Memory(x, order, start, expected if isinstance(expected, int) else None)
+
+
+def _source(g: GraphBuilder, node: FxNode) -> _Memory:
+    """The memory of an operator's first argument: that of the tensor which it is a view of.
+
+    Raises:
+        Unsupported: That tensor's memory is not known in full.
+    """
+    x, fx = node.args[0], node.fx.args[0]
+    assert isinstance(fx, torch.fx.Node)
+    source = source_of(fx)
+    if source is fx:
+        return _memory(x, node.meta(0))
+    given, found = g.value_of(fx), g.value_of(source)
+    if x is not given:  # a part of a complex tensor, or the integers of a quantised one
+        parts = [part for part in ("real", "imag", "integers") if getattr(given, part, None) is x]
+        if len(parts) != 1:
+            raise Unsupported("as_strided of a view of a complex tensor whose parts are one")
+        found = getattr(found, parts[0])
+    return _memory(found, source.meta["val"])
 
 
 def _number(size: Any) -> int:
@@ -64,34 +120,52 @@ def _places(g: GraphBuilder, sizes: Sequence[Any], strides: Sequence[Any], offse
 def as_strided(g: GraphBuilder, node: FxNode) -> Value:
     """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
 
-    Elements of the tensor's memory, gathered at offset + sum of index times stride.
+    Elements of the memory that the tensor lies in, gathered at offset + sum of index times stride.
     """
-    x, sizes, strides, offset = node.args
-    flat, start, _ = _storage(g, node, x)
-    places = _places(g, sizes, strides, _from(start, offset))
-    return g.op.Gather(flat, places, axis=0)
+    _, sizes, strides, offset = node.args
+    memory = _source(g, node)
+    return g.op.Gather(memory.elements(g), _within(g, node, memory, sizes, strides, offset), axis=0)
 
 
-def _from(start: int, offset: Any) -> Any:
-    """Where in the tensor's own elements the memory offset lies."""
+def _within(
+    g: GraphBuilder, node: FxNode, memory: _Memory, sizes: Sequence[Any], strides: Sequence[Any], offset: Any
+) -> Value:
+    """Places among the elements of a memory.
+
+    Raises:
+        Unsupported: They reach, or may reach, elements that the graph lacks.
+    """
     if offset is None:
-        return 0
-    if start and not isinstance(offset, int):
+        offset = g.size(g.symbolic_size(node.meta(0).storage_offset()))
+    if memory.start and not isinstance(offset, int):
         raise Unsupported("as_strided at an offset that is only known at run time")
-    return offset - start if start else offset
+    first = offset - memory.start if memory.start else offset
+    last: Any = first
+    for size, stride in zip(sizes, strides, strict=True):
+        last = last + (size - 1) * stride if all(isinstance(v, int) for v in (last, size, stride)) else None
+    beyond = memory.total is not None and isinstance(last, int) and last >= memory.total
+    is_empty = any(isinstance(size, int) and size == 0 for size in sizes)
+    if isinstance(first, int) and (first < 0 or beyond) and not is_empty:
+        raise Unsupported(
+            "as_strided reaches elements of the memory that the graph lacks: the tensor is no view of others here"
+        )
+    return _places(g, sizes, strides, first)
 
 
 def as_strided_scatter(g: GraphBuilder, node: FxNode) -> Value:
-    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
+    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor
+
+    PyTorch copies the whole memory that the tensor lies in: what is written beside the tensor's own elements is not seen.
+    """
     x, source, sizes, strides, offset = node.args
-    flat, start, order = _storage(g, node, x)
-    places = _places(g, sizes, strides, _from(start, offset))
-    result = g.op.ScatterElements(flat, g.reshape(places, [-1]), g.reshape(source, [-1]), axis=0)
-    sizes_of_x = g.dims(x)
-    shaped = g.reshape(result, [sizes_of_x[a] for a in order])
-    if order == list(range(len(order))):
-        return shaped
-    return g.op.Transpose(shaped, perm=[order.index(a) for a in range(len(order))])
+    memory = _source(g, node)
+    places = _within(g, node, memory, sizes, strides, offset)
+    written = g.op.ScatterElements(memory.elements(g), g.reshape(places, [-1]), g.reshape(source, [-1]), axis=0)
+    if memory.x is x:
+        return memory.back(g, written)
+    val = node.meta(0)
+    own_sizes, own_strides = ([g.size(g.symbolic_size(n)) for n in numbers] for numbers in (val.shape, val.stride()))
+    return g.op.Gather(written, _within(g, node, memory, own_sizes, own_strides, None), axis=0)
 
 
 def diagonal_scatter(g: GraphBuilder, node: FxNode) -> Value:
@@ -125,7 +199,7 @@ def resize(g: GraphBuilder, node: FxNode) -> Value:
     The first elements in another shape; memory that torch leaves unwritten is 0.
     """
     x, sizes = node.args[:2]
-    flat, _, _ = _storage(g, node, x)
+    flat = _memory(x, node.meta(0)).elements(g)
     shape = g.vector(sizes)
     count = g.op.ReduceProd(shape, keepdims=1)
     missing = g.op.Max(g.op.Sub(count, g.op.Shape(flat)), g.const([0]))

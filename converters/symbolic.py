@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -198,17 +199,14 @@ def sym_numel(g: GraphBuilder, node: FxNode) -> Value:
     return g.op.Size(node.args[0])
 
 
-def sym_stride(g: GraphBuilder, node: FxNode) -> Value | int:
-    """sym_stride.int(Tensor self, int dim) -> SymInt
+def of_memory(schema: str) -> Callable[[GraphBuilder, FxNode], Any]:
+    """The converter for a number that says how a tensor lies in memory: what torch's trace has for it."""
 
-    The stride of a contiguous tensor: the product of the sizes after the axis.
-    """
-    x, axis = node.args
-    product: Any = 1
-    for later in range(axis % max(rank_of(x), 1) + 1, rank_of(x)):
-        size = g.dim(x, later)
-        product = product * size if isinstance(product, int) and isinstance(size, int) else g.op.Mul(product, size)
-    return product
+    def convert(g: GraphBuilder, node: FxNode) -> Any:
+        return g.size(g.symbolic_size(node.fx.meta["val"]))
+
+    convert.__doc__ = schema
+    return convert
 
 
 def item(g: GraphBuilder, node: FxNode) -> Value:
@@ -223,13 +221,8 @@ _ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul"}
 _COMPARE = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
 
 
-def storage_offset(g: GraphBuilder, node: FxNode) -> Any:
-    """sym_storage_offset(Tensor self) -> SymInt"""
-    return int(node.meta(0).storage_offset())
-
-
 RULES: list[Rule] = [
-    Rule("aten::sym_storage_offset.default", storage_offset),
+    Rule("aten::sym_storage_offset.default", of_memory("sym_storage_offset(Tensor self) -> SymInt")),
     *[Rule(f"_operator::{name}", arithmetic(op)) for name, op in _ARITHMETIC.items()],
     Rule("_operator::floordiv", floordiv),
     Rule("_operator::truediv", truediv),
@@ -260,7 +253,7 @@ RULES: list[Rule] = [
     Rule("torch::_sym_sqrt", sqrt),
     Rule("aten::sym_size.int", sym_size),
     Rule("aten::sym_numel.default", sym_numel),
-    Rule("aten::sym_stride.int", sym_stride),
+    Rule("aten::sym_stride.int", of_memory("sym_stride.int(Tensor self, int dim) -> SymInt")),
     Rule("aten::item.default", item),
     Rule("aten::_local_scalar_dense.default", item),
 ]

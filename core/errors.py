@@ -103,7 +103,8 @@ class NameCountError(UsageError):
 
 
 class CaptureError(OnnxplugError):
-    """``torch.export`` could not capture the model, or a dimension that was asked to be dynamic came out static.
+    """``torch.export`` could not capture the model, a dimension that was asked to be dynamic came out static, or PyTorch itself
+    refuses the dtypes of a call, of which tracing says nothing.
 
     Remedy: ``onnxplug.diagnose`` finds the submodule and the lines; the page on what torch.export refuses has the ways round them.
     A dimension that the model's code fixes is left static, or the line that fixes it is changed.
@@ -126,7 +127,9 @@ class ConversionError(OnnxplugError):
 
 
 class OutputMismatchError(ConversionError):
-    """A converter returned values whose count, dtype, rank or static dimensions differ from what torch computed.
+    """A converter returned values whose count, dtype, rank or dimensions differ from what torch computed.
+
+    A dynamic dimension must be dynamic, and the same one.
 
     Remedy: It is a fault of the rule that the message names: report it to its package, and prefer another rule until then.
     """

@@ -170,6 +170,17 @@ _NAMES = {
     "higher_order_operators": _Private(  # names of higher-order operators are taken as given
         "torch._ops:_higher_order_ops", "the names of higher-order operators", dict
     ),
+    **{
+        name: _Private(f"torch.utils._sympy.{place}", "deciding what the ranges of sizes imply")
+        for name, place in {
+            "ValueRanges": "value_ranges:ValueRanges",
+            "bound_sympy": "value_ranges:bound_sympy",
+            "int_oo": "numbers:int_oo",
+        }.items()
+    },
+    "uninteresting_files": _Private(  # decompositions that ask of strides may be refused
+        "torch.fx.experimental.symbolic_shapes:uninteresting_files", "telling what asks of sizes", lambda: frozenset
+    ),
     "registered_operators": _Private(  # no suggestion for a misspelt operator
         "torch._C:_dispatch_get_all_op_names", "the names of all operators", lambda: list
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,46 +154,57 @@ def attribute_key(attr: ir.Attr) -> Any:
 
 
 def check_node(spec: OpSpec, values: Sequence[ir.Value | None], outputs: int) -> None:
-    """Holds a node against its schema: number of inputs and outputs, required inputs, and in other domains dtypes.
+    """Holds a node against its schema: number of inputs and outputs, and required inputs.
 
     Raises:
         ConversionError: It doesn't fit.
     """
-    where = f"{spec.domain}::{spec.op_type}" if spec.domain else spec.op_type
     if not spec.min_inputs <= len(values) <= spec.max_inputs:
         most = spec.max_inputs if spec.max_inputs < 1 << 30 else "any number of"
-        raise ConversionError(f"{where} takes {spec.min_inputs} to {most} inputs, got {len(values)}")
+        raise ConversionError(f"{spec.name} takes {spec.min_inputs} to {most} inputs, got {len(values)}")
     if not spec.min_outputs <= outputs <= spec.max_outputs:
         raise ConversionError(
-            f"{where} has {spec.min_outputs} to {spec.max_outputs} outputs, but {outputs} were requested"
+            f"{spec.name} has {spec.min_outputs} to {spec.max_outputs} outputs, but {outputs} were requested"
         )
-    if not spec.input_types and None not in values:
-        return
-    for position, value in enumerate(values):
-        if value is None:
-            if spec.is_required(position):
-                raise ConversionError(f"{where} needs its input {position}, which is None")
-        elif spec.input_types:
-            allowed = spec.input_types[min(position, len(spec.input_types) - 1)]
-            if value.dtype is not None and allowed and value.dtype not in allowed:
-                names = ", ".join(sorted(d.name.lower() for d in allowed))
-                raise ConversionError(
-                    f"{where} takes {names} as input {position}, got {value.dtype.name.lower()}: its schema says so"
-                )
-    _check_groups(spec, values, where)
+    if None in values:
+        for position, value in enumerate(values):
+            if value is None and spec.is_required(position):
+                raise ConversionError(f"{spec.name} needs its input {position}, which is None")
 
 
-def _check_groups(spec: OpSpec, values: Sequence[ir.Value | None], where: str) -> None:
-    if not spec.input_types:
+def check_dtypes(spec: OpSpec, values: Sequence[ir.Value | None], is_stored: Callable[[ir.Value], bool]) -> None:
+    """Holds the dtypes of a node's inputs against the type constraints of its schema; each combination once.
+
+    Args:
+        spec: The operator.
+        values: The inputs.
+        is_stored: Tells what the model stores: nodes on that alone are computed at export, whatever the schema says.
+
+    Raises:
+        ConversionError: They don't fit.
+    """
+    dtypes = tuple(
+        [value.dtype if value is not None and type(value.type) is ir.TensorType else None for value in values]
+    )
+    if dtypes in spec.fitting:
         return
-    seen: dict[str, tuple[int, ir.DataType]] = {}
-    for position, value in enumerate(values):
-        group = spec.group_of(position)
-        if value is None or value.dtype is None or not group:
+    groups: dict[str, tuple[int, ir.DataType]] = {}
+    for position, dtype in enumerate(dtypes):
+        if dtype is None:
             continue
-        first, dtype = seen.setdefault(group, (position, value.dtype))
-        if dtype != value.dtype:
+        allowed = spec.input_types[min(position, len(spec.input_types) - 1)]
+        if allowed and dtype not in allowed:
+            if all(value is None or is_stored(value) for value in values):
+                return
+            names = ", ".join(sorted(d.name.lower() for d in allowed))
             raise ConversionError(
-                f"{where} takes one dtype as inputs {first} and {position} ({group}), got {dtype.name.lower()} and "
-                f"{value.dtype.name.lower()}: its schema says so"
+                f"{spec.name} takes {names} as input {position}, got {dtype.name.lower()}: its schema says so"
             )
+        group = spec.group_of(position)
+        first, other = groups.setdefault(group, (position, dtype)) if group else (position, dtype)
+        if other != dtype:
+            raise ConversionError(
+                f"{spec.name} takes one dtype as inputs {first} and {position} ({group}), got {other.name.lower()} and "
+                f"{dtype.name.lower()}: its schema says so"
+            )
+    spec.fitting.add(dtypes)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build import fold as folding
-from onnxplug.build.attributes import attribute_key, check_node, make_attribute
+from onnxplug.build.attributes import attribute_key, check_dtypes, check_node, make_attribute
 from onnxplug.build.calls import CallMixin
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.functions import FunctionMixin
@@ -217,6 +217,8 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         outputs: int,
         key: Any,
     ) -> Any:
+        if spec.input_types:
+            check_dtypes(spec, values, self._is_stored)
         # Nothing is inferred from an attribute that is known at a function's call alone.
         inferred = self._infer(spec, values, attrs, raw, outputs) if raw is not None else []
         results = []
@@ -240,6 +242,9 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         answer = tuple(node.outputs)
         self._scope.add(node, key, answer)
         return answer[0] if outputs == 1 else answer
+
+    def _is_stored(self, value: Value) -> bool:
+        return value.const_value is not None or self.is_weight(value)
 
     def _infer(
         self,

@@ -32,6 +32,9 @@ class Interpretation(Protocol):
     def dims(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         """The ONNX dimensions of a fake tensor."""
 
+    def dim(self, size: int | torch.SymInt) -> Any:
+        """The ONNX dimension of a size of torch's."""
+
 
 class Converting:
     """While it holds, a call is the builder's current one: errors name it, and nodes come from it."""
@@ -150,3 +153,7 @@ class CallMixin:
     def symbolic_shape(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         """The ONNX dimensions of a tensor of torch's trace: ints, and named dimensions where the size is dynamic."""
         return self._interpreter().dims(tensor)
+
+    def symbolic_size(self, size: int | torch.SymInt) -> Any:
+        """The ONNX dimension that a size of torch's trace is, a stride or an offset too, as ``g.size`` takes it."""
+        return self._interpreter().dim(size)

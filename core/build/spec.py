@@ -36,6 +36,7 @@ class OpSpec:
 
     Attributes:
         domain, op_type: The operator.
+        name: What messages call it.
         attributes: Attribute name to its type; empty when there is no schema.
         input_groups: For each formal input the name of its type variable (``"T"``); the last repeats when variadic.
         input_dtypes: For each formal input the only dtype that it takes, or ``None``.
@@ -50,6 +51,7 @@ class OpSpec:
         "_optional",
         "attributes",
         "domain",
+        "fitting",
         "fold",
         "has_schema",
         "infer",
@@ -60,6 +62,7 @@ class OpSpec:
         "max_outputs",
         "min_inputs",
         "min_outputs",
+        "name",
         "no_bfloat16",
         "op_type",
         "output_groups",
@@ -76,6 +79,7 @@ class OpSpec:
     def __init__(self, domain: str, op_type: str, version: int, schema: onnx.defs.OpSchema | None) -> None:
         self.domain = domain
         self.op_type = op_type
+        self.name = f"{domain}::{op_type}" if domain else op_type
         self.version = version
         #: The version since which the operator has this schema.
         self.since = schema.since_version if schema is not None else version
@@ -88,8 +92,10 @@ class OpSpec:
         self.no_bfloat16: frozenset[str] = frozenset()
         self.input_dtypes: list[ir.DataType | None] = []
         self.output_groups: list[str | ir.DataType | None] = []
-        #: For each formal input the dtypes that the schema allows; only for other domains than ai.onnx.
+        #: For each formal input the dtypes that the schema allows; none where it takes other things than tensors.
         self.input_types: list[frozenset[ir.DataType]] = []
+        #: Combinations of the inputs' dtypes that are known to fit the schema.
+        self.fitting: set[tuple[ir.DataType | None, ...]] = set()
         self._optional: frozenset[int] = frozenset()
         self.variadic_input = self.variadic_output = schema is None
         self.min_inputs, self.max_inputs = 0, 1 << 30
@@ -115,9 +121,8 @@ class OpSpec:
             self.input_groups.append("" if formal.option == variadic and not formal.is_homogeneous else group)
             allowed = constraints.get(group, [group])
             self.input_dtypes.append(_TENSOR_TYPES.get(allowed[0]) if len(allowed) == 1 else None)
-            if self.domain:
-                types = [_TENSOR_TYPES.get(text) for text in allowed]
-                self.input_types.append(frozenset(t for t in types if t is not None) if all(types) else frozenset())
+            types = [_TENSOR_TYPES.get(text) for text in allowed]
+            self.input_types.append(frozenset(t for t in types if t is not None) if all(types) else frozenset())
         optional = onnx.defs.OpSchema.FormalParameterOption.Optional
         self._optional = frozenset(i for i, formal in enumerate(schema.inputs) if formal.option == optional)
         self.variadic_input = bool(schema.inputs) and schema.inputs[-1].option == variadic

@@ -23,8 +23,9 @@ from onnxplug.functionalize.effects import (
     written_arguments,
 )
 from onnxplug.functionalize.forms import functional_call, functional_form, is_expanded
-from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Allowed, Sharing, sharing
+from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Sharing, filled_order, sharing
 from onnxplug.functionalize.memory import Alias, Families, Storage, TensorState, View
+from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout, no_change, reshaped
 from onnxplug.torch_private import OpOverload
 
@@ -51,26 +52,26 @@ class Functionalized(NamedTuple):
     conditions: list[tuple[Any, torch.fx.Node]]
 
 
-def make_functional(graph: torch.fx.Graph, allowed: Allowed = lambda sizes: True) -> Functionalized | None:
+def make_functional(graph: torch.fx.Graph, ranges: Ranges | None = None) -> Functionalized | None:
     """Copies a graph with its in-place operators made functional.
 
     Args:
         graph: The graph.
-        allowed: Tells which sizes the model may have: symbol to number.
+        ranges: The sizes that the model may have; any where there are none.
 
     Returns:
         The copy; ``None`` where the pass can't tell what a write changes: an operator without functional form writes, or
         something is written or read later of which it isn't known whether it is a view.
     """
-    return _Pass(graph, allowed).run()
+    return _Pass(graph, ranges or {}).run()
 
 
 class _Pass:
     """One run of :func:`make_functional`."""
 
-    def __init__(self, graph: torch.fx.Graph, allowed: Allowed) -> None:
+    def __init__(self, graph: torch.fx.Graph, ranges: Ranges) -> None:
         self.graph = graph
-        self.allowed = allowed
+        self.ranges = ranges
         self.families = Families(graph.nodes)
         self.conditions: list[tuple[Any, torch.fx.Node]] = []
         #: Nodes whose results are memory of their own, although their operator may give views.
@@ -189,27 +190,40 @@ class _Pass:
         self._bind(node, TensorState(Alias(viewed.storage, self.nodes[node], node.meta, viewed, view)))
 
     def _record_strided(self, node: torch.fx.Node, base: torch.fx.Node, index: int) -> None:
-        """Records that a node sees the memory of a tensor, which must lie in it element after element."""
-        whole = self._tensor(base).alias
+        """Records that a node sees the memory of a tensor: that of the whole storage, which must lie in it without gaps."""
+        viewed = whole = self._tensor(base).alias
+        while whole.base is not None:
+            whole = whole.base
+        args, kwargs = arguments_after_first(node)
+        size, stride, offset = (*args, *kwargs.values(), None)[:3]
+        if offset is None:
+            offset = viewed.meta["val"].storage_offset()
         val = whole.meta["val"]
-        numbers = (*val.shape, *val.stride(), val.storage_offset())
-        static = all(isinstance(n, int) for n in numbers)
-        if whole.base is not None or not static or val.storage_offset() or not val.is_contiguous():
-            # It may reach elements of the memory that its base lacks.
+        if isinstance(offset, torch.SymInt) or val.dtype != viewed.meta["val"].dtype:
+            self._record_possible(node, index, [base])
+            return
+        new = self.nodes[node]
+        new.args, new.kwargs = (self._value(whole), *torch.fx.map_arg((size, stride, offset), self.read)), {}
+        order = filled_order(val)
+        if order is None:
+            # It may reach elements of the memory that the storage's tensor lacks.
             self._record_possible(node, index, [base])
             return
         # A row of the elements, whatever the strides of the new graph's values are.
-        with self.copy.inserting_before(self.nodes[node]):
-            row = self.copy.call_function(aten.reshape.default, (whole.value, [-1]))
-        row.meta = {**node.meta, "val": val.view(-1)}
-        elements = Alias(whole.storage, row, row.meta, whole, View(aten.reshape.default, ([-1],), {}, reshaped))
-        elements.version = whole.version
-        args, kwargs = arguments_after_first(node)
-        view = View(node.target, args, kwargs, VIEWS[node.target])
-        self.nodes[node].replace_input_with(whole.value, row)
+        by_axes = View(aten.permute.default, (order,), {}, VIEWS[aten.permute.default])
+        permuted = self._derived(whole, by_axes, new) if order != sorted(order) else whole
+        elements = self._derived(permuted, View(aten.reshape.default, ([-1],), {}, reshaped), new)
+        new.update_arg(0, elements.value)
         whole.storage.shared = True
-        strided = Alias(whole.storage, self.nodes[node], node.meta, elements, view)
-        self._bind(node, TensorState(strided))
+        view = View(node.target, (size, stride, offset), {}, VIEWS[node.target])
+        self._bind(node, TensorState(Alias(whole.storage, new, node.meta, elements, view)))
+
+    def _derived(self, base: Alias, view: View, before: torch.fx.Node) -> Alias:
+        """A view of an alias that the program doesn't make itself."""
+        with self.copy.inserting_before(before):
+            value = self.copy.call_function(view.target, (base.value, *view.args))
+        value.meta = {**before.meta, "val": view.target(base.meta["val"], *view.args)}
+        return Alias(base.storage, value, value.meta, base, view)
 
     def _record_possible(self, node: torch.fx.Node, index: int, bases: list[torch.fx.Node]) -> None:
         """Records what is known of a node that may be a view of ``bases``, or a copy."""
@@ -217,7 +231,7 @@ class _Pass:
             if not any(self._is_read_after(base, index) for base in bases):
                 self.own.add(node)
                 return
-            found = sharing(node, bases[0], self.allowed) if len(bases) == 1 and bases[0] not in self.unknown else None
+            found = sharing(node, bases[0], self.ranges) if len(bases) == 1 and bases[0] not in self.unknown else None
             if found is not None:
                 self.conditions += [(condition, node) for condition in found.conditions]
                 if found.kind == COPY:

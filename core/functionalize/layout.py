@@ -1,25 +1,30 @@
-"""Whether an operator such as ``reshape`` gave a view or a copy: a matter of strides, worked out at several sizes."""
+"""Whether an operator such as ``reshape`` gave a view or a copy: a matter of strides, decided by their expressions."""
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.torch_private import is_alias_of, pytree
-
-#: The most combinations of sizes at which an operator is looked at.
-_MOST = 48
-#: Sizes of one dimension: first those of which nothing is special.
-_SIZES = (5, 7, 2, 3, 4, 8, 64, 1)
+from onnxplug.functionalize.effects import effects_of
+from onnxplug.functionalize.sizes import Ranges, Sizes
+from onnxplug.torch_private import OpOverload, is_alias_of
 
 COPY = "copy"
 SAME = "same"
 RESHAPED = "reshaped"
 PERMUTED = "permuted"
+
+#: Operators that return a view wherever strides allow it.
+_RESHAPES = frozenset("reshape flatten".split())
+#: Composite operators that return a view or a copy by what dtypes, ranks and attributes say, whatever the sizes are.
+_SETTLED = frozenset(
+    "to type_as float double half bfloat16 int long bool positive resolve_conj resolve_neg real atleast_1d atleast_2d atleast_3d "
+    "dropout feature_dropout alpha_dropout feature_alpha_dropout linalg_diagonal conj_physical einsum".split()
+)
+_CHANNELS_LAST: dict[Any, list[int]] = {torch.channels_last: [1, 3, 2, 0], torch.channels_last_3d: [1, 4, 3, 2, 0]}
 
 
 class Sharing(NamedTuple):
@@ -37,181 +42,211 @@ class Sharing(NamedTuple):
     conditions: tuple[Any, ...] = ()
 
 
-Allowed = Callable[[Mapping[Any, Any]], bool]
-"""Whether a model may have such sizes: symbol to sympy's integer."""
-
-
-def sharing(node: torch.fx.Node, base: torch.fx.Node, allowed: Allowed) -> Sharing | None:
+def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing | None:
     """How a node's result lies in the memory of one of its arguments.
-
-    The operator is run on tensors without data, which have the argument's strides. Where sizes are dynamic it is run at several,
-    and what the sizes must be where it isn't the same at all is found out.
 
     Args:
         node: The node.
         base: The argument.
-        allowed: Tells which sizes the model may have.
+        ranges: The sizes that the model may have.
 
     Returns:
-        The layout; ``None`` where it isn't known, or follows no simple condition on the sizes.
+        The layout; ``None`` where it isn't known. What the ranges do not settle is taken to be the general case, in which sizes
+        are not 1 and strides are not equal by chance, with the condition for that.
     """
     target: Any = node.target
-    if target.namespace != "aten" or not _is_plain(base.meta.get("val")):
+    result: Any = node.meta.get("val")
+    whole: Any = base.meta.get("val")
+    if target.namespace != "aten" or not _is_plain(result) or not _is_plain(whole) or result.dtype != whole.dtype:
         return None
-    symbols = _symbols(node)
-    if not symbols:
-        return _at(node, base, {})
-    found = [(sizes, kind) for sizes in _samples(symbols, allowed) if (kind := _at(node, base, sizes)) is not None]
-    if len(found) < 2:
+    name = target._schema.name.partition("::")[2]
+    sizes = _Assumed(ranges)
+    is_first = bool(node.args) and node.args[0] is base
+    if name in _RESHAPES and is_first:
+        is_view = sizes.allow_view(whole, result.shape)
+        kind = Sharing(RESHAPED) if is_view else Sharing(COPY)
+    elif name == "ravel" and is_first:  # contiguous().view(-1)
+        kind = Sharing(RESHAPED) if sizes.are_contiguous(whole, None) else Sharing(COPY)
+    elif name == "contiguous":
+        asked: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("memory_format")
+        kind = Sharing(SAME) if sizes.are_contiguous(whole, asked) else Sharing(COPY)
+    elif any(r.alias_info is not None for r in target._schema.returns) or _is_settled(node, name):
+        found = _within(result, whole, is_first, sizes) if is_alias_of(result, whole) else Sharing(COPY)
+        if found is None:
+            return None
+        kind = found
+    else:
         return None
-    kinds = {kind for _, kind in found}
-    if kinds == {Sharing(SAME), Sharing(RESHAPED)}:
-        return Sharing(RESHAPED)
-    generic = found[0][1]
-    if generic.kind == RESHAPED:
-        found = [(sizes, generic if kind.kind == SAME else kind) for sizes, kind in found]
-    others = [sizes for sizes, kind in found if kind != generic]
-    if not others:
-        return generic
-    conditions = _separating(base, symbols, others, [sizes for sizes, kind in found if kind == generic])
-    return generic._replace(conditions=conditions) if conditions is not None else None
+    return kind._replace(conditions=tuple(sizes.conditions))
+
+
+def source_of(node: torch.fx.Node) -> torch.fx.Node:
+    """The node in whose memory a node's tensor lies: what it is a view of, through all views between; itself for no view."""
+    while (base := _viewed(node)) is not None:
+        node = base
+    return node
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The tensor that a node is a view of, at all sizes, in the same elements."""
+    call: Any = node.args[0] if node.target is operator.getitem and node.args else node
+    if not isinstance(call, torch.fx.Node) or not isinstance(call.target, OpOverload) or not call.args:
+        return None
+    base, effects = call.args[0], effects_of(call.target)
+    if effects.written or not effects.aliases or not isinstance(base, torch.fx.Node):
+        return None
+    view, whole = node.meta.get("val"), base.meta.get("val")
+    if not isinstance(view, torch.Tensor) or not isinstance(whole, torch.Tensor) or not is_alias_of(view, whole):
+        return None
+    if view.dtype != whole.dtype or view.is_conj() != whole.is_conj() or view.is_neg() != whole.is_neg():
+        return None
+    if any(r.alias_info is not None for r in call.target._schema.returns) or call is not node:
+        return base
+    found = sharing(node, base, {})
+    return base if found is not None and found.kind != COPY and not found.conditions else None
+
+
+def filled_order(tensor: torch.Tensor) -> list[int] | None:
+    """The order of the axes in which a tensor fills its memory from the start; ``None`` where it may not at some size."""
+    order = list(range(tensor.dim()))
+    if all(isinstance(number, int) for number in _numbers(tensor)):
+        order.sort(key=lambda axis: (-tensor.stride()[axis], axis))
+    elif not isinstance(tensor.storage_offset(), int):
+        return None
+    sizes = _Assumed({})
+    is_filled = tensor.storage_offset() == 0 and sizes.are_contiguous(tensor.permute(order), None)
+    return order if is_filled and not sizes.conditions else None
 
 
 def _is_plain(val: Any) -> bool:
     return isinstance(val, torch.Tensor) and val.layout is torch.strided and not val.is_conj() and not val.is_neg()
 
 
-def _symbols(node: torch.fx.Node) -> list[Any]:
-    """The symbols of the sizes that a node's arguments have, and are."""
-    found: set[Any] = set()
-    for argument in node.all_input_nodes:
-        val = argument.meta.get("val")
-        parts = (*val.shape, *val.stride(), val.storage_offset()) if isinstance(val, torch.Tensor) else (val,)
-        for part in parts:
-            if isinstance(part, torch.SymInt):
-                found |= part.node.expr.free_symbols
-    return sorted(found, key=str)
+def _is_settled(node: torch.fx.Node, name: str) -> bool:
+    """Whether it is no matter of sizes whether an operator gives a view or a copy."""
+    if not any(isinstance(n, torch.SymInt) for a in (node, *node.all_input_nodes) for n in _numbers(a.meta.get("val"))):
+        return True
+    # A memory format asks for strides.
+    formats = (*node.args, *node.kwargs.values())
+    return name in _SETTLED and not any(isinstance(a, torch.memory_format) and a in _CHANNELS_LAST for a in formats)
 
 
-def _samples(symbols: Sequence[Any], allowed: Allowed) -> list[dict[Any, Any]]:
-    """Sizes to look at; in the first no two are the same."""
+def _numbers(val: Any) -> Sequence[Any]:
+    return (*val.shape, *val.stride(), val.storage_offset()) if isinstance(val, torch.Tensor) else (val,)
+
+
+def _expr(number: Any) -> Any:
+    """A size or stride as sympy's expression."""
     import sympy
 
-    chance = random.Random(0)
-    first = [_SIZES[0] + 2 * i for i in range(len(symbols))]
-    if len(_SIZES) ** len(symbols) <= _MOST:
-        tried: Iterable[Sequence[int]] = itertools.product(_SIZES, repeat=len(symbols))
-    else:
-        single = [[1 if i == j else n for j, n in enumerate(first)] for i in range(len(symbols))]
-        pairs = [[a if i == j else n for j, n in enumerate(first)] for i in range(len(symbols)) for a in (2, 3, 4, 8)]
-        equal = [[n] * len(symbols) for n in (1, 2, 4, 8)]
-        drawn = [[chance.choice(_SIZES) for _ in symbols] for _ in range(_MOST)]
-        tried = [*single[:_MOST], *pairs[:_MOST], *equal, *drawn]
-    made = [dict(zip(symbols, map(sympy.Integer, sizes), strict=True)) for sizes in (first, *tried)]
-    return [sizes for sizes in made if allowed(sizes)]
+    return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
 
 
-def _number(value: Any, sizes: Mapping[Any, Any]) -> int:
-    """A size at given sizes.
+class _Assumed(Sizes):
+    """What is known of sizes from their ranges, and what has to be assumed of them.
 
-    Raises:
-        ValueError: It is no number of elements.
+    Attributes:
+        conditions: What was assumed.
     """
-    if not isinstance(value, torch.SymInt):
-        return int(value)
-    number = value.node.expr.xreplace(dict(sizes))
-    if not number.is_Integer or number < 0:
-        raise ValueError(f"{value} is no size")
-    return int(number)
 
+    def __init__(self, ranges: Ranges) -> None:
+        super().__init__(ranges)
+        self.conditions: list[Any] = []
 
-def _stand_in(val: Any, sizes: Mapping[Any, Any]) -> Any:
-    """A tensor without data that lies in memory as a fake one does, at given sizes."""
-    if isinstance(val, torch.SymInt):
-        return _number(val, sizes)
-    if not isinstance(val, torch.Tensor):
-        return val
-    shape = [_number(n, sizes) for n in val.shape]
-    strides = [_number(n, sizes) for n in val.stride()]
-    offset = _number(val.storage_offset(), sizes)
-    extent = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if all(shape) else 1
-    memory = torch.empty(offset + extent, dtype=val.dtype, device="meta")
-    return memory.as_strided(shape, strides, offset)
+    def open_factors(self, a: Any, b: Any) -> list[Any]:
+        """What must not be 0 for two numbers to differ, and may be."""
+        return [factor for factor in self.difference(a, b) if self.may_be_zero(factor)]
 
+    def assume_distinct(self, a: Any, b: Any) -> None:
+        """Assumes from here on that two numbers differ, where it is not known."""
+        import sympy
 
-def _at(node: torch.fx.Node, base: torch.fx.Node, sizes: Mapping[Any, Any]) -> Sharing | None:
-    """The layout at given sizes; ``None`` where the operator rejects them, or the layout is none of those that are known."""
-    try:
-        known = {argument: _stand_in(argument.meta.get("val"), sizes) for argument in node.all_input_nodes}
-        bound: Any = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
-        args, kwargs = pytree.tree_map_only(torch.fx.immutable_collections.immutable_list, list, bound)
-        args = ["meta" if _is_device_of(value, base) else value for value in args]
-        kwargs = {name: "meta" if _is_device_of(value, base) else value for name, value in kwargs.items()}
-        with torch.no_grad():
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
-    except (RuntimeError, ValueError, IndexError, NotImplementedError):
+        for factor in self.open_factors(a, b):
+            constant, rest = (-factor if factor.could_extract_minus_sign() else factor).as_coeff_Add()
+            self.conditions.append(sympy.Ne(rest, -constant))
+            if rest.is_Symbol:
+                low, high = self.range_of(rest)
+                self.ranges[rest] = low + (-constant == low), high
+
+    def allow_view(self, tensor: torch.Tensor, shape: Sequence[Any]) -> bool:
+        """Whether a tensor can be seen in another shape without a copy, as ``torch.Tensor.view`` decides it.
+
+        Axes whose strides fit each other are one piece of memory; the new axes must divide into these pieces.
+        """
+        one = _expr(1)
+        axes = [(_expr(n), _expr(s)) for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+        axes = [axis for axis in axes if not self.are_equal(axis[0], one)]
+        wanted = [n for n in map(_expr, shape) if not self.are_equal(n, one)]
+        while axes:
+            count, step = axes.pop()
+            while axes and self.are_equal(axes[-1][1], count * step):
+                count = axes.pop()[0] * count
+            taken = self._prefix(wanted[::-1], count)
+            if taken is None and axes:
+                # Nor do they fit by chance.
+                self.assume_distinct(axes[-1][0], one)
+                self.assume_distinct(axes[-1][1], count * step)
+            if taken is None:
+                return self._is_all(wanted, count, axes)
+            del wanted[len(wanted) - taken :]
+        return True
+
+    def _prefix(self, numbers: Sequence[Any], product: Any) -> int | None:
+        """How many of the first numbers have a product."""
+        found = _expr(1)
+        for taken in range(len(numbers) + 1):
+            if self.are_equal(found, product):
+                return taken
+            found = found * numbers[taken] if taken < len(numbers) else found
         return None
-    whole = known[base]
-    if not isinstance(result, torch.Tensor) or not result.numel() or result.dtype != whole.dtype:
-        return None
-    if not is_alias_of(result, whole):
-        aliased = any(isinstance(v, torch.Tensor) and is_alias_of(result, v) for v in known.values())
-        return None if aliased else Sharing(COPY)
-    return _within(result, whole, bool(node.args) and node.args[0] is base)
+
+    def _is_all(self, numbers: Sequence[Any], product: Any, axes: Sequence[Any]) -> bool:
+        """Whether what is left of the new axes is the last piece; that no part of them makes up a piece is assumed else."""
+        if not axes:
+            return True
+        found = _expr(1)
+        for number in (*reversed(numbers), None):
+            if self.is_above(found, product):
+                break
+            self.assume_distinct(found, product)
+            found = found if number is None else found * number
+        return False
+
+    def are_contiguous(self, tensor: torch.Tensor, memory_format: torch.memory_format | None) -> bool:
+        """Whether a tensor lies in memory as a format asks for: each axis right beside the next, those of size 1 anyhow."""
+        one = expected = _expr(1)
+        order = _CHANNELS_LAST.get(memory_format, list(reversed(range(tensor.dim()))))
+        wrong = []
+        for axis in order if len(order) == tensor.dim() else ():
+            size, step = _expr(tensor.shape[axis]), _expr(tensor.stride(axis))
+            if not self.are_equal(size, one) and not self.are_equal(step, expected):
+                wrong.append((size, step, expected))
+            expected = expected * size
+        if not wrong:
+            return len(order) == tensor.dim()
+        # One axis is enough: the one of which least is to be assumed.
+        size, step, expected = min(
+            wrong, key=lambda w: len(self.open_factors(w[0], one)) + len(self.open_factors(w[1], w[2]))
+        )
+        self.assume_distinct(size, one)
+        self.assume_distinct(step, expected)
+        return False
 
 
-def _is_device_of(value: Any, base: torch.fx.Node) -> bool:
-    return isinstance(value, torch.device) and value == base.meta["val"].device
-
-
-def _within(view: torch.Tensor, base: torch.Tensor, is_first: bool) -> Sharing | None:
+def _within(view: torch.Tensor, base: torch.Tensor, is_first: bool, sizes: _Assumed) -> Sharing | None:
     """How a view of all of a tensor lies in it; ``is_first``: the tensor is the first argument of what makes the view."""
-    if view.storage_offset() != base.storage_offset() or view.numel() != base.numel():
+    places = [[(_expr(n), _expr(s)) for n, s in zip(t.shape, t.stride(), strict=True)] for t in (base, view)]
+    if _expr(view.storage_offset()) != _expr(base.storage_offset()):
         return None
-    if view.shape == base.shape and _same_strides(view, base):
+    if places[0] == places[1]:
         return Sharing(SAME)
-    try:
-        reshaped = base.view(view.shape)
-    except RuntimeError:
-        reshaped = None
-    if reshaped is not None and is_first and _same_strides(view, reshaped):
+    one = _expr(1)
+    proper = [[place for place in found if not sizes.are_equal(place[0], one)] for found in places]
+    if proper[0] == proper[1] and is_first:
         return Sharing(RESHAPED)
-    if view.dim() == base.dim():
-        places = [list(zip(t.shape, t.stride(), strict=True)) for t in (base, view)]
-        if sorted(places[0]) == sorted(places[1]):
-            order = []
-            for place in places[1]:
-                order.append(next(i for i, p in enumerate(places[0]) if p == place and i not in order))
-            return Sharing(PERMUTED, tuple(order))
+    if sorted(places[0], key=str) == sorted(places[1], key=str):
+        order: list[int] = []
+        for place in places[1]:
+            order.append(next(i for i, p in enumerate(places[0]) if p == place and i not in order))
+        return Sharing(PERMUTED, tuple(order))
     return None
-
-
-def _same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return all(n == 1 or x == y for n, x, y in zip(a.shape, a.stride(), b.stride(), strict=True))
-
-
-def _separating(
-    base: torch.fx.Node, symbols: Sequence[Any], wrong: list[dict[Any, Any]], right: list[dict[Any, Any]]
-) -> tuple[Any, ...] | None:
-    """Conditions that together hold for none of some sizes, and for as many as possible of others."""
-    import sympy
-
-    val = base.meta["val"]
-    exprs = [n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n) for n in (*val.shape, *val.stride())]
-    ones = [sympy.Ne(s, 1) for s in symbols]
-    pairs = [sympy.Ne(a, b) for a, b in itertools.combinations(dict.fromkeys(exprs), 2)]
-    either = [sympy.Or(a, b) for a, b in itertools.combinations(ones, 2)]
-    candidates = [c for c in dict.fromkeys([*ones, *either, *pairs]) if c.free_symbols]
-    chosen: list[Any] = []
-    while wrong:
-        rated = []
-        for candidate in candidates:
-            left = [sizes for sizes in wrong if candidate.xreplace(sizes) is sympy.true]
-            kept = sum(candidate.xreplace(sizes) is sympy.true for sizes in right)
-            if len(left) < len(wrong) and kept:
-                rated.append((kept - len(left), candidate, left))
-        if not rated:
-            return None
-        _, best, wrong = max(rated, key=lambda r: r[0])
-        chosen.append(best)
-    return tuple(chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, Inp
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.functionalize.effects import hidden_views, targets_of, writes
 from onnxplug.functionalize.inplace import Functionalized, make_functional
-from onnxplug.functionalize.layout import Allowed
 from onnxplug.functionalize.naming import assign_names, result_names
+from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.text import type_with_article, with_article
 from onnxplug.torch_private import DispatchKey, is_alias_of, is_traceable_wrapper_subclass, pytree
@@ -75,7 +75,7 @@ def _functional(captured: Captured) -> FunctionalGraph:
     if subgraphs_are_functional(graph, graph.owning_module):
         if not writes(graph, targets):
             return _slots(program, graph, copies, "unchanged")
-        result = make_functional(graph, _sizes_allowed(captured))
+        result = make_functional(graph, _ranges(captured))
         if result is not None:
             _note_conditions(captured, result)
             copies = {old: result.nodes[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
@@ -94,18 +94,19 @@ def _functional(captured: Captured) -> FunctionalGraph:
     return _slots(program, program.graph, {}, "functionalized")
 
 
-def _sizes_allowed(captured: Captured) -> Allowed:
-    """Tells which sizes the program may have. Its ranges begin at 2 where the size 1 was not asked about."""
-    ranges = {s: (int(r.lower) if r.lower > 2 else 1, r.upper) for s, r in captured.program.range_constraints.items()}
+def _ranges(captured: Captured) -> Ranges:
+    """The sizes that the program may have. torch's ranges begin at 2 where the size 1 was not asked about."""
+    import sympy
 
-    def allowed(sizes: Mapping[Any, Any]) -> bool:
-        for symbol, (low, high) in ranges.items():
-            number = symbol.xreplace(sizes)
-            if number.is_Integer and not (low <= number and number <= high):
-                return False
-        return all(c.allows(sizes) for c in captured.conditions if c.symbols <= sizes.keys())
-
-    return allowed
+    found = {
+        symbol: (int(limits.lower) if limits.lower > 2 else 1, int(limits.upper) if limits.upper.is_Integer else None)
+        for symbol, limits in captured.program.range_constraints.items()
+    }
+    for expr in (condition.expr for condition in captured.conditions):
+        if isinstance(expr, sympy.GreaterThan) and expr.lhs.is_Symbol and expr.rhs.is_Integer:
+            low, high = found.get(expr.lhs, (1, None))
+            found[expr.lhs] = max(low, int(expr.rhs)), high
+    return found
 
 
 def _note_conditions(captured: Captured, functional: Functionalized) -> None:

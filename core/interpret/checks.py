@@ -1,4 +1,4 @@
-"""The check of what a converter returns against what torch computed: count, dtype, rank and static dimensions."""
+"""The check of what a converter returns against what torch computed: count, dtype, rank and dimensions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from onnxplug.build.complexes import PART_DTYPE, Complex
 from onnxplug.build.quantized import Quantized
 from onnxplug.errors import OutputMismatchError
 from onnxplug.interpret.node import FxNode, OutputSpec
+from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.registry.rule import Rule
 from onnxplug.text import counted, type_with_article
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def checked(call: FxNode, rule: Rule, results: Any) -> Any:
+def checked(call: FxNode, rule: Rule, results: Any, symbols: SymbolNames) -> Any:
     """The results of a rule for a call, as torch has them: one, or a list. Dtypes and dimensions they lack are filled in.
+
+    Args:
+        call: The call.
+        rule: The rule.
+        results: What it returned.
+        symbols: What the names of dynamic sizes stand for.
 
     Raises:
         OutputMismatchError: They differ from what torch computed.
@@ -28,16 +35,16 @@ def checked(call: FxNode, rule: Rule, results: Any) -> Any:
     if isinstance(val, torch.Tensor):
         if type(results) in (list, tuple) and len(results) == 1:
             results = results[0]
-        _check_value(call, rule, results, call.outputs[0], 0)
+        _check_value(call, rule, results, call.outputs[0], 0, val, symbols)
         return results
     if isinstance(val, list | tuple):
-        return _checked_list(call, rule, results)
+        return _checked_list(call, rule, results, _leaves(val), symbols)
     if isinstance(val, _SYMBOLIC) and type(results) not in (int, float, bool):
-        _check_value(call, rule, results, call.outputs[0], 0)
+        _check_value(call, rule, results, call.outputs[0], 0, val, symbols)
     return results
 
 
-def _checked_list(call: FxNode, rule: Rule, results: Any) -> list[Any]:
+def _checked_list(call: FxNode, rule: Rule, results: Any, vals: list[Any], symbols: SymbolNames) -> list[Any]:
     specs = call.outputs
     if isinstance(results, ir.Value):
         results = [results]
@@ -48,27 +55,29 @@ def _checked_list(call: FxNode, rule: Rule, results: Any) -> list[Any]:
         raise _mismatch(call, rule, f"returned {counted(len(results), 'result')} where torch has {len(specs)}")
     if any(isinstance(result, list | tuple) for result in results):
         # A list among the results, (Tensor, Tensor[]): checked leaf by leaf.
-        for leaf, spec in zip(_leaves(results), specs, strict=False):
-            _check_value(call, rule, leaf, spec, 0)
+        for leaf, spec, val in zip(_leaves(results), specs, vals, strict=False):
+            _check_value(call, rule, leaf, spec, 0, val, symbols)
         return list(results)
     used = _used_indices(call.fx)
     for index, result in enumerate(results):
         if result is not None or used is None or index in used:
-            _check_value(call, rule, result, specs[index], index)
+            _check_value(call, rule, result, specs[index], index, vals[index], symbols)
     return list(results)
 
 
-def _check_value(call: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, index: int) -> None:
+def _check_value(
+    call: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, index: int, val: Any, symbols: SymbolNames
+) -> None:
     if spec is None:
         return
     if type(value) is Complex and spec.dtype in PART_DTYPE:
         part = OutputSpec(PART_DTYPE[spec.dtype], spec.shape)
-        _check_value(call, rule, value.real, part, index)
-        _check_value(call, rule, value.imag, part, index)
+        _check_value(call, rule, value.real, part, index, val, symbols)
+        _check_value(call, rule, value.imag, part, index, val, symbols)
         return
     if type(value) is Quantized and spec.dtype == ir.DataType.FLOAT and value.integers.dtype is not None:
         # What torch.export records of it.
-        _check_value(call, rule, value.integers, OutputSpec(value.integers.dtype, spec.shape), index)
+        _check_value(call, rule, value.integers, OutputSpec(value.integers.dtype, spec.shape), index, val, symbols)
         return
     if type(value) is not ir.Value:
         what = "None" if value is None else f"{type_with_article(value)} ({value!r})"
@@ -86,11 +95,13 @@ def _check_value(call: FxNode, rule: Rule, value: Any, spec: OutputSpec | None, 
         return
     given = shape.dims
     if given != dims:
-        _check_dims(call, rule, value, given, spec, index)
+        _check_dims(call, rule, value, given, spec, index, val, symbols)
 
 
-def _check_dims(call: FxNode, rule: Rule, value: ir.Value, given: Any, spec: OutputSpec, index: int) -> None:
-    """Compares static sizes; where torch's name for a dynamic one differs, the value gets torch's."""
+def _check_dims(
+    call: FxNode, rule: Rule, value: ir.Value, given: Any, spec: OutputSpec, index: int, val: Any, symbols: SymbolNames
+) -> None:
+    """Compares sizes; where torch's name for a dynamic one differs, the value gets torch's."""
     dims = spec.shape
     text = f"[{', '.join(str(d) for d in given)}]"
     if len(given) != len(dims):
@@ -100,16 +111,31 @@ def _check_dims(call: FxNode, rule: Rule, value: ir.Value, given: Any, spec: Out
             f"returned rank {len(given)} (shape {text}) as result {index} where torch has {_text(spec)}",
         )
     renamed = False
-    for got, expected in zip(given, dims, strict=True):
-        if isinstance(got, int):
-            if isinstance(expected, int) and got != expected:
-                raise _mismatch(
-                    call, rule, f"returned the shape {text} as result {index} where torch has {_text(spec)}"
-                )
-        elif got is not expected and got != expected:
-            renamed = True
+    for axis, (got, expected) in enumerate(zip(given, dims, strict=True)):
+        if got is expected or got == expected:
+            continue
+        if _differs(got, expected, val.shape[axis], symbols):
+            raise _mismatch(call, rule, f"returned the shape {text} as result {index} where torch has {_text(spec)}")
+        renamed = renamed or not isinstance(got, int)
     if renamed:
         value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(given, dims, strict=True)])
+
+
+def _differs(got: Any, expected: Any, size: Any, symbols: SymbolNames) -> bool:
+    """Whether a size is another one than torch's: always, or for the example inputs."""
+    if isinstance(expected, int):
+        return isinstance(got, int)
+    env, expr = size.node.shape_env, size.node.expr
+    if isinstance(got, int):
+        # What the data decide may be known here, from constants.
+        from_data = any(env.is_unbacked_symint(symbol) for symbol in expr.free_symbols)
+        range_ = env.bound_sympy(expr)
+        return not (got in range_ if from_data else range_.lower == range_.upper == got)
+    other = symbols.originals.get(got.value)
+    if other is None:
+        return False
+    values = [e.xreplace(env.backed_var_to_val) for e in (expr, other)]
+    return all(v.is_Integer for v in values) and values[0] != values[1]
 
 
 def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:

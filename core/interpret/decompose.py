@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Mapping
@@ -11,11 +10,17 @@ from typing import Any
 import torch
 
 from onnxplug import logs
-from onnxplug.capture.guards import holds_from_two_on, is_of_layout
 from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
+from onnxplug.functionalize.sizes import Sizes
 from onnxplug.interpret.node import meta_of
-from onnxplug.interpret.shape_env import has_small_examples, other_examples, undone_on_error, with_current_examples
+from onnxplug.interpret.shape_env import (
+    has_small_examples,
+    larger_examples,
+    layout_not_noted,
+    undone_on_error,
+    with_current_examples,
+)
 from onnxplug.profiling.recorder import span
 from onnxplug.registry.names import qualified_name
 from onnxplug.torch_private import DispatchKey, DispatchKeySet, FakeTensor, FakeTensorMode, OpOverload, pytree
@@ -147,63 +152,20 @@ def _for_all_sizes(
     """
     if env is None:
         return trace(inputs)
-    small = has_small_examples(env, inputs)
     try:
-        with undone_on_error(env):
+        with undone_on_error(env), layout_not_noted(env):
             known = len(env.guards)
             module = trace(inputs)
-            asked = _refuse_guards(env, known)
-            if asked and small:
-                raise SomeSizesError(f"it holds only where {asked[0]}")
+            _refuse_guards(env, known)
+            return module
     except SomeSizesError:
-        if not small:
+        if not has_small_examples(env, inputs):
             raise
-    else:
-        if asked:
-            _check_other_examples(trace, inputs, env, module, asked[0])
-        return module
-    with other_examples(env, small=True):
+    with larger_examples(env), layout_not_noted(env):
         known = len(env.guards)
         module = trace([with_current_examples(env, value) for value in inputs])
         _refuse_guards(env, known)
         return module
-
-
-class _Undo(Exception):
-    """Ends a trace that was made to be compared."""
-
-
-def _check_other_examples(
-    trace: Callable[[list[Any]], torch.fx.GraphModule],
-    inputs: list[Any],
-    env: Any,
-    module: torch.fx.GraphModule,
-    asked: Any,
-) -> None:
-    """Traces once more, on other sizes: what was asked of the memory's layout may have answered another question too.
-
-    Raises:
-        SomeSizesError: The trace is another one.
-    """
-    same = True
-    with contextlib.suppress(_Undo), other_examples(env, small=False):
-        other = trace([with_current_examples(env, value) for value in inputs])
-        same = _operators(other.graph) == _operators(module.graph)
-        raise _Undo
-    if not same:
-        raise SomeSizesError(f"it holds only where {asked}")
-
-
-#: What a decomposition takes or leaves by the memory's layout.
-_COPIES = ("clone", "contiguous", "_to_copy", "detach", "alias")
-_RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy", "flatten", "_reshape_copy")
-
-
-def _operators(graph: torch.fx.Graph) -> list[str]:
-    names = [
-        str(node.target).removeprefix("aten.").partition(".")[0] for node in graph.nodes if node.op == "call_function"
-    ]
-    return ["reshape" if name in _RESHAPES else name for name in names if name not in _COPIES]
 
 
 def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.GraphModule:
@@ -224,28 +186,21 @@ def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.
     return _for_all_sizes(trace, inputs, mode.shape_env)
 
 
-def _refuse_guards(shape_env: Any, known: int) -> list[Any]:
+def _refuse_guards(shape_env: Any, known: int) -> None:
     """Refuses a trace that holds for some sizes alone: torch added conditions on dynamic sizes while it traced.
 
-    Conditions on the memory's layout don't matter, and neither does that sizes differ or are more than 1: the general way
-    was taken then, which ONNX's operators, broadcasting at run time, follow where they are equal or 1 too.
-
-    Returns:
-        The conditions on the layout that do not hold for all sizes. torch takes them for granted in what it is asked next.
+    That sizes differ or are more than 1 doesn't matter: the general way was taken then, which ONNX's operators, broadcasting at run
+    time, follow where they are equal or 1 too.
 
     Raises:
         SomeSizesError: Names the first of the conditions.
     """
     import sympy
 
-    of_layout: list[Any] = []
+    sizes = Sizes({}, least=2)
     for guard in shape_env.guards[known:]:
-        if isinstance(guard.expr, sympy.Ne) or holds_from_two_on(guard.expr):
-            continue
-        if not is_of_layout(getattr(guard.sloc, "framework_loc", None)):
+        if not isinstance(guard.expr, sympy.Ne) and not sizes.hold(guard.expr):
             raise SomeSizesError(f"it holds only where {guard.expr}")
-        of_layout.append(guard.expr)
-    return of_layout
 
 
 def _plain(argument: Any) -> Any:

@@ -17,7 +17,15 @@ from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
 from onnxplug.capture.locations import raised_at, source_location
-from onnxplug.errors import ConversionError, Decline, MissingRuleError, OnnxplugError, OutputMismatchError
+from onnxplug.errors import (
+    CaptureError,
+    ConversionError,
+    Decline,
+    MissingRuleError,
+    OnnxplugError,
+    OutputMismatchError,
+    Unsupported,
+)
 from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
@@ -27,6 +35,7 @@ from onnxplug.interpret.mutating import convert_functionalized
 from onnxplug.interpret.node import UNKNOWN_SOURCE, FxNode, are_empty, output_specs
 from onnxplug.interpret.operators import Operator, Operators
 from onnxplug.interpret.provenance import Context, Describer, FxProvenance
+from onnxplug.interpret.refused import refusal, refused
 from onnxplug.interpret.symbols import Dim, SymbolNames
 from onnxplug.metadata import Metadata
 from onnxplug.plugin_api import PROJECT_NAME
@@ -216,6 +225,10 @@ class DynamoInterpreter:
         """The ONNX dimensions of a fake tensor."""
         return self._symbols.dims(tensor)
 
+    def dim(self, size: int | torch.SymInt) -> Dim:
+        """The ONNX dimension of a size of torch's."""
+        return self._symbols.dim(size)
+
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _call(self, fx: torch.fx.Node, called: Operator) -> Any:
@@ -233,6 +246,9 @@ class DynamoInterpreter:
                 return found
         elif kind in _NUMBERS:
             return val
+        is_models = called.is_overload and not self._frame.context.decomposing
+        if is_models and (message := refusal(fx)) is not None:
+            raise self._refused(fx, message)
         name = called.name
         args = self._bind(fx, called)
         if self._has_complex and called.is_overload and touches_complex(val, args):
@@ -240,10 +256,16 @@ class DynamoInterpreter:
         if self._has_quantized and is_quantized(args):
             name = QUANTIZED_PREFIX + name
         only = self._registry.only_rule(name)
-        if only is None:
-            results = self.convert_alone(self.new_call(fx, name, args))
-        else:  # most calls: nothing to choose from, and no rules that remain
-            results = self.convert_alone(self.new_call(fx, name, args, ()), (only,))
+        try:
+            if only is None:
+                results = self.convert_alone(self.new_call(fx, name, args))
+            else:  # most calls: nothing to choose from, and no rules that remain
+                results = self.convert_alone(self.new_call(fx, name, args, ()), (only,))
+        except ConversionError as error:
+            is_explained = isinstance(error, Unsupported) or not is_models
+            if not is_explained and (message := refusal(fx, is_doubtful=True)) is not None:
+                raise self._refused(fx, message) from error
+            raise
         if "unbacked_bindings" in fx.meta:
             self._builder.add_symbol_sources(results)
             self._add_static_sources(val, results)
@@ -253,6 +275,10 @@ class DynamoInterpreter:
             if results.name is None and results.producer() is not None:
                 results.name = fx.name
         return results
+
+    def _refused(self, fx: torch.fx.Node, message: str) -> CaptureError:
+        location = source_location(fx) or self._frame.context.location or UNKNOWN_SOURCE
+        return refused(fx, location, message, self._symbols)
 
     def _add_static_sources(self, val: Any, results: Any) -> None:
         """Records the sizes that torch leaves to the data and that are constants here, where the data are."""
@@ -377,7 +403,7 @@ class DynamoInterpreter:
             part = builder.op.Expand(zero, builder.vector(sizes))
             results.append(Complex(part, part) if spec.dtype in PART_DTYPE else part)
         rule = Rule(call.op_name, DynamoInterpreter._empty_results)
-        return checked(call, rule, results if items is val else results[0])
+        return checked(call, rule, results if items is val else results[0], self._symbols)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -407,7 +433,7 @@ class DynamoInterpreter:
                 continue
             if self.applied is not None:
                 self.applied[call.fx] = rule
-            return checked(call, rule, results)
+            return checked(call, rule, results, self._symbols)
         if call.derived:
             raise Decline("; ".join(declined) or f"no rule for {call.op_name}")
         return self._without_rule(call, declined)
@@ -458,7 +484,7 @@ class DynamoInterpreter:
                 rule.source = "the hook onnxplug_missing"
                 if self.applied is not None:
                     self.applied[call.fx] = rule
-                return checked(call, rule, self._apply(rule, call.with_rules(())))
+                return checked(call, rule, self._apply(rule, call.with_rules(())), self._symbols)
         return self._missing.stand_ins(call, self._frame.context.decomposing, [*declined, *failures])
 
     def _decompose(self, call: FxNode) -> tuple[Any, list[str]]:
@@ -489,7 +515,7 @@ class DynamoInterpreter:
         if self.applied is not None:
             self.applied[call.fx] = rule
         single = not isinstance(call.fx.meta.get("val"), list | tuple)
-        return checked(call, rule, results[0] if single else results)
+        return checked(call, rule, results[0] if single else results, self._symbols)
 
 
 def _bound_nodes(call: FxNode) -> dict[torch.fx.Node, Any]:

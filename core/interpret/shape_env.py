@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from onnxplug.torch_private import FakeTensor
+from onnxplug.capture.guards import is_of_layout
+from onnxplug.torch_private import FakeTensor, uninteresting_files
 
 #: The first of the sizes that stand for examples of 0 and 1; the others are the next odd numbers.
 _LARGER = 11
@@ -32,18 +35,17 @@ def undone_on_error(env: ShapeEnv) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def other_examples(env: ShapeEnv, *, small: bool) -> Iterator[None]:
-    """While it holds, torch decides what it is asked of sizes by other examples than those of the inputs.
+def larger_examples(env: ShapeEnv) -> Iterator[None]:
+    """While it holds, sizes whose example is 0 or 1 have another one, so that torch does not take the way for these two.
 
     Args:
         env: torch's notes.
-        small: Of the sizes whose example is 0 or 1 alone.
     """
     import sympy
 
     saved = state_of(env)
     examples: Any = env.backed_var_to_val
-    changed = [symbol for symbol, value in examples.items() if not small or value in (0, 1)]
+    changed = [symbol for symbol, value in examples.items() if value in (0, 1)]
     # The last one is the least: what was said of the order of sizes is no longer so.
     examples.update({symbol: sympy.Integer(_LARGER + 2 * i) for i, symbol in enumerate(reversed(changed))})
     env.fake_tensor_cache.clear()
@@ -57,6 +59,44 @@ def other_examples(env: ShapeEnv, *, small: bool) -> Iterator[None]:
     examples.update(saved["backed_var_to_val"])
     env.fake_tensor_cache.clear()
     _forget_answers(env)
+
+
+@contextlib.contextmanager
+def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
+    """While it holds, torch notes nothing of what it asks to settle strides.
+
+    It is answered for the example's sizes, as always: ONNX has no strides, so that either answer is right. But torch would take the
+    answer for granted in what it asks next, which does matter.
+    """
+    from sympy.logic.boolalg import Boolean
+
+    evaluate = env.evaluate_expr
+
+    def answer(expr: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(expr, Boolean) and expr.free_symbols and _is_asked_for_layout():
+            found = expr.xreplace(env.backed_var_to_val)
+            if not found.free_symbols:
+                return found
+        return evaluate(expr, *args, **kwargs)
+
+    # As if it stood in torch's own file: the line that torch notes with a condition is the one that asks.
+    answer.__code__ = answer.__code__.replace(co_filename=ShapeEnv.evaluate_expr.__code__.co_filename)
+    env.evaluate_expr = answer  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del env.evaluate_expr
+
+
+def _is_asked_for_layout() -> bool:
+    """Whether a function that settles strides asks: the innermost one that is no part of torch's arithmetic on sizes."""
+    frame: Any = sys._getframe(2)
+    passed = uninteresting_files()
+    while frame is not None and frame.f_code.co_filename in passed:
+        frame = frame.f_back
+    return frame is not None and is_of_layout(
+        traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    )
 
 
 def has_small_examples(env: ShapeEnv, values: Iterable[Any]) -> bool:

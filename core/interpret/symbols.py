@@ -21,6 +21,7 @@ class SymbolNames:
 
     Attributes:
         expressions: Name of every dimension handed out to its sympy expression, whose symbols bear the users' names.
+        originals: The same with torch's symbols.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -29,6 +30,7 @@ class SymbolNames:
         #: The same by torch's node of the expression, which is hashed faster.
         self._by_node: dict[Any, Dim] = {}
         self.expressions: dict[str, Any] = {}
+        self.originals: dict[str, Any] = {}
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The ONNX dimension of one size."""
@@ -50,6 +52,7 @@ class SymbolNames:
         renamed = in_names(self._names, expr)
         name = str(renamed)
         self.expressions[name] = renamed
+        self.originals[name] = expr
         return ir.SymbolicDim(name)
 
     def number(self, value: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
 
 import onnxplug
-from onnxplug import GraphBuilder, PluginInfo, Rule, TargetInfo, hookimpl
+from onnxplug import ConversionError, GraphBuilder, PluginInfo, Rule, TargetInfo, hookimpl
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.spec import onnx_spec
 from onnxplug.testing import IsolatedRegistry
@@ -165,8 +165,10 @@ def test_kernels() -> None:
 def test_a_builder_without_kernels_emits_what_is_asked_for() -> None:
     g = GraphBuilder({"": 21})
     x = ir.Value(name="x", type=ir.TensorType(INT8), shape=ir.Shape([2]))
-    assert g.op.MatMul(x, x).dtype == INT8
+    assert g.op.Relu(x).dtype == INT8
     assert g.op.Add(x, x).producer().op_type == "Add"
+    with pytest.raises(ConversionError, match=r"MatMul takes .* as input 0, got int8: its schema says so"):
+        g.op.MatMul(x, x)
 
 
 def test_a_plugin_says_which_kernels_its_runtime_has(isolated_registry: IsolatedRegistry) -> None:

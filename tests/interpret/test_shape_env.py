@@ -51,6 +51,37 @@ def test_an_example_of_0_or_1_stands_for_larger_ones(size: int) -> None:
     assert not env.replacements
 
 
+def test_what_is_asked_of_strides_is_not_taken_for_granted() -> None:
+    """The example's matrix is square, so that its transpose has strides of a kind; no size is 3 for what comes later."""
+    x = fake(3, 3)
+    env = x.fake_mode.shape_env
+
+    def strides_are_equal(x: torch.Tensor) -> bool:
+        return bool(x.shape[0] == x.shape[1])
+
+    def function(x: torch.Tensor) -> Any:
+        same = 1 if strides_are_equal(x) else 2
+        return x.new_ones(x.shape[1]) * same, x.new_zeros(x.shape[0])
+
+    module = trace_function(function, [x])
+    assert not [guard for guard in env.guards if "Eq" in str(guard.expr)]
+    assert not env.replacements
+    sizes = [value.meta["val"].shape[0].node.expr for value in module.graph.output_node().args[0]]
+    assert sizes == [x.shape[1].node.expr, x.shape[0].node.expr]
+    assert sizes[0] != sizes[1]
+
+
+def test_the_line_of_what_else_is_asked() -> None:
+    x = fake(4, 3)
+
+    def function(x: torch.Tensor) -> Any:
+        return x * 2 if x.shape[0] != 9 else x
+
+    trace_function(function, [x])
+    guard = next(guard for guard in x.fake_mode.shape_env.guards if ", 9)" in str(guard.expr))
+    assert guard.sloc.framework_loc.filename == __file__
+
+
 def test_later_nodes_are_converted_for_every_size() -> None:
     """Sizes stay dynamic after a split, whose pieces torch.export knows for the example's sizes alone."""
 
