@@ -80,6 +80,7 @@ GAPS: tuple[Gap, ...] = (
     Gap("Trilu", _NARROW | _UNSIGNED | HALVES, _NEVER),
     Gap("Trilu", frozenset({INT32}), "version 1.20 has no kernel"),
     Gap("Col2Im", _NARROW | _UNSIGNED | {INT32, INT64}, _NEVER),
+    Gap("DepthToSpace", frozenset({BOOL, INT16, UINT16, INT32, INT64, BFLOAT16}) | _UNSIGNED, _NEVER),
     Gap("Less LessOrEqual Greater GreaterOrEqual Equal Pow Unique ArgMax ArgMin TopK Einsum Col2Im", HALVES, _NEVER),
     Gap("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Gelu GridSample Log Sin Sinh Tan", HALVES, _NEVER),
     Gap("RandomNormalLike RandomUniformLike", HALVES, _NEVER),
