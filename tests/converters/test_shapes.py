@@ -171,6 +171,14 @@ STATIC: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] =
         (tensor(4, 3), torch.tensor([0, 0, 2]), tensor(3, 3)),
         (tensor(4, 3), torch.tensor([3, 1, 3]), tensor(3, 3, seed=1)),
     ),
+    "index_put_impl": (
+        lambda x, i, v: (
+            torch._index_put_impl_(x.clone(), (i,), v, True, False),
+            torch.ops.aten._index_put_impl(x, [None, i[:2]], v[:, :2], False, True),
+        ),
+        (tensor(4, 3), torch.tensor([0, 2, 0, 1]), tensor(4, 3)),
+        (tensor(4, 3), torch.tensor([-1, 2, 1, 1]), tensor(4, 3, seed=1)),
+    ),
     "index_copy": (
         lambda x, i, s: x.index_copy(1, i, s),
         (tensor(4, 3), torch.tensor([0, 2]), tensor(4, 2)),

@@ -13,7 +13,6 @@ _EMPTY = "a dynamic axis of size 0: ONNX Runtime's own MatMul and Reshape refuse
 _STATIC = "needs this size static; the error says so"
 _BYTES = "torch interpolates bytes by integer weights of 16 bits: off by one where the true value is halfway"
 _TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
-_INTEGER_MEAN = "torch's mean of integers, cut off: nobody pools integers"
 
 #: Entries that only the oldest or only the newest of the tested releases of torch has.
 ONLY = {
@@ -69,10 +68,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "nn.functional.bilinear||dynamic": ("run", _EMPTY),
     "linalg.tensorinv||dynamic": ("missing", _TRACE),
     "nn.functional.linear_cross_entropy.chunked||dynamic": ("missing", _TRACE),
-    "nn.functional.avg_pool1d|int64": ("unsupported", _INTEGER_MEAN),
-    "nn.functional.avg_pool2d|int64": ("unsupported", _INTEGER_MEAN),
-    "nn.functional.avg_pool3d|int64": ("unsupported", _INTEGER_MEAN),
-    "nn.functional.local_response_norm|int64": ("unsupported", _INTEGER_MEAN),
 }
 
 
