@@ -75,7 +75,7 @@ def _step(
     column, next_column = g.op.Equal(rows, k), g.op.Equal(rows, g.op.Add(k, g.const(1)))
     updated = g.op.Sub(a, change)
     factor = g.op.Where(wide_pair, left, single)
-    place = g.op.And(column, g.op.Where(wide_pair, beyond, rest))
+    place = g.op.And(g.op.And(column, rest), g.op.Or(g.op.Not(wide_pair), beyond))
     updated = g.op.Where(place, factor, updated)
     updated = g.op.Where(g.op.And(g.op.And(next_column, wide_pair), beyond), right, updated)
     a = g.op.Where(idle, a, updated)

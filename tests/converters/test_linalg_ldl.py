@@ -10,6 +10,7 @@ from torch import linalg
 
 from tests.support.check import check
 
+pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run")
 AUTO = torch.export.Dim.AUTO
 
 
