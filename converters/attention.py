@@ -181,16 +181,17 @@ def _fused(
 ) -> list[Value | None]:
     """The results of an attention on a GPU: the output, and where it is read the logarithms of the sums, [..., L] in float.
 
-    They are infinite for a row that sees no key. The others, states of random numbers and what varlen calls return, have no
-    meaning in ONNX: whoever reads them is told so.
+    They are infinite for a row that sees no key. Half types are computed in float, as these kernels accumulate.
+    The others, states of random numbers and what varlen calls return, have no meaning in ONNX: whoever reads them is told so.
     """
+    query, key, value = (g.cast(x, FLOAT) if x.dtype in HALVES else x for x in (query, key, value))
     if all(isinstance(g.dim(x, -3), int) for x in (query, key)):
         key, value = (_repeat_heads(g, query, x) for x in (key, value))
     if mask is not None and causal:
         dtype = dtype_of(query)
         given = _bias(g, mask, dtype) if mask.dtype == BOOL else g.cast(mask, dtype)
         mask, causal = g.op.Add(given, _bias(g, _causal(g, query, key), dtype)), False
-    output = _attend(g, query, key, value, mask, dropout, causal, scale)
+    output = g.cast(_attend(g, query, key, value, mask, dropout, causal, scale), node.dtype)
     rest: list[Value | None] = [None] * (len(node.outputs) - 1)
     if wanted(node, 1):
         scores = g.cast(_scores(g, query, key, scale), FLOAT)

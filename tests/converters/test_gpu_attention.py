@@ -17,6 +17,7 @@ import onnxplug
 from onnxplug.errors import OutputMismatchError
 from tests.support.check import Call
 
+pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run")
 aten = torch.ops.aten
 AUTO = torch.export.Dim.AUTO
 Inputs = tuple[torch.Tensor, ...]
