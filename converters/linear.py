@@ -270,8 +270,8 @@ def trilinear(g: GraphBuilder, node: FxNode) -> Value:
     kept = [c for axis, c in enumerate(letters) if axis not in summed]
     known = "".join(c for c in kept if any(c in term for term in terms))
     inner = computed_in(g, "Einsum", node.dtype)
-    plain, tensors = _without_broadcasting(g, f"{','.join(terms)}->{known}", [g.cast(x, inner) for x in tensors])
-    result = g.op.Einsum(*tensors, equation=plain)
+    plain, operands = _without_broadcasting(g, f"{','.join(terms)}->{known}", [g.cast(x, inner) for x in tensors])
+    result = g.op.Einsum(*operands, equation=plain)
     nowhere = [place for place, c in enumerate(kept) if c not in known]
     return g.cast(unsqueeze(g, result, *nowhere) if nowhere else result, node.dtype)
 

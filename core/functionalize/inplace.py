@@ -47,8 +47,7 @@ def _keep_elements(value: torch.fx.Node, node: torch.fx.Node, is_again: bool) ->
     Raises:
         CaptureError: The tensor was written meanwhile and becomes larger: no tensor has the elements of both.
     """
-    source = value.args[0]
-    assert isinstance(source, torch.fx.Node)
+    source: Any = value.args[0]
     if is_again and source.target not in _RESIZES:
         before, after = (_count(n) for n in (source, node))
         if before is None or after is None or after > before:
@@ -58,7 +57,7 @@ def _keep_elements(value: torch.fx.Node, node: torch.fx.Node, is_again: bool) ->
                 hint="Keep the larger tensor, and write a view of it.",
             )
     while source.target in _RESIZES:
-        source = source.args[0]  # type: ignore[assignment]
+        source = source.args[0]
     value.args = (source, *value.args[1:])
 
 
