@@ -14,8 +14,10 @@ from onnxplug.build.matching import made_by, same_sizes
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES
+from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.matrices import dtype_of
 from onnxplug.converters.helpers.reductions import log_of_sum, reduce
+from onnxplug.converters.helpers.results import wanted
 from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
@@ -111,6 +113,97 @@ def flash_attention_for_cpu(g: GraphBuilder, node: FxNode) -> list[Value]:
     return [output, total if seen_rows is None else g.op.Mul(total, squeeze(g, seen_rows, rank_of(seen_rows) - 1))]
 
 
+def flash_attention(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor unused, Tensor debug_attn_mask)
+
+    Unlike elsewhere the causal mask ends in the lower right corner: query i of L sees keys 0 to i + S - L. PyTorch takes this
+    kernel where L and S differ for such a mask alone (torch.nn.attention.bias.causal_lower_right).
+    """  # noqa: E501
+    query, key, value, dropout, causal, _, scale = node.args
+    mask = None
+    if causal and list(query.shape or ())[-2:-1] != list(key.shape or ())[-2:-1]:
+        later = g.op.Sub(g.as_scalar(g.dim(key, -2)), g.as_scalar(g.dim(query, -2)))
+        mask, causal = _causal(g, query, key, later), False
+    return _fused(g, node, query, key, value, mask, dropout, causal, scale)
+
+
+def efficient_attention(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_scaled_dot_product_efficient_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, *, float? scale=None) -> (Tensor output, Tensor log_sumexp, Tensor philox_seed, Tensor philox_offset)
+
+    The logarithms are padded with infinity to a multiple of 32 queries, or left out.
+    """  # noqa: E501
+    query, key, value, mask, logarithms, dropout, causal, scale = node.args
+    results = _fused(g, node, query, key, value, mask, dropout, causal, scale)
+    total, (batch, heads, rows) = results[1], g.dims(query)[:3]
+    if total is not None and not logarithms:
+        results[1] = filled(g, 0.0, [batch, heads, 0], FLOAT)
+    elif total is not None:
+        short = g.op.Mod(g.op.Neg(g.as_vector(rows)), g.const([32]))
+        pads = g.op.Concat(g.const([0] * 5), short, axis=0)
+        results[1] = g.op.Pad(total, pads, g.const(math.inf, FLOAT))
+    return results
+
+
+def cudnn_attention(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_scaled_dot_product_cudnn_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)
+
+    Its logarithms have a last axis of size 1.
+    """  # noqa: E501
+    query, key, value, mask, _, dropout, causal, _, scale = node.args
+    results = _fused(g, node, query, key, value, mask, dropout, causal, scale)
+    if results[1] is not None:
+        results[1] = unsqueeze(g, results[1], 3)
+    return results
+
+
+def overrideable_attention(g: GraphBuilder, node: FxNode) -> list[Value | None]:
+    """_scaled_dot_product_fused_attention_overrideable(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)
+
+    [B, H, L, E], or [H, L, E], whose logarithms have a batch of 1.
+    """  # noqa: E501
+    query, key, value, mask, dropout, causal, _, scale = node.args
+    results = _fused(g, node, query, key, value, mask, dropout, causal, scale)
+    if results[1] is not None and rank_of(query) == 3:
+        results[1] = unsqueeze(g, results[1], 0)
+    return results
+
+
+def _fused(
+    g: GraphBuilder,
+    node: FxNode,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> list[Value | None]:
+    """The results of an attention on a GPU: the output, and where it is read the logarithms of the sums, [..., L] in float.
+
+    They are infinite for a row that sees no key. Half types are computed in float, as these kernels accumulate.
+    The others, states of random numbers and what varlen calls return, have no meaning in ONNX: whoever reads them is told so.
+    """
+    query, key, value = (g.cast(x, FLOAT) if x.dtype in HALVES else x for x in (query, key, value))
+    if all(isinstance(g.dim(x, -3), int) for x in (query, key)):
+        key, value = (_repeat_heads(g, query, x) for x in (key, value))
+    if mask is not None and causal:
+        dtype = dtype_of(query)
+        given = _bias(g, mask, dtype) if mask.dtype == BOOL else g.cast(mask, dtype)
+        mask, causal = g.op.Add(given, _bias(g, _causal(g, query, key), dtype)), False
+    output = g.cast(_attend(g, query, key, value, mask, dropout, causal, scale), node.dtype)
+    rest: list[Value | None] = [None] * (len(node.outputs) - 1)
+    if wanted(node, 1):
+        scores = g.cast(_scores(g, query, key, scale), FLOAT)
+        if causal:
+            scores = g.op.Add(scores, _bias(g, _causal(g, query, key), FLOAT))
+        elif mask is not None:
+            scores = g.op.Add(scores, _bias(g, mask, FLOAT) if mask.dtype == BOOL else g.cast(mask, FLOAT))
+        total = log_of_sum(g, scores, [rank_of(scores) - 1], False)
+        rest[0] = g.op.Where(g.op.Equal(total, g.const(-math.inf)), g.const(math.inf), total)
+    return [output, *rest]
+
+
 def attention(g: GraphBuilder, node: FxNode) -> Value:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
 
@@ -166,9 +259,10 @@ def _bias_and_seen_rows(g: GraphBuilder, mask: Value, dtype: ir.DataType) -> tup
     return g.op.Where(hidden, g.const(0.0, dtype), bias), g.cast(g.op.Not(hidden), dtype)
 
 
-def _causal(g: GraphBuilder, query: Value, key: Value) -> Value:
-    """[L, S]: whether query i sees key j: j <= i."""
+def _causal(g: GraphBuilder, query: Value, key: Value, later: Value | None = None) -> Value:
+    """[L, S]: whether query i sees key j: j <= i, or j <= i + ``later``."""
     rows = g.op.Range(g.const(0), g.as_scalar(g.dim(query, -2)), g.const(1))
+    rows = rows if later is None else g.op.Add(rows, later)
     columns = g.op.Range(g.const(0), g.as_scalar(g.dim(key, -2)), g.const(1))
     return g.op.LessOrEqual(columns, unsqueeze(g, rows, 1))
 
@@ -226,4 +320,8 @@ RULES: list[Rule] = [
     Rule("aten::scaled_dot_product_attention.default", attention, opset=(23, None)),
     Rule("aten::scaled_dot_product_attention.default", scaled_dot_product_attention),
     Rule("aten::_scaled_dot_product_flash_attention_for_cpu.default", flash_attention_for_cpu),
+    Rule("aten::_scaled_dot_product_flash_attention.default", flash_attention),
+    Rule("aten::_scaled_dot_product_efficient_attention.default", efficient_attention),
+    Rule("aten::_scaled_dot_product_cudnn_attention.default", cudnn_attention),
+    Rule("aten::_scaled_dot_product_fused_attention_overrideable.default", overrideable_attention),
 ]

@@ -11,6 +11,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import Complex
 from onnxplug.converters.helpers.complex_pairs import as_complex, part_dtype
 from onnxplug.converters.helpers.fill import filled as fill
+from onnxplug.converters.helpers.randomness import normal_like
 from onnxplug.converters.helpers.tables import complex_rule
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -55,7 +56,7 @@ def random_normal(g: GraphBuilder, node: FxNode) -> Complex:
     dtype = part_dtype(node)
     shape = _filled(g, node, 0).real
     half = g.const(math.sqrt(0.5), dtype)
-    return Complex(*(g.op.Mul(g.op.RandomNormalLike(shape, dtype=int(dtype)), half) for _ in range(2)))
+    return Complex(*(g.op.Mul(normal_like(g, shape, dtype), half) for _ in range(2)))
 
 
 def scalar_tensor(g: GraphBuilder, node: FxNode) -> Complex:

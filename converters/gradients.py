@@ -1,7 +1,6 @@
 """Backward operators of training: those that torch has no decomposition for.
 
-A convolution's gradients are convolutions again. The others are decompositions in terms of PyTorch, most of them the
-vector-Jacobian product of torch's own decomposition of the forward operator.
+A convolution's gradients are convolutions again. The others are decompositions in terms of PyTorch.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.axes import swap
+from onnxplug.converters.helpers.axes import rank_of, swap
+from onnxplug.converters.helpers.fill import filled
+from onnxplug.converters.helpers.scattering import scatter_elements
 from onnxplug.converters.helpers.windows import spread
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-from onnxplug.torch_private import decomposition_table
-
-_ATEN = torch.ops.aten
-
 
 # -- convolution -----------------------------------------------------------------------------------------------------------
 
@@ -29,7 +26,7 @@ _ATEN = torch.ops.aten
 def convolution_backward(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""  # noqa: E501
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = node.args
-    spatial = len(node.outputs[1].shape if node.outputs[1] is not None else g.concrete_shape(weight, "weight")) - 2
+    spatial = rank_of(grad) - 2
     steps: dict[str, Any] = {"strides": spread(stride, spatial), "dilations": spread(dilation, spatial)}
     pads = spread(padding, spatial) * 2
     results: list[Value | None] = [None, None, None]
@@ -56,9 +53,8 @@ def _input_gradient(
     """
     spatial = len(pads) // 2
     axes = range(2, spatial + 2)
-    kernel = g.concrete_shape(weight, "weight")[2:]
-    sizes, counts = [g.dim(x, axis) for axis in axes], [g.dim(grad, axis) for axis in axes]
-    if all(isinstance(size, int) for size in (*sizes, *counts)):
+    sizes, counts, kernel = ([g.dim(v, axis) for axis in axes] for v in (x, grad, weight))
+    if all(isinstance(size, int) for size in (*sizes, *counts, *kernel)):
         left = [
             n + 2 * p - d * (k - 1) - 1 - (o - 1) * s
             for n, p, d, k, o, s in zip(sizes, pads, steps["dilations"], kernel, counts, steps["strides"], strict=False)
@@ -82,13 +78,12 @@ def _weight_gradient(
     result too wide; its end is cropped.
     """
     spatial = len(pads) // 2
-    sizes = g.concrete_shape(weight, "weight")[2:]
     channels = swap(g, image, 0, 1)
     if groups > 1:
         # [N, G C, …] → [C, G N, …]: every group convolves its own channels with its own gradient.
         rest = [g.dim(image, axis) for axis in range(2, spatial + 2)]
         batch = g.dim(image, 0)
-        width = g.concrete_shape(weight, "weight")[1]
+        width = g.dim(weight, 1)
         apart = g.op.Reshape(image, g.vector([batch, groups, width, *rest]))
         apart = g.op.Transpose(apart, perm=[2, 1, 0, *range(3, spatial + 3)])
         channels = g.op.Reshape(apart, g.vector([width, -1, *rest]))
@@ -101,7 +96,8 @@ def _weight_gradient(
         dilations=steps["strides"],
         group=groups,
     )
-    ends, axes = g.const(list(sizes)), g.const(list(range(2, spatial + 2)))
+    axes = g.const(list(range(2, spatial + 2)))
+    ends = g.vector([g.dim(weight, axis) for axis in range(2, spatial + 2)])
     return swap(g, g.op.Slice(result, g.const([0] * spatial), ends, axes), 0, 1)
 
 
@@ -167,27 +163,124 @@ def _replication_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence
     return grad
 
 
-def _by_index_backward(spatial: int, grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Each maximum's gradient goes to the place that its index names, counted within a channel."""
-    indices = rest[-1]
-    lead = list(x.shape[:-spatial])
-    flat = torch.zeros_like(x).reshape([*lead, -1])
-    flat = flat.scatter_add(-1, indices.reshape([*lead, -1]), grad.reshape([*lead, -1]))
-    return flat.reshape(x.shape)
+def by_index_backward(g: GraphBuilder, node: FxNode) -> Value:
+    """max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor
+
+    Each maximum's gradient goes to the place that its index names, counted within a channel.
+    """  # noqa: E501
+    grad, x, indices = node.args[0], node.args[1], node.args[-1]
+    spatial = 3 if "3d" in node.op_name else 2
+    lead = g.dims(x)[:-spatial]
+    start = g.reshape(filled(g, 0, g.dims(x), node.dtype), [*lead, -1])
+    given, places = (g.reshape(v, [*lead, -1]) for v in (grad, indices))
+    return g.reshape(scatter_elements(g, start, len(lead), places, given, "add"), g.dims(x))
 
 
-# -- vector-Jacobian products ----------------------------------------------------------------------------------------------
+# -- interpolation ---------------------------------------------------------------------------------------------------------
+
+#: The places along an axis that each result is interpolated from, and their weights: both [out].
+_Taps = list[tuple[torch.Tensor, torch.Tensor | None]]
+_KEYS = -0.75  # the parameter of Keys' cubic kernel, 1981, in PyTorch
+_KEYS_OF_FILTER = -0.5
 
 
-def _pull_back(function: Callable[..., Any], x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = torch.func.vjp(function, x)[1](grad)[0]
-    return result
+def _ratio(size: Any, out: Any, factor: float | None) -> torch.Tensor:
+    """The step between results on an axis, 0-dim float32 as PyTorch computes it: from the factor where there is one."""
+    if factor is not None and factor > 0:
+        return torch.full((), 1.0 / factor, dtype=torch.float32)
+    return torch.full((), size, dtype=torch.float32) / torch.full((), out, dtype=torch.float32)
 
 
-def _resize_backward(forward: Any, grad: torch.Tensor, output_size: Any, input_size: Any, *rest: Any) -> torch.Tensor:
-    """The gradient of an interpolation, which is linear, so that only the input's shape matters."""
-    x = grad.new_zeros(input_size)
-    return _pull_back(lambda x: decomposition_table[forward](x, output_size, *rest), x, grad)
+def _nearest_taps(size: Any, out: Any, factor: float | None, _: bool, *, offset: float) -> _Taps:
+    if not offset and isinstance(size, int) and isinstance(out, int) and size == out:
+        return [(torch.arange(out), None)]  # whatever the factor
+    at = (torch.arange(out, dtype=torch.float32) + offset) * _ratio(size, out, factor)
+    return [(at.to(torch.int64).clamp(max=size - 1), None)]
+
+
+def _places(size: Any, out: Any, factor: float | None, align_corners: bool) -> torch.Tensor:
+    """Where the results lie among the elements, [out] in float32."""
+    number = torch.arange(out, dtype=torch.float32)
+    if not align_corners:
+        return (number + 0.5) * _ratio(size, out, factor) - 0.5
+    steps = torch.full((), out, dtype=torch.float32) - 1
+    return number * torch.where(steps > 0, (torch.full((), size, dtype=torch.float32) - 1) / steps, 0.0)
+
+
+def _linear_taps(size: Any, out: Any, factor: float | None, align_corners: bool) -> _Taps:
+    at = _places(size, out, factor, align_corners).clamp(min=0)
+    first = at.to(torch.int64).clamp(max=size - 1)
+    share = (at - first).clamp(0, 1)
+    return [(first, 1 - share), ((first + 1).clamp(max=size - 1), share)]
+
+
+def _cubic_taps(size: Any, out: Any, factor: float | None, align_corners: bool) -> _Taps:
+    at = _places(size, out, factor, align_corners)
+    first = at.floor()
+    share = at - first
+    distances = [share + 1, share, 1 - share, 2 - share]
+    places = [(first.to(torch.int64) + k).clamp(0, size - 1) for k in (-1, 0, 1, 2)]
+    return list(zip(places, [_cubic(d, _KEYS) for d in distances], strict=True))
+
+
+def _cubic(distance: torch.Tensor, a: float) -> torch.Tensor:
+    """Keys' kernel at distances of at least 0."""
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return torch.where(distance <= 1, near, torch.where(distance < 2, far, 0.0))
+
+
+def _resize_backward(
+    taps: Callable[..., _Taps], corners: bool, grad: torch.Tensor, output_size: Any, input_size: Any, *rest: Any
+) -> torch.Tensor:
+    """An interpolation is linear, an axis after the other: what it reads from a place, its gradient adds there.
+
+    Args:
+        taps: What each result on an axis is interpolated from.
+        corners: Whether the operator's next argument is ``align_corners``.
+        grad: [N, C, *output_size].
+        output_size, input_size: The sizes, batch and channels with the input's.
+        rest: ``align_corners``, and the factor of each axis or ``None``.
+    """
+    align_corners, factors = (bool(rest[0]), rest[1:]) if corners else (False, rest)
+    spatial = len(output_size)
+    pairs = list(zip(output_size, input_size[2:], strict=True))
+    if corners and all(isinstance(out, int) and isinstance(size, int) and out == size for out, size in pairs):
+        return grad  # PyTorch copies then, whatever the factors
+    factors = (*factors, *([None] * (spatial - len(factors))))
+    for i in range(spatial):
+        axis, size = 2 + i, input_size[2 + i]
+        sizes = [*grad.shape]
+        sizes[axis] = size
+        total = grad.new_zeros(sizes)
+        for place, weight in taps(size, output_size[i], factors[i], align_corners):
+            column = None if weight is None else weight.to(grad.dtype).reshape([-1] + [1] * (spatial - 1 - i))
+            total = total.index_add(axis, place, grad if column is None else grad * column)
+        grad = total
+    return grad
+
+
+def _filtered_backward(
+    cubic: bool, grad: torch.Tensor, output_size: Any, input_size: Any, align_corners: bool, *factors: Any
+) -> torch.Tensor:
+    """The gradient of an interpolation with antialiasing: a product an axis with the weights of its filter, [out, in]."""
+    for i, factor in enumerate((*factors, None, None)[:2]):
+        size, out = input_size[2 + i], output_size[i]
+        ratio = _ratio(size, out, factor)
+        if align_corners:
+            steps = torch.full((), out, dtype=torch.float32) - 1
+            ratio = torch.where(steps > 0, (torch.full((), size, dtype=torch.float32) - 1) / steps, 0.0)
+        wide = ratio.clamp(min=1)
+        support = wide * (2 if cubic else 1)
+        center = (ratio * (torch.arange(out, dtype=torch.float32) + 0.5)).unsqueeze(1)
+        place = torch.arange(size, dtype=torch.float32)
+        first, last = (center - support + 0.5).to(torch.int64), (center + support + 0.5).to(torch.int64)
+        distance = ((place - center + 0.5) / wide).abs()
+        weight = _cubic(distance, _KEYS_OF_FILTER) if cubic else (1 - distance).clamp(min=0)
+        weight = torch.where((place >= first) & (place < last), weight, 0.0)
+        weight = (weight / weight.sum(1, keepdim=True)).to(grad.dtype)
+        grad = (grad.transpose(2 + i, -1) @ weight).transpose(2 + i, -1)
+    return grad
 
 
 # -- attention and activations ---------------------------------------------------------------------------------------------
@@ -243,27 +336,43 @@ def _shrink_backward(grad: torch.Tensor, x: torch.Tensor, bound: float) -> torch
     return torch.where((x >= -bound) & (x <= bound), 0.0, grad)
 
 
-_RESIZES = [
-    *(f"upsample_{mode}" for mode in ("nearest1d", "nearest2d", "nearest3d")),
-    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
-    *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
-]
+_RESIZES: dict[str, Callable[..., Any]] = {
+    **{
+        f"upsample_nearest{n}d": partial(_resize_backward, partial(_nearest_taps, offset=0.0), False) for n in (1, 2, 3)
+    },
+    **{
+        f"_upsample_nearest_exact{n}d": partial(_resize_backward, partial(_nearest_taps, offset=0.5), False)
+        for n in (1, 2, 3)
+    },
+    **{
+        f"upsample_{mode}": partial(_resize_backward, _linear_taps, True)
+        for mode in ("linear1d", "bilinear2d", "trilinear3d")
+    },
+    "upsample_bicubic2d": partial(_resize_backward, _cubic_taps, True),
+    "_upsample_bilinear2d_aa": partial(_filtered_backward, False),
+    "_upsample_bicubic2d_aa": partial(_filtered_backward, True),
+}
 
 #: Qualified name to the decomposition of a backward operator.
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
-    **{f"aten::{name}_backward.default": partial(_resize_backward, getattr(_ATEN, name).default) for name in _RESIZES},
+    **{f"aten::{name}_backward.default": backward for name, backward in _RESIZES.items()},
     **{f"aten::replication_pad{n}d_backward.default": _replication_backward for n in (1, 2, 3)},
     **{f"aten::_adaptive_avg_pool{n}d_backward.default": partial(_adaptive_backward, n) for n in (2, 3)},
     "aten::avg_pool2d_backward.default": partial(_average_backward, 2),
     "aten::avg_pool3d_backward.default": partial(_average_backward, 3),
-    "aten::adaptive_max_pool2d_backward.default": partial(_by_index_backward, 2),
-    "aten::adaptive_max_pool3d_backward.default": partial(_by_index_backward, 3),
-    "aten::max_pool3d_with_indices_backward.default": partial(_by_index_backward, 3),
-    "aten::fractional_max_pool2d_backward.default": partial(_by_index_backward, 2),
-    "aten::fractional_max_pool3d_backward.default": partial(_by_index_backward, 3),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "aten::hardshrink_backward.default": _shrink_backward,
     "aten::softshrink_backward.default": _shrink_backward,
 }
 
-RULES: list[Rule] = [Rule("aten::convolution_backward.default", convolution_backward)]
+#: Backward operators of pools that recorded where each maximum was.
+_BY_INDEX = (
+    *(f"adaptive_max_pool{n}d" for n in (2, 3)),
+    *(f"max_pool{n}d_with_indices" for n in (2, 3)),
+    *(f"fractional_max_pool{n}d" for n in (2, 3)),
+)
+
+RULES: list[Rule] = [
+    Rule("aten::convolution_backward.default", convolution_backward),
+    *[Rule(f"aten::{name}_backward.default", by_index_backward) for name in _BY_INDEX],
+]

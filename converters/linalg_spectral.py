@@ -11,12 +11,14 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES, INT64
+from onnxplug.converters.helpers.dtypes import DOUBLE, INT64
 from onnxplug.converters.helpers.grids import eye
 from onnxplug.converters.helpers.jacobi import eigh, svd
 from onnxplug.converters.helpers.loops import repeat
 from onnxplug.converters.helpers.matrices import dtype_of, epsilon, transpose, triangle
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.tables import complex_rule
+from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -45,6 +47,14 @@ def linalg_eigh(g: GraphBuilder, node: FxNode) -> list[Value]:
     a, uplo, vectors = node.args
     values, found = eigh(g, _symmetric(g, a, uplo.upper() == "U"))
     return [values, found if vectors else _nothing(g, node.dtype)]
+
+
+def linalg_eig(g: GraphBuilder, node: FxNode) -> list[Value]:
+    """linalg_eig(Tensor self) -> (Tensor eigenvalues, Tensor eigenvectors)"""
+    raise Unsupported(
+        "eigenvalues of a general matrix: ONNX has no operator for them; torch.linalg.eigh takes a symmetric matrix, and can be "
+        "exported"
+    )
 
 
 def linalg_matrix_sqrth(g: GraphBuilder, node: FxNode) -> Value:
@@ -128,20 +138,21 @@ def _inverse_values(g: GraphBuilder, s: Value, size: Value, top: Value, bound: V
 #: Terms of the series, its powers in blocks (Paterson & Stockmeyer), and the 1-norm up to which the backward error of so
 #: many terms is below rounding (Al-Mohy & Higham 2011, table 3.1).
 _TERMS, _BLOCK = 20, 5
-_REACH = {DOUBLE: 1.4, FLOAT: 3.6}
+_REACH = 1.4
 
 
 def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_matrix_exp(Tensor self) -> Tensor
 
-    Scaling and squaring of the Taylor series, each matrix by its own power of two (Higham, Functions of Matrices, 10.3).
+    Scaling and squaring of the Taylor series, each matrix by its own power of two (Higham, Functions of Matrices, 10.3). In
+    double for every dtype: the errors of float are small beside the largest element alone, not beside smaller ones.
     """
-    dtype = FLOAT if node.dtype in HALVES else node.dtype
+    dtype = DOUBLE
     a = g.cast(node.args[0], dtype)
     rank = rank_of(a)
     sums = reduce(g, "ReduceSum", g.op.Abs(a), [rank - 2], True)
     norm = reduce(g, "ReduceMax", sums, [rank - 1], True)
-    reach = g.const(_REACH[dtype], dtype)
+    reach = g.const(_REACH, dtype)
     large = g.op.And(g.op.Greater(norm, reach), g.op.Less(norm, g.const(math.inf, dtype)))
     ratio = g.op.Where(large, g.op.Div(norm, reach), g.const(1.0, dtype))
     count = g.op.Ceil(g.op.Mul(g.op.Log(ratio), g.const(1 / math.log(2), dtype)))
@@ -177,6 +188,7 @@ def _series(g: GraphBuilder, a: Value) -> Value:
 RULES: list[Rule] = [
     Rule("aten::_linalg_svd.default", linalg_svd),
     Rule("aten::_linalg_eigh.default", linalg_eigh),
+    complex_rule("linalg_eig.default", linalg_eig),
     Rule("aten::linalg_matrix_sqrth.default", linalg_matrix_sqrth),
     Rule("aten::linalg_polar.default", linalg_polar),
     Rule("aten::linalg_pinv.atol_rtol_tensor", linalg_pinv),

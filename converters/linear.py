@@ -259,6 +259,23 @@ def bilinear(g: GraphBuilder, node: FxNode) -> Value:
     return g.cast(result if bias is None else g.op.Add(result, g.cast(bias, inner)), node.dtype)
 
 
+def trilinear(g: GraphBuilder, node: FxNode) -> Value:
+    """_trilinear(Tensor i1, Tensor i2, Tensor i3, int[] expand1, int[] expand2, int[] expand3, int[] sumdim, int unroll_dim=1) -> Tensor
+
+    The sum over some axes of a product of three tensors, each of which lacks the axes of its ``expand``.
+    """  # noqa: E501
+    tensors, lacking, summed = node.args[:3], node.args[3:6], node.args[6]
+    letters = string.ascii_lowercase[: rank_of(tensors[0]) + len(lacking[0])]
+    terms = ["".join(c for axis, c in enumerate(letters) if axis not in gone) for gone in lacking]
+    kept = [c for axis, c in enumerate(letters) if axis not in summed]
+    known = "".join(c for c in kept if any(c in term for term in terms))
+    inner = computed_in(g, "Einsum", node.dtype)
+    plain, operands = _without_broadcasting(g, f"{','.join(terms)}->{known}", [g.cast(x, inner) for x in tensors])
+    result = g.op.Einsum(*operands, equation=plain)
+    nowhere = [place for place, c in enumerate(kept) if c not in known]
+    return g.cast(unsqueeze(g, result, *nowhere) if nowhere else result, node.dtype)
+
+
 # -- products by group -------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +364,7 @@ RULES: list[Rule] = [
     Rule("aten::einsum.default", einsum),
     Rule("aten::tensordot.default", tensordot),
     Rule("aten::bilinear.default", bilinear),
+    Rule("aten::_trilinear.default", trilinear),
 ]
 
 

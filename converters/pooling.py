@@ -16,7 +16,7 @@ from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
 from onnxplug.converters.helpers.matrices import product_along
 from onnxplug.converters.helpers.promotion import wide
-from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.converters.helpers.runtimes import PADDING_IS_NARROW, computed_in
 from onnxplug.converters.helpers.tables import of_rank
 from onnxplug.converters.helpers.windows import (
@@ -27,6 +27,7 @@ from onnxplug.converters.helpers.windows import (
     ceil_extra_dynamic,
     max_of_windows,
     spread,
+    windows_of,
 )
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -176,10 +177,11 @@ def avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """  # noqa: E501
     x, kernel, stride, padding, ceil, include = node.args[:6]
     divisor = node.args[6] if len(node.args) > 6 else None
-    if node.dtype.is_integer():
-        raise Unsupported("average pooling of integers")
     kernel, stride, pads = _window(spatial, kernel, stride, padding)
     x, single = _batched(g, x, spatial)
+    if node.dtype.is_integer():
+        result = _integer_mean(g, node, x, kernel, stride, pads, ceil, include, divisor)
+        return squeeze(g, result, 0) if single else result
     ends = list(pads)
     if ceil:
         extra = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, [1] * spatial)
@@ -203,12 +205,47 @@ def avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     return squeeze(g, result, 0) if single else result
 
 
+def _integer_mean(
+    g: GraphBuilder,
+    node: FxNode,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[int],
+    ceil: bool,
+    include: bool,
+    divisor: int | None,
+) -> Value:
+    """The quotients of sums and counts, cut off: an axis after the other, by a Gather of its windows."""
+    spatial = len(kernel)
+    extra: Sequence[Any] = [0] * spatial
+    if ceil:
+        known = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, [1] * spatial)
+        extra = ceil_extra_dynamic(g, x, kernel, stride, pads) if known is None else known
+    ends = [e + p if isinstance(e, int) else g.op.Add(e, g.const(p)) for e, p in zip(extra, pads, strict=True)]
+    total = g.op.Pad(x, g.vector([0, 0, *pads, 0, 0, *ends]), g.const(0, node.dtype))
+    count = g.const(1)
+    for axis in range(spatial):
+        window = kernel[axis], stride[axis]
+        total = reduced(
+            g, "ReduceSum", windows_of(g, total, 2 + axis, *window), 3 + axis, False, node.dtype, exact=True
+        )
+        ones = g.op.Expand(g.const(1), g.as_vector(g.dim(x, 2 + axis)))
+        ones = g.op.Pad(ones, g.const([pads[axis]] * 2), g.const(int(include)))
+        ones = g.op.Pad(ones, g.vector([0, extra[axis]]), g.const(0))
+        counted = reduce(g, "ReduceSum", windows_of(g, ones, 0, *window), [1], False)
+        count = g.op.Mul(count, unsqueeze(g, counted, *range(1, spatial - axis)) if axis < spatial - 1 else counted)
+    return g.op.Div(total, g.cast(count if divisor is None else g.const(divisor), node.dtype))
+
+
 def adaptive_avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor
 
     Size 1 is a global mean, sizes that divide the input's are an ordinary pool, others a product with a matrix of weights per axis.
     """
     x, size = node.args
+    if node.dtype.is_integer():
+        raise Unsupported("PyTorch has no adaptive average pool of integers")
     out: list[Any] = spread(size, spatial)
     x, single = _batched(g, x, spatial)
     if all(isinstance(o, int) and o == 1 for o in out):

@@ -15,7 +15,6 @@ from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import FLOAT, INT64
 from onnxplug.converters.helpers.interpolation import Axis, axes_of, by_weights, is_plain_nearest, nearest_places
 from onnxplug.converters.helpers.runtimes import RESIZE_ROUNDS_OTHERWISE, computed_in, has_kernel
-from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -115,27 +114,41 @@ def _maps_by_factor(axis: Axis) -> bool:
 
 
 def pixel_shuffle(g: GraphBuilder, node: FxNode) -> Value:
-    """pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"""
+    """pixel_shuffle(Tensor self, int upscale_factor) -> Tensor
+
+    [*, C r², H, W] to [*, C, H r, W r]; ONNX's operator takes four axes.
+    """
     x, factor = node.args
-    if rank_of(x) != 4:
-        raise Unsupported("pixel_shuffle of a tensor whose rank is not 4")
-    return g.op.DepthToSpace(x, blocksize=factor, mode="CRD")
+    if rank_of(x) == 4 and has_kernel(g, "DepthToSpace", node.dtype):
+        return g.op.DepthToSpace(x, blocksize=factor, mode="CRD")
+    *batch, channels, height, width = g.dims(x)
+    blocks = g.reshape(x, [*batch, _divided(g, channels, factor**2), factor, factor, height, width])
+    n = len(batch)
+    moved = g.op.Transpose(blocks, perm=[*range(n + 1), n + 3, n + 1, n + 4, n + 2])
+    sizes = (_times(g, size, factor) for size in (height, width))
+    return g.reshape(moved, [*batch, _divided(g, channels, factor**2), *sizes])
 
 
 def pixel_unshuffle(g: GraphBuilder, node: FxNode) -> Value:
     """pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor
 
-    Not SpaceToDepth, which puts the block before the channel.
+    [*, C, H r, W r] to [*, C r², H, W]. Not SpaceToDepth, which puts the block before the channel.
     """
     x, factor = node.args
-    if rank_of(x) != 4:
-        raise Unsupported("pixel_unshuffle of a tensor whose rank is not 4")
-    batch, channels = g.dim(x, 0), g.dim(x, 1)
-    height, width = (s // factor if isinstance(s, int) else g.op.Div(s, g.const(factor)) for s in g.dims(x)[2:])
-    rows = g.reshape(x, [batch, channels, height, factor, width, factor])
-    moved = g.op.Transpose(rows, perm=[0, 1, 3, 5, 2, 4])
-    many = channels * factor**2 if isinstance(channels, int) else g.op.Mul(channels, g.const(factor**2))
-    return g.reshape(moved, [batch, many, height, width])
+    *batch, channels, high, wide = g.dims(x)
+    height, width = (_divided(g, size, factor) for size in (high, wide))
+    rows = g.reshape(x, [*batch, channels, height, factor, width, factor])
+    n = len(batch)
+    moved = g.op.Transpose(rows, perm=[*range(n + 1), n + 2, n + 4, n + 1, n + 3])
+    return g.reshape(moved, [*batch, _times(g, channels, factor**2), height, width])
+
+
+def _divided(g: GraphBuilder, size: Size, by: int) -> Size:
+    return size // by if isinstance(size, int) else g.op.Div(size, g.const(by))
+
+
+def _times(g: GraphBuilder, size: Size, by: int) -> Size:
+    return size * by if isinstance(size, int) else g.op.Mul(size, g.const(by))
 
 
 def channel_shuffle(g: GraphBuilder, node: FxNode) -> Value:

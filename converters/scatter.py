@@ -253,6 +253,7 @@ RULES: list[Rule] = [
     Rule("aten::scatter_reduce.two", scatter_reduce),
     Rule("aten::index_put.default", index_put),
     Rule("aten::_unsafe_index_put.default", index_put),
+    Rule("aten::_index_put_impl.default", index_put),
     Rule("aten::index_add.default", index_add),
     Rule("aten::index_copy.default", index_copy),
     Rule("aten::index_reduce.default", index_reduce),

@@ -9,7 +9,10 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, INT64
+from onnxplug.converters.helpers.fill import filled
+from onnxplug.converters.helpers.grids import iota
 from onnxplug.converters.helpers.promotion import wide
+from onnxplug.converters.helpers.results import wanted
 from onnxplug.converters.helpers.scattering import neutral, run_of_each, scatter_rows
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -67,7 +70,7 @@ def _embedding_bag(
     indices, offsets = g.cast(indices, INT64), g.cast(offsets, INT64)
     starts = g.op.Slice(offsets, np.array([0]), np.array([-1]), np.array([0])) if include_last else offsets
     bags = g.as_scalar(g.dim(starts, 0))
-    counted = run_of_each(g, starts, g.dim(indices, 0))
+    run = counted = run_of_each(g, starts, g.dim(indices, 0))
     # One more bag takes the rows that belong to none.
     if padding is not None:
         counted = g.op.Where(g.op.Equal(indices, g.const(padding)), bags, counted)
@@ -79,20 +82,54 @@ def _embedding_bag(
     if weights is not None:
         rows = g.op.Mul(rows, unsqueeze(g, g.cast(weights, dtype), 1))
 
-    def of_bags(values: Value, places: Value, reduction: str, inner: ir.DataType) -> Value:
-        reduced = scatter_rows(g, values, places, g.op.Add(bags, g.const(1)), reduction, inner)
-        return g.op.Slice(reduced, np.array([0]), np.array([-1]), np.array([0]))
-
-    result = of_bags(rows, taken, "amax" if mode == 2 else "sum", dtype)
+    result = _of_bags(g, rows, taken, bags, "amax" if mode == 2 else "sum", dtype)
+    sizes = largest = None
     if mode:
         ones = g.op.Expand(g.const(1), g.op.Shape(indices))
-        sizes = unsqueeze(g, of_bags(ones, counted, "sum", INT64), 1)
+        sizes = _of_bags(g, ones, counted, bags, "sum", INT64)
+        column = unsqueeze(g, sizes, 1)
         if mode == 1:
-            result = g.op.Div(result, g.cast(g.op.Max(sizes, g.const(1)), dtype))
+            result = g.op.Div(result, g.cast(g.op.Max(column, g.const(1)), dtype))
         else:
-            result = g.op.Where(g.op.Equal(sizes, g.const(0)), g.const(0.0, dtype), result)
-    # The other three results are for the backward pass only.
-    return [g.cast(result, node.dtype), None, None, None]
+            result = g.op.Where(g.op.Equal(column, g.const(0)), g.const(0.0, dtype), result)
+    if mode == 2 and wanted(node, 3):
+        largest = _first_largest(g, rows, result, indices, counted, bags)
+    return [g.cast(result, node.dtype), *_for_backward(g, node, run, sizes, largest)]
+
+
+def _of_bags(g: GraphBuilder, values: Value, places: Value, bags: Value, reduction: str, dtype: ir.DataType) -> Value:
+    """The rows of each bag reduced; those of the bag after the last one are left out."""
+    reduced = scatter_rows(g, values, places, g.op.Add(bags, g.const(1)), reduction, dtype)
+    return g.op.Slice(reduced, np.array([0]), np.array([-1]), np.array([0]))
+
+
+def _first_largest(g: GraphBuilder, rows: Value, result: Value, indices: Value, counted: Value, bags: Value) -> Value:
+    """The index of the first row with each maximum, [bags, width]: the least number of an item that equals its bag's result."""
+    item = unsqueeze(g, iota(g, g.dim(indices, 0)), 1)
+    hit = g.op.Equal(rows, g.op.Gather(result, g.op.Min(counted, g.op.Sub(bags, g.const(1))), axis=0))
+    first = _of_bags(g, g.op.Where(hit, item, g.const(_MOST)), counted, bags, "amin", INT64)
+    none = g.op.Equal(first, g.const(_MOST))
+    return g.op.Where(none, g.const(0), g.op.Gather(indices, g.op.Where(none, g.const(0), first), axis=0))
+
+
+def _for_backward(
+    g: GraphBuilder, node: FxNode, run: Value, sizes: Value | None, largest: Value | None
+) -> list[Value | None]:
+    """The bag of each item, the bags' sizes (0 for sums), and the rows of the maxima (the sizes for sums and means).
+
+    What torch leaves empty is empty, and what nobody reads is left out.
+    """
+    results: list[Value | None] = []
+    for place, known in ((1, run), (2, sizes), (3, largest or sizes)):
+        output = node.outputs[place]
+        if output is None or not wanted(node, place):
+            results.append(None)
+        elif output.shape[0] == 0 or known is None:
+            sizes_of_it = [d if isinstance(d, int) else g.symbol(d) for d in output.shape]
+            results.append(filled(g, 0, sizes_of_it, output.dtype))
+        else:
+            results.append(g.cast(known, output.dtype))
+    return results
 
 
 def segment_reduce(g: GraphBuilder, node: FxNode) -> Value:

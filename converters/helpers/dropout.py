@@ -7,6 +7,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.dtypes import FLOAT
 from onnxplug.converters.helpers.promotion import wide
+from onnxplug.converters.helpers.randomness import uniform_like
 from onnxplug.converters.helpers.runtimes import DROPOUT_IS_REMOVED
 
 
@@ -19,6 +20,6 @@ def randomly_dropped(g: GraphBuilder, x: Value, p: float) -> tuple[Value, Value]
     assert dtype is not None
     inner = wide(dtype)
     x = g.cast(x, inner)
-    kept = g.op.GreaterOrEqual(g.op.RandomUniformLike(x, dtype=int(FLOAT)), float(p))
+    kept = g.op.GreaterOrEqual(uniform_like(g, x, FLOAT), float(p))
     scale = g.op.Where(kept, g.const(1 / (1 - p) if p < 1 else 0.0, inner), g.const(0.0, inner))
     return g.cast(g.op.Mul(x, scale), dtype), kept

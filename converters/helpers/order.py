@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
@@ -10,6 +11,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, FLOAT16, INT32, INT64
+from onnxplug.converters.helpers.loops import repeat
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.interpret.node import FxNode
@@ -34,6 +36,31 @@ def count_below(g: GraphBuilder, edges: Value, x: Value, right: bool, dtype: ir.
     after = (g.op.Greater if right else g.op.GreaterOrEqual)(edges, x)
     before = g.cast(g.op.Not(after), INT64)
     return reduce(g, "ReduceSum", before, [rank_of(before) - 1], False)
+
+
+def first_beyond(g: GraphBuilder, edges: Value, x: Value) -> Value:
+    """The place of the first of the ascending ``edges`` that is greater than each element of ``x``, by bisection.
+
+    Memory is that of ``x`` alone, however many edges there are.
+
+    Args:
+        g: The builder.
+        edges: [..., n] with n of at least 1; its last one is greater than every element.
+        x: [..., m] of the same dtype and leading axes.
+    """
+    axis = rank_of(edges) - 1
+    zeros = g.op.Expand(g.const(0), g.shape(x))
+    last = g.op.Add(zeros, g.op.Sub(g.as_scalar(g.dim(edges, axis)), g.const(1)))
+
+    def step(_: Value, low: Value, high: Value) -> list[Value]:
+        middle = g.op.Div(g.op.Add(low, high), g.const(2))
+        beyond = g.op.Greater(g.op.GatherElements(edges, middle, axis=axis), x)
+        low = g.op.Where(beyond, low, g.op.Min(g.op.Add(middle, g.const(1)), high))
+        return [low, g.op.Where(beyond, middle, high)]
+
+    size = g.cast(g.as_scalar(g.dim(edges, axis)), DOUBLE)
+    steps = g.op.Add(g.cast(g.op.Ceil(g.op.Div(g.op.Log(size), g.const(math.log(2), DOUBLE))), INT64), g.const(1))
+    return repeat(g, steps, step, zeros, last)[1]
 
 
 def order_key(g: GraphBuilder, x: Value) -> Value:

@@ -80,6 +80,7 @@ GAPS: tuple[Gap, ...] = (
     Gap("Trilu", _NARROW | _UNSIGNED | HALVES, _NEVER),
     Gap("Trilu", frozenset({INT32}), "version 1.20 has no kernel"),
     Gap("Col2Im", _NARROW | _UNSIGNED | {INT32, INT64}, _NEVER),
+    Gap("DepthToSpace", frozenset({BOOL, INT16, UINT16, INT32, INT64, BFLOAT16}) | _UNSIGNED, _NEVER),
     Gap("Less LessOrEqual Greater GreaterOrEqual Equal Pow Unique ArgMax ArgMin TopK Einsum Col2Im", HALVES, _NEVER),
     Gap("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Gelu GridSample Log Sin Sinh Tan", HALVES, _NEVER),
     Gap("RandomNormalLike RandomUniformLike", HALVES, _NEVER),
@@ -97,6 +98,10 @@ INTEGERS_THROUGH_DOUBLE = Fault(
     "the last of the cumulative sums or products",
 )
 DROPOUT_IS_REMOVED = Fault("the optimiser takes a Dropout out in training mode too", "a random mask")
+RANDOM_ENDS_AT_21 = Fault(
+    "no version up to 1.31 has kernels of the random operators at opset 22 and later, but one of Dropout",
+    "each element's place hashed with the mask of a Dropout",
+)
 ACTIVATIONS_ARE_ROUNDED = Fault(
     "a MatMul with a weight that DequantizeLinear restores is fused, and rounds the activations to bytes",
     "Gemm of the weight's own layout, or the weight as the first operand",
@@ -118,6 +123,7 @@ RESIZE_ROUNDS_OTHERWISE = Fault(
 FAULTS: tuple[Fault, ...] = (
     INTEGERS_THROUGH_DOUBLE,
     DROPOUT_IS_REMOVED,
+    RANDOM_ENDS_AT_21,
     ACTIVATIONS_ARE_ROUNDED,
     FLOAT_TRANSFORMS_ARE_INEXACT,
     PADDING_IS_NARROW,

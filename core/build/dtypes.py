@@ -34,6 +34,9 @@ TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
     torch.float8_e5m2fnuz: _DT.FLOAT8E5M2FNUZ,
 }
 ONNX_TO_TORCH: dict[ir.DataType, torch.dtype] = {onnx: torch_ for torch_, onnx in TORCH_TO_ONNX.items()}
+# torch packs two numbers of four bits into a byte, computes nothing with them, and views bytes as such and back: they are
+# bytes in ONNX, whose FLOAT4E2M1 counts each number as an element.
+TORCH_TO_ONNX[torch.float4_e2m1fn_x2] = _DT.UINT8
 
 #: The ai.onnx versions since which there are element types, where a version that is exported for may lack them.
 SINCE: dict[ir.DataType, int] = {

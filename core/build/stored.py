@@ -104,6 +104,8 @@ class WeightTensor(TorchTensor):
             WeightsError: The tensor is fake.
         """
         self._check_numbers()
+        if self.raw.dtype == torch.float4_e2m1fn_x2:
+            return np.asarray(self.raw.view(torch.uint8).numpy(force=True))
         return super().numpy()
 
     def _check_numbers(self) -> None:

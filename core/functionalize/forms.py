@@ -109,7 +109,7 @@ def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> to
     functional = effects_of(node.target).functional
     assert functional is not None
     args = torch.fx.map_arg(node.args, read)
-    kwargs = torch.fx.map_arg(node.kwargs, read)
+    kwargs = {**_own_defaults(node, functional), **torch.fx.map_arg(node.kwargs, read)}
     value = copy.call_function(functional, args, kwargs)
     value.meta = dict(node.meta)
     before = written_arguments(node)
@@ -120,6 +120,13 @@ def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> to
         value.meta["val"] = promoted
         value = _cast(copy, value, wanted.dtype, node.meta["val"])
     return value
+
+
+def _own_defaults(node: torch.fx.Node, functional: Any) -> dict[str, Any]:
+    """Arguments that the in-place form has by default and the functional one must be given, such as ``p`` of bernoulli_."""
+    required = {a.name for a in functional._schema.arguments if not a.has_default_value()}
+    left = node.target._schema.arguments[len(node.args) :]  # type: ignore[union-attr]
+    return {a.name: a.default_value for a in left if a.has_default_value() and a.name in required}
 
 
 def _cast(copy: torch.fx.Graph, value: torch.fx.Node, dtype: torch.dtype, val: Any) -> torch.fx.Node:

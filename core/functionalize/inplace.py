@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug.capture.locations import source_location
+from onnxplug.errors import CaptureError
 from onnxplug.functionalize.effects import (
     aliased_arguments,
     argument_of,
@@ -33,6 +35,38 @@ aten = torch.ops.aten
 
 #: What makes a tensor another size, in place.
 _RESIZES = frozenset([aten.resize.default, aten.resize_as.default])
+
+
+def _keep_elements(value: torch.fx.Node, node: torch.fx.Node, is_again: bool) -> None:
+    """Gives a resize the elements that an earlier one left out: it changes how much of its memory a tensor takes, not the memory.
+
+    Args:
+        value: The functional call, changed in place.
+        node: The call that it stands for.
+        is_again: Whether the memory was resized before.
+
+    Raises:
+        CaptureError: The tensor was written meanwhile and becomes larger: no tensor has the elements of both.
+    """
+    source: Any = value.args[0]
+    if is_again and source.target not in _RESIZES:
+        before, after = (_count(n) for n in (source, node))
+        if before is None or after is None or after > before:
+            raise CaptureError(
+                f"the call of resize_ at {source_location(node) or 'unknown source'} makes a tensor larger that was made smaller "
+                "and written before",
+                hint="Keep the larger tensor, and write a view of it.",
+            )
+    while source.target in _RESIZES:
+        source = source.args[0]
+    value.args = (source, *value.args[1:])
+
+
+def _count(node: torch.fx.Node) -> int | None:
+    """The number of elements, if it is static."""
+    val = node.meta.get("val")
+    count = val.numel() if isinstance(val, torch.Tensor) else None
+    return count if isinstance(count, int) else None
 
 
 class Functionalized(NamedTuple):
@@ -344,6 +378,8 @@ class _Pass:
         if functional in _RESIZES and not alias.storage.shared and alias.storage.source.op != "placeholder":
             # Nothing else aliases the storage: another tensor takes its place.
             value = self.nodes[node] = functional_call(self.copy, node, self.read)
+            _keep_elements(value, node, alias.storage.resized)
+            alias.storage.resized = True
             self._bind(node, tensor)
             alias.meta = node.meta
             return self._store(alias, value, node.meta)

@@ -21,9 +21,10 @@ class Storage:
             storage; -1 where there is none.
         shared: Whether something else aliases it, or may.
         last_read: Index of the last node that reads something that aliases the storage, or may, as far as is known yet.
+        resized: Whether a resize_ gave it another size.
     """
 
-    __slots__ = ("last_read", "last_unknown_read", "shared", "source", "version")
+    __slots__ = ("last_read", "last_unknown_read", "resized", "shared", "source", "version")
 
     def __init__(self, source: torch.fx.Node, last_read: int) -> None:
         self.source = source
@@ -31,6 +32,7 @@ class Storage:
         self.version = 0
         self.last_unknown_read = -1
         self.shared = False
+        self.resized = False
 
 
 class View(NamedTuple):

@@ -53,6 +53,7 @@ _VIEWS = {
     torch.float8_e4m3fnuz: (torch.uint8, ir.DataType.FLOAT8E4M3FNUZ),
     torch.float8_e5m2: (torch.uint8, ir.DataType.FLOAT8E5M2),
     torch.float8_e5m2fnuz: (torch.uint8, ir.DataType.FLOAT8E5M2FNUZ),
+    torch.float4_e2m1fn_x2: (torch.uint8, ir.DataType.UINT8),
 }
 
 

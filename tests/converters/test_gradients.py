@@ -191,3 +191,109 @@ def test_a_cnn_trains_as_in_eager() -> None:
     torch.testing.assert_close(
         torch.tensor(losses["onnxplug"]), torch.tensor(losses["eager"]), **looser("training, convolutions")
     )
+
+
+_PLANES = {0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC}
+
+
+def of_pool(kernel: int, stride: int, padding: int, dilation: int = 1, ceil: bool = False) -> Callable[..., Any]:
+    def backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
+        rest = ([kernel] * 2, [stride] * 2, [padding] * 2, [dilation] * 2, ceil)
+        _, indices = _ATEN.max_pool2d_with_indices(x, *rest)
+        return _ATEN.max_pool2d_with_indices_backward(grad, x, *rest, indices)
+
+    return backward
+
+
+#: The operator's arguments after the tensors, the images' size and the gradient's, and others of both.
+POOLS = {
+    "apart": (of_pool(2, 2, 0), [((2, 3, 8, 10), (4, 5)), ((1, 3, 6, 4), (3, 2)), ((3, 3, 2, 2), (1, 1))]),
+    "overlapping": (of_pool(3, 2, 1), [((2, 3, 8, 10), (4, 5)), ((1, 3, 5, 4), (3, 2))]),
+    "dilated": (of_pool(2, 1, 1, 2), [((2, 3, 8, 10), (8, 10)), ((1, 3, 5, 4), (5, 4))]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("opset", [15, 21])
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pools_of_dynamic_sizes(name: str, opset: int, dtype: torch.dtype) -> None:
+    backward, sizes = POOLS[name]
+    args = [(image(*size[:2], *out, seed=1).to(dtype), image(*size).to(dtype)) for size, out in sizes]
+    check(backward, *args[0], others=args[1:], dynamic=(_PLANES, _PLANES), opset=opset)
+    single = [tuple(x[0] for x in pair) for pair in args]
+    check(backward, *single[0], others=single[1:], dynamic=({1: DYNAMIC, 2: DYNAMIC},) * 2, opset=opset)
+
+
+#: Sizes of gradient, image and kernel at the export, then others; what is dynamic of each.
+CONVOLVED = {
+    "kernel": (((2, 5, 6, 7), (2, 3, 8, 9), (5, 3, 3, 3)), ((1, 5, 5, 7), (1, 3, 6, 8), (5, 3, 2, 2)), (0, 2, 3), (2, 3)),
+    "channels": (((2, 5, 6, 7), (2, 3, 8, 9), (5, 3, 3, 3)), ((1, 4, 4, 3), (1, 2, 6, 5), (4, 2, 3, 3)), (0, 1, 2, 3), (0, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_convolutions_of_dynamic_kernels(name: str) -> None:
+    first, second, of_images, of_kernel = CONVOLVED[name]
+
+    def backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return _ATEN.convolution_backward(
+            grad, x, weight, [weight.shape[0]], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True]
+        )
+
+    args = [tuple(image(*size, seed=i) for i, size in enumerate(sizes)) for sizes in (first, second)]
+    shapes = (*(dict.fromkeys(of_images, DYNAMIC),) * 2, dict.fromkeys(of_kernel, DYNAMIC))
+    check(backward, *args[0], others=args[1:], dynamic=shapes, **looser("weight gradients"))
+
+
+def resized(name: str, scale: float, *rest: Any, dynamic: bool) -> Callable[..., Any]:
+    def backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
+        sizes = [int(s * scale) for s in x.shape[2:]] if not dynamic else [s * int(scale) for s in x.shape[2:]]
+        return getattr(_ATEN, f"{name}_backward")(grad, sizes, list(x.shape), *rest)
+
+    return backward
+
+
+RESIZED = [
+    ("upsample_nearest1d", (None,), 1), ("upsample_nearest2d", (None, None), 2), ("upsample_nearest3d", (None,) * 3, 3),
+    ("_upsample_nearest_exact1d", (None,), 1), ("_upsample_nearest_exact2d", (None, None), 2),
+    ("upsample_linear1d", (False, None), 1), ("upsample_linear1d", (True, None), 1),
+    ("upsample_bilinear2d", (False, None, None), 2), ("upsample_bilinear2d", (True, None, None), 2),
+    ("upsample_trilinear3d", (False, None, None, None), 3), ("upsample_trilinear3d", (True, None, None, None), 3),
+    ("upsample_bicubic2d", (False, None, None), 2), ("upsample_bicubic2d", (True, None, None), 2),
+    ("_upsample_bilinear2d_aa", (False, None, None), 2), ("_upsample_bilinear2d_aa", (True, None, None), 2),
+    ("_upsample_bicubic2d_aa", (False, None, None), 2), ("_upsample_bicubic2d_aa", (True, None, None), 2),
+    ("upsample_bilinear2d", (False, 2.3, 0.7), 2), ("upsample_nearest2d", (2.3, 0.7), 2),
+    ("upsample_bicubic2d", (False, 2.3, 0.7), 2), ("_upsample_nearest_exact2d", (2.3, 0.7), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [2.5, 0.4, 1.0])
+@pytest.mark.parametrize(("name", "rest", "axes"), RESIZED, ids=lambda x: str(x))
+def test_interpolations(name: str, rest: tuple[Any, ...], axes: int, scale: float) -> None:
+    x = image(2, 3, *(5, 7, 6)[:axes])
+    grad = image(2, 3, *(int(s * scale) for s in x.shape[2:]), seed=1)
+    check(resized(name, scale, *rest, dynamic=False), grad, x, others=[(grad.flip(-1) * 2, x)], **looser("gradients"))
+
+
+#: Those of which torch takes symbolic sizes.
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("upsample_nearest2d", (None, None)),
+        ("_upsample_nearest_exact2d", (None, None)),
+        ("_upsample_bilinear2d_aa", (False, None, None)),
+    ],
+    ids=str,
+)
+def test_interpolations_of_dynamic_sizes(name: str, rest: tuple[Any, ...]) -> None:
+    pairs = [
+        (image(n, 3, 3 * height, 3 * width, seed=1), image(n, 3, height, width))
+        for n, height, width in ((2, 3, 4), (1, 5, 2), (3, 1, 1))
+    ]
+    check(
+        resized(name, 3, *rest, dynamic=True),
+        *pairs[0],
+        others=pairs[1:],
+        dynamic=(_PLANES, _PLANES),
+        **looser("gradients"),
+    )

@@ -202,3 +202,40 @@ def test_attention_at_every_opset(mask: str, opset: int) -> None:
         opset=opset,
         **looser("images, sizes"),
     )
+
+
+@pytest.mark.filterwarnings("error:ONNX Runtime can't run")
+@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("divisor", [None, 3, -2])
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("ceil", [True, False])
+def test_average_pools_of_integers(ceil: bool, include: bool, divisor: int | None, opset: int) -> None:
+    """Quotients are cut off; sums beyond a double's precision are exact."""
+    noise = torch.Generator().manual_seed(0)
+
+    def pools(x: torch.Tensor) -> Any:
+        return (
+            F.avg_pool2d(x, (3, 2), (2, 3), (1, 0), ceil, include, divisor),
+            F.avg_pool3d(x, 2, 2, 1, ceil, include, divisor),
+            F.avg_pool2d(x[0], 2, None, 1, ceil, include, divisor) + 2**61 // 4,
+            F.avg_pool1d(x.flatten(1, 2), 3, 2, 1, ceil, include),
+        )
+
+    def integers(*shape: int, top: int = 100) -> torch.Tensor:
+        return torch.randint(-top, top, shape, generator=noise)
+
+    if opset == 21:
+        dynamic = [dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO)]
+        check(
+            lambda x: pools(x)[::2],
+            integers(2, 3, 8, 9),
+            others=[(integers(1, 3, 6, 4),)],
+            dynamic=dynamic,
+            opset=opset,
+        )
+    check(pools, integers(2, 3, 8, 9), others=[(integers(2, 3, 8, 9, top=2**58),)], opset=opset)
+
+
+def test_local_response_norm_of_integers() -> None:
+    x = torch.arange(-30, 30).reshape(1, 5, 3, 4)
+    check(lambda x: F.local_response_norm(x, 2, alpha=1.0, k=3.0), x, others=[(x * 7,)])

@@ -92,3 +92,24 @@ def test_cross_entropy_in_chunks(dynamic: Any) -> None:
 
     others = [(torch.randn(6, 4) * 3,)] if dynamic is None else [(torch.randn(9, 4),), (torch.randn(3, 4),)]
     check(loss, torch.randn(6, 4), others=others, dynamic=dynamic)
+
+
+def test_trilinear() -> None:
+    """Axes that a tensor lacks, sums over none, one and several, an axis that all of them lack, and sizes of 1."""
+    aten = torch.ops.aten
+
+    def products(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        return (
+            aten._trilinear(a, b, c, [1, 3], [0], [1, 2], [2, 3]),
+            aten._trilinear(a, b[:1, :, :1], c, [1, 3], [0], [1, 2], [2], 0),
+            aten._trilinear(a, a, a * 2, [2], [2], [2], [0]),
+            aten._trilinear(a, a, a, [], [], [], []),
+            aten._trilinear(a.long(), a.long(), a.long(), [], [], [], [1]),
+        )
+
+    noise = torch.Generator().manual_seed(0)
+    for rows in (3, 1):  # torch fixes the sizes: its implementation reads them
+        args, other = (
+            tuple(torch.randn(s, generator=noise) for s in ((rows, 5), (4, 5, 7), (rows, 7))) for _ in range(2)
+        )
+        check(products, *args, others=[other])

@@ -48,9 +48,12 @@ def noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def run(model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: str | None) -> torch.Tensor:
+def run(
+    model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: str | None, opset: int | None = None
+) -> torch.Tensor:
     """The first result of ONNX Runtime, whatever the target."""
-    program = onnxplug.to_onnx(model if isinstance(model, torch.nn.Module) else Call(model), args, target=target)
+    module = model if isinstance(model, torch.nn.Module) else Call(model)
+    program = onnxplug.to_onnx(module, args, target=target, opset_version=opset)
     session = make_session(program.model_proto.SerializeToString())
     names = [i.name for i in session.get_inputs()]
     feed = {name: to_ort_value(x) for name, x in zip(names, args, strict=True)}
@@ -76,6 +79,7 @@ FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
         runtimes.DROPOUT_IS_REMOVED,
         lambda target: bool(run(lambda x: F.dropout(x.mT, 0.5).mT, (torch.ones(20, 30),), target).all()),
     ),
+    "random": (runtimes.RANDOM_ENDS_AT_21, lambda target: _has_no_kernel(target)),
     "weights": (runtimes.ACTIVATIONS_ARE_ROUNDED, lambda target: off(ByteWeights(), (noise(4, 256),), target) > 1e-4),
     "spectrum": (runtimes.FLOAT_TRANSFORMS_ARE_INEXACT, lambda target: off(spectrum, (noise(4, 127),), target) > 1e-6),
     "float8": (
@@ -97,6 +101,15 @@ def _refuses(model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: 
         return off(model, args, target) > 1e-6
     except Exception as error:
         return "Pad should be smaller than kernel" in str(error)
+
+
+def _has_no_kernel(target: str | None) -> bool:
+    """Whether random numbers of opset 22 can't be drawn."""
+    try:
+        run(torch.rand_like, (noise(4),), target, opset=22)
+    except Exception as error:
+        return "Could not find an implementation for RandomUniformLike" in str(error)
+    return False
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -52,6 +52,32 @@ def test_items_after_the_last_offset(mode: str, padding: int | None, dtype: torc
     )
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("padding", [-1, 2])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_results_for_the_gradient(mode: int, padding: int, dtype: torch.dtype, last: bool) -> None:
+    """The bag of each item, the sizes of the bags and the rows of their maxima: equal rows give the first one."""
+    table = torch.cat([TABLE, TABLE[4:6]]).to(dtype)
+    dynamic = ({0: torch.export.Dim.DYNAMIC}, {0: torch.export.Dim.DYNAMIC})
+    other = (torch.tensor([10, 4, 11, 5]), torch.tensor([0, 1, 1, 3]))
+    operators = [torch.ops.aten._embedding_bag]
+    if not last:  # the fake kernel of the other one gives a shape that eager does not
+        operators.append(torch.ops.aten._embedding_bag_forward_only)
+    for operator in operators:
+        check(
+            lambda i, o, operator=operator: operator(table, i, o, False, mode, False, None, last, padding),
+            INDICES,
+            OFFSETS,
+            others=[other],
+            dynamic=dynamic,
+        )
+
+
+def test_results_for_the_gradient_of_narrow_indices() -> None:
+    check(lambda i, o: torch.embedding_bag(TABLE, i, o, False, 2), INDICES.int(), OFFSETS.int())
+
+
 def test_weights_of_a_bag() -> None:
     check(
         lambda i, o, w: F.embedding_bag(i, TABLE, o, mode="sum", per_sample_weights=w),

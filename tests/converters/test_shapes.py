@@ -171,6 +171,14 @@ STATIC: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] =
         (tensor(4, 3), torch.tensor([0, 0, 2]), tensor(3, 3)),
         (tensor(4, 3), torch.tensor([3, 1, 3]), tensor(3, 3, seed=1)),
     ),
+    "index_put_impl": (
+        lambda x, i, v: (
+            torch._index_put_impl_(x.clone(), (i,), v, True, False),
+            torch.ops.aten._index_put_impl(x, [None, i[:2]], v[:, :2], False, True),
+        ),
+        (tensor(4, 3), torch.tensor([0, 2, 0, 1]), tensor(4, 3)),
+        (tensor(4, 3), torch.tensor([-1, 2, 1, 1]), tensor(4, 3, seed=1)),
+    ),
     "index_copy": (
         lambda x, i, s: x.index_copy(1, i, s),
         (tensor(4, 3), torch.tensor([0, 2]), tensor(4, 2)),
@@ -179,10 +187,40 @@ STATIC: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] =
     "index_fill": (lambda x, i: x.index_fill(1, i, 9.0), (tensor(4, 3), torch.tensor([0, 2])), (tensor(4, 3), torch.tensor([1, 1]))),
     "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), (tensor(2, 8, 3, 4),), (tensor(2, 8, 3, 4, seed=1),)),
     "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), (tensor(2, 2, 4, 6),), (tensor(2, 2, 4, 6, seed=1),)),
+    "pixel_shuffle_3": (lambda x: F.pixel_shuffle(x, 3), (tensor(9, 3, 4),), (tensor(9, 3, 4, seed=1),)),
+    "pixel_unshuffle_3": (lambda x: F.pixel_unshuffle(x, 3), (tensor(2, 3, 6),), (tensor(2, 3, 6, seed=1),)),
     "empty_cat": (lambda x: torch.cat([torch.zeros(0), x.flatten(), torch.zeros(0)]), (tensor(2, 3),), (tensor(2, 3, seed=1),)),
     "empty_reshape": (lambda x: x[:0].reshape(0, 2, 2), (tensor(3, 4),), (tensor(3, 4, seed=1),)),
     "zero_dim": (lambda x: (x.reshape(1), x.unsqueeze(0), x.expand(3), x.flatten()), (torch.tensor(2.0),), (torch.tensor(-1.0),)),
 }  # fmt: skip
+
+
+_PIXELS = [torch.float32, torch.float16, torch.int64, torch.int16, torch.uint8, torch.bool, torch.complex64]
+
+
+@pytest.mark.filterwarnings("error:ONNX Runtime can't run")
+@pytest.mark.parametrize("dtype", _PIXELS, ids=str)
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3), (2, 1, 3)], ids=str)
+def test_pixels_of_every_rank_and_dtype(batch: tuple[int, ...], dtype: torch.dtype) -> None:
+    auto = torch.export.Dim.AUTO
+    others = tuple(b + 1 for b in batch)
+
+    def of(*shape: int, seed: int = 0) -> torch.Tensor:
+        return (tensor(*shape, seed=seed) * 3).to(dtype)
+
+    lead = dict.fromkeys(range(len(batch)), auto)
+    sizes = dict.fromkeys((len(batch) + 1, len(batch) + 2), auto)
+    shuffled = [(of(*others, 8, 5, 3, seed=1),), (of(*others, 8, 1, 2),)]
+    check(lambda x: F.pixel_shuffle(x, 2), of(*batch, 8, 3, 4), others=shuffled, dynamic=[lead | sizes])
+    check(
+        lambda x: F.pixel_unshuffle(x, 2), of(*batch, 3, 4, 6), others=[(of(*others, 3, 4, 6, seed=1),)], dynamic=[lead]
+    )
+    check(
+        lambda x: F.pixel_unshuffle(x.repeat_interleave(2, -1).repeat_interleave(2, -2), 2),
+        of(*batch, 3, 4, 6),
+        others=[(of(*others, 3, 5, 2, seed=1),)],
+        dynamic=[lead | sizes],
+    )
 
 
 @pytest.mark.parametrize("name", STATIC)

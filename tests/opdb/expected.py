@@ -8,12 +8,10 @@ _C32 = "ONNX has no element type for torch.complex32"
 _SPARSE = "ONNX has no sparse tensors that ONNX Runtime computes with"
 _PRIVATE = "torch's own memory-saving kernel, without a decomposition"
 _EIG = "eigenvalues of a general matrix: ONNX has no operator for them, and no rule computes them"
-_LDL = "an indefinite factorisation: ONNX has no operator for it, and no rule computes it"
 _EMPTY = "a dynamic axis of size 0: ONNX Runtime's own MatMul and Reshape refuse it"
 _STATIC = "needs this size static; the error says so"
 _BYTES = "torch interpolates bytes by integer weights of 16 bits: off by one where the true value is halfway"
 _TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
-_INTEGER_MEAN = "torch's mean of integers, cut off: nobody pools integers"
 
 #: Entries that only the oldest or only the newest of the tested releases of torch has.
 ONLY = {
@@ -26,7 +24,8 @@ ONLY = {
 #: Entries that factor a matrix, which complex ones are not yet.
 _FACTOR = """
 cholesky geqrf linalg.cholesky_ex linalg.cholesky linalg.cond linalg.det
-linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv linalg.lu_factor_ex
+linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv linalg.ldl_factor linalg.ldl_factor_ex
+linalg.ldl_solve linalg.lu_factor_ex
 linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank linalg.matrix_sqrth
 linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.polar linalg.qr linalg.slogdet linalg.solve_ex
 linalg.solve_triangular linalg.solve linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet
@@ -41,11 +40,8 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "to_sparse": ("missing", _SPARSE),
     "hash_tensor": ("missing", "a hash of a tensor's bits is no model's output"),
     "nn.functional.linear_cross_entropy.chunked_none": ("missing", _PRIVATE),
-    "linalg.eig": ("missing", _EIG),
-    "linalg.eigvals": ("missing", _EIG),
-    "linalg.ldl_factor": ("missing", _LDL),
-    "linalg.ldl_factor_ex": ("missing", _LDL),
-    "linalg.ldl_solve": ("missing", _LDL),
+    "linalg.eig": ("unsupported", _EIG),
+    "linalg.eigvals": ("unsupported", _EIG),
     **{f"{name}|complex64": ("missing", "factorisations of complex matrices") for name in _FACTOR},
     **{
         f"{name}|complex64": ("missing", "not of complex numbers yet")
@@ -69,10 +65,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "nn.functional.bilinear||dynamic": ("run", _EMPTY),
     "linalg.tensorinv||dynamic": ("missing", _TRACE),
     "nn.functional.linear_cross_entropy.chunked||dynamic": ("missing", _TRACE),
-    "nn.functional.avg_pool1d|int64": ("unsupported", _INTEGER_MEAN),
-    "nn.functional.avg_pool2d|int64": ("unsupported", _INTEGER_MEAN),
-    "nn.functional.avg_pool3d|int64": ("unsupported", _INTEGER_MEAN),
-    "nn.functional.local_response_norm|int64": ("unsupported", _INTEGER_MEAN),
 }
 
 

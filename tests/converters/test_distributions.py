@@ -1,0 +1,111 @@
+"""Samples of torch.distributions, by their distribution: a test after Kolmogorov and Smirnov, frequencies, moments."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import distributions
+
+import onnxplug
+from tests.converters.test_random import COUNT, are_frequencies, draw, is_distributed
+from tests.support.check import Call
+
+pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run", "ignore:.*training mode")
+OPSETS = [18, 22]
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [0.05, 0.5, 1.0, 2.5, 400.0])
+def test_gamma(shape: float, dtype: torch.dtype, opset: int) -> None:
+    sample = draw(torch._standard_gamma, torch.full((COUNT,), shape, dtype=dtype), opset=opset)
+    assert bool((sample > 0).all())
+    assert is_distributed(sample, lambda x: torch.special.gammainc(torch.full_like(x, shape), x))
+
+
+def test_gamma_of_torch_distributions() -> None:
+    """Shapes and rates of each element, of other sizes than those exported."""
+    module = Call(lambda a, b: distributions.Gamma(a, b, validate_args=False).rsample((4000,)))
+    args = (torch.tensor([0.5, 3.0]), torch.tensor([2.0, 5.0]))
+    auto = {0: torch.export.Dim.AUTO}
+    program = onnxplug.to_onnx(module, args, dynamic_shapes=((auto, auto),))
+    a, b = torch.tensor([0.2, 1.0, 7.0]), torch.tensor([1.0, 0.1, 3.0])
+    for column, shape, rate in zip(program(a, b)[0].unbind(1), a.double(), b.double(), strict=True):
+        assert is_distributed(
+            column, lambda x, shape=shape, rate=rate: torch.special.gammainc(shape.expand_as(x), x * rate)
+        )
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_dirichlet(opset: int) -> None:
+    weights = torch.tensor([0.3, 1.0, 4.0])
+    sample = draw(lambda x: torch._sample_dirichlet(x.expand(COUNT, 3)), weights, opset=opset).double()
+    torch.testing.assert_close(sample.sum(-1), torch.ones(COUNT).double())
+    mean = weights.double() / weights.sum()
+    deviation = (mean * (1 - mean) / (weights.sum() + 1)).sqrt()
+    assert bool(((sample.mean(0) - mean).abs() < 5 * deviation / math.sqrt(COUNT)).all())
+    torch.testing.assert_close(sample.std(0), deviation, rtol=0.05, atol=0)
+    assert is_distributed(sample[:, 1], lambda x: 1 - (1 - x) ** 4.3)  # a beta distribution of 1 and the others
+
+
+def test_beta() -> None:
+    sample = draw(lambda x: distributions.Beta(x, x * 2, validate_args=False).rsample(), torch.ones(COUNT))
+    assert is_distributed(sample, lambda x: 1 - (1 - x) ** 2)
+
+
+def of_counts(log_probability: torch.Tensor) -> torch.Tensor:
+    """The probabilities of 0, 1, …, those at the end joined to one."""
+    probability = log_probability.double().exp()
+    return probability / probability.sum()
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("rate", [0.0, 0.4, 3.0, 9.9, 10.0, 47.3, 3000.0])
+def test_poisson(rate: float, opset: int) -> None:
+    if not rate:
+        program = onnxplug.to_onnx(Call(torch.poisson), (torch.zeros(5),), opset_version=opset)
+        assert not program(torch.zeros(5))[0].any()
+        return
+    sample = draw(torch.poisson, torch.full((COUNT,), rate), opset=opset)
+    top = int(rate + 8 * math.sqrt(rate) + 8)
+    bins = torch.arange(top + 1).double()
+    probability = of_counts(distributions.Poisson(torch.tensor(rate).double()).log_prob(bins))
+    assert are_counts(sample, probability)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize(
+    ("n", "p"), [(1, 0.3), (7, 0.9), (30, 0.2), (40, 0.25), (100, 0.5), (2000, 0.97), (100000, 1e-5)]
+)
+def test_binomial(n: int, p: float, opset: int) -> None:
+    sample = draw(torch.binomial, torch.full((COUNT,), float(n)), torch.full((COUNT,), p), opset=opset)
+    assert bool(((sample >= 0) & (sample <= n)).all())
+    found = distributions.Binomial(n, torch.tensor(p).double()).log_prob(torch.arange(n + 1).double())
+    assert are_counts(sample, of_counts(found))
+
+
+def are_counts(sample: torch.Tensor, probability: torch.Tensor) -> bool:
+    """Whether counts are distributed so: in bins of at least a hundredth, which rare ones at both ends join."""
+    bins, total = torch.zeros(len(probability), dtype=torch.int64), 0.0
+    for place, share in enumerate(probability.tolist()):
+        bins[place] = bins[place - 1] + (total >= 0.01) if place else 0
+        total = share if place and bins[place] != bins[place - 1] else total + share
+    shares = torch.zeros(int(bins[-1]) + 1, dtype=torch.float64).index_add(0, bins, probability)
+    return sample.max() < len(bins) and are_frequencies(bins[sample.long()], shares)
+
+
+def test_ends_of_the_probabilities() -> None:
+    n = torch.tensor([0.0, 5, 5, 3000, 3000])
+    p = torch.tensor([0.3, 0, 1, 0, 1])
+    program = onnxplug.to_onnx(Call(torch.binomial), (n, p))
+    assert program(n, p)[0].tolist() == [0, 0, 5, 0, 3000]
+
+
+def test_elements_of_both_methods_and_no_elements() -> None:
+    auto = {0: torch.export.Dim.AUTO}
+    program = onnxplug.to_onnx(Call(torch.poisson), (torch.ones(4),), dynamic_shapes=((auto,),))
+    sample = program(torch.tensor([2.0, 50.0]).repeat(4000))[0].reshape(-1, 2)
+    assert bool(((sample.mean(0) - torch.tensor([2.0, 50.0])).abs() < torch.tensor([0.12, 0.6])).all())
+    assert program(torch.zeros(0))[0].shape == (0,)

@@ -1,0 +1,78 @@
+"""LDL factorisations: the same pivots and blocks as LAPACK's, so that the factors are compared as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import linalg
+
+from tests.support.check import check
+
+pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run")
+AUTO = torch.export.Dim.AUTO
+
+
+def matrices(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def indefinite(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on some diagonals, so that blocks of two and exchanges are needed; a definite one; an upper triangle that differs."""
+    a = matrices(5, n, n, seed=1, dtype=dtype)
+    a[1].diagonal().zero_()
+    a[2].diagonal()[::2] = 0
+    a[3] = a[3] @ a[3].mT + torch.eye(n, dtype=dtype)
+    return a
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 9])
+def test_factors(n: int, dtype: torch.dtype) -> None:
+    """A column of zeros is reported by ``info``."""
+    a = indefinite(n, dtype)
+    singular = a.clone()
+    singular[::2, :, n // 2], singular[::2, n // 2] = 0, 0
+    check(lambda a: linalg.ldl_factor_ex(a), a, others=[(singular,), (a * 0,), (a.mT.contiguous() * 1e-8,)])
+
+
+def test_sizes_of_run_time() -> None:
+    others = [(indefinite(7, torch.float64)[:2],), (indefinite(2, torch.float64),), (torch.zeros(3, 1, 1).double(),)]
+    check(linalg.ldl_factor_ex, indefinite(4, torch.float64), others=others, dynamic=[dict.fromkeys(range(3), AUTO)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3)], ids=str)
+def test_solutions(batch: tuple[int, ...], dtype: torch.dtype) -> None:
+    def solved(a: torch.Tensor, b: torch.Tensor) -> Any:
+        packed, pivots = linalg.ldl_factor(a + a.mT)
+        return linalg.ldl_solve(packed, pivots, b), linalg.ldl_solve(packed, pivots, b[..., :1])
+
+    pairs = [
+        (
+            matrices(*batch, 6, 6, seed=s, dtype=dtype) - 3 * s * torch.eye(6).flip(0),
+            matrices(*batch, 6, 3, seed=s + 5, dtype=dtype),
+        )
+        for s in (0, 1)
+    ]
+    a, b = pairs[1]
+    pairs.append((a - torch.diag_embed(a.diagonal(dim1=-2, dim2=-1)), b))  # all blocks of two
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
+    args = [(x.to(dtype), y) for x, y in pairs]
+    check(solved, *args[0], others=args[1:], **tolerance)
+
+
+def test_right_sides_of_one_batch_for_many() -> None:
+    packed, pivots = linalg.ldl_factor(indefinite(5, torch.float64))
+    b = matrices(5, 2)
+    check(lambda b: linalg.ldl_solve(packed, pivots, b.expand(5, 5, 2)), b, others=[(b * -2,)])
+
+
+def test_one_solve_after_another_size() -> None:
+    def solved(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return linalg.ldl_solve(*linalg.ldl_factor(a + a.mT), b)
+
+    args = [(matrices(2, n, n, seed=n), matrices(2, n, 3, seed=n + 1)) for n in (4, 7, 2)]
+    dynamic = ({1: AUTO, 2: AUTO}, {1: AUTO})
+    check(solved, *args[0], others=args[1:], dynamic=dynamic, rtol=1e-8, atol=1e-8)
