@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 
 from onnxplug.run.differences import Histogram
@@ -51,6 +52,11 @@ _MODEL = {
     torch.float32: _model(torch.float32, 1e-4, 1e-5),
     torch.float16: _model(torch.float16, 1e-2, 1e-3),
     torch.bfloat16: _model(torch.bfloat16, 5e-2, 1e-2),
+    # The step to the next number: rounding may tip to either of both.
+    torch.float8_e4m3fn: Tolerance(0.125, None, 0.0, 2.0**-9),
+    torch.float8_e4m3fnuz: Tolerance(0.125, None, 0.0, 2.0**-10),
+    torch.float8_e5m2: Tolerance(0.25, None, 0.0, 2.0**-16),
+    torch.float8_e5m2fnuz: Tolerance(0.25, None, 0.0, 2.0**-17),
 }
 
 #: torch.testing's own.
@@ -122,8 +128,8 @@ class Comparison:
 
 
 def compare(
-    actual: torch.Tensor,
-    expected: torch.Tensor | complex,
+    actual: torch.Tensor | np.ndarray,
+    expected: torch.Tensor | complex | str,
     *,
     scale: Scale = Scale.MODEL,
     rtol: float | None = None,
@@ -137,13 +143,17 @@ def compare(
     A complex tensor may be given as a real one whose last axis of size 2 holds both parts; each part is compared.
 
     Args:
-        actual: What the exported model computed.
+        actual: What the exported model computed; text as an array.
         expected: What PyTorch computed. For a Python number every dtype will do, of a tensor without axes.
         scale: Whose tolerances hold.
         rtol, atol: Tolerances instead of these.
         slack: Added to each element's tolerance: doubles, of the shape of ``actual``.
         measure: Count the differences for a histogram.
     """
+    if isinstance(expected, str) or not isinstance(actual, torch.Tensor):
+        same = not isinstance(actual, torch.Tensor) and actual.shape == () and actual.item() == expected
+        shown = f"is {actual.dtype}" if isinstance(actual, torch.Tensor) else f"is {actual.tolist()!r}"
+        return Comparison(total=1, problem="" if same else f"{shown}, PyTorch has {expected!r}")
     if not isinstance(expected, torch.Tensor):
         if _kind(torch.tensor(expected).dtype) != _kind(actual.dtype):
             return Comparison(problem=f"is {actual.dtype}, PyTorch has the number {expected!r}")

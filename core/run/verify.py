@@ -351,9 +351,11 @@ def _compare_all(
     return worst, unstable
 
 
-def _difference(name: str, actual: torch.Tensor, found: Comparison) -> OutputDifference:
+def _difference(name: str, actual: Any, found: Comparison) -> OutputDifference:
     """What a report says of an output that was compared."""
     problem = "" if found.equal else str(found)
+    if not isinstance(actual, torch.Tensor):
+        return OutputDifference(name, "string", actual.size, 0.0, int(not found.equal), None, problem)
     dtype = str(found.dtype if found.dtype is not None else actual.dtype).removeprefix("torch.")
     largest = found.max_abs_difference
     return OutputDifference(name, dtype, actual.numel(), largest, found.count, found.histogram, problem)
@@ -554,7 +556,7 @@ def _eager_by_name(
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     with inference():
         returned = pytree.tree_leaves(copied(*args, **kwargs))
-    results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float)]
+    results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float | str)]
     expected = list(zip(output_names, results, strict=False))
     presents = {present_name(name): name for name in inputs}
     for name in output_names[len(results) :]:
