@@ -104,7 +104,8 @@ class DebugOptions(BackendOptions):
     Options of ONNX Runtime's sessions are accepted and change nothing.
 
     Attributes:
-        compare: Compare the result of every operator with PyTorch's on the same inputs; an operator that differs is an error.
+        compare: Compare the result of every operator with PyTorch's on the same inputs; an operator that differs is an error. With
+            ``False`` the graphs are only run.
         verbose: What is written of each call: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs, constants and
             results; 3 their first five elements; 10 all elements.
         write: Takes each line: a function, or a file to which they are appended; the standard output when ``None``.
@@ -115,7 +116,7 @@ class DebugOptions(BackendOptions):
         UsageError: A value is malformed.
     """
 
-    compare: bool = False
+    compare: bool = True
     verbose: int = 0
     write: Callable[[str], None] | str | Path | None = None
     fallback: bool = False
