@@ -39,7 +39,8 @@ class BackendOptions:
         providers: Execution providers of ONNX Runtime, each a name or a name with a dict of its options.
         session_options: An ``onnxruntime.SessionOptions``, or a dict of its attributes.
         optimization: How far ONNX Runtime optimises the graph: ``"disable"``, ``"basic"``, ``"extended"`` or ``"all"``.
-        threads: Threads within an operator; ONNX Runtime's own choice when ``None``.
+        threads: Threads within an operator. When ``None``: the session options' ``intra_op_num_threads``, and without that as many
+            as PyTorch takes (``torch.set_num_threads``) when a graph is compiled.
         transforms: Functions ``(onnx_ir.Model) -> Model | None`` that change each model before its session is made.
         cache: Folder in which converted models are kept for later processes.
         store: A dict that receives, under ``"graphs"``, one :class:`~onnxplug.backend.backend.StoredGraph` for each graph.
