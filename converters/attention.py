@@ -264,11 +264,11 @@ def _encoder_layer(
         return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), *linears[1])
 
     x = src
-    for part, norm in zip((attended, forward), norms, strict=True):
+    for part, (weight, bias) in zip((attended, forward), norms, strict=True):
         if norm_first:
-            x = x + part(F.layer_norm(x, (embed_dim,), *norm, eps))
+            x = x + part(F.layer_norm(x, (embed_dim,), weight, bias, eps))
         else:
-            x = F.layer_norm(x + part(x), (embed_dim,), *norm, eps)
+            x = F.layer_norm(x + part(x), (embed_dim,), weight, bias, eps)
     return x
 
 

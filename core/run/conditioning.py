@@ -95,7 +95,8 @@ class _Wide(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide = [_TO_WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args]
         named = {k: _TO_WIDE.get(a, a) if isinstance(a, torch.dtype) else a for k, a in (kwargs or {}).items()}
-        return (torch.Tensor.double if func in _CASTS else func)(*wide, **named)
+        called: Any = torch.Tensor.double if func in _CASTS else func
+        return called(*wide, **named)
 
 
 def _doubled(leaf: Any) -> Any:
