@@ -16,7 +16,7 @@ from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, u
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
 from onnxplug.converters.helpers.products import is_restored, product
 from onnxplug.converters.helpers.promotion import operand, wide
-from onnxplug.converters.helpers.reductions import reduce, reduced
+from onnxplug.converters.helpers.reductions import is_long, reduce, reduced
 from onnxplug.converters.helpers.rows import is_taken_apart, rows_with_bias
 from onnxplug.converters.helpers.runtimes import ACTIVATIONS_ARE_ROUNDED, computed_in, has_kernel
 from onnxplug.errors import Decline, Unsupported
@@ -79,7 +79,8 @@ def matmul(g: GraphBuilder, node: FxNode) -> Value:
 
 def vector_product(g: GraphBuilder, node: FxNode) -> Value:
     """dot(Tensor self, Tensor tensor) -> Tensor"""
-    return product(g, *node.args[:2])
+    x, y = node.args[:2]
+    return reduce(g, "ReduceSum", g.op.Mul(x, y), [0], False) if is_long(g, x, [0]) else product(g, x, y)
 
 
 def inner(g: GraphBuilder, node: FxNode) -> Value:

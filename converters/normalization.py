@@ -15,7 +15,7 @@ from onnxplug.converters.helpers.axes import rank_of, squeeze
 from onnxplug.converters.helpers.dtypes import FLOAT, HALVES
 from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.promotion import operand
-from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.reductions import is_long, reduce
 from onnxplug.converters.helpers.runtimes import has_kernel
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
@@ -32,6 +32,8 @@ def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
     x, shape, weight, bias, eps = node.args[:5]
     # PyTorch takes parameters in float32 beside a tensor of 16-bit floats.
     dtype = next((v.dtype for v in (weight, bias) if v is not None), node.dtype)
+    if is_long(g, x, range(rank_of(x) - len(shape), rank_of(x))):
+        return _normalized(g, x, len(shape), weight, bias, eps, node.dtype)[0]
     if weight is None:
         weight = _ones(g, x, len(shape), dtype)
     normal = g.op.LayerNormalization(g.cast(x, dtype), weight, bias, axis=-len(shape), epsilon=eps)
@@ -55,18 +57,21 @@ def _normalized(
 ) -> tuple[Value, Value, Value]:
     """The tensor normalised over its last ``count`` axes, the mean, and the reciprocal deviation."""
     inner = _wide(dtype)
-    x = g.cast(x, inner)
-    axes = list(range(rank_of(x) - count, rank_of(x)))
-    mean = reduce(g, "ReduceMean", x, axes, True)
-    deviation = g.op.Sub(x, mean)
-    variance = reduce(g, "ReduceMean", g.op.Mul(deviation, deviation), axes, True)
-    inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(variance, g.const(eps, inner))))
-    result = g.op.Mul(deviation, inverse)
+    result, mean, _, inverse = _standardized(g, g.cast(x, inner), range(rank_of(x) - count, rank_of(x)), eps)
     if weight is not None:
         result = g.op.Mul(result, g.cast(weight, inner))
     if bias is not None:
         result = g.op.Add(result, g.cast(bias, inner))
     return g.cast(result, dtype), mean, inverse
+
+
+def _standardized(g: GraphBuilder, x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value, Value]:
+    """The tensor less its mean over axes, divided by its deviation; the mean, the (biased) variance, the reciprocal deviation."""
+    mean = reduce(g, "ReduceMean", x, axes, True)
+    deviation = g.op.Sub(x, mean)
+    variance = reduce(g, "ReduceMean", g.op.Mul(deviation, deviation), axes, True)
+    inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(variance, g.const(eps, x.dtype))))
+    return g.op.Mul(deviation, inverse), mean, variance, inverse
 
 
 def native_layer_norm(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -133,8 +138,11 @@ def _group_norm(g: GraphBuilder, x: Value, groups: int, weight: Any, bias: Any, 
     inner = _wide(dtype)
     wide = g.cast(x, inner)
     rows = g.op.Reshape(wide, g.const([0, groups, -1]))
-    ones, zeros = g.const(np.ones(groups), inner), g.const(np.zeros(groups), inner)
-    normal = g.op.InstanceNormalization(rows, ones, zeros, epsilon=eps)
+    if is_long(g, rows, [2]):
+        normal = _standardized(g, rows, [2], eps)[0]
+    else:
+        ones, zeros = g.const(np.ones(groups), inner), g.const(np.zeros(groups), inner)
+        normal = g.op.InstanceNormalization(rows, ones, zeros, epsilon=eps)
     result = g.reshape(normal, list(x.shape or ())) if _reshapes(x) else g.op.Reshape(normal, g.shape(x))
     return g.cast(_affine(g, result, weight, bias, inner), dtype)
 
@@ -164,11 +172,8 @@ def native_group_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     assert spec is not None
     inner = _wide(spec.dtype)
     rows = g.op.Reshape(g.cast(x, inner), g.const([0, groups, -1]))
-    mean = reduce(g, "ReduceMean", rows, [2], True)
-    deviation = g.op.Sub(rows, mean)
-    variance = reduce(g, "ReduceMean", g.op.Mul(deviation, deviation), [2], False)
-    inverse = g.op.Reciprocal(g.op.Sqrt(g.op.Add(variance, g.const(eps, inner))))
-    statistics = [g.cast(v, spec.dtype) for v in (squeeze(g, mean, 2), inverse)]
+    _, mean, _, inverse = _standardized(g, rows, [2], eps)
+    statistics = [g.cast(squeeze(g, v, 2), spec.dtype) for v in (mean, inverse)]
     return [_group_norm(g, x, groups, weight, bias, eps), *statistics]
 
 
@@ -177,6 +182,9 @@ def instance_norm(g: GraphBuilder, node: FxNode) -> Value:
     x, weight, bias, mean, variance, use_input, _, eps = node.args[:8]
     if not use_input and mean is not None:
         return _batch_norm(g, x, weight, bias, mean, variance, eps)
+    if is_long(g, x, range(2, rank_of(x))):
+        normal = _standardized(g, x, range(2, rank_of(x)), eps)[0]
+        return g.cast(_affine(g, normal, weight, bias, node.dtype), node.dtype)
     channels = g.dim(x, 1)
     ones = operand(g, weight, node.dtype) if weight is not None else _row(g, channels, 1.0, node.dtype)
     zeros = operand(g, bias, node.dtype) if bias is not None else _row(g, channels, 0.0, node.dtype)
@@ -215,12 +223,8 @@ def _by_batch(g: GraphBuilder, x: Value, weight: Any, bias: Any, eps: float) -> 
     dtype = x.dtype
     assert dtype is not None
     inner = _wide(dtype)
-    wide = g.cast(x, inner)
     axes = [0, *range(2, rank_of(x))]
-    mean = reduce(g, "ReduceMean", wide, axes, True)
-    deviation = g.op.Sub(wide, mean)
-    variance = reduce(g, "ReduceMean", g.op.Mul(deviation, deviation), axes, True)
-    result = g.op.Mul(deviation, g.op.Reciprocal(g.op.Sqrt(g.op.Add(variance, g.const(eps, inner)))))
+    result, mean, variance, _ = _standardized(g, g.cast(x, inner), axes, eps)
     result = g.cast(_affine(g, result, weight, bias, inner), dtype)
     return result, squeeze(g, mean, *axes), squeeze(g, variance, *axes)
 

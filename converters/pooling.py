@@ -16,7 +16,7 @@ from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
 from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
 from onnxplug.converters.helpers.matrices import product_along
 from onnxplug.converters.helpers.promotion import wide
-from onnxplug.converters.helpers.reductions import reduce, reduced
+from onnxplug.converters.helpers.reductions import is_long, reduce, reduced
 from onnxplug.converters.helpers.runtimes import PADDING_IS_NARROW, computed_in
 from onnxplug.converters.helpers.tables import of_rank
 from onnxplug.converters.helpers.windows import (
@@ -249,7 +249,8 @@ def adaptive_avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     out: list[Any] = spread(size, spatial)
     x, single = _batched(g, x, spatial)
     if all(isinstance(o, int) and o == 1 for o in out):
-        result = g.op.GlobalAveragePool(x)
+        axes = range(2, rank_of(x))
+        result = reduce(g, "ReduceMean", x, axes, True) if is_long(g, x, axes) else g.op.GlobalAveragePool(x)
         return squeeze(g, result, 0) if single else result
     sizes = g.dims(x)[2:]
     whole = [(s, o) for s, o in zip(sizes, out, strict=True) if isinstance(s, int) and isinstance(o, int)]

@@ -18,10 +18,10 @@ from onnxplug.converters.helpers.exactness import (
     sums_integers,
 )
 from onnxplug.converters.helpers.promotion import wide
-from onnxplug.converters.helpers.reductions import log_of_sum, reduce, reduced
+from onnxplug.converters.helpers.reductions import in_rows, is_long, log_of_sum, reduce, reduced
 from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.slices import diagonal_of
-from onnxplug.errors import Unsupported
+from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -54,6 +54,8 @@ def mean_of_planes(g: GraphBuilder, node: FxNode) -> Value:
 
     The mean over height and width of a convolution's result, both kept: a global pool.
     """
+    if is_long(g, node.args[0], [2, 3]):
+        raise Decline("so many elements are summed in steps")
     return g.op.GlobalAveragePool(node.args[0])
 
 
@@ -184,7 +186,20 @@ def cumsum(g: GraphBuilder, node: FxNode) -> Value:
     if not rank_of(x):
         return g.cast(x, node.dtype)
     inner = computed_in(g, "CumSum", wide(node.dtype))
-    return g.cast(g.op.CumSum(g.cast(x, inner), g.const(axis % rank_of(x))), node.dtype)
+    x, axis = g.cast(x, inner), axis % rank_of(x)
+    size = g.dim(x, axis)
+    if isinstance(size, int) and is_long(g, x, [axis]):
+        return g.cast(_long_cumsum(g, x, axis, size), node.dtype)
+    return g.cast(g.op.CumSum(x, g.const(axis)), node.dtype)
+
+
+def _long_cumsum(g: GraphBuilder, x: Value, axis: int, size: int) -> Value:
+    """The sums within rows, plus the sum of the rows before."""
+    sums = g.op.CumSum(in_rows(g, x, axis, size), g.const(axis + 1))
+    before = g.op.CumSum(g.op.Gather(sums, g.const([-1]), axis=axis + 1), g.const(axis), exclusive=1)
+    sizes = g.dims(x)
+    sums = g.reshape(g.op.Add(sums, before), [*sizes[:axis], -1, *sizes[axis + 1 :]])
+    return g.op.Slice(sums, g.const([0]), g.const([size]), g.const([axis]))
 
 
 def count_nonzero(g: GraphBuilder, node: FxNode) -> Value:

@@ -515,9 +515,8 @@ def convert(
         alignment.record(graph, env)
     if optimize:
         with logs.stage("rewrites", logs.logger("rewrite")) as about:
-            fired = run_rewrites(
-                builder, graph, [rewrite for rewrite in host.rewrites() if rewrite.name not in without]
-            )
+            wanted = [rewrite for rewrite in host.rewrites() if rewrite.name not in without]
+            fired = run_rewrites(builder, graph, wanted, _packages_of_rewrites(host))
             about["replacements"] = fired.total()
         if alignment is not None:
             alignment.fired = fired

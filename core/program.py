@@ -20,6 +20,7 @@ from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.diagnosis.alignment import Recipe
+from onnxplug.diagnosis.choices import outputs_of_choices
 from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
@@ -28,12 +29,13 @@ from onnxplug.progress import showing
 from onnxplug.report.active import verified
 from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.content import Progress
+from onnxplug.run.outputs import Tolerances
 from onnxplug.run.progress import reporting
 from onnxplug.run.protobuf import to_proto
 from onnxplug.run.report import VerificationReport
 from onnxplug.run.save import check_settings, save_model
 from onnxplug.run.session import Runner
-from onnxplug.run.verify import Tolerances, verify_program
+from onnxplug.run.verify import verify_program
 from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import pytree
@@ -499,6 +501,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 tolerances=Tolerances(rtol=rtol, atol=atol),
                 seeds=seeds if seed is None else (seed,),
                 judge=partial(judge_program, self) if intermediates else None,
+                replay=partial(outputs_of_choices, self.model, self.recipe, self.host)
+                if self.recipe is not None
+                else None,
             )
             note(found)
             return found

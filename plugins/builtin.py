@@ -28,9 +28,10 @@ def onnxplug_rules() -> Iterable[Rule]:
 @hookimpl
 def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:
     """Decompositions of backward operators and of others for which torch has none."""
-    from onnxplug.converters import gradients, gradients_sampling, linear
+    from onnxplug.converters import attention, gradients, gradients_sampling, linear
 
-    return {**gradients.DECOMPOSITIONS, **gradients_sampling.DECOMPOSITIONS, **linear.DECOMPOSITIONS}
+    families = (gradients, gradients_sampling, linear, attention)
+    return {name: function for family in families for name, function in family.DECOMPOSITIONS.items()}
 
 
 @hookimpl

@@ -8,14 +8,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError, UnknownPluginError
 from onnxplug.opsets import MIN_OPSET, max_opset
+from onnxplug.plugins.loading import unmet
 from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.records import PluginRecord, Selection
 from onnxplug.progress import step
@@ -116,7 +114,7 @@ def _check_one(
 ) -> list[Finding]:
     supplied = manager.supplied(record)
     rules: list[Rule] = supplied.get("onnxplug_rules", [])
-    found = [*_requirements(record.requires), *_converters(rules)]
+    found = [*(("error", "requires", problem) for problem in unmet(record.requires)), *_converters(rules)]
     found += _dead(rules, record)
     found += _shadowed(rules, table)
     found += _conflicts(rules, record, table)
@@ -127,20 +125,6 @@ def _check_one(
 
 
 _Row = tuple[str, str, str]
-
-
-def _requirements(requires: Sequence[str]) -> Iterator[_Row]:
-    for text in requires:
-        try:
-            requirement = Requirement(text)
-            have = version(requirement.name)
-        except InvalidRequirement as error:
-            yield "error", "requires", f"{text!r} is not a valid requirement: {error}"
-        except PackageNotFoundError:
-            yield "error", "requires", f"{text} is not installed"
-        else:
-            if not requirement.specifier.contains(have, prereleases=True):
-                yield "error", "requires", f"{text}, but version {have} is installed"
 
 
 def _converters(rules: Sequence[Rule]) -> Iterator[_Row]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import PluginError
 from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, ModelSource, OrtLibrary, PluginInfo, ReferenceOp
@@ -86,6 +88,21 @@ def check_hooks(plugin: Any) -> list[str]:
             raise PluginError(f"its function {name} is not marked with @onnxplug.hookimpl")
         hooks.append(name)
     return hooks
+
+
+def unmet(requires: Sequence[str]) -> Iterator[str]:
+    """The requirements of a plugin that are not met, each with the reason."""
+    for text in requires:
+        try:
+            requirement = Requirement(text)
+            have = version(requirement.name)
+        except InvalidRequirement as error:
+            yield f"{text!r}, which is not a valid requirement: {error}"
+        except PackageNotFoundError:
+            yield f"{text}, which is not installed"
+        else:
+            if not requirement.specifier.contains(have, prereleases=True):
+                yield f"{text}, but version {have} is installed"
 
 
 def check_rules(rules: Sequence[Any], record: PluginRecord) -> None:

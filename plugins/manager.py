@@ -25,7 +25,16 @@ from onnxplug.plugin_api import (
     TargetInfo,
 )
 from onnxplug.plugins import hookspecs
-from onnxplug.plugins.loading import LATE_HOOKS, LoadedPlugin, check_rules, check_runtime, check_sources, load_plugin
+from onnxplug.plugins.loading import (
+    LATE_HOOKS,
+    LoadedPlugin,
+    check_rules,
+    check_runtime,
+    check_sources,
+    load_plugin,
+    unmet,
+)
+from onnxplug.plugins.patches import PluginPatch
 from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
 from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
@@ -192,6 +201,13 @@ class PluginManager:
         else:
             seen[id(plugin)] = f"{record.distribution}:{record.name}"
             record.status = "loaded"
+            for problem in unmet(record.requires):
+                warnings.warn(
+                    f"the plugin {record.name} of {record.distribution} {record.version} is used and may fail: it asks for "
+                    f"{problem}",
+                    PluginWarning,
+                    stacklevel=5,
+                )
         finally:
             record.seconds = time.perf_counter() - started
             _LOGGER.debug(
@@ -224,6 +240,14 @@ class PluginManager:
                 raise PluginError(f"{hook} returned {value!r}, not an iterable")
             if hook == "onnxplug_rules":
                 check_rules(value, record)
+                # A rule stated twice, in one distribution, would make a registry of it and all others impossible.
+                others = [
+                    rule
+                    for r, rules in self._results.get(hook, ())
+                    for rule in rules
+                    if r.distribution == record.distribution
+                ]
+                OnnxRegistry((), [*others, *value])
             elif hook == "onnxplug_runtime":
                 check_runtime(value)
             elif hook == "onnxplug_sources":
@@ -330,8 +354,12 @@ class PluginManager:
     def patches(self) -> list[Any]:
         """Context managers that hold during capture: those of the hook, and of rules that need one (autograd functions)."""
         if self._rule_patches is None:
-            self._rule_patches = [patch for rule in self.rules()[1] for patch in rule.patches()]
-        return [*self._all("onnxplug_patches"), *self._rule_patches]
+            self._rule_patches = [
+                PluginPatch(patch, rule.source or "?") for rule in self.rules()[1] for patch in rule.patches()
+            ]
+        self.load()
+        found = self._results.get("onnxplug_patches", ())
+        return [*(PluginPatch(patch, record.label) for record, items in found for patch in items), *self._rule_patches]
 
     def runtimes(self) -> list[Any]:
         """What each plugin supplies to run its operators: :class:`~onnxplug.reference.plugins.PluginRuntime` records."""

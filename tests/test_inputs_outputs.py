@@ -12,6 +12,7 @@ from torch.utils import _pytree
 
 import onnxplug
 from onnxplug import CaptureError, UsageError
+from onnxplug.run.compare import compare
 
 
 def names(values: Any) -> list[str]:
@@ -128,6 +129,34 @@ def test_tied_weights_are_stored_once_under_their_name() -> None:
     program = onnxplug.to_onnx(Tied().eval(), (torch.tensor([[1, 2]]),), verify=True)
     weights = [v for v in program.model.graph.initializers.values() if v.const_value.size == 40]
     assert [w.name for w in weights] == ["embedding.weight"]
+
+
+class Views(nn.Module):
+    """Buffers that see one memory in different ways."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        z = torch.randn(size, dtype=dtype)
+        views = {"plain": z, "same": z.view(size), "negated": torch._neg_view(z), "other": torch._neg_view(z)[::2]}
+        if dtype.is_complex:
+            views |= {"conj": z.conj(), "both": torch._neg_view(z.conj()), "imag": z.imag, "less": z.conj().imag}
+        for name, view in views.items():
+            self.register_buffer(name, view)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [buffer * x[: len(buffer)] for buffer in self.buffers()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("size", [4, 100])
+def test_conjugate_and_negated_views_of_one_memory_are_tensors_of_their_own(dtype: torch.dtype, size: int) -> None:
+    model, x = Views(size, dtype).eval(), torch.randn(size)
+    program = onnxplug.to_onnx(model, (x,), verify=True)
+    if size == 100:
+        assert "same" not in program.model.graph.initializers
+    other = Views(size, dtype)
+    program.apply_weights(other.state_dict())
+    assert all(compare(got, wanted).equal for got, wanted in zip(program(-x), other(-x), strict=True))
 
 
 def test_parameter_names_are_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axes, rank_of, squeeze
 from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.promotion import operand, wide
-from onnxplug.converters.helpers.runtimes import INTEGERS_THROUGH_DOUBLE, computed_in
+from onnxplug.converters.helpers.runtimes import INTEGERS_THROUGH_DOUBLE, LONG_SUMS_LOSE_DIGITS, computed_in
 from onnxplug.converters.helpers.scans import running_product
 from onnxplug.interpret.node import FxNode
 
@@ -20,14 +21,19 @@ from onnxplug.interpret.node import FxNode
 _AXES_ARE_INPUT = {"ReduceSum": 13}
 _AXES_ARE_INPUT_DEFAULT = 18
 
+#: The most elements that are summed by one node where a runtime adds them one after another, and the most of one axis among more.
+_LONG, _ROW = 1 << 18, 1 << 10
+
 
 def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, keepdims: bool) -> Value:
     """A reduction over non-negative static axes (``None``: all), given as an attribute or an input, as the opset defines.
 
     A 0-dim tensor has no axes. Its reduction is the identity, unless the operator changes a single element
-    (ReduceSumSquare, ReduceL1 …), which ONNX expresses by an absent axes input.
+    (ReduceSumSquare, ReduceL1 …), which ONNX expresses by an absent axes input. Long sums and means of floats are taken in steps.
     """
     rank = rank_of(x)
+    if op_type in ("ReduceSum", "ReduceMean") and is_long(g, x, axes):
+        return _long_sum(g, op_type, x, list(range(rank)) if axes is None else list(axes), keepdims)
     every = axes is None or len(axes) == rank
     emit: Any = getattr(g.op, op_type)
     keep = int(keepdims)
@@ -38,6 +44,45 @@ def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, 
     else:
         result = emit(x, axes=list(axes or ()), keepdims=keep)
     return result
+
+
+def is_long(g: GraphBuilder, x: Value, axes: Sequence[int] | None) -> bool:
+    """Whether a sum over axes (``None``: all) has so many floats that the runtime's own would lose digits.
+
+    Dynamic axes count as one element, and as many with ``exact=True``.
+    """
+    if x.dtype != FLOAT or not LONG_SUMS_LOSE_DIGITS.concerns(g):
+        return False
+    sizes = [(x.shape or ())[axis] for axis in (range(rank_of(x)) if axes is None else axes)]
+    static = [size for size in sizes if isinstance(size, int)]
+    return math.prod(static) > _LONG or (g.exact and len(static) < len(sizes) and 0 not in static)
+
+
+def _long_sum(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdims: bool) -> Value:
+    """A sum or mean of floats in steps, along one axis after another; in double with ``exact=True`` where an axis is dynamic."""
+    count = count_of(g, x, axes, FLOAT)
+    if g.exact and any(not isinstance(g.dims(x)[axis], int) for axis in axes):
+        total = g.cast(reduce(g, "ReduceSum", g.cast(x, DOUBLE), axes, keepdims), FLOAT)
+        return g.op.Div(total, count) if op_type == "ReduceMean" else total
+    for axis in sorted(axes, reverse=True):
+        size = g.dims(x)[axis]
+        if isinstance(size, int) and size > _ROW:
+            x = reduce(g, "ReduceSum", in_rows(g, x, axis, size), [axis + 1], False)
+        x = reduce(g, "ReduceSum", x, [axis], keepdims)
+    return g.op.Div(x, count) if op_type == "ReduceMean" else x
+
+
+def in_rows(g: GraphBuilder, x: Value, axis: int, size: int) -> Value:
+    """A long axis as two of about the square root of its size; zeros fill the last row."""
+    row = math.isqrt(size)
+    row = next((width for width in range(row, row // 2, -1) if size % width == 0), row)
+    count = -(-size // row)
+    if count * row > size:
+        ends = [0] * rank_of(x)
+        ends[axis] = count * row - size
+        x = g.op.Pad(x, g.integers([0] * rank_of(x) + ends))
+    sizes = g.dims(x)
+    return g.reshape(x, [*sizes[:axis], count, row, *sizes[axis + 1 :]])
 
 
 def reduced(

@@ -281,7 +281,7 @@ def _session_key(options: BackendOptions) -> str:
     given = options.session_options
     if isinstance(given, onnxruntime_module().SessionOptions):
         given = id(given)  # the session holds the object
-    return repr((list(options.providers), given, options.optimization, options.threads))
+    return repr((list(options.providers), given, options.optimization, _threads(options)))
 
 
 def _converted(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> ir.Model:
@@ -372,7 +372,7 @@ def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
     source, folder = (model, None) if isinstance(model, bytes) else model_source(model)
     try:
         session = make_session(
-            source, options.threads, libraries=kernels.libraries, providers=providers, options=session_options
+            source, _threads(options), libraries=kernels.libraries, providers=providers, options=session_options
         )
     except OnnxplugError:
         raise
@@ -381,6 +381,14 @@ def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
         raise lacking or RunError(f"ONNX Runtime can't load the model: {error}") from error
     session._onnxplug_folder = folder  # what the session reads lives as long as it
     return session
+
+
+def _threads(options: BackendOptions) -> int | None:
+    """Threads within an operator: those of the options, or of ``torch.set_num_threads``; ``None`` where the session options say."""
+    given = options.session_options
+    if options.threads is not None or isinstance(given, onnxruntime_module().SessionOptions):
+        return options.threads
+    return None if "intra_op_num_threads" in (given or {}) else torch.get_num_threads()
 
 
 def _name(provider: Any) -> str:

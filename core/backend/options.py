@@ -39,7 +39,8 @@ class BackendOptions:
         providers: Execution providers of ONNX Runtime, each a name or a name with a dict of its options.
         session_options: An ``onnxruntime.SessionOptions``, or a dict of its attributes.
         optimization: How far ONNX Runtime optimises the graph: ``"disable"``, ``"basic"``, ``"extended"`` or ``"all"``.
-        threads: Threads within an operator; ONNX Runtime's own choice when ``None``.
+        threads: Threads within an operator. When ``None``: the session options' ``intra_op_num_threads``, and without that as many
+            as PyTorch takes (``torch.set_num_threads``) when a graph is compiled.
         transforms: Functions ``(onnx_ir.Model) -> Model | None`` that change each model before its session is made.
         cache: Folder in which converted models are kept for later processes.
         store: A dict that receives, under ``"graphs"``, one :class:`~onnxplug.backend.backend.StoredGraph` for each graph.
@@ -104,7 +105,8 @@ class DebugOptions(BackendOptions):
     Options of ONNX Runtime's sessions are accepted and change nothing.
 
     Attributes:
-        compare: Compare the result of every operator with PyTorch's on the same inputs; an operator that differs is an error.
+        compare: Compare the result of every operator with PyTorch's on the same inputs; an operator that differs is an error. With
+            ``False`` the graphs are only run.
         verbose: What is written of each call: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs, constants and
             results; 3 their first five elements; 10 all elements.
         write: Takes each line: a function, or a file to which they are appended; the standard output when ``None``.
@@ -115,7 +117,7 @@ class DebugOptions(BackendOptions):
         UsageError: A value is malformed.
     """
 
-    compare: bool = False
+    compare: bool = True
     verbose: int = 0
     write: Callable[[str], None] | str | Path | None = None
     fallback: bool = False

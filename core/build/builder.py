@@ -16,7 +16,7 @@ from onnxplug.build.attributes import attribute_key, check_dtypes, check_node, m
 from onnxplug.build.calls import CallMixin
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.functions import FunctionMixin
-from onnxplug.build.inference.dims import Constant, Result
+from onnxplug.build.inference.dims import Constant, Result, text_tensor
 from onnxplug.build.kernels import HALVES, Kernels
 from onnxplug.build.nesting import NestingMixin
 from onnxplug.build.opset import Input, Opset
@@ -324,7 +324,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
     # -- constants -----------------------------------------------------------------------------------------------------
 
     def const(self, value: Any, dtype: torch.dtype | ir.DataType | None = None) -> Value:
-        """A shared constant of a Python scalar, nested list, numpy array or torch tensor.
+        """A shared constant of a Python scalar, text, nested list, numpy array or torch tensor.
 
         Args:
             value: The content; the constant has its shape.
@@ -348,7 +348,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         key: Any = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= 65536 else id(array)
         found = self._constants.get(key)
         if found is None:
-            tensor = Constant(array)
+            tensor = Constant(array) if array.dtype.kind != "U" else text_tensor(array)
             found = Value(type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
             self._constants[key] = found
         if quick is not None:

@@ -317,9 +317,13 @@ def _look_at_submodules(
         )
     causes = [piece.path for piece in found.pieces if piece.is_cause]
     if causes:
-        found.hints.append(
-            f"All but {', '.join(causes)} can be exported: change these, or export the others by themselves (pieces=[…])."
+        others = [piece.path for piece in found.pieces if piece.captured and not piece.converted]
+        rest = (
+            f"Of the others {', '.join(others)} can't be converted: the list says why."
+            if others
+            else "All others can be exported, also by themselves (pieces=[…])."
         )
+        found.hints.append(f"Change {', '.join(causes)}, which torch.export can't capture. {rest}")
 
 
 def _one_line(error: BaseException) -> str:

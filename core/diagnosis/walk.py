@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from onnxplug.capture.locations import module_path, source_location
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.diagnosis.alignment import Alignment
+from onnxplug.diagnosis.choices import chooses, chosen, results_of
 from onnxplug.diagnosis.eager import call_again, run_graph
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
@@ -20,6 +21,14 @@ from onnxplug.run.conditioning import rounding_slack
 from onnxplug.torch_private import OpOverload
 
 _ATEN = torch.ops.aten
+#: Operators that copy elements to other places; views, which the schema tells, do so too.
+_MOVING = frozenset(
+    (
+        "cat stack hstack vstack dstack clone contiguous reshape flatten index index_select gather take take_along_dim "
+        "select_scatter slice_scatter flip fliplr flipud roll rot90 repeat repeat_interleave tile pad constant_pad_nd tril triu "
+        "where masked_fill"
+    ).split()
+)
 #: Operators whose result has no defined elements.
 _UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
@@ -166,9 +175,24 @@ class _Walker:
         if found.count and actual.is_floating_point() and isinstance(expected, torch.Tensor):
             found = compare(actual, expected, slack=self._slack(node, given))
             self.result.unstable += found.equal
+        if found.count and self._is_chosen(node, given, actual, expected):
+            return False
         if not found.equal:
             self.result.differences.append(self._difference(node, actual, expected, found))
         return found.equal and not found.max_abs_difference
+
+    def _is_chosen(self, node: torch.fx.Node, given: Sequence[Any], actual: torch.Tensor, expected: Any) -> bool:
+        """Whether a result is that of another right choice among equal elements."""
+        choosing = producer_of(node)
+        if not chooses(choosing):
+            return False
+        whole = given[0] if choosing is not node else expected
+        read = self._read[choosing] if choosing is not node else given
+        count = len(whole) if choosing is not node else 1
+        choice = chosen(choosing, read, whole, results_of(choosing, self._alignment, self._values, count))
+        if choice is None:
+            return False
+        return compare(actual, choice[node.args[1]] if choosing is not node else choice).equal
 
     def _slack(self, node: torch.fx.Node, given: Sequence[Any]) -> torch.Tensor | None:
         """How far rounding of what an operator reads moves its result; ``None`` if nothing can be said.
@@ -200,7 +224,23 @@ class _Walker:
         return slack[0] if slack else None
 
     def _difference(self, node: torch.fx.Node, actual: Any, expected: Any, found: Comparison) -> Difference:
-        return difference_at(node, self._alignment, found, actual, expected)
+        """The difference, at the operator that computes the elements where those that differ were only moved about since."""
+        value, blamed = self._alignment.names[node][0], node
+        while _moves(producer_of(blamed)):
+            unknown = [n for n in producer_of(blamed).all_input_nodes if n in self._read]
+            if not unknown:  # ONNX has what it reads
+                break
+            blamed = unknown[0]
+        return replace(difference_at(blamed, self._alignment, found, actual, expected), value=value)
+
+
+def _moves(node: torch.fx.Node) -> bool:
+    """Whether an operator moves elements to other places and computes none."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    returns = node.target._schema.returns
+    view = bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+    return view or operator_of(node).partition("::")[2].partition(".")[0] in _MOVING
 
 
 def difference_at(
@@ -213,7 +253,7 @@ def difference_at(
         location=source_location(node) or "unknown source",
         module=module_path(node),
         rule=rule_text(alignment.rules.get(producer_of(node))),
-        value=alignment.names[node][0],
+        value=alignment.names.get(node, ("",))[0],
         comparison=found,
         actual=actual,
         expected=expected,

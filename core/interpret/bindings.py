@@ -115,10 +115,11 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor_key(tensor: torch.Tensor) -> Any:
-    """Equal for tensors that are the same memory seen the same way: tied weights."""
+    """Equal for tensors that are the same memory seen the same way, conjugate and negated views among them: tied weights."""
     if is_fake(tensor) or not tensor.numel():
         return id(tensor)
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    seen = (tensor.is_conj(), tensor.is_neg())
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), seen)
 
 
 def _state_value(builder: GraphBuilder, slot: InputSlot) -> ir.Value:

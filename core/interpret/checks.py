@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from typing import Any
 
 import onnx_ir as ir
@@ -13,6 +14,8 @@ from onnxplug.build.quantized import Quantized
 from onnxplug.errors import OutputMismatchError
 from onnxplug.interpret.node import FxNode, OutputSpec
 from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.registry.registry import RuleWarning
 from onnxplug.registry.rule import Rule
 from onnxplug.text import counted, type_with_article
 
@@ -51,6 +54,14 @@ def _checked_list(call: FxNode, rule: Rule, results: Any, vals: list[Any], symbo
     if not isinstance(results, list | tuple) or len(_leaves(results)) < _needed(call.fx, len(specs)):
         got = counted(len(results), "result") if isinstance(results, list | tuple) else repr(results)
         raise _mismatch(call, rule, f"returned {got} where torch has {counted(len(specs), 'result')}")
+    if isinstance(results, list | tuple) and len(_leaves(results)) < len(specs) and rule.source != PROJECT_NAME:
+        source = f" of {rule.source}" if rule.source else ""
+        warnings.warn(
+            f"rule {rule.name}{source} for {call.op_name} returned {counted(len(results), 'result')} where torch has "
+            f"{len(specs)}; nothing here reads the others (at {call.location})",
+            RuleWarning,
+            stacklevel=2,
+        )
     if len(results) > len(specs):
         raise _mismatch(call, rule, f"returned {counted(len(results), 'result')} where torch has {len(specs)}")
     if any(isinstance(result, list | tuple) for result in results):

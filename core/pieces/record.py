@@ -96,7 +96,7 @@ def _key(tensor: torch.Tensor) -> Any:
     """Equal for two tensor objects that are the same elements in the same memory; an empty tensor is itself alone."""
     if not tensor.numel():
         return id(tensor)
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def record(

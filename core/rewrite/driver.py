@@ -15,6 +15,7 @@ from onnxplug.build.matching import is_op
 from onnxplug.build.provenance import NOWHERE, Rewritten
 from onnxplug.build.scope import Scope, detach, graphs_of, nodes_of
 from onnxplug.errors import ConversionError
+from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.profiling.recorder import active
 
 if TYPE_CHECKING:
@@ -28,17 +29,26 @@ MAX_FIRINGS_PER_NODE = 8
 Replaced = Mapping[ir.Value, ir.Value]
 
 
-def run_rewrites(g: GraphBuilder, graph: ir.Graph, rewrites: Iterable[Rewrite]) -> Counter[str]:
+def run_rewrites(
+    g: GraphBuilder, graph: ir.Graph, rewrites: Iterable[Rewrite], sources: Mapping[str, str] | None = None
+) -> Counter[str]:
     """Applies rewrites to a graph, and to the branches and bodies in it, until none applies.
 
     Takes time linear in the graph and the number of replacements. Equal pure nodes that rewrites emit are shared within a
     graph.
 
+    Args:
+        g: The builder of the graph.
+        graph: The graph.
+        rewrites: The rewrites.
+        sources: Name of a rewrite to the distribution that it is of.
+
     Returns:
         How often each rewrite fired.
 
     Raises:
-        ConversionError: A rewrite raised, changed a dtype or rank, made a cycle, or does not terminate; it is named.
+        ConversionError: A rewrite raised, changed a dtype or rank, made a cycle, or does not terminate; it is named, and the
+            distribution that it is of.
     """
     table: dict[str, list[Rewrite]] = {}
     for rewrite in rewrites:
@@ -47,8 +57,19 @@ def run_rewrites(g: GraphBuilder, graph: ir.Graph, rewrites: Iterable[Rewrite]) 
     if not table:
         return Counter()
     if active() is None and not _LOGGER.isEnabledFor(logging.DEBUG):
-        return _Run(g, graph, table).run()
-    return _ObservedRun(g, graph, table).run()
+        run = _Run(g, graph, table)
+    else:
+        run = _ObservedRun(g, graph, table)
+    try:
+        return run.run()
+    except ConversionError as error:
+        source = (sources or {}).get(run.at.name if run.at is not None else "", PROJECT_NAME)
+        if source == PROJECT_NAME:
+            raise
+        raise ConversionError(
+            f"{error.message} (the rewrite is of {source})",
+            hint=error.hint or "Without its plugin: plugins=[…], or --no-plugin NAME.",
+        ) from error.__cause__
 
 
 class _Shared:
@@ -97,6 +118,8 @@ class _Run:
         self.graph = graph
         self.table = table
         self.fired: Counter[str] = Counter()
+        #: The rewrite that is tried.
+        self.at: Rewrite | None = None
         self._shared: dict[int, _Shared] = {}
         self._removed: list[ir.Node] = []
 
@@ -112,6 +135,7 @@ class _Run:
             if node.graph is None:
                 continue
             for rewrite in self.table[_key(node)]:
+                self.at = rewrite
                 if rewrite.when is not None and not self._may_match(rewrite, node):
                     continue
                 again = self._try(node, rewrite)
@@ -128,6 +152,7 @@ class _Run:
                         waiting.add(found)
                         work.append(found)
                 break
+        self.at = None
         if self.fired and not _in_order(self.graph, set()):
             self._sort()
         return self.fired

@@ -1,4 +1,7 @@
-"""How far rounding alone changes PyTorch's own results: it decides about elements that cancellation leaves uncertain."""
+"""How far rounding alone changes PyTorch's own results: it decides about elements that cancellation leaves uncertain.
+
+It is seen from two sides: the same model on inputs and weights that differ in the last place, and in float64.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from onnxplug.run.inputs import clone_leaves
 
@@ -53,6 +57,52 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
         s if x is not None and y is not None and _same(x, y) else None
         for s, x, y in zip(slack, first, again, strict=True)
     ]
+
+
+def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:
+    """The results of the eager model in float64: weights, inputs and what its code makes without a dtype.
+
+    Args:
+        run, model, leaves: As :func:`rounding_slack` takes them. What the code casts to a narrower dtype is cast to float64.
+
+    Returns:
+        A tensor of doubles for each result, ``None`` for one that is no floating-point tensor; nothing where the model does not
+        run in float64.
+    """
+    default = torch.get_default_dtype()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            wide = copy.deepcopy(model).double() if isinstance(model, torch.nn.Module) else model
+            torch.set_default_dtype(torch.float64)
+            with _Wide():
+                return _results(run, wide, [_doubled(leaf) for leaf in leaves])
+    except Exception:
+        return []
+    finally:
+        torch.set_default_dtype(default)
+
+
+_TO_WIDE = {
+    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+    torch.complex64: torch.complex128,
+}
+_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+
+
+class _Wide(TorchFunctionMode):
+    """Calls that name a dtype narrower than float64 mean float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide = [_TO_WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args]
+        named = {k: _TO_WIDE.get(a, a) if isinstance(a, torch.dtype) else a for k, a in (kwargs or {}).items()}
+        called: Any = torch.Tensor.double if func in _CASTS else func
+        return called(*wide, **named)
+
+
+def _doubled(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+    return leaf.to(torch.complex128 if leaf.is_complex() else torch.float64, copy=True)
 
 
 def _results(run: Run, model: Any, leaves: list[Any]) -> list[torch.Tensor | None]:

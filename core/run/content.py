@@ -103,7 +103,7 @@ class ModelView:
             place = (places or {}).get(name)
             if place is not None:
                 tensor = ir.ExternalTensor(*place, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
-            elif tensor.nbytes >= _APART_BYTES and tensor.dtype != ir.DataType.STRING and not _described(tensor):
+            elif tensor.dtype != ir.DataType.STRING and tensor.nbytes >= _APART_BYTES and not _described(tensor):
                 apart.append(name)
             elif isinstance(tensor, ir.ExternalTensor):  # its location is relative to the file that it came from
                 tensor = ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=name)

@@ -53,7 +53,7 @@ def size_of(text: Any) -> int:
 
 def is_large(tensor: ir.TensorProtocol) -> bool:
     """Whether a tensor is written to a data file, where there is one."""
-    return tensor.nbytes >= SMALL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= SMALL_TENSOR_BYTES
 
 
 def places_of(weights: Mapping[str, ir.TensorProtocol], limit: int | None) -> dict[str, Place]:

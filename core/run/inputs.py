@@ -211,16 +211,29 @@ def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.G
             return torch.ones(list(shape), dtype=dtype)  # a mask without a hidden element stays so
         return torch.randint(0, 2, list(shape), generator=generator).bool()
     if dtype.is_floating_point or dtype.is_complex:
+        if example.element_size() == 1:  # torch has few functions of 8-bit floats
+            example = example.float()
         finite = example[torch.isfinite(example)] if example.numel() else example
         if set(finite.flatten()[:64].tolist()) == {0.0, 1.0}:  # a mask
             return torch.randint(0, 2, list(shape), generator=generator).to(dtype)
-        scale = float(finite.abs().double().mean()) if finite.numel() and not dtype.is_complex else 1.0
+        scale = float((finite.abs().double() / finite.numel()).sum()) if not dtype.is_complex else 1.0
         fresh = torch.randn(
             list(shape), generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32
         )
-        return (fresh * (scale or 1.0)).to(dtype)
-    low, high = (int(example.min()), int(example.max())) if example.numel() else (0, 1)
-    return torch.randint(low, high + 1, list(shape), generator=generator).to(dtype)
+        wide = fresh if dtype.is_complex else fresh.double()
+        return (wide * (scale or 1.0)).to(dtype)
+    return _integers_between(example, shape, generator)
+
+
+def _integers_between(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Integers from the least to the largest of the example's; of a range beyond 2**63 the lower part."""
+    array = example.cpu().numpy()  # torch has no minimum of unsigned integers
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 1)
+    offsets = torch.randint(0, min(high - low, 2**63 - 2) + 1, list(shape), generator=generator)
+    start = torch.tensor(low, dtype=example.dtype)
+    if example.dtype is torch.uint64:  # torch adds signed integers alone; both wrap around alike
+        return (offsets + start.view(torch.int64)).view(torch.uint64)
+    return (offsets + start.to(torch.int64)).to(example.dtype)
 
 
 def clone_leaves(leaves: Sequence[Any]) -> list[Any]:

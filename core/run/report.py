@@ -17,7 +17,8 @@ class VerificationCase:
         max_abs_difference: Largest difference over all outputs.
         runtime: What ran the model.
         unstable: Number of elements that differ by more than the tolerance, and by no more than rounding of the inputs
-            and weights changes them in PyTorch itself.
+            and weights changes them in PyTorch itself, or by no more than PyTorch's own result is from that in float64.
+        ties: Whether the results are those that PyTorch has where it chooses, among equal elements, as ONNX did (topk, sort …).
     """
 
     sizes: Mapping[str, int]
@@ -25,6 +26,7 @@ class VerificationCase:
     max_abs_difference: float
     runtime: str
     unstable: int = 0
+    ties: bool = False
 
 
 @dataclass

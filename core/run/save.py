@@ -54,7 +54,7 @@ def _weights(model: ir.Model, instead: Mapping[ir.Value, ir.TensorProtocol] | No
 
 
 def _bytes(weights: Mapping[str, ir.TensorProtocol]) -> int:
-    return sum(tensor.nbytes for tensor in weights.values())
+    return sum(tensor.nbytes for tensor in weights.values() if tensor.dtype != ir.DataType.STRING)
 
 
 def save_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import tempfile
 import time
@@ -283,9 +284,19 @@ def to_ort_value(value: Any) -> Any:
     return ort_value.ortvalue_from_numpy(tensor.numpy())
 
 
-def from_ort_value(value: Any) -> torch.Tensor:
-    """A tensor of an OrtValue."""
-    dtype = ONNX_TO_TORCH[ir.DataType(value.element_type())]
-    if dtype in _VIEWS:
+def from_ort_value(value: Any) -> Any:
+    """A tensor of an OrtValue; an array of text, which torch has no tensors of."""
+    element = ir.DataType(value.element_type())
+    if element == ir.DataType.STRING:
+        return value.numpy()
+    dtype = ONNX_TO_TORCH[element]
+    if dtype is torch.bfloat16:
         return torch.utils.dlpack.from_dlpack(value._get_c_value()).clone()
-    return torch.from_numpy(np.array(value.numpy(), copy=True))
+    if dtype in _VIEWS:  # numpy and DLPack have none of the 8-bit floats
+        tensor = torch.empty(value.shape(), dtype=dtype)
+        ctypes.memmove(tensor.data_ptr(), value.data_ptr(), tensor.nbytes)
+        return tensor
+    array = np.array(value.numpy(), copy=True)
+    if dtype is torch.uint64:
+        array = array.astype(np.uint64)  # it comes as C's unsigned long long, which torch doesn't know
+    return torch.from_numpy(array)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
@@ -19,10 +18,9 @@ from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
 from onnxplug.progress import step
-from onnxplug.run.compare import Comparison, Scale, compare
-from onnxplug.run.conditioning import rounding_slack
-from onnxplug.run.differences import OutputDifference, begin_case, open_case
+from onnxplug.run.differences import begin_case
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
+from onnxplug.run.outputs import MODEL, Replay, Tolerances, compare_all, outputs_of, size_text, where_text
 from onnxplug.run.report import VerificationCase, VerificationReport
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers
@@ -56,16 +54,6 @@ class Verifiable(Protocol):
         """The inputs of a call of the PyTorch model in a row."""
 
 
-@dataclass(frozen=True)
-class Tolerances:
-    """Which tolerances hold: those of a scale, or given ones instead of them."""
-
-    scale: Scale = Scale.MODEL
-    rtol: float | None = None
-    atol: float | None = None
-
-
-MODEL = Tolerances()
 _LOGGER = logs.logger("verify")
 
 #: ``(leaves, failed) -> verdict``: says who is wrong on flattened inputs; ``failed``: the outputs differ.
@@ -84,8 +72,9 @@ def verify_program(
     tolerances: Tolerances = MODEL,
     seeds: Sequence[int] = (0, 1, 2),
     judge: Judge | None = None,
+    replay: Replay | None = None,
 ) -> VerificationReport:
-    """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong."""
+    """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong, ``replay`` what PyTorch has for ONNX's choices among equals."""
     captured, exported = _captured(program)
     further: Sequence[tuple[Any, Any]] = ()
     if args is None and kwargs is None:
@@ -98,7 +87,7 @@ def verify_program(
     sets = 1 + len(further) + len(seeds)
     step(f"inputs 1 of {sets}", 0, sets)
     try:
-        comparer = _Comparer(program, tolerances, judge)
+        comparer = _Comparer(program, tolerances, judge, replay)
     except VerificationError as error:  # the model does not load
         error.inputs = list(leaves)
         if judge is None:
@@ -173,9 +162,11 @@ def _judged(error: VerificationError, judge: Judge, leaves: Sequence[Any]) -> Ve
 class _Comparer:
     """Runs both models of a program on inputs and compares every output."""
 
-    def __init__(self, program: Verifiable, tolerances: Tolerances, judge: Judge | None = None) -> None:
+    def __init__(
+        self, program: Verifiable, tolerances: Tolerances, judge: Judge | None = None, replay: Replay | None = None
+    ) -> None:
         captured, exported = _captured(program)
-        self._judge = judge
+        self._judge, self._replay = judge, replay
         self._program = program
         self._tolerances = tolerances
         self._names = captured.dim_names
@@ -212,7 +203,7 @@ class _Comparer:
         try:
             case = self._compare(leaves, sizes, seed)
             _LOGGER.debug(
-                "the same %s: %.1e at most, by %s", _where(sizes, seed), case.max_abs_difference, case.runtime
+                "the same %s: %.1e at most, by %s", where_text(sizes, seed), case.max_abs_difference, case.runtime
             )
             return case
         except VerificationError as error:
@@ -230,26 +221,27 @@ class _Comparer:
         except Exception as error:
             raise Refused from error
         args, kwargs = pytree.tree_unflatten(clone_leaves(leaves), self._spec)
-        where = _where(sizes, seed)
+        where = where_text(sizes, seed)
         try:
             got = runner(program.feed(args, kwargs))
         except VerificationError as error:
             raise VerificationError(f"{error.message} ({where})", hint=error.hint or self._why(leaves)) from error
-        outputs = _Outputs(
+        outputs = outputs_of(
             dict(zip(runner.output_names, got, strict=True)),
             expected,
-            lambda: rounding_slack(
-                lambda model, moved: eager_outputs(program, model, moved, self._spec), self._reference, leaves
-            ),
+            lambda model, given: eager_outputs(program, model, given, self._spec),
+            self._reference,
+            leaves,
+            self._replay,
         )
         begin_case(sizes, seed, runner.runtime)
         try:
-            worst, unstable = _compare_all(outputs, self._tolerances, sizes, seed)
+            worst, unstable, ties = compare_all(outputs, self._tolerances, sizes, seed)
         except VerificationError as error:
             if (reason := self._assumed(leaves) or self._unsteady(leaves, expected)) is None:
                 raise
             raise VerificationError(error.message, hint=reason) from error
-        return VerificationCase(sizes, seed, worst, runner.runtime, unstable)
+        return VerificationCase(sizes, seed, worst, runner.runtime, unstable, ties)
 
     def _assumed(self, leaves: Sequence[Any]) -> str | None:
         """A hint, where the inputs have a size of 1 and the model's code has a branch for it."""
@@ -265,9 +257,17 @@ class _Comparer:
 
     def _unsteady(self, leaves: Sequence[Any], expected: Sequence[tuple[str, Any]]) -> str | None:
         """A hint, where PyTorch itself has other results when it runs again."""
+        before = attributes_of(self._reference)
         again = eager_outputs(self._program, self._reference, clone_leaves(leaves), self._spec)
         for (name, first), (_, second) in zip(expected, again, strict=True):
             if isinstance(first, torch.Tensor) and not torch.equal(first, second) and not bool((first != first).any()):
+                after = attributes_of(self._reference)
+                changed = [path for path, value in after.items() if before.get(path, self) != value]
+                if changed:
+                    return (
+                        f"PyTorch's own {name!r} differs from run to run: forward changes {', '.join(changed[:3])}, of which the "
+                        "export has the value of then. Register what the model writes as a buffer, or make it an input."
+                    )
                 return (
                     f"PyTorch's own {name!r} differs from run to run: the model draws random numbers, and can't be compared. Call "
                     "model.eval() first if dropout is meant to be off."
@@ -295,77 +295,6 @@ class _Comparer:
                 "depends on others by an expression of their names ('past + sequence')."
             )
         return None
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    """The pairs to compare for one set of inputs.
-
-    Attributes:
-        got: ONNX's outputs, by name.
-        expected: What PyTorch has for each, in the same order.
-        slack: Measures how far rounding moves PyTorch's results.
-    """
-
-    got: Mapping[str, torch.Tensor]
-    expected: Sequence[tuple[str, Any]]
-    slack: Callable[[], list[torch.Tensor | None]]
-
-
-def _compare_all(
-    outputs: _Outputs, tolerances: Tolerances, sizes: Mapping[str, int], seed: int | None
-) -> tuple[float, int]:
-    """Compares outputs with what PyTorch has for each.
-
-    Returns:
-        The largest difference, and the number of elements that agree only as far as rounding leaves them certain.
-
-    Raises:
-        VerificationError: One differs, or there are more or fewer.
-    """
-    got, expected, where = outputs.got, outputs.expected, _where(sizes, seed)
-    if len(got) != len(expected):
-        names = ", ".join(name for name, _ in expected)
-        raise VerificationError(
-            f"the model has {len(got)} outputs ({', '.join(got)}), PyTorch {len(expected)} ({names}); {where}"
-        )
-    case = open_case()
-    options: dict[str, Any] = {"scale": tolerances.scale, "rtol": tolerances.rtol, "atol": tolerances.atol}
-    options["measure"] = case is not None
-    measured = tolerances == MODEL
-    slack: list[torch.Tensor | None] | None = None
-    worst, unstable = 0.0, 0
-    for index, ((name, actual), (_, wanted)) in enumerate(zip(got.items(), expected, strict=True)):
-        found = compare(actual, wanted, **options)
-        if measured and found.count and actual.is_floating_point():
-            slack = outputs.slack() if slack is None else slack
-            unstable += found.count
-            found = compare(actual, wanted, **options, slack=slack[index] if slack else None)
-        if case is not None:
-            case.outputs.append(_difference(name, actual, found))
-        if not found.equal:
-            again = f"verify(seed={seed}) draws these inputs again; " if seed is not None else ""
-            hint = f"{again}verify(intermediates=True) tells whether a rule, a rewrite or ONNX Runtime is wrong; please report it."
-            raise VerificationError(f"output {name!r} {found}; {where}", hint=hint)
-        worst = max(worst, found.max_abs_difference)
-    return worst, unstable
-
-
-def _difference(name: str, actual: torch.Tensor, found: Comparison) -> OutputDifference:
-    """What a report says of an output that was compared."""
-    problem = "" if found.equal else str(found)
-    dtype = str(found.dtype if found.dtype is not None else actual.dtype).removeprefix("torch.")
-    largest = found.max_abs_difference
-    return OutputDifference(name, dtype, actual.numel(), largest, found.count, found.histogram, problem)
-
-
-def size_text(sizes: Mapping[str, int]) -> str:
-    """Sizes for a message."""
-    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the exported sizes"
-
-
-def _where(sizes: Mapping[str, int], seed: int | None) -> str:
-    return f"at {size_text(sizes)}, " + ("on the given inputs" if seed is None else f"seed {seed}")
 
 
 def _reason(error: BaseException | None) -> str:
@@ -448,6 +377,26 @@ def state_of(model: Any, name: str) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
+def attributes_of(model: Any) -> dict[str, Any]:
+    """What tells whether a run of a model has changed it: each attribute of its modules by its path, tensors by their version."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    return {
+        f"{path}.{name}".removeprefix("."): _state_of_attribute(value)
+        for path, module in model.named_modules()
+        for name, value in (*vars(module).items(), *module._buffers.items())
+        if name not in ("_parameters", "_buffers", "_modules")
+    }
+
+
+def _state_of_attribute(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if isinstance(value, int | float | str | complex | None):
+        return type(value), repr(value)
+    return id(value), len(value) if isinstance(value, list | dict | set) else 0
+
+
 def verify_file(
     path: str,
     model: Any,
@@ -502,15 +451,15 @@ def verify_file(
         except Exception as error:
             raise Refused from error
         got = runner({name: inputs[position] for name, position in order.items()})
-        outputs = _Outputs(
+        outputs = outputs_of(
             dict(zip(runner.output_names, got, strict=True)),
             expected,
-            lambda: rounding_slack(
-                lambda run, moved: _eager_by_name(run, moved, spec, runner.output_names, order), model, inputs
-            ),
+            lambda run, given: _eager_by_name(run, given, spec, runner.output_names, order),
+            model,
+            inputs,
         )
         begin_case(sizes, seed, runner.runtime)
-        worst, unstable = _compare_all(outputs, MODEL, sizes, seed)
+        worst, unstable, _ = compare_all(outputs, MODEL, sizes, seed)
         report.cases.append(VerificationCase(sizes, seed, worst, runner.runtime, unstable))
 
     try:
@@ -554,7 +503,7 @@ def _eager_by_name(
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     with inference():
         returned = pytree.tree_leaves(copied(*args, **kwargs))
-    results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float)]
+    results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float | str)]
     expected = list(zip(output_names, results, strict=False))
     presents = {present_name(name): name for name in inputs}
     for name in output_names[len(results) :]:

@@ -38,7 +38,7 @@ def compiled(model: Callable[..., Any], dynamic: bool | None = None, **options: 
 
 def equals_eager(model: nn.Module, *calls: tuple[Any, ...], train: bool = False, dynamic: bool | None = None) -> None:
     eager = copy.deepcopy(model)
-    mine = compiled(model, compare=True, dynamic=dynamic)
+    mine = compiled(model, dynamic=dynamic)
     for args in calls:
         given, theirs = copy.deepcopy(args), copy.deepcopy(args)
         torch.manual_seed(3)
@@ -113,7 +113,7 @@ def test_results_that_are_views_of_one_transposed() -> None:
 
 def test_nothing_to_compute() -> None:
     x = torch.randn(2, 3)
-    assert compiled(lambda x: x.t(), compare=True)(x).data_ptr() == x.data_ptr()
+    assert compiled(lambda x: x.t())(x).data_ptr() == x.data_ptr()
 
 
 def wrong_tanh(g: Any, node: Any) -> Any:
@@ -131,7 +131,7 @@ def wavy(x: torch.Tensor) -> torch.Tensor:
 def test_the_first_operator_that_differs_is_named() -> None:
     line = wavy.__code__.co_firstlineno + 2
     with pytest.raises(DifferenceError) as caught:
-        compiled(wavy, compare=True, rules=[WRONG])(torch.linspace(-1, 2, 5))
+        compiled(wavy, rules=[WRONG])(torch.linspace(-1, 2, 5))
     verdict = caught.value.verdict
     assert verdict.culprit is Culprit.RULE
     assert (verdict.first.operator, verdict.first.location) == ("aten::tanh.default", f"{__file__}:{line}")
@@ -143,12 +143,12 @@ def test_the_first_operator_that_differs_is_named() -> None:
 
 def test_without_compare_the_wrong_result_is_given() -> None:
     x = torch.linspace(-1, 2, 5)
-    torch.testing.assert_close(compiled(wavy, rules=[WRONG])(x), ((x.sin() * 2).sinh()).exp())
+    torch.testing.assert_close(compiled(wavy, compare=False, rules=[WRONG])(x), ((x.sin() * 2).sinh()).exp())
 
 
 def test_with_fallback_a_difference_is_a_warning_and_eager_goes_on() -> None:
     x = torch.linspace(-1, 2, 5)
-    mine = compiled(wavy, compare=True, rules=[WRONG], fallback=True)
+    mine = compiled(wavy, rules=[WRONG], fallback=True)
     with pytest.warns(UserWarning, match=r"aten::tanh\.default"):
         torch.testing.assert_close(mine(x), wavy(x))
     with warnings.catch_warnings():
@@ -161,7 +161,7 @@ def test_a_wrong_backward_rule_is_found() -> None:
         return node.args[0]
 
     model = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid())
-    mine = compiled(model, compare=True, rules=[Rule("aten::sigmoid_backward", wrong)])
+    mine = compiled(model, rules=[Rule("aten::sigmoid_backward", wrong)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the forward graph has no such operator
         result = mine(torch.randn(2, 3))
@@ -187,7 +187,7 @@ def test_what_has_no_rule_is_an_error() -> None:
 
 def test_a_run_as_text() -> None:
     lines: list[str] = []
-    mine = compiled(lambda x: x.sin() * 2, verbose=2, compare=True, write=lines.append)
+    mine = compiled(lambda x: x.sin() * 2, verbose=2, write=lines.append)
     mine(torch.tensor([0.0, 1.0]))
     text = "\n".join(lines)
     assert lines[0].startswith("graph ")
@@ -216,7 +216,7 @@ def test_levels_of_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_text_goes_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.txt"
-    mine = compiled(wavy, verbose=1, write=file, compare=True, rules=[WRONG])
+    mine = compiled(wavy, verbose=1, write=file, rules=[WRONG])
     with pytest.raises(DifferenceError):  # what led there is in the file
         mine(torch.ones(2))
     lines = file.read_text(encoding="utf-8").splitlines()

@@ -83,6 +83,7 @@ def test_submodules_of_a_model_that_is_not_captured() -> None:
         "head": (True, False, None),
     }
     assert all(p.converted for p in found.pieces if p.captured)
+    assert any("All others can be exported" in hint for hint in found.hints)
     assert "test_diagnose.py" in str(found.place)
 
 
@@ -100,6 +101,10 @@ def test_operators_without_a_rule_are_found_beside_a_failure_of_capture() -> Non
     (piece,) = [p for p in found.pieces if p.path == "encoder.2"]
     assert (piece.captured, piece.converted) == (True, False)
     assert "diagnosed::unknown" in str(piece.error)
+    hints = [hint for hint in found.hints if "encoder.1" in hint]
+    assert hints == [
+        "Change encoder.1, which torch.export can't capture. Of the others encoder.2 can't be converted: the list says why."
+    ]
 
 
 def test_a_model_that_is_captured_and_does_not_convert() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -359,3 +360,39 @@ def test_without_it_the_report_has_no_verdict() -> None:
         onnxplug.to_onnx(Layers(), (X,), rules=[WRONG]).verify()
     assert caught.value.verdict is None
     assert "intermediates=True" in str(caught.value)
+
+
+@pytest.mark.parametrize("move", [
+    lambda x: x.t(), lambda x: x.reshape(-1), lambda x: torch.cat([x, x]), lambda x: x.flip(0)[1:].unsqueeze(0),
+    lambda x: x.expand(2, 3, 4).contiguous(), lambda x: x.roll(1, 0).gather(0, torch.zeros(1, 4, dtype=torch.int64)),
+])  # fmt: skip
+def test_an_operator_that_moves_elements_is_not_blamed_for_what_it_was_given(move: Any) -> None:
+    """Of two operators in one ONNX node only the moving one's result is known."""
+
+    def unknown(g: Any, node: Any) -> Any:
+        """Its result is no value of the finished model: a rewrite takes both."""
+        return g.op.Sinh(node.args[0])
+
+    program = onnxplug.to_onnx(Call(lambda x: move(x.tanh())), (X,), rules=[Rule("aten::tanh", unknown)])
+    recipe = program.recipe
+    assert recipe is not None
+    build = recipe.build
+
+    def without_names(functional: Any, optimize: bool, without: Any, alignment: Any) -> Any:
+        model = build(functional, optimize, without, alignment)
+        if alignment is not None:
+            for node in [n for n in alignment.names if n.name == "tanh"]:
+                del alignment.names[node]
+        return model
+
+    program.recipe = dataclasses.replace(recipe, build=without_names)
+    verdict = blamed(program, seeds=())
+    assert verdict.first is not None
+    assert verdict.first.operator == "aten::tanh.default"
+    assert verdict.name.endswith("(for aten::tanh.default)")
+
+
+def test_a_wrong_rule_of_an_operator_that_moves_elements_is_blamed() -> None:
+    other = Rule("aten::flip", lambda g, node: g.op.Identity(g.op.Neg(g.op.Neg(node.args[0]))))
+    verdict = blamed(onnxplug.to_onnx(Call(lambda x: x.sin().flip(0)), (X,), rules=[other]))
+    assert (verdict.culprit, verdict.first and verdict.first.operator) == (Culprit.RULE, "aten::flip.default")

@@ -12,7 +12,8 @@ from torch.utils import _pytree
 import onnxplug
 from onnxplug import OnnxProgram
 from onnxplug.run.compare import Scale
-from onnxplug.run.verify import Tolerances, verify_inputs
+from onnxplug.run.outputs import Tolerances
+from onnxplug.run.verify import verify_inputs
 
 
 class Call(torch.nn.Module):

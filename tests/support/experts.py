@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import onnxplug
-from onnxplug.run.verify import Tolerances, verify_inputs
+from onnxplug.run.outputs import Tolerances
+from onnxplug.run.verify import verify_inputs
 from tests.support.contrib import plugged
 
 

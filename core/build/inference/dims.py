@@ -39,6 +39,12 @@ class Constant(ir.Tensor[np.ndarray]):
         self.integers = _integers(array)
 
 
+def text_tensor(array: np.ndarray) -> ir.StringTensor:
+    """The content of a constant of text."""
+    encoded = np.array([text.encode() for text in array.reshape(-1).tolist()], dtype=object)
+    return ir.StringTensor(encoded.reshape(array.shape))
+
+
 def _integers(array: np.ndarray) -> tuple[int, ...] | None:
     return tuple(map(int, array.reshape(-1))) if array.size <= 64 and array.dtype.kind in "iub" else None
 

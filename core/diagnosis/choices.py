@@ -1,0 +1,243 @@
+"""Operators that choose among elements (topk, sort, argmax …): which of equal elements it is, PyTorch mostly leaves open.
+
+The choice is another one, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All that is computed
+from the chosen elements then differs, and neither is wrong. :func:`chosen` says whether a result of ONNX is a right choice;
+:func:`outputs_of_choices` lets PyTorch go on from the choices of ONNX, so that what follows can be compared.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.capture.signature import FunctionalGraph
+from onnxplug.diagnosis.alignment import Alignment, Recipe
+from onnxplug.diagnosis.eager import call_again, feed_of, placeholder_values, run_graph
+from onnxplug.diagnosis.runs import Runs
+from onnxplug.host import RuntimeHost
+from onnxplug.run.compare import compare
+from onnxplug.run.inputs import clone_leaves
+
+#: Operators whose last result are indices, where the order of equal elements is open.
+_OPEN = frozenset(
+    f"aten.{name}"
+    for name in (
+        "topk.default sort.default sort.stable argsort.default argsort.stable kthvalue.default median.dim nanmedian.dim "
+        "mode.default"
+    ).split()
+)
+#: The same, where it is stated which of equal elements is meant.
+_STATED = frozenset(
+    f"aten.{name}" for name in "argmax.default argmin.default max.dim min.dim cummax.default cummin.default".split()
+)
+_UNIQUE = "aten._unique2.default"
+
+
+def chooses(node: torch.fx.Node) -> bool:
+    """Whether a node's results are indices, or elements in an order, that depend on how elements compare."""
+    name = str(node.target)
+    return node.op == "call_function" and (name in _OPEN or name in _STATED or name == _UNIQUE)
+
+
+def chosen(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
+    """PyTorch's result with the choice of ONNX, if that is a right one; ``None`` if it is not.
+
+    Args:
+        node: An operator for which :func:`chooses` is true.
+        given: What it reads, in the order of its ``all_input_nodes``.
+        expected: PyTorch's result.
+        actual: ONNX's results, in the order of PyTorch's; ``None`` for those that are not known.
+    """
+    return _taken(node, given, expected, actual) if _is_right(node, given, expected, actual) else None
+
+
+def _is_right(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> bool:
+    named = _arguments(node, given)
+    x = named["self"]
+    if str(node.target) == _UNIQUE:
+        return not named["sorted"] and _is_right_unique(x, expected, actual)
+    indices, wanted = actual[-1], _parts(expected)[-1]
+    if not isinstance(indices, torch.Tensor) or indices.dtype != wanted.dtype or indices.shape != wanted.shape:
+        return False
+    if torch.equal(indices, wanted):
+        return True
+    if str(node.target) not in _OPEN or named.get("stable") or not x.dim():
+        return False
+    axis = named["dim"]
+    kept = indices if indices.dim() == x.dim() else indices.unsqueeze(axis)
+    if bool(((kept < 0) | (kept >= x.shape[axis])).any()) or bool((kept.sort(axis)[0].diff(dim=axis) == 0).any()):
+        return False  # no indices, or one element taken twice
+    values, others = _at(x, indices, axis), _at(x, wanted, axis)
+    if named.get("sorted") is False:  # of topk: in any order
+        values, others = values.sort(axis)[0], others.sort(axis)[0]
+    return _same(values, others)
+
+
+def _is_right_unique(x: torch.Tensor, expected: Sequence[torch.Tensor], actual: Sequence[Any]) -> bool:
+    """Whether these are the distinct elements in any order, with the inverse and the counts of that order."""
+    for found, wanted in zip(actual, expected, strict=True):
+        if wanted.numel() and (not isinstance(found, torch.Tensor) or found.shape != wanted.shape):
+            return False
+    values, inverse, counts = actual
+    if not expected[0].numel() or not _same(values.sort()[0], expected[0].sort()[0]):
+        return False
+    if expected[1].numel():
+        inside = bool(((inverse >= 0) & (inverse < values.numel())).all())
+        if not inside or not _same(values[inverse], x):
+            return False
+    return not expected[2].numel() or torch.equal(counts[values.argsort()], expected[2][expected[0].argsort()])
+
+
+def _taken(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
+    """PyTorch's result with the indices of ONNX, and the elements that these have in what PyTorch reads."""
+    if str(node.target) == _UNIQUE:
+        return tuple(a if e.numel() else e for a, e in zip(actual, expected, strict=True))
+    if isinstance(expected, torch.Tensor):
+        return actual[-1]
+    named = _arguments(node, given)
+    return _at(named["self"], actual[-1], named["dim"]), actual[-1]
+
+
+def _at(x: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
+    """The elements at indices along an axis, which the indices may lack."""
+    if not x.dim():
+        return x
+    return (
+        x.gather(axis, indices) if indices.dim() == x.dim() else x.gather(axis, indices.unsqueeze(axis)).squeeze(axis)
+    )
+
+
+def _parts(result: Any) -> Sequence[torch.Tensor]:
+    return result if isinstance(result, tuple | list) else (result,)
+
+
+def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
+
+
+def _arguments(node: torch.fx.Node, given: Sequence[Any]) -> dict[str, Any]:
+    """An operator's arguments by their names, defaults among them."""
+    env = dict(zip(node.all_input_nodes, given, strict=True))
+    args = torch.fx.node.map_arg(node.args, env.__getitem__)
+    kwargs = torch.fx.node.map_arg(node.kwargs, env.__getitem__)
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    return {a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value) for i, a in enumerate(schema)}
+
+
+def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, Any], count: int) -> list[Any]:
+    """ONNX's results of an operator; ``None`` for those that are not in the model.
+
+    Args:
+        node: The operator.
+        alignment: Which ONNX values are results of which nodes.
+        values: ONNX's values by name.
+        count: The number of its results; 1 for an operator that gives a tensor and not a list of them.
+    """
+    found: list[Any] = [None] * count
+    places = {0: node} if alignment.names.get(node) else {}
+    for user in node.users:
+        if getattr(user.target, "__name__", "") == "getitem":
+            places[int(user.args[1])] = user  # type: ignore[arg-type]
+    for place, result in places.items():
+        names = alignment.names.get(result, ())
+        found[place] = values.get(names[0]) if len(names) == 1 and place < count else None
+    return found
+
+
+def outputs_of_choices(
+    model: ir.Model, recipe: Recipe, host: RuntimeHost | None, leaves: Sequence[Any]
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What PyTorch computes where it chooses, among equal elements, as an ONNX model does.
+
+    A choice of ONNX is taken over only if it is right for PyTorch's elements or, to the last bit, for those that the ONNX model
+    itself has there, if these agree with PyTorch's within the tolerances of verification.
+
+    Args:
+        model: The model.
+        recipe: How it was converted.
+        host: The plugins that run its custom operators.
+        leaves: The flattened inputs.
+
+    Returns:
+        The results of the captured graph by the names of the outputs, with PyTorch's own choices and with those of ONNX; ``None``
+        where ONNX has no other right choice, or ONNX Runtime does not run the model with more outputs.
+    """
+    functional = recipe.functional
+    choosing = [node for node in functional.graph.nodes if chooses(node)]
+    if not choosing:
+        return None
+    alignment, leaves = Alignment(), clone_leaves(leaves)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            recipe.convert(recipe.optimize, recipe.without, alignment)
+        near = {near for node in choosing for near in (node, *node.users, *node.all_input_nodes)}
+        names = {name for node in near for name in alignment.names.get(node, ())}
+        found = Runs(model, host, feed_of(functional, leaves)).computed(names)
+    except Exception:  # ONNX Runtime lacks a kernel, or the model was changed since: nothing is known of its choices
+        return None
+    replay = _Replay(functional, placeholder_values(functional, leaves), alignment, found)
+    own, theirs = replay.outputs(()), replay.outputs(choosing)
+    return (own, theirs) if replay.taken else None
+
+
+class _Replay:
+    """Runs a captured graph by PyTorch, with the choices of ONNX in the place of PyTorch's.
+
+    Attributes:
+        taken: The operators whose choice is ONNX's.
+    """
+
+    def __init__(
+        self,
+        functional: FunctionalGraph,
+        values: Mapping[torch.fx.Node, Any],
+        alignment: Alignment,
+        found: Mapping[str, Any],
+    ) -> None:
+        self._functional = functional
+        self._values = values
+        self._alignment = alignment
+        self._found = found
+        self.taken: list[torch.fx.Node] = []
+
+    def outputs(self, choosing: Sequence[torch.fx.Node]) -> dict[str, Any]:
+        """The results of the graph by name; the choices of some operators are those of ONNX, where these are right."""
+        kept = dict(self._values)
+        wanted = {slot.value for slot in self._functional.outputs}
+
+        def visit(node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+            if node in choosing:
+                result = self._choice(node, given, result)
+            if node in wanted:
+                kept[node] = result
+            return result
+
+        run_graph(self._functional, self._values, visit)
+        return {slot.name: kept.get(slot.value, slot.value) for slot in self._functional.outputs}
+
+    def _choice(self, node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+        actual = results_of(node, self._alignment, self._found, len(_parts(result)))
+        choice = chosen(node, given, result, actual)
+        own = self._own(node, given) if choice is None else None
+        if own is not None and _is_right(node, own, call_again(node, own), actual):
+            choice = _taken(node, given, result, actual)
+        if choice is None or all(map(_same, _parts(choice), _parts(result))):
+            return result
+        self.taken.append(node)
+        return choice
+
+    def _own(self, node: torch.fx.Node, given: Sequence[Any]) -> list[Any] | None:
+        """What an operator reads in ONNX; ``None`` where that is not known, or differs from what it reads in PyTorch."""
+        own = []
+        for before, value in zip(node.all_input_nodes, given, strict=True):
+            names = self._alignment.names.get(before, ())
+            there = self._found.get(names[0]) if len(names) == 1 else None
+            if isinstance(value, torch.Tensor) and (there is None or not compare(there, value).equal):
+                return None
+            own.append(there if isinstance(value, torch.Tensor) else value)
+        return own

@@ -1,0 +1,167 @@
+"""The outputs of a model compared with what PyTorch has for each, rounding and choices among equal elements considered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from onnxplug import logs
+from onnxplug.errors import VerificationError
+from onnxplug.run.compare import Comparison, Scale, compare
+from onnxplug.run.conditioning import Run, in_double, rounding_slack
+from onnxplug.run.differences import OutputDifference, open_case
+
+_LOGGER = logs.logger("verify")
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Which tolerances hold: those of a scale, or given ones instead of them."""
+
+    scale: Scale = Scale.MODEL
+    rtol: float | None = None
+    atol: float | None = None
+
+
+MODEL = Tolerances()
+
+#: Flattened inputs to what PyTorch computes with its own choices among equal elements, and with those of ONNX.
+Replay = Callable[[Sequence[Any]], "tuple[Mapping[str, Any], Mapping[str, Any]] | None"]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The pairs to compare for one set of inputs.
+
+    Attributes:
+        got: ONNX's outputs, by name.
+        expected: What PyTorch has for each, in the same order.
+        slack: Measures how far rounding moves PyTorch's results.
+        exact: Computes PyTorch's results in float64.
+        ties: What PyTorch computes where it chooses among equal elements as ONNX did: the captured graph's results by name, with
+            its own choices and with those of ONNX; ``None`` where there are no others.
+    """
+
+    got: Mapping[str, Any]
+    expected: Sequence[tuple[str, Any]]
+    slack: Callable[[], list[torch.Tensor | None]]
+    exact: Callable[[], list[torch.Tensor | None]]
+    ties: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]] | None] = lambda: None
+
+
+def outputs_of(
+    got: Mapping[str, Any],
+    expected: Sequence[tuple[str, Any]],
+    run: Run,
+    model: Any,
+    leaves: Sequence[Any],
+    replay: Replay | None = None,
+) -> Outputs:
+    """The pairs to compare; the eager model runs again, on its own, only where they differ."""
+    slack, exact = cache(lambda: rounding_slack(run, model, leaves)), cache(lambda: in_double(run, model, leaves))
+    ties = cache(lambda: replay(leaves)) if replay is not None else lambda: None
+    return Outputs(got, expected, slack, exact, ties)
+
+
+def compare_all(
+    outputs: Outputs, tolerances: Tolerances, sizes: Mapping[str, int], seed: int | None
+) -> tuple[float, int, bool]:
+    """Compares outputs with what PyTorch has for each; where one differs, all with what it has for ONNX's choices among equals.
+
+    Returns:
+        The largest difference, the number of elements that agree only as far as rounding leaves them certain, and whether choices
+        are those of ONNX.
+
+    Raises:
+        VerificationError: One differs, or there are more or fewer.
+    """
+    case = open_case()
+    try:
+        return *_compare_each(outputs, tolerances, sizes, seed), False
+    except VerificationError:
+        with_choices = _with_choices(outputs) if tolerances == MODEL else None
+        if with_choices is None:
+            raise
+        before = list(case.outputs) if case is not None else []
+        if case is not None:
+            case.outputs.clear()
+        try:
+            return *_compare_each(with_choices, tolerances, sizes, seed), True
+        except VerificationError as error:
+            _LOGGER.debug("also different with ONNX's choices among equal elements: %s", error.message)
+            if case is not None:
+                case.outputs[:] = before
+        raise
+
+
+def _with_choices(outputs: Outputs) -> Outputs | None:
+    """The same with PyTorch's results for ONNX's choices; ``None`` without any, or where the captured graph is not the model."""
+    ties = outputs.ties() if len(outputs.got) == len(outputs.expected) else None
+    if ties is None:
+        return None
+    own, theirs = ties
+    for name, wanted in outputs.expected:
+        if name not in own:
+            return None
+        if isinstance(wanted, torch.Tensor):
+            if not isinstance(own[name], torch.Tensor) or not compare(own[name], wanted).equal:
+                return None
+        elif own[name] != wanted:
+            return None
+    return replace(outputs, expected=[(name, theirs[name]) for name, _ in outputs.expected])
+
+
+def _compare_each(
+    outputs: Outputs, tolerances: Tolerances, sizes: Mapping[str, int], seed: int | None
+) -> tuple[float, int]:
+    got, expected, where = outputs.got, outputs.expected, where_text(sizes, seed)
+    if len(got) != len(expected):
+        names = ", ".join(name for name, _ in expected)
+        raise VerificationError(
+            f"the model has {len(got)} outputs ({', '.join(got)}), PyTorch {len(expected)} ({names}); {where}"
+        )
+    case = open_case()
+    options: dict[str, Any] = {"scale": tolerances.scale, "rtol": tolerances.rtol, "atol": tolerances.atol}
+    options["measure"] = case is not None
+    measured = tolerances == MODEL
+    worst, unstable = 0.0, 0
+    for index, ((name, actual), (_, wanted)) in enumerate(zip(got.items(), expected, strict=True)):
+        found = compare(actual, wanted, **options)
+        if measured and found.count and isinstance(actual, torch.Tensor) and actual.is_floating_point():
+            unstable += found.count
+            slack = (outputs.slack() or [None] * len(got))[index]
+            found = compare(actual, wanted, **options, slack=slack)
+            if found.count:
+                exact = (outputs.exact() or [None] * len(got))[index]
+                found = compare(actual, wanted, **options, slack=slack, exact=exact)
+        if case is not None:
+            case.outputs.append(_difference(name, actual, found))
+        if not found.equal:
+            again = f"verify(seed={seed}) draws these inputs again; " if seed is not None else ""
+            hint = f"{again}verify(intermediates=True) tells whether a rule, a rewrite or ONNX Runtime is wrong; please report it."
+            raise VerificationError(f"output {name!r} {found}; {where}", hint=hint)
+        worst = max(worst, found.max_abs_difference)
+    return worst, unstable
+
+
+def _difference(name: str, actual: Any, found: Comparison) -> OutputDifference:
+    """What a report says of an output that was compared."""
+    problem = "" if found.equal else str(found)
+    if not isinstance(actual, torch.Tensor):
+        return OutputDifference(name, "string", actual.size, 0.0, int(not found.equal), None, problem)
+    dtype = str(found.dtype if found.dtype is not None else actual.dtype).removeprefix("torch.")
+    largest = found.max_abs_difference
+    return OutputDifference(name, dtype, actual.numel(), largest, found.count, found.histogram, problem)
+
+
+def size_text(sizes: Mapping[str, int]) -> str:
+    """Sizes for a message."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the exported sizes"
+
+
+def where_text(sizes: Mapping[str, int], seed: int | None) -> str:
+    return f"at {size_text(sizes)}, " + ("on the given inputs" if seed is None else f"seed {seed}")

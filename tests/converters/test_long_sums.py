@@ -1,0 +1,103 @@
+"""Sums of millions of floats: ONNX Runtime adds them one after another, and beyond a size onnxplug in steps."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onnxplug
+from tests.support.check import Call
+
+Function = Callable[[torch.Tensor], Any]
+MILLION = 1_000_000
+#: Weights and biases of norms.
+W = torch.tensor([2.0, -0.5])
+
+#: Where the plain form is wrong by 1e-4 to 7 times the result, and the shape of eight million numbers near 100.
+LONG: dict[str, tuple[Function, tuple[int, ...]]] = {
+    "mean": (lambda x: (x.mean(0), x.mean(0, True)), (4 * MILLION, 2)),
+    "sum": (lambda x: x.sum((0, 2), keepdim=True), (2, 1, 4 * MILLION)),
+    "everything": (lambda x: (x.mean(), x.sum()), (8, MILLION)),
+    "prime": (lambda x: (x.mean(0), x.var(0)), (3_999_971, 2)),
+    "var": (lambda x: torch.var_mean(x, 0), (4 * MILLION, 2)),
+    "std": (lambda x: x.std(), (8 * MILLION,)),
+    "many axes": (lambda x: x.std((0, 2, 3, 4), keepdim=True), (4, 2, 100, 100, 100)),
+    "instance norm": (lambda x: F.instance_norm(x, weight=W.to(x), bias=W.to(x)), (1, 2, 2000, 2000)),
+    "group norm": (lambda x: F.group_norm(x, 1, W.to(x), W.to(x)), (1, 2, 2000, 2000)),
+    "batch norm": (lambda x: F.batch_norm(x, None, None, W.to(x), W.to(x), training=True), (4, 2, MILLION)),
+    "layer norm": (lambda x: F.layer_norm(x, x.shape[1:]), (1, 8, MILLION)),
+    "rms norm": (lambda x: F.rms_norm(x, x.shape[1:]), (1, 8, MILLION)),
+    "loss": (lambda x: (F.mse_loss(x, x.flip(0) + 9), F.l1_loss(x, x.flip(0) + 9)), (2, 4 * MILLION)),
+    "dot": (lambda x: torch.dot(x, x + 1), (8 * MILLION,)),
+    "cumsum": (lambda x: (x.cumsum(2), x.cumsum(0)), (3, 1, 3_999_971)),
+    "global pool": (lambda x: F.adaptive_avg_pool2d(x, 1), (1, 2, 2000, 2000)),
+}
+
+
+def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Numbers near 100, and near -30 with other deviations."""
+    generator = torch.Generator().manual_seed(3)
+    near = torch.randn(shape, generator=generator)
+    return [near + 100, near * 5 - 30]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_millions(name: str) -> None:
+    function, shape = LONG[name]
+    first, second = inputs(shape)
+    program = onnxplug.to_onnx(Call(function), (first,))
+    for x in (first, second):
+        expected = function(x.double())
+        results = expected if isinstance(expected, tuple) else (expected,)
+        for got, wanted in zip(program(x), results, strict=True):
+            # torch's own error is 1e-7 to 1e-5.
+            assert (got.double() - wanted).abs().max() < 1e-4 * wanted.abs().mean().clamp_min(0.3)
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
+def test_special_values(special: float) -> None:
+    x = torch.ones(2, 600_001)
+    x[1, 77] = special
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.mean(1), x.sum(1), x.sum(), x.var(1), x.cumsum(1)
+
+    program = onnxplug.to_onnx(model, (torch.zeros_like(x),))
+    for got, wanted in zip(program(x), model(x), strict=True):
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+def operators(function: Function, *shape: int, **options: Any) -> Counter[str]:
+    return Counter(node.op_type for node in onnxplug.to_onnx(function, (torch.rand(shape),), **options).model.graph)
+
+
+def test_ordinary_sizes_and_portable_models_have_the_plain_form() -> None:
+    assert operators(lambda x: x.mean((2, 3)), 1, 3, 512, 512) == {"ReduceMean": 1}
+    assert operators(F.instance_norm, 1, 3, 512, 512) == {"InstanceNormalization": 1}
+    assert operators(lambda x: x.mean(1), 3, MILLION, target=None) == {"ReduceMean": 1}
+    assert operators(F.instance_norm, 1, 1, MILLION, target=None) == {"InstanceNormalization": 1}
+    assert operators(lambda x: x.mean(1), 3, MILLION)["ReduceSum"] == 2
+
+
+def test_other_axes_may_be_dynamic() -> None:
+    program = onnxplug.to_onnx(
+        lambda x: (x.mean(1), x.std((1, 2))), (torch.rand(3, 600_000, 2),), dynamic_shapes=({0: "batch"},)
+    )
+    for batch in (1, 2):
+        x = torch.randn(batch, 600_000, 2) + 50
+        for got, wanted in zip(program(x), (x.double().mean(1), x.double().std((1, 2))), strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [F.instance_norm, lambda x: F.group_norm(x, 2), lambda x: x.var((0, 2))])
+def test_dynamic_sizes_are_summed_in_double_where_exactness_is_asked_for(norm: Function) -> None:
+    program = onnxplug.to_onnx(norm, (torch.rand(2, 2, 5),), dynamic_shapes=({0: "batch", 2: "time"},), exact=True)
+    for shape in ((1, 2, 4 * MILLION), (3, 2, 7)):
+        x = torch.randn(shape) + 100
+        torch.testing.assert_close(program(x)[0].double(), norm(x.double()), rtol=1e-4, atol=1e-4)
