@@ -16,6 +16,7 @@ from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.associative import associative_scans_of_any_size
 from onnxplug.capture.attempts import export_program
+from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
@@ -90,6 +91,7 @@ def capture(
         stack.enter_context(_keywords_spelled_out(module, keywords))
         stack.enter_context(onnx_export_flag())
         stack.enter_context(conversions_that_change_nothing())
+        stack.enter_context(attention_by_its_masks())
         mentions = Mentions(module)
         stack.enter_context(shape_kernels(mentions))
         stack.enter_context(packed_sequences(mentions))
