@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import io
 import logging
 import sys
@@ -45,6 +46,7 @@ from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
+from onnxplug.capture.state import State
 from onnxplug.capture.submodules import Call
 from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing
@@ -132,7 +134,8 @@ def export_program(
             error that depends on data alone there is one more where the model computes with the number in question, and none
             where that decides a branch.
     """
-    capture = _Capture(module, args, kwargs, shapes, blocks)
+    mentions = mentions if mentions is not None else Mentions(module)
+    capture = _Capture(module, args, kwargs, shapes, blocks, State(module, mentions))
     tries: list[Try] = []
     remaining = [_Way(bool(strict))]
     while capture.left and remaining:
@@ -151,7 +154,7 @@ def export_program(
             _LOGGER.debug("attempt %d, %s, failed: %s: %s", len(tries), way.text(), type(error).__name__, error)
             if len(tries) == 1:
                 remaining = _further_attempts(error, shapes, strict)
-                if not strict and names_transforms(mentions if mentions is not None else Mentions(module)):
+                if not strict and names_transforms(mentions):
                     remaining.insert(0, _Way(False, below=True))
                     capture.left += 1
             elif is_data_dependent(error) and not (way.oblivious and asks_of_a_size(error)):
@@ -170,7 +173,8 @@ def fails_to_export(call: Call) -> Exception | None:
     """What torch.export raises for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
     static = parse_dynamic_shapes(None, call.module, call.args, call.kwargs)
     try:
-        _Capture(call.module, call.args, call.kwargs, static, blocks=False).refined(_Way(False), static.reading(True))
+        state = State(call.module, Mentions(call.module))
+        _Capture(call.module, call.args, call.kwargs, static, False, state).refined(_Way(False), static.reading(True))
     except Exception as error:
         return error
     return None
@@ -195,8 +199,11 @@ def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | No
 class _Capture:
     """The attempts at one model; each call of torch.export is counted."""
 
-    def __init__(self, module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, blocks: bool) -> None:
+    def __init__(
+        self, module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, blocks: bool, state: State
+    ) -> None:
         self.module = module
+        self._state = state
         self.args = args
         self.kwargs = kwargs
         self.shapes = shapes
@@ -325,6 +332,7 @@ class _Capture:
     def _export(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         with contextlib.ExitStack() as stack:
             with span("preparation"):
+                stack.callback(self._state.restore)
                 stack.enter_context(quiet())
                 stack.enter_context(transforms_closed())
                 stack.enter_context(torch.no_grad())
@@ -342,7 +350,10 @@ class _Capture:
                 args, kwargs = copied((self.args, self.kwargs))
                 self._recorded = stack.enter_context(recorded())
             with modules_timed(), span("torch.export.export"):
-                program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
+                # In a context of its own: a context variable that the model's code sets is as it was afterwards.
+                program = contextvars.copy_context().run(
+                    torch.export.export, self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict
+                )
             check_constants(program)
             release_inputs(program)
             return program

@@ -22,7 +22,7 @@ def attention_by_its_masks() -> Iterator[None]:
     """While it holds, attention is computed with the mask that it is given, whatever the mask's values are.
 
     ``nn.TransformerEncoder`` and ``nn.TransformerDecoder`` look whether a mask is causal, which only lets PyTorch choose a
-    faster kernel. The fast path of evaluation (``torch.backends.mha``) is one operator for a whole layer, which has no form in ONNX.
+    faster kernel. The fast path of evaluation (``torch.backends.mha``) is one operator for a whole layer, which ONNX lacks.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_fast_path)
