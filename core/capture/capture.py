@@ -28,6 +28,7 @@ from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import patched
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
+from onnxplug.capture.sizes import sizes_of_any_kind
 from onnxplug.capture.torchscript.module import from_script, is_script
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
@@ -94,6 +95,7 @@ def capture(
         stack.enter_context(attention_by_its_masks())
         mentions = Mentions(module)
         stack.enter_context(shape_kernels(mentions))
+        stack.enter_context(sizes_of_any_kind(mentions))
         stack.enter_context(packed_sequences(mentions))
         stack.enter_context(associative_scans_of_any_size(mentions))
         for patch in patches:
