@@ -172,8 +172,10 @@ def to_onnx(
             among them are dynamic, all others static, and verification runs on them too. ``args`` and ``kwargs`` count as
             the first one where they are given.
         dynamic_shapes: Dynamic dimensions, in every form that ``torch.export.export`` takes; a dimension may also be
-            named by a string (``{"x": {0: "batch"}}``), and an int that is to stay an input too (``{"start": "past"}``).
-        input_names, output_names: Names of the graph's inputs and outputs, in order.
+            named by a string (``{"x": {0: "batch"}}``), and an int that is to stay an input too (``{"start": "past"}``). The keys
+            are names of the model's arguments, or those of ``input_names``.
+        input_names, output_names: Names of the graph's inputs and outputs, in order: one for each, or one for each argument or
+            result, whose parts are called ``past_0_key`` and so on. Fewer are an error, but for results that are no nested ones.
         present_names: Call an output that is the new value of an input after it: that of ``past_key_values.0.key`` is
             ``present.0.key``, that of ``state`` is ``present_state``. It is one that the model returns under the input's name,
             or an input that the model writes.
@@ -317,6 +319,7 @@ def to_onnx(
             args,
             kwargs,
             dynamic_shapes=dynamic_shapes,
+            input_names=input_names,
             strict=False if call_patches else strict,
             blocks=blocks,
             examples=further,

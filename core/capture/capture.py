@@ -21,6 +21,7 @@ from onnxplug.capture.conversions import conversions_that_change_nothing
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.guards import conditions, warning_text
+from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
@@ -46,6 +47,7 @@ def capture(
     dynamic_shapes: Any = None,
     strict: bool | None = None,
     blocks: bool = True,
+    input_names: Sequence[str] | None = None,
     patches: Iterable[Patch] = (),
     examples: Sequence[Example] = (),
 ) -> Captured:
@@ -58,6 +60,7 @@ def capture(
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
         blocks: Trace modules that the model repeats once (:mod:`onnxplug.capture.blocks`).
+        input_names: The user's names of graph inputs; ``dynamic_shapes`` may be given by them.
         patches: Context managers, or functions that make one, that hold during capture.
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
 
@@ -101,6 +104,7 @@ def capture(
         for patch in patches:
             stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.
+        dynamic_shapes = by_argument(dynamic_shapes, module, positional, keywords, input_names)
         calls = [(positional, keywords), *examples]
         inferred = shapes_of(module, calls) if examples else None
         shapes = parse_dynamic_shapes(dynamic_shapes or inferred, module, positional, keywords)
