@@ -23,6 +23,7 @@ from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.guards import conditions, warning_text
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.kernels import shape_kernels
+from onnxplug.capture.lengths import lengths_stay_dynamic
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
@@ -98,6 +99,7 @@ def capture(
         stack.enter_context(attention_by_its_masks())
         mentions = Mentions(module)
         stack.enter_context(shape_kernels(mentions))
+        stack.enter_context(lengths_stay_dynamic(mentions))
         stack.enter_context(sizes_of_any_kind(mentions))
         stack.enter_context(packed_sequences(mentions))
         stack.enter_context(associative_scans_of_any_size(mentions))
