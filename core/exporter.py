@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, TypedDict, Unpack, overload
@@ -17,7 +18,7 @@ from onnxplug import arguments, logs
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collect_if_due, collection_held
-from onnxplug.build.kernels import Kernels
+from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.observed import ObservedBuilder
 from onnxplug.build.scope import nodes_of
@@ -379,6 +380,7 @@ def to_onnx(
                     about["functions"] = len(made)
         seconds = time.perf_counter() - started
         arguments.check_domains_used(converted, domains)
+        _warn_of_bfloat16(converted, host, chosen)
         operators = Counter(n.op_type for n in nodes_of(converted.graph))
         made_by = converted.meta.get(_MADE_BY) or {}
         packages = Counter(made_by[n] for n in nodes_of(converted.graph) if n in made_by) if made_by else Counter()
@@ -574,6 +576,18 @@ def recipe_of(
             )
 
     return Recipe(functional, build, optimize, frozenset(without))
+
+
+def _warn_of_bfloat16(model: ir.Model, host: PluginHost, target: Target) -> None:
+    """Says which operators keep ONNX Runtime from loading a model of bfloat16 on the CPU, and which target does not have them."""
+    kernels = _kernels_of(host, "onnxruntime:cpu") if target.runtime == "onnxruntime" else None
+    found = lacking(kernels, model.graph, target.opset, ir.DataType.BFLOAT16) if kernels is not None else []
+    if found:
+        warnings.warn(
+            f"ONNX Runtime's CPU provider can't load this model: it has no kernel for bfloat16 of {', '.join(found)}. "
+            'target="onnxruntime:cpu" has them computed in float32.',
+            stacklevel=3,
+        )
 
 
 def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:
