@@ -109,6 +109,29 @@ def constant_pad(g: GraphBuilder, node: FxNode) -> Value:
     return pad_axes(g, x, pads, "constant", value, node.dtype)
 
 
+def pad_sequence(g: GraphBuilder, node: FxNode) -> Value:
+    """pad_sequence(Tensor[] sequences, bool batch_first=False, float padding_value=0., str padding_side="right") -> Tensor
+
+    Any of the sequences may be the longest. torch's decomposition pads to the one that is the longest in the example.
+    """
+    sequences, batch_first, value, side = node.args
+    lengths = [g.dim(x, 0) for x in sequences]
+    known = [length for length in lengths if isinstance(length, int)]
+    if len(known) == len(lengths):
+        longest: Any = max(known)
+    else:
+        longest = g.op.Max(*(g.as_scalar(length) for length in lengths))
+    fill = value if node.dtype.is_floating_point() else int(value)
+    rows = []
+    for x, length in zip(sequences, lengths, strict=True):
+        width = longest - length if isinstance(longest, int) else g.op.Sub(longest, g.as_scalar(length))
+        widths = (width, 0) if side == "left" else (0, width)
+        pads = [0] * (2 * (rank_of(x) - 1)) + list(widths)
+        row = pad_axes(g, g.cast(x, node.dtype), pads, "constant", fill, node.dtype)
+        rows.append(g.op.Unsqueeze(row, [0 if batch_first else 1]))
+    return g.op.Concat(*rows, axis=0 if batch_first else 1)
+
+
 def padding(mode: str) -> Converter:
     """reflection_pad1d …, replication_pad3d."""
 
@@ -123,6 +146,7 @@ def padding(mode: str) -> Converter:
 RULES: list[Rule] = [
     Rule("aten::pad.default", pad),
     Rule("aten::constant_pad_nd.default", constant_pad),
+    Rule("aten::pad_sequence.default", pad_sequence),
     *[Rule(f"aten::reflection_pad{n}d.default", padding("reflect")) for n in (1, 2, 3)],
     *[Rule(f"aten::replication_pad{n}d.default", padding("replicate")) for n in (1, 2, 3)],
 ]

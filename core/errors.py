@@ -82,23 +82,28 @@ class WeightsError(UsageError):
 
 
 class NameCountError(UsageError):
-    """More names are given than there are inputs or outputs.
+    """More names are given than there are inputs or outputs, or too few.
 
-    Remedy: Give as many names as the message lists values, or fewer: the rest keep theirs.
+    Remedy: Give a name for each value that the message lists, or one for each argument or result: its parts are called after it.
+    Outputs that are not nested in each other may have fewer: the rest keep theirs.
 
     Attributes:
         argument: ``"input_names"`` or ``"output_names"``.
         count: How many values there are.
+        called: What they are called where no names are given; empty where they are parts of nested arguments or results.
     """
 
     argument: str = ""
     count: int = 0
+    called: Sequence[str] = ()
 
     @classmethod
-    def of(cls, message: str, argument: str, count: int) -> NameCountError:
+    def of(
+        cls, message: str, argument: str, count: int, called: Sequence[str] = (), hint: str | None = None
+    ) -> NameCountError:
         """The error for an argument and the number of values."""
-        error = cls(message)
-        error.argument, error.count = argument, count
+        error = cls(message, hint=hint)
+        error.argument, error.count, error.called = argument, count, called
         return error
 
 

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, TypedDict, Unpack, overload
@@ -17,7 +18,7 @@ from onnxplug import arguments, logs
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collect_if_due, collection_held
-from onnxplug.build.kernels import Kernels
+from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.observed import ObservedBuilder
 from onnxplug.build.scope import nodes_of
@@ -172,8 +173,10 @@ def to_onnx(
             among them are dynamic, all others static, and verification runs on them too. ``args`` and ``kwargs`` count as
             the first one where they are given.
         dynamic_shapes: Dynamic dimensions, in every form that ``torch.export.export`` takes; a dimension may also be
-            named by a string (``{"x": {0: "batch"}}``), and an int that is to stay an input too (``{"start": "past"}``).
-        input_names, output_names: Names of the graph's inputs and outputs, in order.
+            named by a string (``{"x": {0: "batch"}}``), and an int that is to stay an input too (``{"start": "past"}``). The keys
+            are names of the model's arguments, or those of ``input_names``.
+        input_names, output_names: Names of the graph's inputs and outputs, in order: one for each, or one for each argument or
+            result, whose parts are called ``past_0_key`` and so on. Fewer are an error, but for results that are no nested ones.
         present_names: Call an output that is the new value of an input after it: that of ``past_key_values.0.key`` is
             ``present.0.key``, that of ``state`` is ``present_state``. It is one that the model returns under the input's name,
             or an input that the model writes.
@@ -317,6 +320,7 @@ def to_onnx(
             args,
             kwargs,
             dynamic_shapes=dynamic_shapes,
+            input_names=input_names,
             strict=False if call_patches else strict,
             repeats=repeats,
             examples=further,
@@ -376,6 +380,7 @@ def to_onnx(
                     about["functions"] = len(made)
         seconds = time.perf_counter() - started
         arguments.check_domains_used(converted, domains)
+        _warn_of_bfloat16(converted, host, chosen)
         operators = Counter(n.op_type for n in nodes_of(converted.graph))
         made_by = converted.meta.get(_MADE_BY) or {}
         packages = Counter(made_by[n] for n in nodes_of(converted.graph) if n in made_by) if made_by else Counter()
@@ -570,6 +575,18 @@ def recipe_of(
             )
 
     return Recipe(functional, build, optimize, frozenset(without))
+
+
+def _warn_of_bfloat16(model: ir.Model, host: PluginHost, target: Target) -> None:
+    """Says which operators keep ONNX Runtime from loading a model of bfloat16 on the CPU, and which target does not have them."""
+    kernels = _kernels_of(host, "onnxruntime:cpu") if target.runtime == "onnxruntime" else None
+    found = lacking(kernels, model.graph, target.opset, ir.DataType.BFLOAT16) if kernels is not None else []
+    if found:
+        warnings.warn(
+            f"ONNX Runtime's CPU provider can't load this model: it has no kernel for bfloat16 of {', '.join(found)}. "
+            'target="onnxruntime:cpu" has them computed in float32.',
+            stacklevel=3,
+        )
 
 
 def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:

@@ -350,3 +350,88 @@ def test_dynamic_shapes_of_open_keywords() -> None:
     assert "forward" not in model.__dict__
     x, a, b = (torch.randn(5, 3) for _ in range(3))
     torch.testing.assert_close(program(x, a=a, b=b)[0], model(x, a=a, b=b))
+
+
+class Cached(nn.Module):
+    def forward(self, x: torch.Tensor, past: Any, mask: torch.Tensor) -> Any:
+        return x + past[0]["k"] * mask, [p["k"] + x for p in past], mask * 2
+
+
+def cached(n: int) -> tuple[Any, ...]:
+    return torch.randn(n), [{"k": torch.randn(n)}, {"k": torch.randn(n)}], torch.randn(n)
+
+
+LEAVES = ["x", "past_0_k", "past_1_k", "mask"]
+
+
+def test_names_of_arguments_name_their_parts() -> None:
+    program = onnxplug.to_onnx(Cached(), cached(3), input_names=["ids", "cache", "m"], output_names=["y", "new", "z"])
+    assert names(program.model.graph.inputs) == ["ids", "cache_0_k", "cache_1_k", "m"]
+    assert names(program.model.graph.outputs) == ["y", "new_0", "new_1", "z"]
+    program.verify(args=cached(3))
+    program = onnxplug.to_onnx(Cached(), cached(3), input_names=["x", "past", "mask"])
+    assert names(program.model.graph.inputs) == LEAVES
+    program = onnxplug.to_onnx(Cached(), cached(3)[:1], kwargs=dict(zip(("past", "mask"), cached(3)[1:], strict=True)))
+    assert names(program.model.graph.inputs) == LEAVES
+    kwargs = {"mask": cached(3)[2], "past": cached(3)[1]}  # in another order than in the signature
+    program = onnxplug.to_onnx(Cached(), cached(3)[:1], kwargs=kwargs, input_names=["a", "b", "c"])
+    assert names(program.model.graph.inputs) == ["a", "b", "c_0_k", "c_1_k"]
+    program.verify()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_names": ["x", "past"]}, "input_names has 2 names for 4 values (x, past_0_k, past_1_k, mask)"),
+        ({"input_names": ["x"]}, "input_names has 1 names for 4 values"),
+        ({"output_names": ["x", "past"]}, "output_names has 2 names for 4 values"),
+    ],
+)
+def test_too_few_names_of_nested_values(options: dict[str, Any], message: str) -> None:
+    import re
+
+    for export in (onnxplug.to_onnx, lambda *args, **kwargs: onnxplug.export(*args, **kwargs)):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            export(Cached(), cached(3), **options)
+
+
+def test_too_few_names_of_plain_inputs() -> None:
+    with pytest.raises(UsageError, match=r"input_names has 1 names for 2 values \(x, y\)"):
+        onnxplug.to_onnx(lambda x, y: x + y, (X, Y), input_names=["a"])
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes"),
+    [
+        (["a", "b", "c"], {"a": {0: "n"}, "b": [{"k": {0: "n"}}, {"k": {0: "n"}}], "c": {0: "n"}}),
+        (["a", "b0", "b1", "c"], {name: {0: "n"} for name in ("a", "b0", "b1", "c")}),
+        (["mask", "b0", "b1", "x"], {name: {0: "n"} for name in ("mask", "b0", "b1", "x")}),
+        (["a", "b", "c"], {"x": {0: "n"}, "past": [{"k": {0: "n"}}, {"k": {0: "n"}}], "mask": {0: "n"}}),
+    ],
+)
+def test_dynamic_shapes_by_input_names(given: list[str], shapes: Any) -> None:
+    program = onnxplug.to_onnx(Cached(), cached(3), input_names=given, dynamic_shapes=shapes)
+    assert [list(value.shape) for value in program.model.graph.inputs] == [["n"]] * 4
+    for n in (5, 1):
+        program.verify(args=cached(n))
+
+
+def test_dynamic_shapes_by_names_of_one_argument_alone() -> None:
+    shapes = {"c": {0: "n"}}
+    program = onnxplug.to_onnx(
+        lambda x, y: (x + 1, y - 1), (torch.randn(2), torch.randn(2)), input_names=["b", "c"], dynamic_shapes=shapes
+    )
+    assert [str(value.shape) for value in program.model.graph.inputs] == ["[2]", "[n]"]
+
+
+@pytest.mark.parametrize("shapes", [{"d": {0: "n"}}, {"a": {0: "n"}, "d": None}])
+def test_dynamic_shapes_by_unknown_names(shapes: Any) -> None:
+    with pytest.raises(UsageError, match=r"dynamic_shapes names '[ad]', but the inputs are x, y"):
+        onnxplug.to_onnx(lambda x, y: x + y, (X, Y), input_names=["a", "b"], dynamic_shapes=shapes)
+
+
+def test_dynamic_axes_by_names_of_nested_arguments() -> None:
+    axes = {"a": {0: "n"}, "b": {0: "n"}, "c": {0: "n"}}
+    program = onnxplug.export(Cached(), cached(3), input_names=["a", "b", "c"], dynamic_axes=axes)
+    assert [list(value.shape) for value in program.model.graph.inputs] == [["n"]] * 4
+    program.verify(args=cached(5))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
 
 import onnxplug
+from onnxplug.capture.eager import run_eagerly
 from tests.support.zoo import ZOO
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_model_exports_and_verifies(name: str) -> None:
     case = ZOO[name]()
+    before = run_eagerly(case.module, case.args, case.kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = onnxplug.to_onnx(case.module, case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
+    torch.testing.assert_close(run_eagerly(case.module, case.args, case.kwargs), before, rtol=0, atol=0)
     report = program.verify()
     sizes = [tuple(c.sizes.values()) for c in report.cases]
     assert len(set(sizes)) >= 3, f"only {sizes} ran; skipped: {report.skipped}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxplug.build.spec import OpSpec
+from onnxplug.build.spec import OpSpec, onnx_spec
 
 _DT = ir.DataType
 #: One letter an element type; the types without a letter are never asked for.
@@ -97,3 +97,20 @@ def _parse(text: str) -> _Row:
         name, _, letters = constraint.partition("=")
         allowed[name] = frozenset(LETTERS[letter] for letter in letters)
     return int(first), int(last) if last else None, allowed
+
+
+def lacking(kernels: Kernels, graph: ir.Graph, opset: int, dtype: ir.DataType) -> list[str]:
+    """The operators of a graph with operands of an element type that there is no kernel for, sorted."""
+    found = set()
+    for node in graph.all_nodes():
+        if node.domain or node.op_type in found or dtype not in [v.dtype for v in node.inputs if v is not None]:
+            continue
+        spec = onnx_spec(node.op_type, opset)
+        types: dict[str, ir.DataType] = {}
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.dtype is not None and spec.only_dtype(index) is None:
+                types.setdefault(spec.group_of(index), value.dtype)
+        types.pop("", None)
+        if spec.has_schema and not kernels.takes(spec, types):
+            found.add(node.op_type)
+    return sorted(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import io
 import logging
 import sys
@@ -44,6 +45,7 @@ from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.operator_calls import operator_calls_repeated
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
+from onnxplug.capture.state import State
 from onnxplug.capture.submodules import Call
 from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing
@@ -131,7 +133,8 @@ def export_program(
             error that depends on data alone there is one more where the model computes with the number in question, and none
             where that decides a branch.
     """
-    capture = _Capture(module, args, kwargs, shapes, repeats)
+    mentions = mentions if mentions is not None else Mentions(module)
+    capture = _Capture(module, args, kwargs, shapes, State(module, mentions), repeats)
     tries: list[Try] = []
     remaining = [_Way(bool(strict))]
     while capture.left and remaining:
@@ -150,7 +153,7 @@ def export_program(
             _LOGGER.debug("attempt %d, %s, failed: %s: %s", len(tries), way.text(), type(error).__name__, error)
             if len(tries) == 1:
                 remaining = _further_attempts(error, shapes, strict)
-                if not strict and names_transforms(mentions if mentions is not None else Mentions(module)):
+                if not strict and names_transforms(mentions):
                     remaining.insert(0, _Way(False, below=True))
                     capture.left += 1
             elif is_data_dependent(error) and not (way.oblivious and asks_of_a_size(error)):
@@ -169,7 +172,8 @@ def fails_to_export(call: Call) -> Exception | None:
     """What torch.export raises for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
     static = parse_dynamic_shapes(None, call.module, call.args, call.kwargs)
     try:
-        _Capture(call.module, call.args, call.kwargs, static).refined(_Way(False), static.reading(True))
+        state = State(call.module, Mentions(call.module))
+        _Capture(call.module, call.args, call.kwargs, static, state).refined(_Way(False), static.reading(True))
     except Exception as error:
         return error
     return None
@@ -195,9 +199,16 @@ class _Capture:
     """The attempts at one model; each call of torch.export is counted."""
 
     def __init__(
-        self, module: torch.nn.Module, args: Any, kwargs: Any, shapes: DynamicShapes, repeats: bool = True
+        self,
+        module: torch.nn.Module,
+        args: Any,
+        kwargs: Any,
+        shapes: DynamicShapes,
+        state: State,
+        repeats: bool = True,
     ) -> None:
         self.module = module
+        self._state = state
         self.args = args
         self.kwargs = kwargs
         self.shapes = shapes
@@ -310,6 +321,7 @@ class _Capture:
     def _export(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         with contextlib.ExitStack() as stack:
             with span("preparation"):
+                stack.callback(self._state.restore)
                 stack.enter_context(quiet())
                 stack.enter_context(transforms_closed())
                 stack.enter_context(torch.no_grad())
@@ -329,7 +341,10 @@ class _Capture:
                 args, kwargs = copied((self.args, self.kwargs))
                 self._recorded = stack.enter_context(recorded())
             with modules_timed(), span("torch.export.export"):
-                program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
+                # In a context of its own: a context variable that the model's code sets is as it was afterwards.
+                program = contextvars.copy_context().run(
+                    torch.export.export, self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict
+                )
             self.repeated = calls.repeated if calls is not None else 0
             if calls is not None:
                 _LOGGER.debug("operator calls: %d traced, %d repeated", calls.traced, calls.repeated)

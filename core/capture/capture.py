@@ -16,17 +16,21 @@ from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.associative import associative_scans_of_any_size
 from onnxplug.capture.attempts import export_program
+from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.guards import conditions, warning_text
+from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.kernels import shape_kernels
+from onnxplug.capture.lengths import lengths_stay_dynamic
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import patched
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
+from onnxplug.capture.sizes import sizes_of_any_kind
 from onnxplug.capture.torchscript.module import from_script, is_script
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
@@ -44,6 +48,7 @@ def capture(
     dynamic_shapes: Any = None,
     strict: bool | None = None,
     repeats: bool = True,
+    input_names: Sequence[str] | None = None,
     patches: Iterable[Patch] = (),
     examples: Sequence[Example] = (),
 ) -> Captured:
@@ -56,6 +61,7 @@ def capture(
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
         repeats: Trace one of equal operator calls (:mod:`onnxplug.capture.operator_calls`).
+        input_names: The user's names of graph inputs; ``dynamic_shapes`` may be given by them.
         patches: Context managers, or functions that make one, that hold during capture.
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
 
@@ -89,13 +95,17 @@ def capture(
         stack.enter_context(_keywords_spelled_out(module, keywords))
         stack.enter_context(onnx_export_flag())
         stack.enter_context(conversions_that_change_nothing())
+        stack.enter_context(attention_by_its_masks())
         mentions = Mentions(module)
         stack.enter_context(shape_kernels(mentions))
+        stack.enter_context(lengths_stay_dynamic(mentions))
+        stack.enter_context(sizes_of_any_kind(mentions))
         stack.enter_context(packed_sequences(mentions))
         stack.enter_context(associative_scans_of_any_size(mentions))
         for patch in patches:
             stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.
+        dynamic_shapes = by_argument(dynamic_shapes, module, positional, keywords, input_names)
         calls = [(positional, keywords), *examples]
         inferred = shapes_of(module, calls) if examples else None
         shapes = parse_dynamic_shapes(dynamic_shapes or inferred, module, positional, keywords)

@@ -39,7 +39,7 @@ class _FastPath:
                 torch.backends.mha.set_fastpath_enabled(self._before)
 
 
-_without_fast_path = _FastPath()
+without_fast_path = _FastPath()
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def inference() -> Iterator[None]:
 
     That path (``torch.backends.mha``) gives 0 where ``nn.TransformerEncoder`` is told that there is padding.
     """
-    with _without_fast_path, torch.no_grad():
+    with without_fast_path, torch.no_grad():
         yield
 
 

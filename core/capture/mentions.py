@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -44,15 +45,27 @@ class Mentions:
         self._model = model
 
     @functools.cached_property
-    def _names(self) -> Set[str] | None:
-        return _Search().run(self._model)
+    def _searched(self) -> tuple[_Search, Set[str] | None]:
+        search = _Search()
+        return search, search.run(self._model)
+
+    @property
+    def functions(self) -> list[types.FunctionType]:
+        """The functions met that are not of torch or the standard library."""
+        return self._searched[0].functions
+
+    @property
+    def classes(self) -> Set[type]:
+        """The classes of the objects met, and their bases."""
+        return self._searched[0].classes
 
     def __call__(self, wanted: Callable[[str], bool]) -> bool:
         """Whether ``wanted(name)`` holds for a name.
 
         The answer may be yes for code that never runs; it is no only where none of the code has such a name.
         """
-        return self._names is None or any(map(wanted, self._names))
+        names = self._searched[1]
+        return names is None or any(map(wanted, names))
 
 
 class _Search:
@@ -63,7 +76,8 @@ class _Search:
         self._pending: list[Any] = []
         self._named: set[str] = {"forward", "__call__"}
         self._found: set[str] = set()
-        self._classes: set[type] = set()
+        self.classes: set[type] = set()
+        self.functions: list[types.FunctionType] = []
         # What the classes met have of each name. The names of a code are looked up here: there may be thousands of classes.
         self._attributes: dict[str, list[Any]] = defaultdict(list)
 
@@ -91,25 +105,26 @@ class _Search:
         elif isinstance(item, list | tuple | set | frozenset):
             self._pending += item
         elif isinstance(item, dict):
-            self._pending += item.values()
+            self._pending += dict.values(item)
         elif not isinstance(item, types.ModuleType) and not _is_skipped_class(type(item), but=item):
-            self._pending += getattr(item, "__dict__", {}).values()
+            self._pending += (attributes_of(item) or {}).values()
             return self._meet_class(type(item))
         return ()
 
     def _meet_class(self, kind: type) -> Iterable[str]:
-        if kind in self._classes:
+        if kind in self.classes:
             return ()
         for base in kind.__mro__:
-            if base not in self._classes and not _is_skipped_class(base):
+            if base not in self.classes and not _is_skipped_class(base):
                 for name, attribute in vars(base).items():
                     self._attributes[name].append(attribute)
                 self._pending += (_function(vars(base)[name]) for name in self._named & vars(base).keys())
-            self._classes.add(base)
+            self.classes.add(base)
         return [base.__name__ for base in kind.__mro__] if issubclass(kind, torch.nn.Module) else ()
 
     def _meet_code(self, function: types.FunctionType) -> Iterable[str]:
-        names = set(_code_names(function.__code__))
+        self.functions.append(function)
+        names = set(code_names(function.__code__))
         for name in names & function.__globals__.keys():
             found = function.__globals__[name]
             if isinstance(found, types.ModuleType) and not _is_skipped(found.__name__):
@@ -127,6 +142,15 @@ class _Search:
             self._pending += map(_function, self._attributes.get(name, ()))
         self._named |= names
         return names
+
+
+def attributes_of(item: Any) -> dict[str, Any] | None:
+    """An object's own dict of attributes; ``None`` where it has none."""
+    try:
+        found = item.__dict__ if isinstance(item, threading.local) else object.__getattribute__(item, "__dict__")
+    except Exception:  # a property may raise anything
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _function(attribute: Any) -> Any:
@@ -149,8 +173,9 @@ def _is_skipped_class(kind: type, but: Any = None) -> bool:
     return (builtin or _is_skipped(kind.__module__)) and not isinstance(but, torch.nn.Module)
 
 
-def _code_names(code: types.CodeType) -> Iterator[str]:
+def code_names(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes in a code and in those that it defines."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _code_names(constant)
+            yield from code_names(constant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from onnxplug.capture.attempts import quiet
 from onnxplug.capture.eager import copied
 from onnxplug.capture.locations import is_torch_file
+from onnxplug.capture.state import unchanged
 from onnxplug.torch_private import interned_files
 
 _KINDS = {
@@ -54,8 +56,10 @@ def draft_findings(
     """
     positional, named = copied((tuple(args), dict(kwargs)))
     try:
-        with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            program = torch.export.draft_export(model, positional, named or None, dynamic_shapes=dynamic_shapes)
+        with unchanged(model), quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            program = contextvars.copy_context().run(
+                torch.export.draft_export, model, positional, named or None, dynamic_shapes=dynamic_shapes
+            )
     except Exception as error:
         lines = str(error).strip().splitlines()
         return [], f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

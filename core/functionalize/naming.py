@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from onnxplug.capture.input_names import part_names
 from onnxplug.capture.signature import FunctionalGraph, InputKind, OutputKind, present_name
 from onnxplug.errors import NameCountError, UsageError
 from onnxplug.torch_private import pytree
@@ -47,6 +48,7 @@ def assign_names(
     output_names: Sequence[str] | None,
     *,
     present_names: bool = False,
+    places: tuple[Sequence[Place], Sequence[Place]] = ((), ()),
 ) -> None:
     """Settles every name; where two meet, the one that the user gave stays.
 
@@ -55,20 +57,24 @@ def assign_names(
         input_names, output_names: The user's names, in order.
         present_names: Whether an output that is the new value of an input is called after it: an input that the model writes,
             or a result that has the name of an input.
+        places: Where each user input is in the arguments, and each user output in the results; empty where it is not known.
 
     Raises:
-        UsageError: Too many names, or one twice.
+        UsageError: Too many names or too few, or one twice.
     """
     users = [slot for slot in functional.inputs if slot.kind is InputKind.USER]
     outputs = [slot for slot in functional.outputs if slot.value is not None]
-    pasts = {slot.name: slot for slot in users}
+    pasts = {slot.name: slot for slot in users} if present_names else {}
+    input_names = _of_parts("input_names", input_names, users, places[0])
     _apply("input_names", input_names, users)
-    if present_names:
-        for output in outputs:
-            past = pasts.get(output.target or "") if output.kind is OutputKind.INPUT_MUTATION else None
-            past = pasts.get(output.name) if output.kind is OutputKind.USER else past
-            if past is not None:
-                output.name = present_name(past.name)
+    for output in outputs:
+        past = pasts.get(output.target or "") if output.kind is OutputKind.INPUT_MUTATION else None
+        past = pasts.get(output.name) if output.kind is OutputKind.USER else past
+        if past is not None:
+            output.name = present_name(past.name)
+    if not present_names:  # which names the outputs that follow
+        results = [slot for slot in outputs if slot.kind is OutputKind.USER]
+        output_names = _of_parts("output_names", output_names, results, places[1])
     _apply("output_names", output_names, outputs)
     given_inputs = set(input_names or ())
     given_outputs = set(output_names or ())
@@ -83,9 +89,7 @@ def assign_names(
             slot.name = _unique(slot.name, taken | state_names)
         taken.add(slot.name)
 
-    common = given_inputs & given_outputs
-    if common:
-        name = sorted(common)[0]
+    for name in sorted(given_inputs & given_outputs):
         raise UsageError(f"{name!r} is in input_names and in output_names", hint="A name stands for one value.")
     for slot in users:
         settle(slot, given_inputs)
@@ -98,6 +102,68 @@ def assign_names(
     for output in outputs:
         if output.kind is not OutputKind.USER:
             settle(output, given_outputs)
+
+
+#: The argument or result that a value is a part of, and its place there.
+Place = tuple[Any, Sequence[str]]
+
+
+def input_places(program: torch.export.ExportedProgram, functional: FunctionalGraph) -> list[Place]:
+    """Where each user input is in the arguments of the call."""
+    spec = program.call_spec.in_spec
+    paths = _places(spec, 1) if spec is not None else []
+    users = [slot for slot in functional.inputs if slot.kind is InputKind.USER]
+    if any(slot.position is None or slot.position >= len(paths) for slot in users):
+        return []
+    return [paths[slot.position] for slot in users if slot.position is not None]
+
+
+def output_places(program: torch.export.ExportedProgram, functional: FunctionalGraph) -> list[Place]:
+    """Where each user output is in the model's result; empty where some of it is no output of the graph."""
+    spec = program.call_spec.out_spec
+    paths = _places(spec, 0) if spec is not None else []
+    results = [slot for slot in functional.outputs if slot.kind is OutputKind.USER]
+    if len(results) != len(paths):
+        return []
+    return [path for path, slot in zip(paths, results, strict=True) if slot.value is not None]
+
+
+def _places(spec: pytree.TreeSpec, depth: int) -> list[Place]:
+    """The place of each leaf; the key at the given depth is that of an argument or result."""
+    try:
+        paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))[0]
+    except Exception:  # a class that was registered without the names of its parts
+        return []
+    found: dict[int, Place] = {}
+    for path, number in paths:
+        keys = [_key_text(key) for key in path]
+        found[int(number)] = (tuple(keys[: depth + 1]), keys[depth + 1 :])
+    return [found[number] for number in sorted(found)]
+
+
+def _of_parts(
+    argument: str, names: Sequence[str] | None, slots: Sequence[Any], places: Sequence[Place]
+) -> Sequence[str] | None:
+    """The names of all values, where there are fewer names: one for each argument or result.
+
+    Raises:
+        NameCountError: There are too few names.
+    """
+    if names is None or isinstance(names, str) or not 0 < len(names) < len(slots) or len(places) != len(slots):
+        return names
+    if (found := part_names(names, places)) is not None:
+        return found
+    nested = any(place for _, place in places)
+    if argument == "output_names" and not nested:
+        return names
+    have = ", ".join(slot.name for slot in slots)
+    raise NameCountError.of(
+        f"{argument} has {len(names)} names for {len(slots)} values ({have})",
+        argument,
+        len(slots),
+        [] if nested else [slot.name for slot in slots],
+        hint="Give a name for each value, or one for each argument or result, which its parts are then called after.",
+    )
 
 
 def _apply(argument: str, names: Sequence[str] | None, slots: Sequence[Any]) -> None:

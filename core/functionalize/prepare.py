@@ -18,7 +18,7 @@ from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, Inp
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.functionalize.effects import hidden_views, targets_of, writes
 from onnxplug.functionalize.inplace import Functionalized, make_functional
-from onnxplug.functionalize.naming import assign_names, result_names
+from onnxplug.functionalize.naming import assign_names, input_places, output_places, result_names
 from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.text import type_with_article, with_article
@@ -61,7 +61,8 @@ def prepare(
         for slot in functional.outputs:
             if slot.kind is not OutputKind.USER:
                 slot.value = None  # verification still knows that the model writes it
-    assign_names(functional, input_names, output_names, present_names=present_names)
+    places = input_places(captured.program, functional), output_places(captured.program, functional)
+    assign_names(functional, input_names, output_names, present_names=present_names, places=places)
     return functional
 
 

@@ -87,9 +87,9 @@ class DynamicAxes:
         keywords = dict(kwargs or {})
         by_name = inputs_by_name(module, args, keywords)
         called = [name for name in by_name if name not in keywords] + list(keywords)
-        leaves = [item for name in called for item in _leaves(by_name[name], name)]
-        tensors = [(path, value) for path, value in leaves if isinstance(value, torch.Tensor)]
-        asked = self._by_path(tensors)
+        parts = [(name, item) for name in called for item in _leaves(by_name[name], name)]
+        leaves = [item for _, item in parts]
+        asked = self._by_path([(name, path) for name, (path, value) in parts if isinstance(value, torch.Tensor)])
         sizes: dict[str, int] = {}
         specs: list[Axes | None] = []
         for path, value in leaves:
@@ -99,11 +99,20 @@ class DynamicAxes:
         mirrored = {name: _mirrored(by_name[name], rest) for name in called}
         return {name: mirrored[name] for name in by_name}
 
-    def _by_path(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Axes]:
-        """The axes by the place of a tensor in the model's inputs."""
-        paths = [path for path, _ in tensors]
+    def _by_path(self, tensors: Sequence[tuple[str, str]]) -> dict[str, Axes]:
+        """The axes by the place of a tensor in the model's inputs.
+
+        Args:
+            tensors: For each tensor the name of its argument, and its place.
+        """
+        paths = [path for _, path in tensors]
+        parts: dict[str, list[str]] = {}
+        for argument, path in tensors:
+            parts.setdefault(argument, []).append(path)
+        of_arguments = len(self.input_names) == len(parts) < len(paths)
+        named = parts.values() if of_arguments else ([path] for path in paths)
         # The model's own names, unless the user has given them to other inputs.
-        places = {path: path for path in paths} | dict(zip(self.input_names, paths, strict=False))
+        places = {path: [path] for path in paths} | dict(zip(self.input_names, named, strict=False))
         unknown = [name for name in self.axes if name not in places and name not in self.output_names]
         inputs = [name for name in self.axes if name not in self.output_names]
         if unknown and not self.input_names and len(inputs) == len(paths) == len(unknown):
@@ -116,7 +125,7 @@ class DynamicAxes:
                 meant = f"Did you mean {near[0]!r}? " if near else ""
                 raise UsageError(text, hint=f"{meant}Names that input_names= and output_names= give count here.")
             warn(f"{text}; it is left out")
-        return {places[name]: axes for name, axes in self.axes.items() if name in places}
+        return {path: axes for name, axes in self.axes.items() for path in places.get(name, ())}
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:

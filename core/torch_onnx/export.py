@@ -260,6 +260,12 @@ class _Exporter:
                 if error.argument == "output_names" and not request.dynamo:
                     raise
                 given = names[error.argument] or ()
+                if len(given) < error.count:
+                    if not error.called:  # which of the parts of nested inputs are meant is not known
+                        raise
+                    rest = (f"{name}_1" if name in given else name for name in error.called[len(given) :])
+                    names[error.argument] = [*given, *rest]
+                    continue
                 spare[error.argument] = [*given[error.count :], *spare.get(error.argument, ())]
                 names[error.argument] = given[: error.count]
             except MissingRuleError as error:

@@ -280,3 +280,28 @@ def test_chunks_of_a_dynamic_axis(chunks: int) -> None:
     """Every piece but the last has the size divided by the number of chunks, rounded up, at sizes with as many pieces."""
     others = [(torch.randn(3, size),) for size in (7, 10, 11, 13)]
     check(lambda x: x.chunk(chunks, 1), torch.randn(3, 8), others=others, dynamic=({1: torch.export.Dim.DYNAMIC},))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_any_sequence_may_be_the_longest(batch_first: bool, side: str) -> None:
+    def padded(*sequences: torch.Tensor) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first, -1.5, side)
+
+    def drawn(*lengths: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor(length, 3, seed=length) for length in lengths)
+
+    dynamic = ({0: "a"}, {0: "b"}, {0: "c"})
+    others = [drawn(2, 4, 7), drawn(3, 6, 1), drawn(1, 1, 1), drawn(2, 2, 2)]
+    check(padded, *drawn(5, 4, 2), others=others, dynamic=dynamic)
+    check(padded, *drawn(5, 4, 2), others=[drawn(5, 1, 2), drawn(5, 9, 2)], dynamic=({}, {0: "b"}, {}))
+    check(padded, *drawn(2, 4, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.float16])
+def test_pad_sequence_of_other_dtypes(dtype: torch.dtype) -> None:
+    def padded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence([x, y], padding_value=1.5)
+
+    first, second, third = (tensor(n).to(dtype) for n in (2, 5, 3))
+    check(padded, first, second, others=[(second, third)], dynamic=({0: "a"}, {0: "b"}))

@@ -1,0 +1,37 @@
+"""``len(tensor)`` during capture: Python wants a plain number of it, which makes a dynamic size a constant."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from onnxplug.capture.mentions import Mentions, code_names
+from onnxplug.capture.patching import patched
+
+
+def _length(item: Any) -> Any:
+    """As Python's ``len``, but of a tensor whose first size is dynamic that size."""
+    if isinstance(item, torch.Tensor) and item.dim() and isinstance(item.shape[0], torch.SymInt):
+        return item.shape[0]
+    return len(item)
+
+
+class _Globals:
+    """A function's globals, as an object whose attributes they are."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.__dict__ = namespace
+
+
+@contextlib.contextmanager
+def lengths_stay_dynamic(mentions: Mentions) -> Iterator[None]:
+    """While it holds, ``len`` of a tensor is its first size in the Python modules of the model's own code."""
+    named = {id(f.__globals__): f.__globals__ for f in mentions.functions if "len" in code_names(f.__code__)}
+    with contextlib.ExitStack() as stack:
+        for namespace in named.values():
+            if "len" not in namespace:
+                stack.enter_context(patched(_Globals(namespace), "len", _length))
+        yield

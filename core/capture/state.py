@@ -1,0 +1,397 @@
+"""What a model and its code keep between calls: noted before a capture and put back after each one.
+
+While torch.export traces, the model's own code runs on tensors of the trace. What it keeps of them, such as a table that is made at
+the first call, would be found by the next call of the model, and by the next attempt to capture it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import operator
+import sys
+import threading
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from onnxplug.capture.mentions import Mentions, attributes_of, code_names
+from onnxplug.fake import is_fake
+from onnxplug.torch_private import FakeTensor, is_transformed
+
+_ABSENT: Any = object()
+#: Packages whose objects are left alone: other threads may use them.
+_OTHERS = frozenset({"torch", *sys.stdlib_module_names} - {"__main__", "builtins", "collections", "weakref", "types"})
+#: Bytes of a NumPy array of which a copy is kept.
+_LARGE = 1 << 24
+_PLAIN = frozenset(
+    (
+        str,
+        bytes,
+        int,
+        float,
+        complex,
+        bool,
+        type(None),
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        type,
+        types.ModuleType,
+        range,
+    )
+)
+
+
+class _Kept(NamedTuple):
+    """Something that can change, as it was.
+
+    Attributes:
+        owner: The group that it belongs to; ``None`` is the model itself.
+        item: The object.
+        before: What it held.
+        kind: How to look at it, and how to put it back.
+    """
+
+    owner: str | None
+    item: Any
+    before: Any
+    kind: _Kind
+
+
+class _Kind(NamedTuple):
+    """A kind of object that holds others.
+
+    Attributes:
+        read: What it holds now.
+        write: Puts back what it held, given the object and that.
+        values: The objects in what was read.
+    """
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+    values: Callable[[Any], Iterable[Any]] = tuple
+
+
+def _base(item: dict[Any, Any]) -> Any:
+    """The class whose methods are called: those of a class of a user's may do anything."""
+    return OrderedDict if isinstance(item, OrderedDict) else dict
+
+
+def _read_dict(item: dict[Any, Any]) -> dict[Any, Any]:
+    return item.copy() if type(item) is dict else dict(_base(item).items(item))
+
+
+def _write_dict(item: dict[Any, Any], before: dict[Any, Any]) -> None:
+    base = _base(item)
+    if not _are_same(base.keys(item), before):  # the order of keys is a part of it
+        base.clear(item)
+    for key, value in before.items():
+        if dict.get(item, key, _ABSENT) is not value:
+            base.__setitem__(item, key, value)
+
+
+def _write_list(item: list[Any], before: list[Any]) -> None:
+    list.__setitem__(item, slice(None), before)
+
+
+def _write_deque(item: deque[Any], before: list[Any]) -> None:
+    deque.clear(item)
+    deque.extend(item, before)
+
+
+def _write_set(item: set[Any], before: set[Any]) -> None:
+    set.clear(item)
+    set.update(item, before)
+
+
+def _write_bytes(item: bytearray, before: bytes) -> None:
+    item[:] = before
+
+
+def _write_array(item: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> None:
+    item[...] = before
+
+
+def _read_cell(item: types.CellType) -> list[Any]:
+    try:
+        return [item.cell_contents]
+    except ValueError:  # a variable that isn't assigned yet
+        return []
+
+
+def _write_cell(item: types.CellType, before: list[Any]) -> None:
+    if before:
+        item.cell_contents = before[0]
+    else:
+        del item.cell_contents
+
+
+def _read_class(item: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(item).items() if not name.startswith("__")}
+
+
+def _write_class(item: type, before: dict[str, Any]) -> None:
+    for name in _read_class(item).keys() - before.keys():
+        type.__delattr__(item, name)
+    for name, value in before.items():
+        if vars(item).get(name, _ABSENT) is not value:
+            type.__setattr__(item, name, value)
+
+
+def _write_globals(item: dict[str, Any], before: dict[str, Any]) -> None:
+    """As a dict, but what was imported or defined in the meantime stays."""
+    for name, value in dict(item).items():
+        if name not in before and not isinstance(value, types.ModuleType | types.FunctionType | type):
+            del item[name]
+    for name, value in before.items():
+        if item.get(name, _ABSENT) is not value:
+            item[name] = value
+
+
+def _read_slots(item: Any) -> dict[Any, Any]:
+    found = {}
+    for base in type(item).__mro__:
+        if "__slots__" in vars(base) and not _is_others(base):
+            for slot in vars(base).values():
+                if isinstance(slot, types.MemberDescriptorType):
+                    with contextlib.suppress(AttributeError):
+                        found[slot] = slot.__get__(item)
+    return found
+
+
+def _write_slots(item: Any, before: dict[Any, Any]) -> None:
+    for slot in _read_slots(item).keys() - before.keys():
+        slot.__delete__(item)
+    for slot, value in before.items():
+        slot.__set__(item, value)
+
+
+def _values(read: dict[Any, Any]) -> Iterable[Any]:
+    return read.values()
+
+
+def _elements(read: np.ndarray[Any, Any]) -> Iterable[Any]:
+    return read.flat if read.dtype.hasobject else ()
+
+
+_DICT = _Kind(_read_dict, _write_dict, _values)
+_LIST = _Kind(lambda item: list(list.__iter__(item)), _write_list)
+_DEQUE = _Kind(lambda item: list(deque.__iter__(item)), _write_deque)
+_SET = _Kind(lambda item: set(set.__iter__(item)), _write_set)
+_BYTES = _Kind(bytes, _write_bytes, lambda _: ())
+_ARRAY = _Kind(np.array, _write_array, _elements)
+_CELL = _Kind(_read_cell, _write_cell)
+_CLASS = _Kind(_read_class, _write_class, _values)
+_GLOBALS = _Kind(dict, _write_globals, _values)
+_SLOTS = _Kind(_read_slots, _write_slots, _values)
+_CONTAINERS = ((dict, _DICT), (list, _LIST), (deque, _DEQUE), (set, _SET), (bytearray, _BYTES))
+_EMPTY = frozenset((dict, OrderedDict, list, set))
+
+
+class State:
+    """What a model and the code that it reaches keep, as it is when this is made.
+
+    What is reached through modules, objects of users' classes, dicts, lists, tuples, sets and deques from the model is put back
+    whatever has become of it. What functions and classes keep (globals, closures, class attributes, and what these lead to) is put
+    back in those Python modules in which something of a trace was left; a counter or a log there goes on. Threads' and
+    torch's own objects are left alone.
+
+    Time and memory are linear in the number of objects: 6 ms for a decoder of 48 layers.
+    """
+
+    def __init__(self, model: torch.nn.Module, mentions: Mentions) -> None:
+        self._kept: list[_Kept] = []
+        self._dicts: list[tuple[Any, dict[Any, Any]]] = []
+        self._seen: dict[int, Any] = {}
+        self._caches: list[tuple[Any, int]] = []
+        self._walk([model], None)
+        for function in mentions.functions:
+            self._note_function(function)
+        for kind in mentions.classes:
+            self._note_class(kind)
+
+    def _note_function(self, function: types.FunctionType) -> None:
+        names, namespace = set(code_names(function.__code__)), function.__globals__
+        owner = self._note_namespace(namespace, names)
+        for name in names & namespace.keys():
+            if isinstance(module := namespace[name], types.ModuleType) and not _is_others_name(module.__name__):
+                self._note_namespace(vars(module), names)
+        cells = [value for cell in function.__closure__ or () for value in self._keep(owner, cell, _CELL)]
+        self._walk([*cells, function.__defaults__, function.__kwdefaults__, vars(function)], owner)
+
+    def _note_class(self, kind: type) -> None:
+        if id(kind) not in self._seen and not _is_others(kind):
+            self._seen[id(kind)] = kind
+            self._walk(self._keep(kind.__module__, kind, _CLASS), kind.__module__)
+
+    def _note_namespace(self, namespace: dict[str, Any], names: Set[str]) -> str:
+        """Notes a Python module's globals, and what is reached through some of them; returns the module's name."""
+        owner = str(namespace.get("__name__"))
+        if id(namespace) not in self._seen:
+            self._seen[id(namespace)] = namespace
+            self._keep(owner, namespace, _GLOBALS)
+        named = [namespace[name] for name in names & namespace.keys()]
+        for kind in named:
+            if isinstance(kind, type):
+                self._note_class(kind)
+        self._walk(named, owner)
+        return owner
+
+    def _keep(self, owner: str | None, item: Any, kind: _Kind) -> Iterable[Any]:
+        """Notes what an object holds, and returns the objects in it."""
+        before = kind.read(item)
+        self._kept.append(_Kept(owner, item, before, kind))
+        return kind.values(before)
+
+    def _walk(self, items: Iterable[Any], owner: str | None) -> None:
+        pending = list(items)
+        seen, plain = self._seen, _PLAIN
+        while pending:
+            item = pending.pop()
+            if type(item) in plain or id(item) in seen or isinstance(item, type):
+                continue
+            seen[id(item)] = item  # kept alive: an id may be given again
+            if type(item) is OrderedDict and not item:
+                self._kept.append(_Kept(owner, item, (), _DICT))
+            else:
+                pending += self._meet(item, owner)
+
+    def _meet(self, item: Any, owner: str | None) -> Iterable[Any]:
+        """Notes what an object holds; returns the objects in it."""
+        for base, kind in _CONTAINERS:
+            if isinstance(item, base):
+                found = self._keep(owner, item, kind)
+                return found if type(item) is base else [*found, *self._meet_object(item, owner)]
+        if isinstance(item, np.ndarray):
+            if item.nbytes <= _LARGE and item.flags.writeable:
+                self._keep(owner, item, _ARRAY)
+            return ()
+        if isinstance(item, functools._lru_cache_wrapper):
+            self._caches.append((item, item.cache_info().misses))
+        return self._meet_object(item, owner) if _has_state(item) else _parts(item)
+
+    def _meet_object(self, item: Any, owner: str | None) -> Iterable[Any]:
+        found: list[Any] = []
+        attributes = attributes_of(item)
+        if attributes is not None:
+            self._dicts.append((item, attributes))
+            found.append(attributes)
+        if any("__slots__" in vars(base) for base in type(item).__mro__):
+            found += self._keep(owner, item, _SLOTS)
+        return found
+
+    def restore(self) -> None:
+        """Puts everything back; what did not change is not touched."""
+        for item, attributes in self._dicts:
+            if attributes_of(item) is not attributes:
+                object.__setattr__(item, "__dict__", attributes)
+        changed = [(kept, kept.kind.read(kept.item)) for kept in self._kept if _is_changed(*kept)]
+        left = {
+            kept.owner
+            for kept, now in changed
+            if kept.owner is not None and _has_trace(_new(kept.kind.values(now), kept.kind.values(kept.before)))
+        }
+        for kept, _ in changed:
+            if kept.owner is None or kept.owner in left:
+                kept.kind.write(kept.item, kept.before)
+        for cache, misses in self._caches:
+            results = (held for held in gc.get_referents(cache) if held is not cache.__wrapped__)
+            if cache.cache_info().misses != misses and _has_trace(results):
+                cache.cache_clear()
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Puts back afterwards what a model and its code keep."""
+    state = State(model, Mentions(model))
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _is_others(kind: type) -> bool:
+    return kind.__module__ == "builtins" or _is_others_name(kind.__module__)
+
+
+def _is_others_name(module: str) -> bool:
+    return module.partition(".")[0] in _OTHERS
+
+
+def _has_state(item: Any) -> bool:
+    """Whether an object's attributes may be looked at and put back."""
+    if isinstance(item, torch.nn.Module | threading.local):
+        return True
+    return not (isinstance(item, torch.Tensor | type | types.ModuleType) or _is_others(type(item)))
+
+
+def _parts(item: Any) -> Iterable[Any]:
+    """The objects in one that can't change itself."""
+    if isinstance(item, tuple | frozenset):
+        return item
+    if isinstance(item, functools.partial):
+        return (*item.args, item.keywords, vars(item))
+    if isinstance(item, types.MethodType):
+        return (item.__self__,)
+    if isinstance(item, torch.Tensor):
+        return (vars(item),) if vars(item) else ()
+    return ()
+
+
+def _is_changed(owner: str | None, item: Any, before: Any, kind: _Kind) -> bool:
+    """Whether an object holds other objects than before, or in another order."""
+    if type(item) in _EMPTY and not before:  # most containers are empty
+        return bool(item)
+    now = kind.read(item)
+    if isinstance(now, dict):
+        return not (_are_same(now, before) and _are_same(now.values(), before.values()))
+    if isinstance(now, list):
+        return not _are_same(now, before)
+    if isinstance(now, np.ndarray):
+        return bool(now.tobytes() != before.tobytes())
+    return bool(now != before)
+
+
+def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _new(now: Iterable[Any], before: Iterable[Any]) -> list[Any]:
+    known = {id(value) for value in before}
+    return [value for value in now if id(value) not in known]
+
+
+def _has_trace(items: Iterable[Any]) -> bool:
+    """Whether a trace's tensor or number is among objects, or in what they hold."""
+    pending, seen = list(items), set[int]()
+    while pending:
+        item = pending.pop()
+        if type(item) in _PLAIN or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            if isinstance(item, FakeTensor) or is_fake(item) or is_transformed(item):
+                return True
+        elif isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool | torch.fx.Proxy):
+            return True
+        pending += _contents(item)
+    return False
+
+
+def _contents(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, list | tuple | set | frozenset | deque):
+        return item
+    if isinstance(item, types.FunctionType):
+        cells = [value for cell in item.__closure__ or () for value in _read_cell(cell)]
+        return (*cells, item.__defaults__, item.__kwdefaults__)
+    if _has_state(item):
+        return (attributes_of(item), *_read_slots(item).values())
+    return _parts(item)

@@ -1,0 +1,65 @@
+"""bfloat16 on the default target: what ONNX Runtime won't load is said when it is exported."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+
+_MODELS: dict[str, Callable[[], Any]] = {
+    "linear": lambda: nn.Linear(4, 4),
+    "matmul": lambda: lambda x: x @ x.mT,
+    "softmax": lambda: lambda x: x.softmax(-1),
+    "layer_norm": lambda: nn.LayerNorm(4),
+    "conv": lambda: lambda x: nn.functional.conv1d(x[None], x[:, :, None]),
+    "where": lambda: lambda x: torch.where(x > 0, x, -x),
+    "float": lambda: lambda x: (x.float() * 2).exp(),
+    "reshape": lambda: lambda x: x.reshape(-1)[None],
+    "branch": lambda: lambda x: torch.cond(x.float().sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)),
+}
+
+
+def _exported(name: str, dtype: torch.dtype, **options: Any) -> tuple[bytes, list[str]]:
+    model = _MODELS[name]()
+    model = model.eval().to(dtype) if isinstance(model, nn.Module) else model
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program = onnxplug.to_onnx(model, (torch.randn(4, 4).to(dtype),), **options)
+    texts = [str(warning.message) for warning in caught]
+    return program.model_proto.SerializeToString(), [text for text in texts if "kernel for bfloat16" in text]
+
+
+def _failure(file: bytes) -> str:
+    """Why ONNX Runtime doesn't load a model; empty where it does."""
+    try:
+        onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_what_will_not_load_is_said(name: str) -> None:
+    file, said = _exported(name, torch.bfloat16)
+    failure = _failure(file)
+    assert bool(said) == bool(failure), failure
+    assert all('target="onnxruntime:cpu"' in text for text in said)
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_the_target_that_is_named_loads(name: str) -> None:
+    file, said = _exported(name, torch.bfloat16, target="onnxruntime:cpu")
+    assert not _failure(file)
+    assert not said
+
+
+def test_nothing_is_said_of_other_targets_and_element_types() -> None:
+    assert not _exported("linear", torch.bfloat16, target=None)[1]
+    assert not _exported("linear", torch.float32)[1]

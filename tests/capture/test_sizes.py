@@ -1,0 +1,103 @@
+"""Functions of torch that take a size as a plain number, or ask for one that follows from data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+from tests.support.check import check
+
+WINDOW = torch.hann_window(16)
+
+
+def _spectrum(x: torch.Tensor, center: bool) -> torch.Tensor:
+    return torch.stft(x, 16, 4, window=WINDOW + (not center), center=center, return_complex=True)
+
+
+def _signal(length: Callable[[torch.Tensor], int], center: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        spectrum, window = _spectrum(x, center), WINDOW + (not center)
+        return torch.istft(spectrum, 16, 4, window=window, center=center, length=length(x))
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("length", "center"),
+    [
+        (lambda x: x.shape[1], True),
+        (lambda x: x.shape[1], False),
+        (lambda x: x.shape[1] // 2, True),
+        (lambda x: 40, True),
+    ],
+)
+def test_istft_of_a_dynamic_length(length: Callable[[torch.Tensor], int], center: bool, seeded: None) -> None:
+    inputs = [(torch.randn(*shape),) for shape in ((2, 64), (3, 96), (1, 43))]
+    args, *others = inputs if center else inputs[:2]  # frames of a window of zeros at the ends are refused by eager
+    check(_signal(length, center), *args, others=others, dynamic=({0: "batch", 1: "time"},), atol=1e-5)
+
+
+def test_istft_longer_than_the_signal(seeded: None) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.stft(x, 16, 4, window=torch.ones(16), return_complex=True)
+        return torch.istft(spectrum, 16, 4, window=torch.ones(16), length=2 * x.shape[1])
+
+    others = [(torch.randn(3, 96),), (torch.randn(1, 43),)]
+    check(model, torch.randn(2, 64), others=others, dynamic=({0: "batch", 1: "time"},), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize("ends", [(0, 1), (-1.5, 3), (2, -7.25)])
+def test_linspace_of_a_dynamic_number_of_steps(ends: tuple[float, float], dtype: torch.dtype | None) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(*ends, steps=x.shape[0], dtype=dtype)
+
+    others = [(torch.zeros(n),) for n in (1, 2, 9, 33)]
+    check(model, torch.zeros(8), others=others, dynamic=({0: "n"},))
+
+
+def test_linspace_between_tensors() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(x[0], x[-1], x.shape[0])
+
+    others = [(torch.tensor([-2.0]),), (torch.tensor([3.0, 1.0, 0.25]),)]
+    check(model, torch.arange(5.0), others=others, dynamic=({0: "n"},))
+
+
+_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "instance_norm": lambda: nn.InstanceNorm1d(3),
+    "instance_norm_affine": lambda: nn.InstanceNorm1d(3, affine=True),
+    "instance_norm_running": lambda: nn.InstanceNorm1d(3, track_running_stats=True),
+    "batch_norm": lambda: nn.BatchNorm1d(3),
+}
+
+
+class _Chosen(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x[:, :, torch.nonzero(x[0, 0] > 0)[:, 0]])
+        return y
+
+
+@pytest.mark.parametrize("name", _LAYERS)
+def test_normalization_of_a_length_that_follows_from_data(name: str, seeded: None) -> None:
+    others = [(torch.randn(3, 3, 50),), (torch.randn(1, 3, 20),)]
+    check(
+        _Chosen(_LAYERS[name]()).eval(),
+        torch.randn(2, 3, 20),
+        others=others,
+        dynamic=({0: "batch", 2: "n"},),
+        atol=1e-5,
+    )
+
+
+def test_normalization_of_one_element_is_refused() -> None:
+    with pytest.raises(onnxplug.CaptureError, match="more than 1 spatial element"):
+        onnxplug.to_onnx(nn.InstanceNorm1d(3), (torch.randn(2, 3, 1),))

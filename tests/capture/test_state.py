@@ -1,0 +1,362 @@
+"""A model and what its code keeps are after an export as they were before, also where it fails."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+from onnxplug.capture.mentions import Mentions
+from onnxplug.capture.state import State
+from onnxplug.diagnosis.draft import draft_findings
+
+_TABLE: Any = None
+_LENGTH = 0
+_TABLES: dict[Any, Any] = {}
+_CALLS: list[int] = []
+_LOCAL = threading.local()
+_VARIABLE: contextvars.ContextVar[Any] = contextvars.ContextVar("table", default=None)
+
+
+def _made(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x.shape[-1], dtype=x.dtype) + 1
+
+
+class _Rotary:
+    """A table that is made at the first call."""
+
+    shared: Any = None
+
+    def __init__(self) -> None:
+        self.length, self.table = 0, None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.length < x.shape[-1]:
+            self.length, self.table = x.shape[-1], _made(x)
+        return self.table[: x.shape[-1]]
+
+
+class _Slots:
+    __slots__ = ("inner", "table")
+
+    def __init__(self) -> None:
+        self.inner = _Rotary()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "table"):
+            self.table = _made(x)
+        return self.table[: x.shape[-1]] + self.inner(x)
+
+
+class _Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.table(x)
+
+
+class _Object(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = _Rotary()
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rotary(x)
+
+
+class _ObjectInSlots(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [(_Slots(),)]
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kept[0][0](x)
+
+
+class _NewAttribute(_Base):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self.linear, "extra"):
+            self.linear.extra = {"tables": [_made(x)]}
+        return self.linear.extra["tables"][0]
+
+
+class _Containers(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: Any = OrderedDict(a=deque(maxlen=3), b=UserDict(), c=SimpleNamespace(), d=set())
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        queue, mapping, space, kept = self.tables.values()
+        if not queue:
+            queue.append(_made(x))
+            mapping["table"] = space.table = queue[0] * 2
+            kept.add(mapping["table"])
+        (table,) = kept
+        return queue[0] + mapping["table"] + space.table + table
+
+
+class _OfTheClass(_Base):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        if _Rotary.shared is None:
+            _Rotary.shared = _made(x)
+        if "tables" not in vars(type(self)):
+            type(self).tables = {4: _made(x)}
+        return _Rotary.shared + type(self).tables[4]
+
+
+class _Global(_Base):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        global _TABLE, _LENGTH, _NEW
+        _CALLS.append(1)
+        if x.shape[-1] > _LENGTH:
+            _TABLE, _LENGTH = _made(x), x.shape[-1]
+            _NEW = _TABLES[_LENGTH] = (_TABLE,)
+        return _TABLE[: x.shape[-1]] + _NEW[0]
+
+
+class _Closure(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        found = None
+
+        def find(x: torch.Tensor, kept: Any = {}) -> Any:  # noqa: B006
+            nonlocal found
+            if found is None:
+                found = kept["table"] = find.table = _made(x)
+            return found + kept["table"] + find.table
+
+        self.find = find
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.find(x)
+        return found
+
+
+@functools.lru_cache
+def _cached(length: int) -> torch.Tensor:
+    return torch.arange(length, dtype=torch.float32)
+
+
+class _LruCache(_Base):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return _cached(x.shape[-1])
+
+
+class _Locals(_Base):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(_LOCAL, "table"):
+            _LOCAL.table = _made(x)
+        if _VARIABLE.get() is None:
+            _VARIABLE.set(_made(x))
+        return _LOCAL.table + _VARIABLE.get()
+
+
+class _Counter(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.counts, self.log = 1, np.ones(2), bytearray(1)
+        self.rotary = _Rotary()
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.rotary.length += 1
+        self.counts[0] += 1
+        self.log.append(1)
+        return x * (self.count + self.rotary.length + float(self.counts[0]) + len(self.log))
+
+
+_MODELS = [_Object, _ObjectInSlots, _NewAttribute, _Containers, _OfTheClass, _Global, _Closure, _LruCache, _Locals]
+
+
+class _Failing(nn.Module):
+    """A model that can't be captured, after the inner one has been called."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x)
+        return y if y.sum() > 0 else -y
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> None:
+    global _TABLE, _LENGTH
+    _TABLE, _LENGTH, _Rotary.shared = None, 0, None
+    globals().pop("_NEW", None)
+    if "tables" in vars(_OfTheClass):
+        del _OfTheClass.tables  # type: ignore[attr-defined]
+    vars(_LOCAL).clear()
+    _TABLES.clear()
+    _CALLS.clear()
+    _cached.cache_clear()
+    _VARIABLE.set(None)
+
+
+def _eager(model: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = model(x)
+    assert type(y) is torch.Tensor
+    return y
+
+
+@pytest.mark.parametrize(
+    ("kind", "strict"),
+    [
+        *((kind, None) for kind in (*_MODELS, _Counter)),
+        *((kind, True) for kind in (_Object, _NewAttribute, _OfTheClass)),
+    ],
+)
+def test_eager_after_an_export(kind: type[_Base], strict: bool | None) -> None:
+    """The model has never been called before: what it keeps at the first call is made by the capture."""
+    model, x = kind().eval(), torch.randn(3, 4)
+    program = onnxplug.to_onnx(model, (x,), strict=strict)
+    found = program(x)[0]
+    torch.testing.assert_close(found, _eager(model, x))
+
+
+@pytest.mark.parametrize("kind", _MODELS)
+def test_eager_after_an_export_that_fails(kind: type[_Base]) -> None:
+    model, x = _Failing(kind()).eval(), torch.randn(3, 4)
+    with pytest.raises(onnxplug.CaptureError):
+        onnxplug.to_onnx(model, (x,))
+    after = _eager(model, x)
+    torch.testing.assert_close(_eager(model, x), after)
+
+
+@pytest.mark.parametrize("kind", _MODELS)
+def test_eager_after_a_draft(kind: type[_Base]) -> None:
+    model, x = _Failing(kind()).eval(), torch.randn(3, 4)
+    draft_findings(model, (x,), {})
+    _eager(model, x)
+
+
+def test_the_next_attempt_finds_nothing_of_the_one_before() -> None:
+    """The first attempt fails after the table was made; the strict mode captures what it asks."""
+
+    class Model(_Object):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return y * max(float(y.sum()), 1.0)
+
+    model, x = Model().eval(), torch.rand(3, 4)
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: "batch"},))
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(program(x)[0], _eager(model, x))
+
+
+def test_shared_containers_stay_shared() -> None:
+    """They are the same objects, with the same contents."""
+
+    class Model(nn.Module):
+        def __init__(self, shared: dict[str, Any]) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.shared = self.first.shared = self.second.shared = shared
+            self.sizes = [1, [2]]
+            self.inner = self.sizes[1]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.shared["count"] += 1
+            self.inner.append(3)
+            self.sizes.append(4)
+            self.shared["y"] = self.first(x)
+            return self.second(self.shared["y"]) + len(self.sizes[1])
+
+    shared = {"count": 0}
+    model, x = Model(shared), torch.randn(3, 4)
+    sizes, inner = model.sizes, model.inner
+    onnxplug.to_onnx(model, (x,))
+    assert model.shared is model.first.shared is model.second.shared is shared
+    assert shared == {"count": 0}
+    assert model.sizes is sizes
+    assert model.inner is inner is sizes[1]
+    assert sizes == [1, [2]]
+    _eager(model, x)
+    assert model.first.shared["count"] == 1
+
+
+def test_a_counter_of_the_model_is_put_back_and_a_log_of_its_code_goes_on() -> None:
+    model = _Counter()
+    onnxplug.to_onnx(model, (torch.randn(3, 4),))
+    assert (model.count, model.rotary.length, model.counts.tolist(), len(model.log)) == (1, 0, [1, 1], 1)
+
+    class Logged(_Base):
+        def table(self, x: torch.Tensor) -> torch.Tensor:
+            _CALLS.append(1)
+            return x
+
+    onnxplug.to_onnx(Logged(), (torch.randn(3, 4),))
+    assert _CALLS
+
+
+def test_objects_of_other_threads_and_lazy_ones_are_left_alone() -> None:
+    class Lazy(dict[str, int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("asked for its keys")
+
+        keys = values = items = __iter__  # type: ignore[assignment]
+
+    class Odd:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("no attributes")
+
+    model = _Object()
+    model.lazy, model.odd, model.event = Lazy(a=1), Odd(), threading.Event()
+    state = State(model, Mentions(model))
+    model.event.set()
+    dict.__setitem__(model.lazy, "b", 2)
+    model.rotary.table = torch.ones(1)
+    state.restore()
+    assert model.event.is_set()
+    assert len(model.lazy) == 1
+    assert model.rotary.table is None
+    vars(model)["training"] = False
+    state.restore()
+    assert model.training
+
+
+def test_the_dict_of_an_object_is_put_back() -> None:
+    model = _Object()
+    before = vars(model.rotary)
+    state = State(model, Mentions(model))
+    model.rotary.__dict__ = {"table": 1}
+    del model.linear
+    state.restore()
+    assert vars(model.rotary) is before
+    assert list(before) == ["length", "table"]
+    assert list(dict(model.named_children())) == ["linear"]
+
+
+def test_time_is_linear_in_the_number_of_modules() -> None:
+    import time
+
+    def seconds(layers: int) -> float:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(layers)))
+        mentions = Mentions(model)
+        _ = mentions.classes
+        times = []
+        for _ in range(5):
+            start = time.process_time()
+            State(model, mentions).restore()
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert seconds(800) < 20 * seconds(100)
