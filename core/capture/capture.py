@@ -25,6 +25,7 @@ from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import patched
+from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.torchscript.module import from_script, is_script
@@ -94,6 +95,9 @@ def capture(
         stack.enter_context(shape_kernels(mentions))
         stack.enter_context(packed_sequences(mentions))
         stack.enter_context(associative_scans_of_any_size(mentions))
+        if not is_script(model) and is_quantised(module, mentions):
+            stack.enter_context(quantised_as_numbers(module))
+            strict, blocks = False, False  # the stand-ins are Python's, which Dynamo does not run
         for patch in patches:
             stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.
