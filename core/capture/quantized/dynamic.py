@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxplug.capture.quantized.tensor import QTensor
 from onnxplug.capture.quantized.weighted import convolution, linear
-from onnxplug.capture.quantized.weights import Cell, Packed
-from onnxplug.errors import CaptureError
+from onnxplug.capture.quantized.weights import Packed
 
 Function = Callable[..., Any]
 _OPS = torch.ops.quantized_decomposed
@@ -18,17 +18,20 @@ _OPS = torch.ops.quantized_decomposed
 _LEAST = 6.1e-5
 
 
-def _rounded(x: Tensor, reduce_range: bool) -> Tensor:
-    """Numbers in 256 steps between the least and the greatest one, and 0; in 128 where the range is reduced."""
-    scale, zero_point = _OPS.choose_qparams.tensor(x, 0, 127 if reduce_range else 255, _LEAST, torch.uint8)
-    integers = _OPS.quantize_per_tensor.tensor(x, scale, zero_point, 0, 255, torch.uint8)
-    result: Tensor = _OPS.dequantize_per_tensor.tensor(integers, scale, zero_point, 0, 255, torch.uint8)
-    return result
+def _range_of(x: Tensor, packed: Packed, reduce_range: bool) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of 256 steps from the least to the greatest number, 0 among them; of 128 for a reduced range."""
+    reduce_range = reduce_range and packed.heeds_range
+    found: tuple[Tensor, Tensor] = _OPS.choose_qparams.tensor(x, 0, 127 if reduce_range else 255, _LEAST, torch.uint8)
+    return found
+
+
+def _rounded(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    return QTensor.of(x, scale, zero_point, torch.quint8).numbers
 
 
 def _product(x: Tensor, packed: Packed, reduce_range: bool) -> Tensor:
     halves = packed.dtype == torch.float16
-    return linear(x if halves else _rounded(x, reduce_range), packed)
+    return linear(x if halves else _rounded(x, *_range_of(x, packed, reduce_range)), packed)
 
 
 def _linear(relu: bool) -> Function:
@@ -40,7 +43,9 @@ def _linear(relu: bool) -> Function:
 
 
 def _convolution(_: Function, x: Tensor, packed: Packed, reduce_range: bool = False) -> Tensor:
-    return convolution(_rounded(x, reduce_range), packed)
+    """The kernel quantises its result with the scale of the operand, and so limits it to the operand's range."""
+    parameters = _range_of(x, packed, reduce_range)
+    return _rounded(convolution(_rounded(x, *parameters), packed), *parameters)
 
 
 TABLE: dict[str, Function] = {

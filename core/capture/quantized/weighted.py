@@ -79,14 +79,11 @@ def _embedding_bag(
         raise CaptureError("a quantised embedding bag with pruned weights")
     if indices.dim() == 2 and offsets is not None:
         raise CaptureError("a quantised embedding bag with offsets beside indices of two dimensions")
-    return F.embedding_bag(
-        indices,
-        weight.rows(),
-        offsets,
-        mode="sum",
-        per_sample_weights=per_sample_weights,
-        include_last_offset=include_last_offset and indices.dim() == 1,
-    )
+    options = {"mode": "sum", "per_sample_weights": per_sample_weights}
+    if indices.dim() == 2:  # the kernel takes the bags' own starts for offsets
+        bags = F.embedding_bag(indices, weight.rows(), **options)
+        return bags[:-1] if include_last_offset else bags
+    return F.embedding_bag(indices, weight.rows(), offsets, include_last_offset=include_last_offset, **options)
 
 
 def _linear_prepack(_: Function, weight: Any, bias: Tensor | None = None) -> Packed:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +43,7 @@ class Weight(_StandIn):
         if isinstance(source, QTensor):
             self.weight, self.axis, parameters = source.integers, source.axis, (source.scale, source.zero_point)
         elif not source.is_quantized:
+            self.dtype = torch.float16  # unpacked, it is in float32
             self.register_buffer("weight", source.detach().half())
             return
         else:
@@ -58,7 +61,10 @@ class Weight(_StandIn):
         self.axis = source.q_per_channel_axis()
         scales, zero_points = source.q_per_channel_scales().float(), source.q_per_channel_zero_points()
         if zero_points.is_floating_point():
-            self.register_buffer("offset", -scales * zero_points)
+            offset = -scales * zero_points
+            if source.dtype == torch.quint4x2:  # the kernel keeps both in half precision
+                scales, offset = scales.half().float(), offset.half().float()
+            self.register_buffer("offset", offset)
             return scales, None
         return scales, zero_points if zero_points.any() else None
 
@@ -92,9 +98,11 @@ class Packed(Weight):
     Attributes:
         bias: In float32, or ``None``.
         geometry: A convolution's ``stride``, ``padding``, ``output_padding``, ``dilation``, ``groups`` and ``transpose``.
+        heeds_range: Whether dynamic quantisation of the operand is to 7 bits where ``reduce_range`` is asked for.
     """
 
     bias: Tensor | None
+    heeds_range = True
 
     def __init__(self, weight: Any, bias: Tensor | None, **geometry: Any) -> None:
         super().__init__(weight)
@@ -143,30 +151,55 @@ def _unpacked(packed: Any, owner: nn.Module) -> nn.Module:
     """The module for an object of C++.
 
     Raises:
-        CaptureError: It is of an unknown class.
+        CaptureError: It is of an unknown class, or its weights can't be read.
     """
     kind = packed._type().qualified_name().removeprefix(_PREFIX)
-    if kind == "quantized.LinearPackedParamsBase":
-        return Packed(*packed.unpack())
-    if kind in ("quantized.Conv2dPackedParamsBase", "quantized.Conv3dPackedParamsBase"):
-        return _packed_convolution(packed, isinstance(owner, nnq.Conv1d | nnq.ConvTranspose1d))
-    if kind == "quantized.EmbeddingPackedParamsBase":
-        return Table(_QUANTIZED.embedding_bag_unpack(packed))
-    if kind == "rnn.CellParamsBase":
-        (_, _, _, numbers, weights), _ = packed.__getstate__()
-        ih, hh = (Packed(*weight.unpack()) for weight in weights)
-        return Cell(ih, hh, bool(numbers and numbers[0]))
-    raise CaptureError(f"the model keeps an object of {kind}, which onnxplug does not know")
+    try:
+        if kind == "quantized.LinearPackedParamsBase":
+            return _packed_linear(packed)
+        if kind in ("quantized.Conv2dPackedParamsBase", "quantized.Conv3dPackedParamsBase"):
+            return _packed_convolution(packed, isinstance(owner, nnq.Conv1d | nnq.ConvTranspose1d))
+        if kind == "quantized.EmbeddingPackedParamsBase":
+            return Table(_QUANTIZED.embedding_bag_unpack(packed))
+        if kind == "rnn.CellParamsBase":
+            (_, _, _, numbers, weights), _ = packed.__getstate__()
+            return Cell(*map(_packed_linear, weights), bool(numbers and numbers[0]))
+    except RuntimeError as error:  # QNNPACK can't for convolutions of volumes
+        raise CaptureError(f"PyTorch can't read back the packed weights of {type(owner).__name__}: {error}") from error
+    raise CaptureError(f"{type(owner).__name__} keeps an object of {kind}, which onnxplug does not know")
+
+
+def _packed_linear(packed: Any) -> Packed:
+    weight, bias = packed.unpack()
+    made = Packed(weight, bias)
+    made.heeds_range = weight.is_quantized and _heeds_range(_QUANTIZED.linear_dynamic, packed, (1, weight.shape[1]))
+    return made
 
 
 def _packed_convolution(packed: Any, one_dimension: bool) -> Packed:
     """A convolution's weights; torch packs that of one dimension as one of two, whose first is 1."""
     weight, bias = packed.unpack()
     geometry = {name: getattr(packed, name)() for name in _GEOMETRY}
+    transposed = bool(geometry["transpose"])
+    channels = weight.shape[0] if transposed else weight.shape[1] * geometry["groups"]
+    sizes = [1 + d * (size - 1) for d, size in zip(geometry["dilation"], weight.shape[2:], strict=True)]
+    name = f"conv{'_transpose' if transposed else ''}{len(sizes)}d_dynamic"
+    heeds_range = _heeds_range(getattr(_QUANTIZED, name), packed, (1, channels, *sizes))
     if one_dimension:
         weight = weight.squeeze(2)
         geometry = {name: value[1:] if isinstance(value, list) else value for name, value in geometry.items()}
-    return Packed(weight, bias, **geometry)
+    made = Packed(weight, bias, **geometry)
+    made.heeds_range = heeds_range
+    return made
+
+
+def _heeds_range(operator: Any, packed: Any, shape: tuple[int, ...]) -> bool:
+    """Whether the engine that packed the weights heeds ``reduce_range``, which QNNPACK's kernels ignore: it is tried."""
+    x = torch.linspace(-1, 1.3, math.prod(shape)).view(shape)
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
+        warnings.simplefilter("ignore")
+        return not torch.equal(operator(x, packed, True), operator(x, packed, False))
+    return True  # it doesn't run at all
 
 
 def is_stored_quantised(value: Any) -> bool:
