@@ -23,6 +23,7 @@ from onnxplug.run.compare import Comparison, Scale, compare
 from onnxplug.run.conditioning import rounding_slack
 from onnxplug.run.differences import OutputDifference, begin_case, open_case
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
+from onnxplug.run.quanta import quantises, quantum_slack
 from onnxplug.run.report import VerificationCase, VerificationReport
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers
@@ -235,13 +236,16 @@ class _Comparer:
             got = runner(program.feed(args, kwargs))
         except VerificationError as error:
             raise VerificationError(f"{error.message} ({where})", hint=error.hint or self._why(leaves)) from error
-        outputs = _Outputs(
-            dict(zip(runner.output_names, got, strict=True)),
-            expected,
-            lambda: rounding_slack(
-                lambda model, moved: eager_outputs(program, model, moved, self._spec), self._reference, leaves
-            ),
-        )
+        by_name = dict(zip(runner.output_names, got, strict=True))
+
+        def slack() -> list[torch.Tensor | None]:
+            run = lambda model, moved: eager_outputs(program, model, moved, self._spec)  # noqa: E731
+            exported = program.exported_program
+            if exported is not None and quantises(exported):
+                return quantum_slack(run, exported, leaves, by_name, expected)
+            return rounding_slack(run, self._reference, leaves)
+
+        outputs = _Outputs(by_name, expected, slack)
         begin_case(sizes, seed, runner.runtime)
         try:
             worst, unstable = _compare_all(outputs, self._tolerances, sizes, seed)

@@ -60,9 +60,20 @@ def _kept(func: Function, x: QTensor, *args: Any, **kwargs: Any) -> QTensor:
     return x.like(func(x.numbers, *args, **kwargs))
 
 
-def _averaged(func: Function, x: QTensor, *args: Any, **kwargs: Any) -> QTensor:
-    """A linear function, of integers without their scale: means halfway between two of them are frequent, and exact so."""
+def _pooled(func: Function, x: QTensor, *args: Any, **kwargs: Any) -> QTensor:
+    """Sums of integers without their scale: those halfway between two of them are frequent, and exact so."""
     levels = QTensor(x.integers, 1.0, x.zero_point, x.dtype)
+    return x.with_integers(levels.like(func(levels.numbers, *args, **kwargs)).integers)
+
+
+def _averaged(func: Function, x: QTensor, *args: Any, **kwargs: Any) -> QTensor:
+    """The same of means, which may be taken from any number on.
+
+    The kernels of FBGEMM round halves to even after they add the zero point, QuantizeLinear before; beside an even one that is
+    the same.
+    """
+    even = x.zero_point - x.zero_point % 2
+    levels = QTensor(x.integers, 1.0, even, x.dtype)
     return x.with_integers(levels.like(func(levels.numbers, *args, **kwargs)).integers)
 
 
@@ -251,14 +262,14 @@ max min amax amin topk sort argmax argmin
 _KEPT = """
 relu relu6 hardtanh clamp clip clamp_min clamp_max threshold gelu pad max_pool1d max_pool2d max_pool3d
 """.split()
-_AVERAGING = """
-mean interpolate avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-""".split()
+_POOLING = "avg_pool1d avg_pool2d avg_pool3d".split()
+_AVERAGING = "mean interpolate adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d".split()
 _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__".split()
 
 TABLE: dict[str, Function] = {
     **dict.fromkeys(_MOVING, _moved),
     **dict.fromkeys(_KEPT, _kept),
+    **dict.fromkeys(_POOLING, _pooled),
     **dict.fromkeys(_AVERAGING, _averaged),
     **dict.fromkeys(_COMPARISONS, _compared),
     **dict.fromkeys(("cat", "concat", "stack"), _joined),
