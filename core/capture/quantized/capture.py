@@ -11,19 +11,25 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.patching import patched_kernel
+from onnxplug.capture.quantized.dispatch import call
 from onnxplug.capture.quantized.tensor import INTEGERS, QTensor
 from onnxplug.capture.quantized.weights import numbers_as_constants, stored, weights_as_modules
 from onnxplug.errors import CaptureError
-from onnxplug.torch_private import DispatchKey, pytree
+from onnxplug.torch_private import pytree, quantized_operators
+
+QTensor.compute = staticmethod(call)
 
 
 def is_quantised(module: nn.Module, mentions: Mentions) -> bool:
-    """Whether a model keeps quantised weights, or may call operators of quantised tensors."""
+    """Whether a model has quantised weights or layers, or names ``torch.ops.quantized``.
+
+    One that only quantises, moves numbers about and dequantises needs no stand-ins: there are rules for it
+    (``converters/quantized_tensors.py``).
+    """
     return (
         next(stored(module), None) is not None
         or any(_is_quantised_layer(m) for m in module.modules())
-        or mentions(lambda name: name == "quantized" or name in _QUANTISERS)
+        or all(mentions(lambda name, wanted=wanted: name == wanted) for wanted in ("ops", "quantized"))
     )
 
 
@@ -40,14 +46,11 @@ class _Quantisers(TorchFunctionMode):
         return func(*args, **kwargs or {}) if quantise is None else quantise(func, *args, **kwargs or {})
 
 
-def _per_tensor(func: Any, input: Any, scale: Any, zero_point: Any, dtype: torch.dtype) -> QTensor:
-    """By torch's own operator, whose rules know how its kernel rounds."""
-    if dtype not in INTEGERS or isinstance(input, list | tuple):
-        raise CaptureError(f"quantize_per_tensor to {dtype}, or of several tensors at once, can't be exported")
-    storage = INTEGERS[dtype][0]
-    with patched_kernel(_INT_REPR, DispatchKey.Meta, lambda x: torch.empty_like(x, dtype=storage)):
-        integers = _INT_REPR(func(input, scale, zero_point, dtype))
-    return QTensor(integers, scale, zero_point, dtype)
+def _per_tensor(_: Any, input: Any, scale: Any, zero_point: Any, dtype: torch.dtype) -> QTensor:
+    if dtype not in INTEGERS or not isinstance(input, torch.Tensor) or input.dtype != torch.float32:
+        what = input.dtype if isinstance(input, torch.Tensor) else "several tensors at once"
+        raise CaptureError(f"quantize_per_tensor of {what} to {dtype} can't be exported")
+    return QTensor.of(input, scale, zero_point, dtype)
 
 
 def _per_channel(_: Any, input: Any, scales: Any, zero_points: Any, axis: int, dtype: torch.dtype) -> QTensor:
@@ -64,7 +67,6 @@ def _empty(_: Any, size: Any, *, scale: float, zero_point: int, dtype: torch.dty
     return QTensor(torch.zeros(size, dtype=INTEGERS[dtype][0]), scale, zero_point, dtype)
 
 
-_INT_REPR = torch.ops.aten.int_repr.default
 _QUANTISERS = {
     "quantize_per_tensor": _per_tensor,
     "quantize_per_channel": _per_channel,
@@ -83,6 +85,7 @@ def _refuse_quantised_results(_: nn.Module, args: Any, result: Any) -> None:
 @contextlib.contextmanager
 def quantised_as_numbers(module: nn.Module) -> Iterator[None]:
     """While it holds, stand-ins take the place of a model's quantised weights and of the quantised tensors that it makes."""
+    _ = quantized_operators.__name__  # importing it registers the operators
     hook = module.register_forward_hook(_refuse_quantised_results)
     try:
         with weights_as_modules(module), numbers_as_constants(module), _Quantisers():

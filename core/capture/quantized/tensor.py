@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators
 
 _OPS = torch.ops.quantized_decomposed
 #: Quantised dtypes: the dtype of the integers, and their limits.
@@ -37,6 +36,8 @@ class QTensor:
 
     is_quantized = True
     requires_grad = False
+    #: Computes a function of torch with arguments and keywords; :mod:`onnxplug.capture.quantized.dispatch` has the tables.
+    compute: ClassVar[Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]]
 
     def __init__(
         self, integers: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, axis: int | None = None
@@ -87,9 +88,7 @@ class QTensor:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from onnxplug.capture.quantized.dispatch import call
-
-        return call(func, args, kwargs or {})
+        return cls.compute(func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_SHAPE:
