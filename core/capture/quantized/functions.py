@@ -222,6 +222,19 @@ def _mul_scalar(relu: bool) -> Function:
     return convert
 
 
+def _or_scalar(name: str, relu: bool) -> Function:
+    """``add`` or ``mul``: of two tensors with the result's scale and zero point, or of a tensor and a number."""
+    pair = _scaled(*_SCALED[name], relu=relu)
+    scalar = (_add_scalar if name == "add" else _mul_scalar)(relu)
+
+    def convert(func: Function, a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(a, QTensor) and isinstance(b, QTensor):
+            return pair(func, a, b, *args, **kwargs)
+        return scalar(func, a, b) if isinstance(a, QTensor) else scalar(func, b, a)
+
+    return convert
+
+
 def _number(c: Any) -> float:
     if isinstance(c, Tensor):
         raise CaptureError("a quantised tensor together with a number in a tensor")
@@ -284,6 +297,7 @@ TABLE: dict[str, Function] = {
     "q_zero_point": lambda _, x: x.zero_point,
     **{f"quantized::{name}": _scaled(*row) for name, row in _SCALED.items()},
     **{f"quantized::{name}_relu": _scaled(*_SCALED[name], relu=True) for name in _RELU},
+    **{f"quantized::{name}{relu}": _or_scalar(name, bool(relu)) for name in ("add", "mul") for relu in ("", "_relu")},
     **{f"quantized::add_scalar{relu}": _add_scalar(bool(relu)) for relu in ("", "_relu")},
     **{f"quantized::mul_scalar{relu}": _mul_scalar(bool(relu)) for relu in ("", "_relu")},
     "quantized::relu6": _kept_by(lambda x, *_: F.relu6(x)),

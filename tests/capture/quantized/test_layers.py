@@ -112,8 +112,12 @@ def test_layer(name: str) -> None:
     check_quantised(model, (torch.randn(shape),), others, quantum=SCALE, share=0.02, verify=True)
 
 
-@pytest.mark.parametrize("name", ["linear", "conv1d", "conv2d", "conv2d_groups", "conv_transpose2d", "hardswish", "prelu"])
-@pytest.mark.parametrize("packer", [e for e in torch.backends.quantized.supported_engines if e not in ("none", "fbgemm")])
+@pytest.mark.parametrize(
+    "name", ["linear", "conv1d", "conv2d", "conv2d_groups", "conv_transpose2d", "hardswish", "prelu"]
+)
+@pytest.mark.parametrize(
+    "packer", [e for e in torch.backends.quantized.supported_engines if e not in ("none", "fbgemm")]
+)
 def test_engines(name: str, packer: str) -> None:
     if packer in ("onednn", "x86") and "transpose" in name:
         pytest.skip("PyTorch 2.13's oneDNN computes something else than FBGEMM and than the definition")

@@ -1,0 +1,88 @@
+"""Dynamically quantised layers and quantised embeddings: ordinary tensors go in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.intrinsic.quantized.dynamic as nniqd
+import torch.ao.nn.quantized as nnq
+import torch.ao.nn.quantized.dynamic as nnqd
+from torch import nn
+from torch.ao import quantization as tq
+
+from tests.capture.quantized.test_layers import IMAGE, SEQUENCE, VOLUME, weighted
+from tests.support.quantised import check_quantised, engine
+
+#: Of opposite signs, all positive, all zero, and so small that the scale has its least value.
+SETS = [(torch.randn(7, 8) * 3,), (torch.rand(4, 8) + 1,), (torch.zeros(2, 8),), (torch.randn(3, 8) * 1e-3,)]
+
+
+@pytest.fixture(autouse=True, params=["fbgemm", "qnnpack", "onednn"])
+def packer(request: pytest.FixtureRequest, seeded: None) -> Iterator[str]:
+    if request.param not in torch.backends.quantized.supported_engines:
+        pytest.skip("torch has no such engine here")
+    with engine(request.param):
+        yield request.param
+
+
+def test_linear() -> None:
+    model = tq.quantize_dynamic(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), {nn.Linear})
+    check_quantised(model, (torch.randn(5, 8),), SETS, quantum=0.02, share=0.05)
+
+
+def test_linear_relu() -> None:
+    check_quantised(weighted(nniqd.LinearReLU(8, 4)), (torch.randn(5, 8),), SETS, quantum=0.02, share=0.05, verify=True)
+
+
+def test_linear_of_halves(packer: str) -> None:
+    if packer != "fbgemm":
+        pytest.skip("only FBGEMM packs halves")
+    model = tq.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)), {nn.Linear}, dtype=torch.float16)
+    check_quantised(model, (torch.randn(5, 8),), SETS)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolution(dims: int, transposed: bool, packer: str) -> None:
+    if packer == "qnnpack" and dims == 3:
+        pytest.skip("PyTorch can't read these weights back")
+    if packer == "onednn" and transposed:
+        pytest.skip("PyTorch 2.13's oneDNN computes something else than FBGEMM and than the definition")
+    shape = {1: SEQUENCE, 2: IMAGE, 3: VOLUME}[dims]
+    layer = getattr(nnqd, f"Conv{'Transpose' if transposed else ''}{dims}d")(4, 6, 3, padding=1)
+    model = weighted(layer, by_channel=not transposed)
+    x = torch.randn(shape)
+    # The result has the scale of the operand.
+    quantum = float(x.max() - x.min()) * 3 / 127
+    check_quantised(model, (x,), [(torch.cat([x, x[:1]]) * 3,)], quantum=quantum, share=0.02)
+
+
+def embeddings(dtype: torch.dtype) -> tuple[Any, Any]:
+    setting = (
+        tq.float_qparams_weight_only_qconfig_4bit if dtype == torch.quint4x2 else tq.float_qparams_weight_only_qconfig
+    )
+    single, bag = nn.Embedding(10, 6), nn.EmbeddingBag(10, 6, mode="sum", include_last_offset=True)
+    single.qconfig = bag.qconfig = setting
+    single, bag = tq.convert(tq.prepare(nn.ModuleList([single, bag])))
+    for layer in (single, bag):
+        layer.dtype = dtype  # convert leaves it at quint8
+    return single, bag
+
+
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.quint4x2], ids=str)
+def test_embedding(dtype: torch.dtype, packer: str) -> None:
+    single, bag = embeddings(dtype)
+    check_quantised(single, (torch.arange(8).view(2, 4),), [(torch.tensor([[9, 0, 5]]).repeat(5, 2)[:, :4],)])
+    others = [(torch.tensor([9, 0, 5, 5, 1, 2, 3, 4]), torch.tensor([0, 0, 8]))]
+    check_quantised(bag, (torch.arange(8), torch.tensor([0, 3, 8])), others, dynamic=False)
+
+
+def test_bags_of_one_length() -> None:
+    bag: Any = nnq.EmbeddingBag(10, 6, mode="sum", include_last_offset=False)
+    weight = torch.randn(10, 6)
+    scales, zeros = torch.rand(10) * 0.01 + 0.005, torch.rand(10) * 255
+    bag.set_weight(torch.quantize_per_channel(weight, scales, zeros, 0, torch.quint8))
+    check_quantised(bag, (torch.arange(8).view(2, 4),), [(torch.arange(9)[None, :4].repeat(3, 1),)])
