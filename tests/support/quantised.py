@@ -16,6 +16,10 @@ from torch.utils import _pytree
 import onnxplug
 from onnxplug import OnnxProgram
 
+#: Shapes of a batch of sequences, images and volumes of 4 channels.
+SEQUENCE, IMAGE, VOLUME = (3, 4, 11), (2, 4, 9, 8), (2, 4, 5, 6, 5)
+#: Scale and zero point of a layer's result.
+SCALE, ZERO = 0.0513, 101
 ROWS = {0: torch.export.Dim.DYNAMIC}
 
 
@@ -30,6 +34,20 @@ def engine(name: str) -> Iterator[None]:
             yield
     finally:
         torch.backends.quantized.engine = before
+
+
+def weighted(layer: Any, by_channel: bool = True) -> Any:
+    """A layer with packed weights, drawn anew."""
+    weight, bias = layer.weight(), layer.bias()
+    numbers = torch.randn(weight.shape) * 0.3
+    if by_channel:
+        scales = torch.rand(weight.shape[0]).double() * 0.01 + 0.003
+        weight = torch.quantize_per_channel(numbers, scales, torch.zeros(len(scales)).long(), 0, torch.qint8)
+    else:
+        weight = torch.quantize_per_tensor(numbers, 0.0098, 0, torch.qint8)
+    layer.set_weight_bias(weight, None if bias is None else torch.randn(bias.shape) * 0.3)
+    layer.scale, layer.zero_point = SCALE, ZERO
+    return layer
 
 
 class Quantised(nn.Module):

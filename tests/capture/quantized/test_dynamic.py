@@ -13,8 +13,9 @@ import torch.ao.nn.quantized.dynamic as nnqd
 from torch import nn
 from torch.ao import quantization as tq
 
-from tests.capture.quantized.test_layers import IMAGE, SEQUENCE, VOLUME, weighted
-from tests.support.quantised import check_quantised, engine
+import onnxplug
+from onnxplug.errors import CaptureError
+from tests.support.quantised import IMAGE, SEQUENCE, VOLUME, check_quantised, engine, weighted
 
 #: Of opposite signs, all positive, all zero, and so small that the scale has its least value.
 SETS = [(torch.randn(7, 8) * 3,), (torch.rand(4, 8) + 1,), (torch.zeros(2, 8),), (torch.randn(3, 8) * 1e-3,)]
@@ -86,3 +87,62 @@ def test_bags_of_one_length() -> None:
     scales, zeros = torch.rand(10) * 0.01 + 0.005, torch.rand(10) * 255
     bag.set_weight(torch.quantize_per_channel(weight, scales, zeros, 0, torch.quint8))
     check_quantised(bag, (torch.arange(8).view(2, 4),), [(torch.arange(9)[None, :4].repeat(3, 1),)])
+
+
+CELLS = {name: getattr(nnqd, name) for name in ("LSTMCell", "GRUCell")}
+CELLS |= {
+    f"RNNCell_{name}": (lambda *sizes, name=name: nnqd.RNNCell(*sizes, nonlinearity=name)) for name in ("tanh", "relu")
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cell(name: str, packer: str) -> None:
+    if packer == "onednn":
+        pytest.skip("packed as with FBGEMM")
+    check_quantised(CELLS[name](8, 4), (torch.randn(5, 8),), SETS, quantum=0.02, share=0.05)
+
+
+class Outputs(nn.Module):
+    """A recurrent layer whose results are in a row, with the first state given or not."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, *state: torch.Tensor) -> Any:
+        given = (state if len(state) > 1 else state[0]) if state else None
+        output, last = self.layer(x, given)
+        return (output, *last) if isinstance(last, tuple) else (output, last)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}], ids=["one", "four"]
+)
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent(kind: Any, dtype: torch.dtype, settings: dict[str, Any], packer: str) -> None:
+    if packer == "onednn" or (packer == "qnnpack" and dtype == torch.float16):
+        pytest.skip("packed as with FBGEMM, or not at all")
+    model = Outputs(tq.quantize_dynamic(nn.Sequential(kind(6, 5, **settings)), {kind}, dtype=dtype)[0])
+    others = [(torch.randn(9, 3, 6) * 2,), (torch.randn(1, 3, 6),), (torch.zeros(2, 3, 6),)]
+    program = check_quantised(model, (torch.randn(7, 3, 6),), others)
+    assert "Scan" in {node.op_type for node in program.model.graph}
+
+
+def test_recurrent_with_a_state(packer: str) -> None:
+    model = Outputs(tq.quantize_dynamic(nn.Sequential(nn.LSTM(6, 5, 2)), {nn.LSTM})[0])
+    sets = [(torch.randn(7, 3, 6), torch.randn(2, 3, 5), torch.randn(2, 3, 5)) for _ in range(3)]
+    check_quantised(model, sets[0], sets[1:], dynamic=False)
+
+
+def test_packed_sequences_are_refused(packer: str) -> None:
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = tq.quantize_dynamic(nn.Sequential(nn.GRU(6, 5)), {nn.GRU})[0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2])))[1]
+
+    with pytest.raises(CaptureError):
+        onnxplug.to_onnx(Packs().eval(), (torch.randn(4, 2, 6),))

@@ -14,10 +14,8 @@ from torch import nn
 
 import onnxplug
 from onnxplug.errors import CaptureError, VerificationError
-from tests.support.quantised import Quantised, check_quantised, engine
+from tests.support.quantised import IMAGE, SCALE, SEQUENCE, VOLUME, ZERO, Quantised, check_quantised, engine, weighted
 
-SEQUENCE, IMAGE, VOLUME = (3, 4, 11), (2, 4, 9, 8), (2, 4, 5, 6, 5)
-SCALE, ZERO = 0.0513, 101
 Make = Callable[[], nn.Module]
 
 
@@ -25,20 +23,6 @@ Make = Callable[[], nn.Module]
 def _setting(seeded: None) -> Iterator[None]:
     with engine("fbgemm"):
         yield
-
-
-def weighted(layer: Any, by_channel: bool = True) -> Any:
-    """A layer with packed weights, drawn anew."""
-    weight, bias = layer.weight(), layer.bias()
-    numbers = torch.randn(weight.shape) * 0.3
-    if by_channel:
-        scales = torch.rand(weight.shape[0]).double() * 0.01 + 0.003
-        weight = torch.quantize_per_channel(numbers, scales, torch.zeros(len(scales)).long(), 0, torch.qint8)
-    else:
-        weight = torch.quantize_per_tensor(numbers, 0.0098, 0, torch.qint8)
-    layer.set_weight_bias(weight, None if bias is None else torch.randn(bias.shape) * 0.3)
-    layer.scale, layer.zero_point = SCALE, ZERO
-    return layer
 
 
 def with_numbers(layer: Any) -> Any:
