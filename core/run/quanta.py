@@ -54,8 +54,9 @@ class _Moved(TorchDispatchMode):
             x, scale, *others = args
             signs = torch.randint(0, 2, x.shape, generator=self._generator).to(x.device, x.dtype) * 2 - 1
             scales = scale
-            if isinstance(scale, torch.Tensor) and scale.numel() > 1:
-                scales = scale.view(*(-1 if a == others[1] % x.dim() else 1 for a in range(x.dim())))
+            if isinstance(scale, torch.Tensor):
+                by_axis = [-1 if a == others[1] % x.dim() else 1 for a in range(x.dim())]
+                scales = scale.reshape(by_axis if scale.numel() > 1 else ()).to(x.dtype)
             args = (x + signs * scales * self._step, scale, *others)
         return func(*args, **kwargs or {})
 
