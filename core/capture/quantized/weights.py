@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import warnings
 from collections.abc import Iterator
@@ -194,11 +195,15 @@ def _packed_convolution(packed: Any, one_dimension: bool) -> Packed:
 
 
 def _heeds_range(operator: Any, packed: Any, shape: tuple[int, ...]) -> bool:
-    """Whether the engine that packed the weights heeds ``reduce_range``, which QNNPACK's kernels ignore: it is tried."""
+    """Whether the engine that packs weights heeds ``reduce_range``, which QNNPACK's kernels ignore: it is tried, on a copy.
+
+    oneDNN's packed weights keep the kernel of their first call, ReLU or not, for all calls of the same shape.
+    """
     x = torch.linspace(-1, 1.3, math.prod(shape)).view(shape)
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
         warnings.simplefilter("ignore")
-        return not torch.equal(operator(x, packed, True), operator(x, packed, False))
+        tried = copy.deepcopy(packed)
+        return not torch.equal(operator(x, tried, True), operator(x, tried, False))
     return True  # it doesn't run at all
 
 
