@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def is_quantised(module: nn.Module, mentions: Mentions) -> bool:
     return (
         next(stored(module), None) is not None
         or any(_is_quantised_layer(m) for m in module.modules())
-        or all(mentions(lambda name, wanted=wanted: name == wanted) for wanted in ("ops", "quantized"))
+        or all(mentions(wanted.__eq__) for wanted in ("ops", "quantized"))
     )
 
 
@@ -67,7 +67,7 @@ def _empty(_: Any, size: Any, *, scale: float, zero_point: int, dtype: torch.dty
     return QTensor(torch.zeros(size, dtype=INTEGERS[dtype][0]), scale, zero_point, dtype)
 
 
-_QUANTISERS = {
+_QUANTISERS: dict[str, Callable[..., QTensor]] = {
     "quantize_per_tensor": _per_tensor,
     "quantize_per_channel": _per_channel,
     "_empty_affine_quantized": _empty,

@@ -136,7 +136,7 @@ def _scaled(function: Function, places: int, *, relu: bool = False) -> Function:
 
     def convert(_: Function, *args: Any, **kwargs: Any) -> QTensor:
         scale, zero_point = (_named(kwargs, name) for name in ("scale", "zero_point"))
-        before, after = args[:places], args[places:]
+        before, after = args[:places], list(args[places:])
         if scale is None:
             scale, zero_point, *after = after
         tensors = [x for x in pytree.tree_leaves(before) if isinstance(x, QTensor)]
@@ -190,7 +190,7 @@ def _add_scalar(relu: bool) -> Function:
     """The integers stay and the zero point moves, as long as it stays within the dtype; else the scale grows."""
 
     def convert(_: Function, x: QTensor, c: Any) -> QTensor:
-        _, low, high = INTEGERS[x.dtype]
+        low, high = INTEGERS[x.dtype][1:]
         scale, zero_point, c = float(x.scale), int(x.zero_point), _number(c)
         shift = _nearest(c / scale)
         moved = zero_point - shift
@@ -208,7 +208,7 @@ def _mul_scalar(relu: bool) -> Function:
     """The integers stay and the scale grows; a negative factor mirrors them."""
 
     def convert(_: Function, x: QTensor, c: Any) -> QTensor:
-        _, low, high = INTEGERS[x.dtype]
+        low, high = INTEGERS[x.dtype][1:]
         scale, zero_point, c = float(x.scale), int(x.zero_point), _number(c)
         if c == 0:
             return QTensor.of(torch.zeros_like(x.numbers), 0.1, 0, x.dtype)
@@ -246,7 +246,7 @@ def _nearest(x: float) -> int:
 
 
 _BINARY = {"add": torch.add, "mul": torch.mul, "matmul": torch.matmul}
-_NORMS = {f"batch_norm{dims}": (_batch_norm, 6) for dims in ("", "1d", "2d", "3d")}
+_NORMS: dict[str, tuple[Function, int]] = {f"batch_norm{dims}": (_batch_norm, 6) for dims in ("", "1d", "2d", "3d")}
 #: Operator of torch.ops.quantized to its function of numbers and the number of arguments before the scale.
 _SCALED: dict[str, tuple[Function, int]] = {
     **{name: (function, 2) for name, function in _BINARY.items()},

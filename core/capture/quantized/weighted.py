@@ -79,7 +79,7 @@ def _embedding_bag(
         raise CaptureError("a quantised embedding bag with pruned weights")
     if indices.dim() == 2 and offsets is not None:
         raise CaptureError("a quantised embedding bag with offsets beside indices of two dimensions")
-    options = {"mode": "sum", "per_sample_weights": per_sample_weights}
+    options: dict[str, Any] = {"mode": "sum", "per_sample_weights": per_sample_weights}
     if indices.dim() == 2:  # the kernel takes the bags' own starts for offsets
         bags = F.embedding_bag(indices, weight.rows(), **options)
         return bags[:-1] if include_last_offset else bags

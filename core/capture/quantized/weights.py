@@ -164,7 +164,8 @@ def _unpacked(packed: Any, owner: nn.Module) -> nn.Module:
             return Table(_QUANTIZED.embedding_bag_unpack(packed))
         if kind == "rnn.CellParamsBase":
             (_, _, _, numbers, weights), _ = packed.__getstate__()
-            return Cell(*map(_packed_linear, weights), bool(numbers and numbers[0]))
+            ih, hh = map(_packed_linear, weights)
+            return Cell(ih, hh, bool(numbers and numbers[0]))
     except RuntimeError as error:  # QNNPACK can't for convolutions of volumes
         raise CaptureError(f"PyTorch can't read back the packed weights of {type(owner).__name__}: {error}") from error
     raise CaptureError(f"{type(owner).__name__} keeps an object of {kind}, which onnxplug does not know")
