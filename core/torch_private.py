@@ -112,6 +112,8 @@ _NAMES = {
     "associative_scans": _Private(  # sizes of an associative scan become constants
         "torch._higher_order_ops.associative_scan:", "associative scans of dynamic sizes", SimpleNamespace
     ),
+    "quantized_operators": _Private("torch.ao.quantization.fx._decomposed:", "eager-mode quantised models"),
+    "TorchDispatchMode": _Private("torch.utils._python_dispatch:TorchDispatchMode", "verifying quantised models"),
     "has_kernel_for_dispatch_key": _Private(
         "torch._C:_dispatch_has_kernel_for_dispatch_key", "operators of libraries without a kernel for shapes"
     ),

@@ -28,6 +28,7 @@ from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import patched
+from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.sizes import sizes_of_any_kind
@@ -102,6 +103,13 @@ def capture(
         stack.enter_context(sizes_of_any_kind(mentions))
         stack.enter_context(packed_sequences(mentions))
         stack.enter_context(associative_scans_of_any_size(mentions))
+        if not is_script(model) and is_quantised(module, mentions):
+            if strict:
+                raise UsageError(
+                    "a quantised model is captured in torch.export's non-strict mode, but strict=True is given"
+                )
+            stack.enter_context(quantised_as_numbers(module))
+            strict = False
         for patch in patches:
             stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
         # Under the patches: a plugin's pytree nodes say what an input is made of.

@@ -14,6 +14,7 @@ from onnxplug.errors import VerificationError
 from onnxplug.run.compare import Comparison, Scale, compare
 from onnxplug.run.conditioning import Run, in_double, rounding_slack
 from onnxplug.run.differences import OutputDifference, open_case
+from onnxplug.run.quanta import quantises, quantum_slack
 
 _LOGGER = logs.logger("verify")
 
@@ -60,8 +61,11 @@ def outputs_of(
     model: Any,
     leaves: Sequence[Any],
     replay: Replay | None = None,
+    program: torch.export.ExportedProgram | None = None,
 ) -> Outputs:
-    """The pairs to compare; the eager model runs again, on its own, only where they differ."""
+    """The pairs to compare; the eager model, or a captured program that rounds to quanta, runs again only where they differ."""
+    if program is not None and quantises(program):
+        return Outputs(got, expected, cache(lambda: quantum_slack(run, program, leaves, got, expected)), list)
     slack, exact = cache(lambda: rounding_slack(run, model, leaves)), cache(lambda: in_double(run, model, leaves))
     ties = cache(lambda: replay(leaves)) if replay is not None else lambda: None
     return Outputs(got, expected, slack, exact, ties)

@@ -233,6 +233,7 @@ class _Comparer:
             self._reference,
             leaves,
             self._replay,
+            program.exported_program,
         )
         begin_case(sizes, seed, runner.runtime)
         try:

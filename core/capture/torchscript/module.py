@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,20 @@ _PARTS = (branches, containers, graphs, interpreter, loops, numbers, operators, 
 #: What TorchScript puts into the names of further types of one class.
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 _CONTROL = {"prim::If": branches.branch, "prim::Loop": loops.loop}
+
+
+def _number(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes a number of a tensor of one, as TorchScript does of an argument; a number stays."""
+    return lambda value: convert(value) if isinstance(value, torch.Tensor) else value
+
+
+#: What becomes of an argument of a type.
+_GIVEN: dict[str, Callable[[Any], Any]] = {
+    "int": _number(numbers.as_int),
+    "bool": _number(numbers.as_bool),
+    "float": lambda value: float(value) if type(value) is int else _number(numbers.as_float)(value),
+    "number": _number(numbers.as_item),
+}
 
 
 def is_script(model: Any) -> bool:
@@ -81,7 +95,9 @@ def from_script(script: Any) -> torch.nn.Module:
     def forward(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = [float(v) if k == "float" and type(v) is int else v for k, v in zip(kinds, bound.args, strict=True)]
+        given = [
+            _GIVEN[kind](value) if kind in _GIVEN else value for kind, value in zip(kinds, bound.args, strict=True)
+        ]
         return _called(run, module, graph, given)
 
     forward.__signature__ = signature  # type: ignore[attr-defined]

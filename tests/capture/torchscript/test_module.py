@@ -380,3 +380,28 @@ def test_object_of_a_class_in_cpp() -> None:
     with pytest.raises(onnxplug.UsageError, match=r"uses an object of a class in C\+\+") as caught:
         onnxplug.to_onnx(scripted(_Prepacked()), (torch.randn(2, 4),))
     assert "linear_prepack" in str(caught.value.hint)
+
+
+@torch.jit.script
+def scaled_rows(x: torch.Tensor, n: int, factor: float, negate: bool):
+    y = x[:n] * factor + n
+    if negate:
+        y = -y
+    return y
+
+
+def test_tensors_for_numbers_are_inputs() -> None:
+    args = (torch.randn(6, 3), torch.tensor(4), torch.tensor(0.5), torch.tensor(True))
+    program = onnxplug.to_onnx(scaled_rows, args, verify=True)
+    assert [value.name for value in program.model.graph.inputs] == ["x", "n", "factor", "negate"]
+    for n, factor, negate in ((4, 0.5, True), (0, -2.0, False), (-1, float("inf"), True), (9, 3.0, False)):
+        given = (args[0], torch.tensor(n), torch.tensor(factor), torch.tensor(negate))
+        torch.testing.assert_close(program(*given)[0], scaled_rows(*given))
+
+
+def test_a_tensor_beside_numbers() -> None:
+    x = torch.randn(6, 3)
+    program = onnxplug.to_onnx(scaled_rows, (x, torch.tensor(4), 2, False))
+    assert [value.name for value in program.model.graph.inputs] == ["x", "n"]
+    for n in (2, 6):
+        torch.testing.assert_close(program(x, torch.tensor(n), 2, False)[0], scaled_rows(x, n, 2.0, False))

@@ -1,0 +1,68 @@
+"""What is called with a stand-in, looked up by its name in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from onnxplug.capture.quantized import dynamic, functions, weighted
+from onnxplug.capture.quantized.tensor import QTensor
+from onnxplug.capture.quantized.weights import Weight
+from onnxplug.errors import CaptureError
+from onnxplug.torch_private import OpOverload, OpOverloadPacket, pytree
+
+#: Name to the function that computes it: called with torch's own function, and the arguments.
+TABLE: Mapping[str, Callable[..., Any]] = {**functions.TABLE, **weighted.TABLE, **dynamic.TABLE}
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a function of torch returns for arguments among which are stand-ins.
+
+    Raises:
+        CaptureError: It is not in the tables, or writes a tensor that others may share memory with.
+    """
+    name, given = name_of(func), dict(kwargs)
+    inplace = given.pop("inplace", False)
+    if name.endswith("_") and not name.endswith("__"):
+        inplace, name = True, name[:-1]
+        func = getattr(torch.nn.functional, name, None) or getattr(torch, name, None)
+    convert = TABLE.get(name)
+    if convert is None:
+        raise CaptureError(
+            f"{name} is called with a quantised tensor, which onnxplug does not translate",
+            hint="Call dequantize() before it, and quantise the result again.",
+        )
+    args, given = pytree.tree_map_only(Weight, _plain, (args, given))
+    result = convert(func, *args, **given)
+    return _written(name, args[0], result) if inplace else result
+
+
+def _plain(weight: Weight) -> Any:
+    """A quantised tensor that the model keeps, as one; packed weights as they are."""
+    return weight.tensor() if type(weight) is Weight else weight
+
+
+def name_of(func: Any) -> str:
+    """The name of a function of torch: ``relu`` for ``torch.relu``, ``Tensor.relu`` and ``nn.functional.relu``.
+
+    Operators of other namespaces have theirs before it: ``quantized::add``.
+    """
+    if isinstance(func, OpOverload):
+        func = func.overloadpacket
+    if isinstance(func, OpOverloadPacket):
+        return str(func._qualified_op_name).removeprefix("aten::")
+    name = str(func.__name__)
+    return str(func.__self__.__name__) if name == "__get__" else name
+
+
+def _written(name: str, target: Any, result: Any) -> Any:
+    """The tensor that a function writes, with its result as the new integers."""
+    if not isinstance(target, QTensor) or target.aliased:
+        raise CaptureError(
+            f"{name} writes a quantised tensor that may share its memory with another one",
+            hint="Call it with inplace=False.",
+        )
+    target.integers = result.integers
+    return target

@@ -1,0 +1,128 @@
+"""The stand-in for a quantised tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+_OPS = torch.ops.quantized_decomposed
+#: Quantised dtypes: the dtype of the integers, and their limits.
+INTEGERS = {
+    torch.quint8: (torch.uint8, 0, 255),
+    torch.qint8: (torch.int8, -128, 127),
+    torch.qint32: (torch.int32, -(2**31), 2**31 - 1),
+}
+#: What only depends on the shape and the place of a tensor, not on its numbers.
+_OF_SHAPE = frozenset(
+    "shape size dim ndim ndimension numel nelement stride is_contiguous device layout is_cuda".split()
+)
+
+
+class QTensor:
+    """A quantised tensor during capture: its numbers are ``(integers - zero_point) * scale``.
+
+    It is no tensor, so that nothing can compute with it unnoticed: functions of torch find ``__torch_function__`` here.
+
+    Attributes:
+        integers: Of the tensor's shape.
+        scale: A number, or a tensor: of one number, or of one for each place on ``axis``.
+        zero_point: The same, an integer.
+        dtype: ``quint8``, ``qint8`` or ``qint32``.
+        axis: The axis that has a scale for each place; ``None`` for one scale.
+        aliased: Whether another stand-in may share its memory.
+    """
+
+    is_quantized = True
+    requires_grad = False
+    #: Computes a function of torch with arguments and keywords; :mod:`onnxplug.capture.quantized.dispatch` has the tables.
+    compute: ClassVar[Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]]
+
+    def __init__(
+        self, integers: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, axis: int | None = None
+    ) -> None:
+        self.integers = integers
+        self.scale = scale
+        self.zero_point = zero_point
+        self.dtype = dtype
+        self.axis = axis
+        self.aliased = False
+
+    @classmethod
+    def of(cls, numbers: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype) -> QTensor:
+        """Numbers in float32, quantised with one scale."""
+        storage, low, high = INTEGERS[dtype]
+        quantize, scale, zero_point = _with_numbers(_OPS.quantize_per_tensor, scale, zero_point)
+        return cls(quantize(numbers, scale, zero_point, low, high, storage), scale, zero_point, dtype)
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The numbers, in float32."""
+        storage, low, high = INTEGERS[self.dtype]
+        found: torch.Tensor
+        if self.axis is None:
+            dequantize, scale, zero_point = _with_numbers(_OPS.dequantize_per_tensor, self.scale, self.zero_point)
+            found = dequantize(self.integers, scale, zero_point, low, high, storage)
+        else:
+            parameters = (self.scale, self.zero_point, self.axis)
+            found = _OPS.dequantize_per_channel(self.integers, *parameters, low, high, storage)
+        return found
+
+    def has_parameters_of(self, other: QTensor) -> bool:
+        """Whether both have one scale and one zero point, the same."""
+        if self.axis is not None or other.axis is not None or self.dtype != other.dtype:
+            return False
+        pairs = ((self.scale, other.scale), (self.zero_point, other.zero_point))
+        return all(
+            a is b or (not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and a == b) for a, b in pairs
+        )
+
+    def like(self, numbers: torch.Tensor) -> QTensor:
+        """Other numbers, quantised with the same scale and zero point."""
+        return QTensor.of(numbers, self.scale, self.zero_point, self.dtype)
+
+    def with_integers(self, integers: torch.Tensor) -> QTensor:
+        """Other integers under the same scale and zero point."""
+        return QTensor(integers, self.scale, self.zero_point, self.dtype)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls.compute(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_SHAPE:
+            return getattr(self.integers, name)
+        found = getattr(torch.Tensor, name)  # AttributeError, as of a tensor
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self.__torch_function__(found, (), (self, *args), kwargs)
+
+        return method if callable(found) else self.__torch_function__(found.__get__, (), (self,))
+
+    def __len__(self) -> int:
+        return len(self.integers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.unbind(0))
+
+    def __repr__(self) -> str:
+        return f"QTensor({self.integers!r}, scale={self.scale!r}, zero_point={self.zero_point!r}, dtype={self.dtype})"
+
+
+def _with_numbers(packet: Any, scale: Any, zero_point: Any) -> tuple[Any, Any, Any]:
+    """The overload of an operator for a scale and a zero point that are numbers, or tensors of one number; and these."""
+    if isinstance(scale, torch.Tensor):
+        return packet.tensor, scale, torch.as_tensor(zero_point)
+    return packet.default, float(scale), int(zero_point)
+
+
+def _operator(name: str) -> Any:
+    def method(self: QTensor, *args: Any) -> Any:
+        return self.__torch_function__(getattr(torch.Tensor, name), (), (self, *args))
+
+    return method
+
+
+for _name in "getitem setitem add radd sub rsub mul rmul truediv neg matmul eq ne lt le gt ge bool float int".split():
+    setattr(QTensor, f"__{_name}__", _operator(f"__{_name}__"))
