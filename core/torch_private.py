@@ -94,6 +94,9 @@ _NAMES = {
     "DispatchKeySet": _Private("torch._C:DispatchKeySet", "kernels of single operators"),
     "detect_fake_mode": _Private("torch._guards:detect_fake_mode", "telling tracing from computing"),
     "fx_config": _Private("torch.fx.experimental._config:", "dynamic dimensions of size 0 and 1"),
+    "ValueRanges": _Private("torch.utils._sympy.value_ranges:ValueRanges", "what ranges of sizes imply"),
+    "bound_sympy": _Private("torch.utils._sympy.value_ranges:bound_sympy", "what ranges of sizes imply"),
+    "int_oo": _Private("torch.utils._sympy.numbers:int_oo", "ranges of sizes without an end"),
     # Without these a kind of model cannot be exported.
     "DynamicOutputShapeException": _Private(
         "torch._subclasses.fake_tensor:DynamicOutputShapeException", "packed sequences"

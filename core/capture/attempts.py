@@ -16,7 +16,6 @@ import torch
 
 from onnxplug import logs
 from onnxplug.capture.blocks import each_block_once
-from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, text_warnings
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import (
     AskedSize,
@@ -31,20 +30,25 @@ from onnxplug.capture.dynamic import (
 )
 from onnxplug.capture.eager import copied
 from onnxplug.capture.failure import Try, explained
-from onnxplug.capture.guards import (
-    Condition,
-    FixedExpressionError,
-    at_least_two,
-    conditions,
-    conditions_of_decompositions,
-    fixed_by,
-    warning_text,
-)
 from onnxplug.capture.locations import is_core_file
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
+from onnxplug.capture.questions import Recorded, any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
-from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
+from onnxplug.capture.size_guards import (
+    Condition,
+    FixedExpressionError,
+    at_least_two,
+    conditions_of_decompositions,
+    fixed_by,
+    fixed_by_small_size,
+    is_own,
+    size_guards,
+    small_sizes,
+    text_warnings,
+    warning_text,
+)
+from onnxplug.capture.squeezes import KeptAxis, kept_axes
 from onnxplug.capture.submodules import Call
 from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing
@@ -237,7 +241,7 @@ class _Capture:
         """
         self._warnings, self.conditions, self.assumptions = [], [], []
         sizes = asked_sizes(program, self.shapes)
-        static = self._depending_on_small_sizes(program, sizes) if way.oblivious else set()
+        static = self._squeezed(program, sizes) if way.oblivious else set()
         static |= self._fixed(program, sizes, way)
         if not static:
             return program
@@ -250,17 +254,13 @@ class _Capture:
         program = self.refined(way, self.shapes.reading(way.tied))
         return self.settled(program, way)
 
-    def _depending_on_small_sizes(
-        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]
-    ) -> set[tuple[int, int]]:
-        """The ``Dim.AUTO`` dimensions of size 0 or 1 that the model depends on."""
+    def _squeezed(self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]) -> set[tuple[int, int]]:
+        """The ``Dim.AUTO`` dimensions of size 1 that the model squeezes."""
         static: set[tuple[int, int]] = set()
-        for dependence in dependences(program, [size for _, _, _, size in sizes]):
-            for leaf, axis, must_be_dynamic, size in _concerned(sizes, dependence.symbols):
-                if must_be_dynamic and dependence.kind == "guard":
-                    raise _fixed_by_branch(self.shapes.name(leaf, axis), dependence, size.node.hint)
+        for kept in kept_axes(program, {row[3].node.expr for row in sizes}):
+            for leaf, axis, must_be_dynamic, _ in _concerned(sizes, kept.symbols):
                 if must_be_dynamic:
-                    self._warnings.append(_squeeze_text(self.shapes.name(leaf, axis), dependence))
+                    self._warnings.append(_squeeze_text(self.shapes.name(leaf, axis), kept))
                 else:
                     static.add((leaf, axis))
         return static
@@ -272,29 +272,44 @@ class _Capture:
         static: set[tuple[int, int]] = set()
         names = size_names(program, self.shapes, sizes)
         ranges = declared_ranges(self.shapes, sizes)
-        self.assumptions = assumptions(self._recorded.branches, program, ranges)
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)
+        asked = size_guards(program, ranges, list(self._recorded.questions))
+        self.assumptions = [a for a in asked.assumptions if not self._is_said(way, sizes, names, a)]
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
-        found = conditions(program, ranges)
+        found = (
+            [*small_sizes(program, [row[3] for row in sizes]), *asked.conditions] if way.oblivious else asked.conditions
+        )
         if way.below:
             known = {condition.expr for condition in found}
             further = conditions_of_decompositions(program, ranges, since=sys.maxsize)
             found += [condition for condition in further if condition.expr not in known]
         for condition in found:
-            if way.tied and says_one_name(self.shapes, sizes, condition.expr):
-                continue
-            if way.tied and is_said_by_names(names, sizes, condition.expr):
+            if self._is_said(way, sizes, names, condition):
                 continue
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
-            for leaf, axis, must_be_dynamic, _ in concerned:
+            for leaf, axis, must_be_dynamic, size in concerned:
                 if must_be_dynamic:
-                    raise fixed_by(self.shapes.name(leaf, axis), condition, names)
+                    raise self._fixed_error(leaf, axis, size, condition, names)
                 static.add((leaf, axis))
             if not concerned:
                 self.conditions.append(condition)
                 self._warnings.append(warning_text(condition, names))
         return static
+
+    def _fixed_error(
+        self, leaf: int, axis: int, size: torch.SymInt, condition: Condition, names: Mapping[str, str]
+    ) -> CaptureError:
+        name = self.shapes.name(leaf, axis)
+        if size.node.hint in (0, 1):
+            return fixed_by_small_size(name, condition, names, size.node.hint)
+        return fixed_by(name, condition, names)
+
+    def _is_said(self, way: _Way, sizes: Sequence[AskedSize], names: Mapping[str, str], condition: Condition) -> bool:
+        """Whether the user's names of the sizes say a condition."""
+        return way.tied and (
+            says_one_name(self.shapes, sizes, condition.expr) or is_said_by_names(names, sizes, condition.expr)
+        )
 
     def warn(self) -> None:
         """Says what was found in the program that is returned."""
@@ -331,10 +346,9 @@ class _Capture:
                 # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
                 # constants.
                 stack.enter_context(fx_config.patch(backed_size_oblivious=way.oblivious))
-                if way.oblivious:
-                    stack.enter_context(layout_may_depend_on_one())
                 if way.oblivious and self.shapes.has_empty():
                     stack.enter_context(zero_is_a_size())
+                stack.enter_context(any_size_is_accepted())
                 stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
                 if way.below:
                     stack.enter_context(traced_below(self.module))
@@ -357,19 +371,10 @@ def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]
     return [row for row in sizes if row[3].node.expr.free_symbols & symbols]
 
 
-def _fixed_by_branch(name: str, dependence: Dependence, size: Any) -> CaptureError:
-    where = f" at {dependence.place}" if dependence.place else ""
-    return CaptureError(
-        f"{name} was asked to be dynamic, but the model's code{where} fixes it: the branch that the example's size "
-        f"{size} takes is right for {dependence.text} only",
-        hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
-    )
-
-
-def _squeeze_text(name: str, dependence: Dependence) -> str:
-    where = f" at {dependence.place}" if dependence.place else ""
+def _squeeze_text(name: str, kept: KeptAxis) -> str:
+    where = f" at {kept.place}" if kept.place else ""
     return (
-        f"squeeze{where} keeps axis {dependence.text} of its input: {name} was asked to be dynamic, and a model's number of "
+        f"squeeze{where} keeps axis {kept.axis} of its input: {name} was asked to be dynamic, and a model's number of "
         "axes can't depend on a size. PyTorch removes the axis where its size is 1, as in the example inputs; the exported "
         "model does not. Make that dimension static, or name the axes to squeeze."
     )

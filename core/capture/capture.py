@@ -19,7 +19,6 @@ from onnxplug.capture.attempts import export_program
 from onnxplug.capture.conversions import conversions_that_change_nothing
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
-from onnxplug.capture.guards import conditions, warning_text
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
@@ -27,6 +26,7 @@ from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import patched
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
+from onnxplug.capture.size_guards import size_guards, warning_text
 from onnxplug.capture.torchscript.module import from_script, is_script
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
@@ -145,7 +145,7 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
     program = _with_gradients_in_structure(program)
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
-    found = conditions(program, {}, one_size=False)  # who exported it has named the sizes
+    found = size_guards(program, {}, one_size=False).conditions  # who exported it has named the sizes
     for condition in found:
         warnings.warn(warning_text(condition, {}), stacklevel=4)
     return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=found)

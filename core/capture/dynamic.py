@@ -385,7 +385,7 @@ def is_said_by_names(names: Mapping[str, str], sizes: Sequence[AskedSize], expr:
     """
     replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
     same = {symbol: other for symbol, other in replaced.items() if str(symbol) not in names}  # else it has another name
-    found = same_symbols(in_names(names, expr.xreplace(same)))
+    found = in_names(names, same_symbols(expr.xreplace(same)))
     return found.is_Boolean and not found.free_symbols and bool(found)
 
 
@@ -409,14 +409,14 @@ def _called(shapes: DynamicShapes, leaf: int, axis: int) -> str:
     return name_of(shapes.wanted(leaf, axis)) or f"{shapes.paths[leaf]}.shape[{axis}]"
 
 
-def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[Any, tuple[int, int]]:
+def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[Any, tuple[int, int | None]]:
     """torch's symbols of sizes to the smallest and largest size that a ``Dim`` declares."""
-    ranges: dict[Any, tuple[int, int]] = {}
+    ranges: dict[Any, tuple[int, int | None]] = {}
     for leaf, axis, _, size in sizes:
         wanted = shapes.wanted(leaf, axis)
         low, high = getattr(wanted, "min", None), getattr(wanted, "max", None)
         if size.node.expr.is_Symbol and isinstance(low, int):
-            ranges[size.node.expr] = (low, high if isinstance(high, int) else 2**63)
+            ranges[size.node.expr] = (low, high if isinstance(high, int) else None)
     return ranges
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.guards import Condition
+from onnxplug.capture.size_guards import Condition
 
 
 class InputKind(Enum):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onnxplug import logs
-from onnxplug.capture.guards import holds_from_two_on, is_of_layout
+from onnxplug.capture.size_guards import holds_from_two_on, is_of_layout
 from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of

@@ -1,0 +1,338 @@
+"""Records what code asks of dynamic sizes while torch.export traces a model.
+
+torch keeps a guard for what it does not know already; what follows from earlier guards, and from its own assumption that no
+size is 0, leaves none. So every question of Python code is recorded when it is asked, with the user's line, and whether the
+code asks in order to raise an error: whether from the other answer on its bytecode leads to a ``raise`` without a further
+branch, and nothing on the stack handles it.
+
+The text of a size (``str(n)``) is recorded too: while a model is captured, it is torch's name of the size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
+
+from onnxplug.capture.locations import is_core_file, is_torch_file
+
+#: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
+_OPERATORS = (
+    *("_meta_registrations.py", "_ops.py", "_dynamo/utils.py"),
+    *(f"{folder}{os.sep}" for folder in ("_subclasses", "_refs", "_prims", "_prims_common", "_decomp", "_library")),
+    *(f"{folder}{os.sep}" for folder in ("_export", "export", "fx", "utils", "_inductor", "_functorch")),
+    *("_higher_order_ops" + os.sep,),
+)
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_DYNAMO = _TORCH + "_dynamo" + os.sep
+_local = threading.local()
+
+
+class Question(NamedTuple):
+    """What Python code asked of sizes.
+
+    Attributes:
+        expr: sympy's condition on torch's symbols, which the example's sizes fulfil.
+        place: The user's ``file:line``.
+        raises: Whether the code raises an error for all sizes that don't fulfil it.
+    """
+
+    expr: Any
+    place: str | None
+    raises: bool
+
+
+@dataclass
+class Recorded:
+    """What Python code asked of dynamic sizes.
+
+    Attributes:
+        questions: In the order asked, each once.
+        texts: ``file:line`` where the text of a size was taken, and not only printed.
+    """
+
+    questions: dict[Question, None] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+
+
+class Replaced:
+    """An attribute of torch that is another one as long as any thread needs it.
+
+    Args:
+        owner: What has the attribute.
+        name: Its name.
+        replacement: Called with the original, then with the arguments of a call.
+    """
+
+    def __init__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+        self._owner, self._name = owner, name
+        self._original = original = getattr(owner, name)
+        self._lock = threading.Lock()
+        self._depth = 0
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        self._replaced = replaced
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._depth += 1
+            setattr(self._owner, self._name, self._replaced)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                if not self._depth:
+                    setattr(self._owner, self._name, self._original)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[Recorded]:
+    """Records what Python code asks of dynamic sizes while it holds, in this thread."""
+    # torch names the place of a guard by the innermost frame that is in none of these files.
+    uninteresting_files().add(__file__)
+    before = getattr(_local, "recorded", None)
+    _local.recorded = result = Recorded()
+    try:
+        with contextlib.ExitStack() as stack:
+            for replaced in (_evaluations, _texts, *_comparisons):
+                stack.enter_context(replaced())
+            yield result
+    finally:
+        _local.recorded = before
+
+
+def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args: Any, **kwargs: Any) -> Any:
+    answer = original(env, expr, *args, **kwargs)
+    result = getattr(_local, "recorded", None)
+    if result is not None and not expr.is_Atom and kwargs.get("fallback_value") is None:
+        frame = _asking(sys._getframe(2))
+        if frame is not None:
+            result.questions.setdefault(_question(env, expr, answer, frame))
+    return answer
+
+
+def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
+    result, frame = getattr(_local, "recorded", None), sys._getframe(2)
+    file = frame.f_code.co_filename
+    if result is not None and not is_torch_file(file) and not is_core_file(file) and not _discards(frame):
+        result.texts.append(f"{file}:{frame.f_lineno}")
+    return original(size)
+
+
+def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
+    """Records a comparison that torch answers at once, as it takes sizes to be positive."""
+    import sympy
+
+    answer, result = original(first, second), getattr(_local, "recorded", None)
+    decided = bool(answer) if isinstance(answer, bool) else _decided(answer)
+    if result is None or decided is None:
+        return answer
+    sides = [getattr(getattr(side, "node", None), "expr", side) for side in (first, second)]
+    if not all(isinstance(side, sympy.Basic | int | float) for side in sides):
+        return answer
+    opposite = {"Eq": "Ne", "Ne": "Eq", "Lt": "Ge", "Ge": "Lt", "Gt": "Le", "Le": "Gt"}
+    kind = getattr(sympy, relation if decided else opposite[relation])
+    held = kind(*map(sympy.sympify, sides), evaluate=False)
+    nonnegative = {s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in held.free_symbols if s.is_positive}
+    if nonnegative and held.xreplace(nonnegative) is not sympy.true:
+        frame = _asking(sys._getframe(2))
+        if frame is not None:
+            raises = _raises(frame.f_code, frame.f_lasti, decided) and not _is_handled(frame)
+            result.questions.setdefault(Question(held, _place(frame), raises))
+    return answer
+
+
+def _decided(answer: Any) -> bool | None:
+    import sympy
+
+    expr = getattr(getattr(answer, "node", None), "expr", None)
+    return {sympy.true: True, sympy.false: False}.get(expr)
+
+
+_RELATIONS = {"__eq__": "Eq", "__ne__": "Ne", "__lt__": "Lt", "__le__": "Le", "__gt__": "Gt", "__ge__": "Ge"}
+_comparisons = [
+    Replaced(kind, name, functools.partial(_compare, relation))
+    for kind in (torch.SymInt, torch.SymFloat)
+    for name, relation in _RELATIONS.items()
+]
+_evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
+_texts = Replaced(torch.SymInt, "__repr__", _repr)
+
+
+def _asking(frame: FrameType | None) -> FrameType | None:
+    """The frame of the Python code that asks; ``None`` where an operator does, or onnxplug."""
+    skipped = uninteresting_files()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file not in skipped or frame.f_code.co_name.startswith(("_check", "_assert")):
+            return None if is_core_file(file) or _is_of_operators(file) else frame
+        frame = frame.f_back
+    return None
+
+
+def _question(env: Any, expr: Any, answer: Any, frame: FrameType) -> Question:
+    import sympy
+
+    holds = answer is sympy.true
+    if holds or answer is sympy.false:
+        held = expr if holds else sympy.Not(expr)
+    else:
+        held = sympy.Eq(expr, answer)
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    if file == torch.__file__ and name.startswith("_check"):
+        return Question(held, _place(frame), True)
+    if file.startswith(_DYNAMO):
+        from onnxplug.capture.size_guards import user_line
+
+        return Question(held, user_line(env._get_sloc()), _raises_in_dynamo(frame, holds))
+    return Question(held, _place(frame), _raises(frame.f_code, frame.f_lasti, holds) and not _is_handled(frame))
+
+
+def _place(frame: FrameType | None) -> str | None:
+    """The innermost line that is neither torch's nor onnxplug's, nor of the graph that the strict mode runs again."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_core_file(file) or file == "<string>":
+            return None
+        if not is_torch_file(file):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def is_of_python(sloc: Any) -> bool:
+    """Whether code in Python asked for a guard, of the model or of torch's layers and functions, and no operator."""
+    file = getattr(getattr(sloc, "framework_loc", None), "filename", None)
+    return file is None or not _is_of_operators(file)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_operators(file: str) -> bool:
+    return is_torch_file(file) and file.removeprefix(_TORCH).startswith(_OPERATORS)
+
+
+# -- what the code does with the answer --------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _instructions(code: CodeType) -> tuple[list[dis.Instruction], dict[int, int], list[Any]]:
+    """The instructions of a code, the position of each by its offset, and the ranges in which errors are handled."""
+    found = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN")]
+    return found, {i.offset: n for n, i in enumerate(found)}, list(getattr(dis.Bytecode(code), "exception_entries", ()))
+
+
+def _is_jump(instruction: dis.Instruction) -> bool:
+    return instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
+
+
+@functools.lru_cache(maxsize=1024)
+def _raises(code: CodeType, offset: int, holds: bool) -> bool:
+    """Whether code raises an error whenever the answer to what it asks at some instruction is the other one.
+
+    Args:
+        code: The code.
+        offset: Where the instruction is.
+        holds: The answer that it got.
+    """
+    instructions, positions, handlers = _instructions(code)
+    at = positions.get(offset)
+    if at is None:
+        return False
+    if instructions[at].opname in ("TO_BOOL", "COMPARE_OP"):  # of Python 3.13; before, the jump itself asks
+        at += 1
+    jump = instructions[at]
+    if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return False
+    jumps_on_the_other = jump.opname.endswith("IF_TRUE") is not holds
+    position: int | None = positions.get(jump.argval) if jumps_on_the_other else at + 1
+    seen: set[int] = set()
+    while position is not None and position < len(instructions) and position not in seen:
+        seen.add(position)
+        step = instructions[position]
+        if any(entry.start <= step.offset < entry.end for entry in handlers):
+            return False
+        if step.opname == "RAISE_VARARGS":
+            return True
+        if step.opname.startswith(("RETURN", "YIELD", "SEND", "RERAISE")):
+            return False
+        if (_is_jump(step) and not step.opname.startswith("JUMP_")) or step.opname.endswith("OR_POP"):
+            return False
+        position = positions.get(step.argval) if _is_jump(step) else position + 1
+    return False
+
+
+def _is_handled(frame: FrameType) -> bool:
+    """Whether an error that a frame raises is, or may be, handled in the code of the model that called it."""
+    current: FrameType | None = frame.f_back
+    while current is not None and not is_core_file(current.f_code.co_filename):
+        if not is_torch_file(current.f_code.co_filename):
+            handlers = _instructions(current.f_code)[2]
+            if any(entry.start <= current.f_lasti < entry.end for entry in handlers):
+                return True
+        current = current.f_back
+    return False
+
+
+def _raises_in_dynamo(frame: FrameType | None, holds: bool) -> bool:
+    """As :func:`_raises`, where torch's strict mode interprets the code."""
+    while frame is not None:
+        interpreter = frame.f_locals.get("self")
+        code, current = getattr(interpreter, "f_code", None), getattr(interpreter, "current_instruction", None)
+        if isinstance(code, CodeType) and isinstance(getattr(current, "offset", None), int):
+            # Called by others, its errors may be handled there.
+            return getattr(interpreter, "parent", None) is None and _raises(code, current.offset, holds)
+        frame = frame.f_back
+    return False
+
+
+def _discards(frame: FrameType) -> bool:
+    """Whether what an instruction gives is used up by calls alone whose result is dropped, as that of ``print`` is."""
+    instructions, positions, _ = _instructions(frame.f_code)
+    at = positions.get(frame.f_lasti)
+    for step in instructions[at + 1 :] if at is not None else ():
+        if step.opname == "POP_TOP":
+            return True
+        if step.opname.startswith(("STORE", "RETURN", "YIELD", "BINARY", "COMPARE", "CONTAINS")) or _is_jump(step):
+            return False
+    return False
+
+
+# -- how torch takes sizes ---------------------------------------------------------------------------------------------
+
+
+def _make_symbol(original: Callable[..., Any], prefix: Any, number: int, **assumptions: Any) -> Any:
+    if prefix is symbolic_shapes.SymT.SIZE and assumptions.get("positive"):
+        assumptions = {**assumptions, "positive": None, "nonnegative": True}
+    return original(prefix, number, **assumptions)
+
+
+def _produce_guards(original: Callable[..., Any], env: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
+    guards, ranges = env.guards, env.var_to_range
+    env.guards = []
+    env.var_to_range = {s: env._default_value_range(True) if s.is_nonnegative else r for s, r in ranges.items()}
+    try:
+        return original(env, *args, **kwargs)
+    finally:
+        env.guards, env.var_to_range = guards, ranges
+
+
+#: While it holds, no size is assumed to be positive: an example's size of 0 is none of torch's sizes otherwise.
+zero_is_a_size = Replaced(symbolic_shapes, "make_symbol", _make_symbol)
+#: While it holds, torch does not refuse a named dimension for what the model asks of it: that is decided afterwards.
+any_size_is_accepted = Replaced(ShapeEnv, "produce_guards", _produce_guards)
