@@ -111,7 +111,7 @@ def _holds(expr: Any, ranges: Ranges) -> bool:
         expr, within = _from_one_on(expr, ranges)
         if not isinstance(expr, sympy.core.relational.Relational):
             return bool(expr is sympy.true)
-        difference = _without_powers(sympy.expand(expr.lhs - expr.rhs), within)
+        difference = _without_powers(expr.lhs - expr.rhs, within)
         bounds = bound_sympy(difference, {s: within[s] for s in difference.free_symbols})
         compared = type(expr)(bounds.lower, 0), type(expr)(bounds.upper, 0)
     except (ArithmeticError, TypeError, ValueError, AssertionError, AttributeError, KeyError, RecursionError):
@@ -122,9 +122,11 @@ def _holds(expr: Any, ranges: Ranges) -> bool:
 
 
 def _without_powers(expr: Any, within: dict[Any, Any]) -> Any:
-    """An expression with a symbol for each root, whose bounds, which torch doesn't work out, are added to ``within``."""
+    """An expression with a symbol for each root, of which torch has no bounds; they are added to ``within``."""
     import sympy
 
+    whole = {p: p.args[0] ** p.args[1] for p in expr.find(_is_square_or_the_like)}
+    expr = sympy.expand(expr.xreplace(whole))
     for power in [part for part in sympy.preorder_traversal(expr) if type(part).__name__ == "FloatPow"]:
         base, exponent = power.args
         bounds = bound_sympy(base, {s: within[s] for s in base.free_symbols})
@@ -137,6 +139,10 @@ def _without_powers(expr: Any, within: dict[Any, Any]) -> Any:
             within[root] = ValueRanges(sympy.Float(ends[0] * (1 - 1e-9)), sympy.Float(ends[1]) * (1 + 1e-9))
             expr = expr.xreplace({power: root})
     return expr
+
+
+def _is_square_or_the_like(part: Any) -> bool:
+    return type(part).__name__ == "PowByNatural" and part.args[1].is_Integer and 0 < part.args[1] < 9
 
 
 def _from_one_on(expr: Any, ranges: Ranges) -> tuple[Any, dict[Any, Any]]:

