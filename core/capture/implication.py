@@ -42,7 +42,7 @@ def implied(expr: Any, ranges: Ranges) -> bool:
     whole = _without_quotient(expr, ranges)
     if whole is not None:
         return implied(whole, ranges)
-    return any(_by_cases(cases) for cases in (_numbers(expr, ranges), _residues(expr, ranges)))
+    return any(_by_cases(cases(expr, ranges)) for cases in (_numbers, _smallest, _residues))
 
 
 def _without_quotient(expr: Any, ranges: Ranges) -> Any:
@@ -108,7 +108,7 @@ def _holds(expr: Any, ranges: Ranges) -> bool:
     if not isinstance(expr, sympy.core.relational.Relational):
         return False
     try:
-        expr, within = _from_one_on(expr, ranges)
+        expr, within = _from_zero_on(expr, ranges)
         if not isinstance(expr, sympy.core.relational.Relational):
             return bool(expr is sympy.true)
         difference = _without_powers(expr.lhs - expr.rhs, within)
@@ -145,11 +145,8 @@ def _is_square_or_the_like(part: Any) -> bool:
     return type(part).__name__ == "PowByNatural" and part.args[1].is_Integer and 0 < part.args[1] < 9
 
 
-def _from_one_on(expr: Any, ranges: Ranges) -> tuple[Any, dict[Any, Any]]:
-    """The condition with symbols that begin at 1 in the place of those that begin elsewhere, and their ranges.
-
-    What sympy knows of positive numbers cancels and decides more than bounds of single terms.
-    """
+def _from_zero_on(expr: Any, ranges: Ranges) -> tuple[Any, dict[Any, Any]]:
+    """The condition with symbols that begin at 0 in the place of those that begin elsewhere, and their ranges."""
     import sympy
 
     replaced, within = {}, {}
@@ -157,9 +154,9 @@ def _from_one_on(expr: Any, ranges: Ranges) -> tuple[Any, dict[Any, Any]]:
         if low is None:
             within[symbol] = ValueRanges(-int_oo, int_oo if high is None else high)
             continue
-        above = sympy.Symbol(f"above_{number}", positive=True, integer=True)
-        replaced[symbol] = above + (low - 1)
-        within[above] = ValueRanges(1, int_oo if high is None else high - low + 1)
+        above = sympy.Symbol(f"above_{number}", nonnegative=True, integer=True)
+        replaced[symbol] = above + low
+        within[above] = ValueRanges(0, int_oo if high is None else high - low)
     return expr.xreplace(replaced), within
 
 
@@ -173,6 +170,24 @@ def _numbers(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
     choices = itertools.product(*(range(low, high + 1) for _, low, high in spans))
     symbols = [s for s, _, _ in spans]
     return ((expr.xreplace(dict(zip(symbols, map(sympy.Integer, chosen), strict=True))), {}) for chosen in choices)
+
+
+def _smallest(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
+    """The condition for the two smallest sizes, and for all larger ones, as ``n**2 >= n`` needs it."""
+    import sympy
+
+    if len(ranges) > 3 or any(low is None or (high is not None and high < low + 2) for low, high in ranges.values()):
+        return None
+    return (
+        (
+            expr.xreplace({s: sympy.Integer(low + n) for s, (low, _), n in rows if n < 2}),
+            {s: (low + 2, high) for s, (low, high), n in rows if n == 2},
+        )
+        for rows in (
+            [(s, limits, n) for (s, limits), n in zip(ranges.items(), chosen, strict=True)]
+            for chosen in itertools.product(range(3), repeat=len(ranges))
+        )
+    )
 
 
 def _residues(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
