@@ -33,7 +33,7 @@ from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.locations import is_core_file
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
-from onnxplug.capture.questions import Recorded, any_size_is_accepted, recorded, zero_is_a_size
+from onnxplug.capture.questions import Fixing, Recorded, any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.size_guards import (
     Condition,
@@ -41,8 +41,10 @@ from onnxplug.capture.size_guards import (
     at_least_two,
     conditions_of_decompositions,
     fixed_by,
+    fixed_by_operator,
     fixed_by_small_size,
     is_own,
+    outside_declared,
     size_guards,
     small_sizes,
     text_warnings,
@@ -56,7 +58,7 @@ from onnxplug.capture.transforms import check_constants, names_transforms, trace
 from onnxplug.errors import CaptureError
 from onnxplug.profiling.recorder import span
 from onnxplug.progress import step
-from onnxplug.torch_private import fx_config
+from onnxplug.torch_private import ValueRanges, fx_config, int_oo
 
 _LOGGER = logs.logger("capture")
 #: How often a model that can't be captured is traced, refined dynamic shapes included.
@@ -73,6 +75,7 @@ class Attempt(NamedTuple):
         conditions: What the model's code asks of the sizes.
         assumptions: What it asks of them that only the size 1 does not fulfil.
         copied: Class of modules to how many are copies of another one's trace.
+        bounds: The largest sizes that the model accepts.
     """
 
     program: torch.export.ExportedProgram
@@ -80,6 +83,7 @@ class Attempt(NamedTuple):
     conditions: list[Condition]
     assumptions: list[Condition]
     copied: dict[str, int]
+    bounds: list[Condition]
 
 
 class _Way(NamedTuple):
@@ -162,11 +166,14 @@ def export_program(
                 break
         else:
             capture.warn()
-            return Attempt(program, way.text(), capture.conditions, capture.assumptions, capture.copied)
+            return Attempt(program, way.text(), capture.conditions, capture.assumptions, capture.copied, capture.bounds)
     # A dimension found static says more than what torch raises in the other modes.
     for failed in tries:
         if isinstance(failed.error, CaptureError):
             raise failed.error
+    if (fixed := capture.fixed_by_operator()) is not None:
+        fixed.tries = [failed.text() for failed in tries]
+        raise fixed from tries[0].error
     raise explained(tries, module, args, kwargs, shapes, fails_to_export) from tries[0].error
 
 
@@ -209,7 +216,9 @@ class _Capture:
         self._blocks = blocks
         self.conditions: list[Condition] = []
         self.assumptions: list[Condition] = []
+        self.bounds: list[Condition] = []
         self._recorded = Recorded()
+        self._fixings: list[Fixing] = []
         self._warnings: list[str] = []
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
@@ -275,6 +284,8 @@ class _Capture:
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)
         asked = size_guards(program, ranges, list(self._recorded.questions))
+        self.bounds = asked.bounds
+        self._apply_bounds(program, sizes, ranges, names)
         self.assumptions = [a for a in asked.assumptions if not self._is_said(way, sizes, names, a)]
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
         found = (
@@ -296,6 +307,35 @@ class _Capture:
                 self.conditions.append(condition)
                 self._warnings.append(warning_text(condition, names))
         return static
+
+    def _apply_bounds(
+        self,
+        program: torch.export.ExportedProgram,
+        sizes: Sequence[AskedSize],
+        declared: Mapping[Any, tuple[int, int | None]],
+        names: Mapping[str, str],
+    ) -> None:
+        """Puts the largest sizes that the model accepts into the ranges of the program.
+
+        Raises:
+            CaptureError: The user declared a larger range.
+        """
+        for bound in self.bounds:
+            symbol, largest = bound.expr.args
+            low, high = declared.get(symbol, (0, None))
+            for leaf, axis, _, _ in _concerned(sizes, {symbol}) if high is not None and high > largest else ():
+                raise outside_declared(self.shapes.name(leaf, axis), bound, names, low, high)
+            known = program.range_constraints.get(symbol, ValueRanges(0, int_oo))
+            program.range_constraints[symbol] = known & ValueRanges(known.lower, largest)
+
+    def fixed_by_operator(self) -> CaptureError | None:
+        """The error for a dimension that must be dynamic and that an operator of a failed attempt fixes."""
+        tensors = {name: t.shape for name, t in (*self.module.named_parameters(), *self.module.named_buffers())}
+        for fixing in self._fixings:
+            for leaf, axis, _ in self.shapes.must_be_dynamic():
+                if self.shapes.source(leaf, axis) in (fixing.source, f"L{fixing.source}"):
+                    return fixed_by_operator(self.shapes.name(leaf, axis), fixing, tensors)
+        return None
 
     def _fixed_error(
         self, leaf: int, axis: int, size: torch.SymInt, condition: Condition, names: Mapping[str, str]
@@ -355,6 +395,7 @@ class _Capture:
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
                 self._recorded = stack.enter_context(recorded())
+                stack.callback(lambda found=self._recorded: self._fixings.extend(found.fixings))
             with modules_timed(), span("torch.export.export"):
                 program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
             check_constants(program)

@@ -117,6 +117,7 @@ def capture(
             raise
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.blocks = attempt.conditions, attempt.assumptions, attempt.copied
+    result.bounds = attempt.bounds
     result.dim_names = dimension_names(attempt.program, shapes)
     result.examples = list(examples)
     _warn_of_training(attempt.program, whole=module.training)

@@ -77,6 +77,15 @@ class DynamicShapes:
                 if wanted is not None:
                     yield leaf, axis, wanted
 
+    def must_be_dynamic(self) -> Iterator[tuple[int, int, Any]]:
+        """As :meth:`asked`, the dimensions of which a static result would be an error."""
+        yield from (row for row in self.asked() if _must_be_dynamic(row[2]))
+
+    def source(self, leaf: int, axis: int) -> str:
+        """What torch calls the size of a dimension."""
+        argument, bracket, keys = self.paths[leaf].partition("[")
+        return f"L['{argument}']{bracket}{keys}.size()[{axis}]"
+
     def numbers(self) -> Iterator[tuple[int, str]]:
         """Leaf and name of every number that is named, and so stays an input."""
         for leaf, spec in enumerate(self.leaves):

@@ -39,7 +39,7 @@ def implied(expr: Any, ranges: Ranges) -> bool:
         return True
     if _holds(expr, ranges):
         return True
-    whole = _without_quotient(expr, ranges)
+    whole = _without_quotient(expr, ranges) or _without_smallest(expr)
     if whole is not None:
         return implied(whole, ranges)
     return any(_by_cases(cases(expr, ranges)) for cases in (_numbers, _smallest, _residues))
@@ -88,6 +88,20 @@ def is_bounded(expr: Any, examples: Mapping[Any, Any]) -> bool:
 
 def _range(symbol: Any, ranges: Ranges) -> tuple[int | None, int | None]:
     return ranges.get(symbol, (0 if symbol.is_nonnegative is not False else None, None))
+
+
+def _without_smallest(expr: Any) -> Any:
+    """``n == min(n, 64)`` as ``n <= 64``; ``None`` where it is no such condition."""
+    import sympy
+
+    if not isinstance(expr, sympy.Eq | sympy.Ne):
+        return None
+    for one, other in (expr.args, expr.args[::-1]):
+        if type(other).__name__ in ("Min", "Max") and one in other.args:
+            smallest = type(other).__name__ == "Min"
+            holds = sympy.And(*(one <= side if smallest else one >= side for side in other.args if side != one))
+            return holds if isinstance(expr, sympy.Eq) else sympy.Not(holds)
+    return None
 
 
 def _by_cases(cases: Iterator[tuple[Any, Ranges]] | None) -> bool:

@@ -26,6 +26,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from onnxplug.capture.locations import is_core_file, is_torch_file
+from onnxplug.torch_private import OpOverload, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
 _OPERATORS = (
@@ -54,6 +55,24 @@ class Question(NamedTuple):
     raises: bool
 
 
+class Fixing(NamedTuple):
+    """An operator that accepts one size alone.
+
+    Attributes:
+        source: What torch calls the size: ``L['x'].size()[0]``.
+        number: The size.
+        place: The user's ``file:line``.
+        operator: The operator's name, ``None`` where it isn't known.
+        shape: That of the tensor with the size, among the operator's other arguments; ``None`` where there is none.
+    """
+
+    source: str
+    number: int
+    place: str | None
+    operator: str | None
+    shape: tuple[int, ...] | None
+
+
 @dataclass
 class Recorded:
     """What Python code asked of dynamic sizes.
@@ -61,10 +80,12 @@ class Recorded:
     Attributes:
         questions: In the order asked, each once.
         texts: ``file:line`` where the text of a size was taken, and not only printed.
+        fixings: What operators made constants of.
     """
 
     questions: dict[Question, None] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
+    fixings: list[Fixing] = field(default_factory=list)
 
 
 class Replaced:
@@ -125,7 +146,26 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
         frame = _asking(sys._getframe(2))
         if frame is not None:
             result.questions.setdefault(_question(env, expr, answer, frame))
+        elif type(expr).__name__ == "Equality" and bool(answer) and len(expr.free_symbols) == 1:
+            result.fixings += _fixings(env, next(iter(expr.free_symbols)), sys._getframe(2))
     return answer
+
+
+def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]:
+    """What an operator fixes a size at, if it does."""
+    number = env.replace(symbol)
+    if not number.is_Integer or not env.var_to_sources.get(symbol):
+        return
+    place, operator, shape = _place(frame), None, None
+    while frame is not None and not is_core_file(frame.f_code.co_filename):
+        called = frame.f_locals.get("func")
+        if isinstance(called, OpOverload):  # the outermost is the one that the model calls
+            operator = called._schema.name
+            arguments = pytree.tree_leaves((frame.f_locals.get("args"), frame.f_locals.get("kwargs")))
+            shapes = [a.shape for a in arguments if isinstance(a, torch.Tensor)]
+            shape = next((tuple(s) for s in shapes if all(type(n) is int for n in s) and int(number) in s), None)
+        frame = frame.f_back
+    yield Fixing(env.var_to_sources[symbol][0].name, int(number), place, operator, shape)
 
 
 def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
@@ -182,13 +222,15 @@ def _asking(frame: FrameType | None, *, strict: bool = False) -> FrameType | Non
         frame: Where the search begins.
         strict: Whether what torch's strict mode runs as an operator is Python code.
     """
-    skipped = uninteresting_files()
+    skipped, check = uninteresting_files(), None
     while frame is not None:
         file = frame.f_code.co_filename
-        if file not in skipped or frame.f_code.co_name.startswith(("_check", "_assert")):
+        if file not in skipped:
             if strict and file == _STRICT_OPERATORS:
                 return frame
-            return None if is_core_file(file) or _is_of_operators(file) else frame
+            return None if is_core_file(file) or _is_of_operators(file) else check or frame
+        if file == torch.__file__ and frame.f_code.co_name.startswith(("_check", "_assert")):
+            check = check or frame
         frame = frame.f_back
     return None
 
@@ -353,4 +395,4 @@ def _produce_guards(original: Callable[..., Any], env: ShapeEnv, *args: Any, **k
 #: While it holds, no size is assumed to be positive: an example's size of 0 is none of torch's sizes otherwise.
 zero_is_a_size = Replaced(symbolic_shapes, "make_symbol", _make_symbol)
 #: While it holds, torch does not refuse a named dimension for what the model asks of it: that is decided afterwards.
-any_size_is_accepted = Replaced(ShapeEnv, "produce_guards", _produce_guards)
+any_size_is_accepted = Replaced(ShapeEnv, "produce_guards_verbose", _produce_guards)

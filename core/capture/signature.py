@@ -110,6 +110,7 @@ class Captured:
         seconds: Time that capture took.
         conditions: What the model's code asks of the sizes; the program is right where all hold.
         assumptions: What it asks that only the size 1 does not fulfil; often the program is right there too.
+        bounds: The largest sizes that the model's operators and checks accept; they are in the ranges of the program too.
         blocks: Class of modules to how many are copies of another one's trace.
     """
 
@@ -123,6 +124,7 @@ class Captured:
     seconds: float = 0.0
     conditions: list[Condition] = field(default_factory=list)
     assumptions: list[Condition] = field(default_factory=list)
+    bounds: list[Condition] = field(default_factory=list)
     blocks: dict[str, int] = field(default_factory=dict)
 
 

@@ -32,7 +32,7 @@ from onnxplug.capture.constants import Constants
 from onnxplug.capture.dimensions import in_names, same_symbols
 from onnxplug.capture.implication import Ranges, contradicted, implied, is_bounded
 from onnxplug.capture.locations import is_torch_file
-from onnxplug.capture.questions import Question, is_of_python
+from onnxplug.capture.questions import Fixing, Question, is_of_python
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import python_notation
 
@@ -92,10 +92,12 @@ class Found:
     Attributes:
         conditions: What the ranges don't imply.
         assumptions: What they imply for sizes of 2 or more.
+        bounds: The largest sizes that operators, and checks of Python code, accept: ``n <= 64``.
     """
 
     conditions: list[Condition]
     assumptions: list[Condition]
+    bounds: list[Condition]
 
 
 def size_guards(
@@ -113,7 +115,7 @@ def size_guards(
         questions: What was recorded while the model was captured; torch's guards lack what followed from earlier guards.
         one_size: Whether that two sizes are the same one is such a condition; the types of the program's inputs say it too.
     """
-    result = Found([], [])
+    result = Found([], [], [])
     sizes = list(_input_sizes(program))
     if not sizes:
         return result
@@ -136,7 +138,34 @@ def size_guards(
         condition = Condition(expr, asked.place, alone or is_bounded(expr, examples))
         assumed = not condition.fixed and implied(expr, from_two_on(ranges))
         (result.assumptions if assumed else result.conditions).append(condition)
-    return Found(_unique(result.conditions), result.assumptions)
+    return Found(_unique(result.conditions), result.assumptions, _bounds(env, questions, hints, ranges))
+
+
+def _bounds(env: Any, questions: Iterable[Question], hints: Mapping[Any, Any], ranges: Ranges) -> list[Condition]:
+    """The largest sizes for which what operators and checks ask may hold, each with the line that asks."""
+    found: dict[Any, Condition] = {}
+    checks = [(question.expr, question.place) for question in questions if question.raises]
+    accepted = [(guard.expr, guard.sloc) for guard in env.guards if not is_of_python(guard.sloc)]
+    for expr, place in [*checks, *accepted]:
+        expr = _replaced(expr, env)
+        symbol = next(iter(expr.free_symbols)) if len(expr.free_symbols) == 1 else None
+        if symbol not in hints or ranges[symbol][0] is None:
+            continue
+        largest = _largest(expr, symbol, hints[symbol])
+        if largest is not None and (symbol not in found or largest < found[symbol].expr.rhs):
+            line = place if isinstance(place, str | None) else user_line(place)
+            found[symbol] = Condition(symbol <= largest, line, fixed=False)
+    return list(found.values())
+
+
+def _largest(expr: Any, symbol: Any, hint: Any) -> int | None:
+    """The largest size for which a condition may hold, by the numbers in it; ``None`` where no largest one is known."""
+    import sympy
+
+    if isinstance(expr, sympy.Ne):
+        return None
+    candidates = sorted({int(n) + d for n in expr.atoms(sympy.Integer) for d in (-1, 0, 1)})
+    return next((n for n in candidates if n >= hint and contradicted(expr, {symbol: (n + 1, None)})), None)
 
 
 def _replaced(expr: Any, env: Any) -> Any:
@@ -251,6 +280,43 @@ def fixed_by_small_size(name: str, condition: Condition, names: Mapping[str, str
         f"{name} was asked to be dynamic, but the model's code{_at(condition.place)} fixes it: what is done for the example's "
         f"size {size} is right only where {condition.text(names)}{_line(condition.place)}",
         hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
+    )
+
+
+def outside_declared(name: str, bound: Condition, names: Mapping[str, str], low: int, high: int) -> CaptureError:
+    """The error for a dimension whose declared range is larger than what the model accepts.
+
+    Args:
+        name: What to call the dimension.
+        bound: What the model accepts.
+        names: Symbol of torch to the user's name for it.
+        low, high: The declared range.
+    """
+    return CaptureError(
+        f"{name} was asked to be dynamic, from {low} to {high}, but the model{_at(bound.place)} accepts it only where "
+        f"{bound.text(names)}{_line(bound.place)}",
+        hint=f"Declare torch.export.Dim(name, max={bound.expr.rhs}), or leave out max=: the model's own bound is then applied.",
+    )
+
+
+def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[int]]) -> CaptureError:
+    """The error for a dimension that must be dynamic, where an operator accepts one size alone.
+
+    Args:
+        name: What to call the dimension.
+        fixing: What the operator accepts.
+        tensors: Shape of each parameter and buffer of the model, by its name.
+    """
+    operator = f"{fixing.operator}" if fixing.operator else "the model"
+    other = ""
+    if fixing.shape is not None:
+        same = [tensor for tensor, shape in tensors.items() if tuple(shape) == fixing.shape]
+        known = f" ({same[0]})" if len(same) == 1 else ""
+        other = f", the size of its other argument of shape {list(fixing.shape)}{known}"
+    return CaptureError(
+        f"{name} was asked to be dynamic, but {operator}{_at(fixing.place)} fixes it at {fixing.number}{other}"
+        f"{_line(fixing.place)}",
+        hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
     )
 
 
