@@ -48,6 +48,8 @@ from onnxplug.capture.size_guards import (
     size_guards,
     small_sizes,
     text_warnings,
+    used_size_text,
+    used_sizes,
     warning_text,
 )
 from onnxplug.capture.squeezes import KeptAxis, kept_axes
@@ -278,12 +280,12 @@ class _Capture:
         self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], way: _Way
     ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
-        static: set[tuple[int, int]] = set()
         names = size_names(program, self.shapes, sizes)
         ranges = declared_ranges(self.shapes, sizes)
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)
         asked = size_guards(program, ranges, list(self._recorded.questions))
+        static = self._broadcast(program, sizes, names)
         self.bounds = asked.bounds
         self._apply_bounds(program, sizes, ranges, names)
         self.assumptions = [a for a in asked.assumptions if not self._is_said(way, sizes, names, a)]
@@ -306,6 +308,20 @@ class _Capture:
             if not concerned:
                 self.conditions.append(condition)
                 self._warnings.append(warning_text(condition, names))
+        return static
+
+    def _broadcast(
+        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], names: Mapping[str, str]
+    ) -> set[tuple[int, int]]:
+        """The ``Dim.AUTO`` dimensions of size 1 that are broadcast to a size which the model uses."""
+        static: set[tuple[int, int]] = set()
+        for used in used_sizes(program, self._recorded.broadcasts):
+            concerned = _concerned(sizes, {used.broadcast.small})
+            automatic = {(leaf, axis) for leaf, axis, must_be_dynamic, _ in concerned if not must_be_dynamic}
+            if not automatic:
+                self.conditions.append(used.condition)
+                self._warnings.append(used_size_text(used, names))
+            static |= automatic
         return static
 
     def _apply_bounds(

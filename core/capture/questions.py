@@ -25,8 +25,9 @@ import torch
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
+from onnxplug.capture.broadcasts import Broadcast, broadcast_of
 from onnxplug.capture.locations import is_core_file, is_torch_file
-from onnxplug.torch_private import OpOverload, pytree
+from onnxplug.torch_private import OpOverload, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
 _OPERATORS = (
@@ -48,11 +49,13 @@ class Question(NamedTuple):
         expr: sympy's condition on torch's symbols, which the example's sizes fulfil.
         place: The user's ``file:line``.
         raises: Whether the code raises an error for all sizes that don't fulfil it.
+        of_torch: Whether one of torch's own layers and functions asked, that the line calls.
     """
 
     expr: Any
     place: str | None
     raises: bool
+    of_torch: bool = False
 
 
 class Fixing(NamedTuple):
@@ -81,11 +84,13 @@ class Recorded:
         questions: In the order asked, each once.
         texts: ``file:line`` where the text of a size was taken, and not only printed.
         fixings: What operators made constants of.
+        broadcasts: Sizes that are 1 in the example, and that operators broadcast.
     """
 
     questions: dict[Question, None] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     fixings: list[Fixing] = field(default_factory=list)
+    broadcasts: list[Broadcast] = field(default_factory=list)
 
 
 class Replaced:
@@ -132,7 +137,7 @@ def recorded() -> Iterator[Recorded]:
     _local.recorded = result = Recorded()
     try:
         with contextlib.ExitStack() as stack:
-            for replaced in (_evaluations, _texts, *_comparisons):
+            for replaced in (_evaluations, _defaults, _texts, *_comparisons):
                 stack.enter_context(replaced())
             yield result
     finally:
@@ -140,8 +145,14 @@ def recorded() -> Iterator[Recorded]:
 
 
 def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args: Any, **kwargs: Any) -> Any:
-    answer = original(env, expr, *args, **kwargs)
     result = getattr(_local, "recorded", None)
+    broadcast = broadcast_of(expr, sys._getframe(2)) if _is_oblivious(result) else None
+    if result is not None and broadcast is not None:
+        import sympy
+
+        result.broadcasts.append(broadcast)
+        return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
+    answer = original(env, expr, *args, **kwargs)
     if result is not None and not expr.is_Atom and kwargs.get("fallback_value") is None:
         frame = _asking(sys._getframe(2))
         if frame is not None:
@@ -149,6 +160,21 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
         elif type(expr).__name__ == "Equality" and bool(answer) and len(expr.free_symbols) == 1:
             result.fixings += _fixings(env, next(iter(expr.free_symbols)), sys._getframe(2))
     return answer
+
+
+def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
+    """Takes a size for 1 where it is broadcast, which torch answers without a guard."""
+    result = getattr(_local, "recorded", None)
+    if _is_oblivious(result) and isinstance(condition, torch.SymBool):
+        broadcast = broadcast_of(condition.node.expr, sys._getframe(2))
+        if result is not None and broadcast is not None:
+            result.broadcasts.append(broadcast)
+            return True
+    return original(condition, default)
+
+
+def _is_oblivious(result: Recorded | None) -> bool:
+    return result is not None and bool(fx_config.backed_size_oblivious)
 
 
 def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]:
@@ -212,6 +238,7 @@ _comparisons = [
     for name, relation in _RELATIONS.items()
 ]
 _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
+_defaults = Replaced(symbolic_shapes, "_guard_or", _guard_or)
 _texts = Replaced(torch.SymInt, "__repr__", _repr)
 
 
@@ -254,7 +281,8 @@ def _asked(env: Any, held: Any, holds: bool, frame: FrameType) -> Question:
         from onnxplug.capture.size_guards import user_line
 
         return Question(held, user_line(env._get_sloc()), _raises_in_dynamo(frame, holds))
-    return Question(held, _place(frame), _raises(frame.f_code, frame.f_lasti, holds) and not _is_handled(frame))
+    raises = _raises(frame.f_code, frame.f_lasti, holds) and not _is_handled(frame)
+    return Question(held, _place(frame), raises, is_torch_file(file))
 
 
 def _place(frame: FrameType | None) -> str | None:

@@ -15,6 +15,7 @@ error, a warning or a range:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import glob
 import itertools
@@ -28,10 +29,11 @@ from typing import Any
 
 import torch
 
+from onnxplug.capture.broadcasts import Broadcast, first_use
 from onnxplug.capture.constants import Constants
 from onnxplug.capture.dimensions import in_names, same_symbols
 from onnxplug.capture.implication import Ranges, contradicted, implied, is_bounded
-from onnxplug.capture.locations import is_torch_file
+from onnxplug.capture.locations import is_torch_file, source_location
 from onnxplug.capture.questions import Fixing, Question, is_of_python
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import python_notation
@@ -86,6 +88,40 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class UsedSize:
+    """A size of a broadcast result that an operator uses in another way than by broadcasting.
+
+    Attributes:
+        broadcast: The broadcast.
+        place: The user's ``file:line``.
+    """
+
+    broadcast: Broadcast
+    place: str | None
+
+    @property
+    def condition(self) -> Condition:
+        """Where the result has the size that it is taken to have."""
+        import sympy
+
+        small, size = self.broadcast
+        return Condition(sympy.Or(sympy.Ne(size, 1), sympy.Eq(small, 1)), self.place, fixed=False)
+
+
+def used_sizes(program: torch.export.ExportedProgram, broadcasts: Iterable[Broadcast]) -> Iterator[UsedSize]:
+    """The broadcasts whose result has a size that the model uses.
+
+    Args:
+        program: The captured program.
+        broadcasts: What was broadcast while it was captured.
+    """
+    for broadcast in dict.fromkeys(broadcasts):
+        node = first_use(program, broadcast)
+        if node is not None:
+            yield UsedSize(broadcast, source_location(node))
+
+
+@dataclass(frozen=True)
 class Found:
     """What a captured model asks of its sizes.
 
@@ -136,8 +172,10 @@ def size_guards(
             continue
         examples = {s: env.replace(s).xreplace(hints) for s in expr.free_symbols}
         condition = Condition(expr, asked.place, alone or is_bounded(expr, examples))
-        assumed = not condition.fixed and implied(expr, from_two_on(ranges))
-        (result.assumptions if assumed else result.conditions).append(condition)
+        if condition.fixed or not implied(expr, from_two_on(ranges)):
+            result.conditions.append(condition)
+        else:
+            result.assumptions.append(dataclasses.replace(condition, place=None) if asked.of_torch else condition)
     return Found(_unique(result.conditions), result.assumptions, _bounds(env, questions, hints, ranges))
 
 
@@ -326,6 +364,16 @@ def warning_text(condition: Condition, names: Mapping[str, str]) -> str:
         f"the exported model is right only where {condition.text(names)}: the model's code{_at(condition.place)} branches on it"
         f"{_line(condition.place)}, and the exported model takes the branch of the example inputs at every size. Declare the "
         "range (torch.export.Dim(name, min=..., max=...)), or use torch.cond."
+    )
+
+
+def used_size_text(used: UsedSize, names: Mapping[str, str]) -> str:
+    """What to say of a broadcast whose result's size is used."""
+    small, size = (str(in_names(names, expr)) for expr in used.broadcast)
+    return (
+        f"the exported model is right only where {used.condition.text(names)}: {small}, of size 1 in the example inputs, is "
+        f"broadcast to {size}, and the model{_at(used.place)} uses the size of the result{_line(used.place)}. Give example inputs "
+        f"of larger sizes, and one name to both where they are equal."
     )
 
 
