@@ -219,7 +219,7 @@ class _Capture:
         self.conditions: list[Condition] = []
         self.assumptions: list[Condition] = []
         self.bounds: list[Condition] = []
-        self._recorded = Recorded()
+        self._recorded = Recorded(oblivious=True)
         self._fixings: list[Fixing] = []
         self._warnings: list[str] = []
 
@@ -284,15 +284,15 @@ class _Capture:
         ranges = declared_ranges(self.shapes, sizes)
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)
-        asked = size_guards(program, ranges, list(self._recorded.questions))
+        asked = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
         static = self._broadcast(program, sizes, names)
         self.bounds = asked.bounds
         self._apply_bounds(program, sizes, ranges, names)
         self.assumptions = [a for a in asked.assumptions if not self._is_said(way, sizes, names, a)]
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
-        found = (
-            [*small_sizes(program, [row[3] for row in sizes]), *asked.conditions] if way.oblivious else asked.conditions
-        )
+        found = asked.conditions
+        if way.oblivious:
+            found = [*small_sizes(program, [row[3] for row in sizes], self._recorded.places), *found]
         if way.below:
             known = {condition.expr for condition in found}
             further = conditions_of_decompositions(program, ranges, since=sys.maxsize)

@@ -26,7 +26,7 @@ def implied(expr: Any, ranges: Ranges) -> bool:
 
     Args:
         expr: sympy's condition.
-        ranges: The range of each of its symbols; one that is missing is a size, 0 or more.
+        ranges: The range of each of its symbols; one that is missing is 0 or more if sympy knows that much, or anything.
     """
     import sympy
 
@@ -87,7 +87,7 @@ def is_bounded(expr: Any, examples: Mapping[Any, Any]) -> bool:
 
 
 def _range(symbol: Any, ranges: Ranges) -> tuple[int | None, int | None]:
-    return ranges.get(symbol, (0 if symbol.is_nonnegative is not False else None, None))
+    return ranges.get(symbol, (0 if symbol.is_nonnegative else None, None))
 
 
 def _without_smallest(expr: Any) -> Any:

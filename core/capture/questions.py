@@ -81,13 +81,17 @@ class Recorded:
     """What Python code asked of dynamic sizes.
 
     Attributes:
+        oblivious: Whether torch keeps the sizes 0 and 1 symbolic.
         questions: In the order asked, each once.
+        places: Condition that an operator asked for to the user's ``file:line``.
         texts: ``file:line`` where the text of a size was taken, and not only printed.
         fixings: What operators made constants of.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
     """
 
+    oblivious: bool
     questions: dict[Question, None] = field(default_factory=dict)
+    places: dict[Any, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     fixings: list[Fixing] = field(default_factory=list)
     broadcasts: list[Broadcast] = field(default_factory=list)
@@ -134,7 +138,7 @@ def recorded() -> Iterator[Recorded]:
     # torch names the place of a guard by the innermost frame that is in none of these files.
     uninteresting_files().add(__file__)
     before = getattr(_local, "recorded", None)
-    _local.recorded = result = Recorded()
+    _local.recorded = result = Recorded(bool(fx_config.backed_size_oblivious))
     try:
         with contextlib.ExitStack() as stack:
             for replaced in (_evaluations, _defaults, _texts, *_comparisons):
@@ -146,13 +150,16 @@ def recorded() -> Iterator[Recorded]:
 
 def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args: Any, **kwargs: Any) -> Any:
     result = getattr(_local, "recorded", None)
-    broadcast = broadcast_of(expr, sys._getframe(2)) if _is_oblivious(result) else None
+    broadcast = broadcast_of(expr, sys._getframe(2)) if result is not None and result.oblivious else None
     if result is not None and broadcast is not None:
         import sympy
 
         result.broadcasts.append(broadcast)
         return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
+    known = len(env.guards)
     answer = original(env, expr, *args, **kwargs)
+    if result is not None and len(env.guards) > known and (place := _place(sys._getframe(2))) is not None:
+        result.places.setdefault(env.guards[-1].expr, place)
     if result is not None and not expr.is_Atom and kwargs.get("fallback_value") is None:
         frame = _asking(sys._getframe(2))
         if frame is not None:
@@ -165,16 +172,12 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
     """Takes a size for 1 where it is broadcast, which torch answers without a guard."""
     result = getattr(_local, "recorded", None)
-    if _is_oblivious(result) and isinstance(condition, torch.SymBool):
+    if result is not None and result.oblivious and isinstance(condition, torch.SymBool):
         broadcast = broadcast_of(condition.node.expr, sys._getframe(2))
-        if result is not None and broadcast is not None:
+        if broadcast is not None:
             result.broadcasts.append(broadcast)
             return True
     return original(condition, default)
-
-
-def _is_oblivious(result: Recorded | None) -> bool:
-    return result is not None and bool(fx_config.backed_size_oblivious)
 
 
 def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]:
@@ -204,24 +207,25 @@ def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
 
 def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
     """Records a comparison that torch answers at once, as it takes sizes to be positive."""
+    answer, result = original(first, second), getattr(_local, "recorded", None)
+    decided = answer if isinstance(answer, bool) else _decided(answer)
+    frame = _asking(sys._getframe(2), strict=True) if result is not None and decided is not None else None
+    held = _undecided(relation if decided else _OPPOSITE[relation], first, second) if frame is not None else None
+    if frame is not None and held is not None and result is not None:
+        result.questions.setdefault(_asked(first.node.shape_env, held, bool(decided), frame))
+    return answer
+
+
+def _undecided(relation: str, *sides: Any) -> Any:
+    """A comparison that holds, as sympy's; ``None`` where it holds at the size 0 too."""
     import sympy
 
-    answer, result = original(first, second), getattr(_local, "recorded", None)
-    decided = bool(answer) if isinstance(answer, bool) else _decided(answer)
-    if result is None or decided is None:
-        return answer
-    sides = [getattr(getattr(side, "node", None), "expr", side) for side in (first, second)]
-    if not all(isinstance(side, sympy.Basic | int | float) for side in sides):
-        return answer
-    opposite = {"Eq": "Ne", "Ne": "Eq", "Lt": "Ge", "Ge": "Lt", "Gt": "Le", "Le": "Gt"}
-    kind = getattr(sympy, relation if decided else opposite[relation])
-    held = kind(*map(sympy.sympify, sides), evaluate=False)
+    exprs = [getattr(getattr(side, "node", None), "expr", side) for side in sides]
+    if not all(isinstance(expr, sympy.Basic | int | float) for expr in exprs):
+        return None
+    held = getattr(sympy, relation)(*map(sympy.sympify, exprs), evaluate=False)
     nonnegative = {s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in held.free_symbols if s.is_positive}
-    if nonnegative and held.xreplace(nonnegative) is not sympy.true:
-        frame = _asking(sys._getframe(2), strict=True)
-        if frame is not None:
-            result.questions.setdefault(_asked(first.node.shape_env, held, decided, frame))
-    return answer
+    return held if nonnegative and held.xreplace(nonnegative) is not sympy.true else None
 
 
 def _decided(answer: Any) -> bool | None:
@@ -231,6 +235,7 @@ def _decided(answer: Any) -> bool | None:
     return {sympy.true: True, sympy.false: False}.get(expr)
 
 
+_OPPOSITE = {"Eq": "Ne", "Ne": "Eq", "Lt": "Ge", "Ge": "Lt", "Gt": "Le", "Le": "Gt"}
 _RELATIONS = {"__eq__": "Eq", "__ne__": "Ne", "__lt__": "Lt", "__le__": "Le", "__gt__": "Gt", "__ge__": "Ge"}
 _comparisons = [
     Replaced(kind, name, functools.partial(_compare, relation))

@@ -25,6 +25,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -140,6 +141,7 @@ def size_guards(
     program: torch.export.ExportedProgram,
     declared: Ranges,
     questions: Sequence[Question] = (),
+    places: Mapping[Any, str] = MappingProxyType({}),
     *,
     one_size: bool = True,
 ) -> Found:
@@ -149,6 +151,7 @@ def size_guards(
         program: The captured program.
         declared: Symbol to the smallest and largest size that the user declared for it; sizes without a range may be anything.
         questions: What was recorded while the model was captured; torch's guards lack what followed from earlier guards.
+        places: Condition that an operator asked for to the user's line, where it was recorded.
         one_size: Whether that two sizes are the same one is such a condition; the types of the program's inputs say it too.
     """
     result = Found([], [], [])
@@ -163,8 +166,12 @@ def size_guards(
         expr = _replaced(asked.expr, env)
         if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in asked.expr.free_symbols):
             expr = asked.expr  # sizes are what others are from here on, so that the guard is true of itself
-        if not expr.free_symbols or (expr, asked.place) in seen:
-            continue
+        if (
+            not expr.free_symbols
+            or (expr, asked.place) in seen
+            or not expr.free_symbols <= env.backed_var_to_val.keys()
+        ):
+            continue  # without an example's value torch knows the answer from what it knows of the value
         seen.add((expr, asked.place))
         concerned = {s: small[s] for s in expr.free_symbols & small.keys()}
         alone = bool(concerned) and contradicted(expr, {**ranges, **concerned})
@@ -176,14 +183,17 @@ def size_guards(
             result.conditions.append(condition)
         else:
             result.assumptions.append(dataclasses.replace(condition, place=None) if asked.of_torch else condition)
-    return Found(_unique(result.conditions), result.assumptions, _bounds(env, questions, hints, ranges))
+    return Found(_unique(result.conditions), result.assumptions, _bounds(env, questions, places, hints, ranges))
 
 
-def _bounds(env: Any, questions: Iterable[Question], hints: Mapping[Any, Any], ranges: Ranges) -> list[Condition]:
+def _bounds(
+    env: Any, questions: Iterable[Question], places: Mapping[Any, str], hints: Mapping[Any, Any], ranges: Ranges
+) -> list[Condition]:
     """The largest sizes for which what operators and checks ask may hold, each with the line that asks."""
     found: dict[Any, Condition] = {}
     checks = [(question.expr, question.place) for question in questions if question.raises]
-    accepted = [(guard.expr, guard.sloc) for guard in env.guards if not is_of_python(guard.sloc)]
+    operators = [guard for guard in env.guards if not is_of_python(guard.sloc)]
+    accepted = [(guard.expr, places.get(guard.expr) or user_line(guard.sloc)) for guard in operators]
     for expr, place in [*checks, *accepted]:
         expr = _replaced(expr, env)
         symbol = next(iter(expr.free_symbols)) if len(expr.free_symbols) == 1 else None
@@ -191,8 +201,7 @@ def _bounds(env: Any, questions: Iterable[Question], hints: Mapping[Any, Any], r
             continue
         largest = _largest(expr, symbol, hints[symbol])
         if largest is not None and (symbol not in found or largest < found[symbol].expr.rhs):
-            line = place if isinstance(place, str | None) else user_line(place)
-            found[symbol] = Condition(symbol <= largest, line, fixed=False)
+            found[symbol] = Condition(symbol <= largest, place, fixed=False)
     return list(found.values())
 
 
@@ -237,12 +246,15 @@ def _guards(program: torch.export.ExportedProgram, questions: Iterable[Question]
             yield Question(guard.expr, constant.place or place, False), True
 
 
-def small_sizes(program: torch.export.ExportedProgram, sizes: Iterable[torch.SymInt]) -> list[Condition]:
+def small_sizes(
+    program: torch.export.ExportedProgram, sizes: Iterable[torch.SymInt], places: Mapping[Any, str]
+) -> list[Condition]:
     """What operators ask that holds for the example's sizes of 0 and 1, and for no larger ones.
 
     Args:
         program: The captured program.
         sizes: The sizes of its inputs that were asked to be dynamic.
+        places: Condition that an operator asked for to the user's line, where it was recorded.
     """
     hints = _hints(sizes)
     small = {symbol: (2, None) for symbol, hint in hints.items() if hint < 2}
@@ -255,7 +267,7 @@ def small_sizes(program: torch.export.ExportedProgram, sizes: Iterable[torch.Sym
             and not is_of_python(guard.sloc)
             and contradicted(expr, {**ranges_of(_input_sizes(program)), **concerned})
         ):
-            found.append(Condition(expr, user_line(guard.sloc), True))
+            found.append(Condition(expr, places.get(expr) or user_line(guard.sloc), True))
     return found
 
 

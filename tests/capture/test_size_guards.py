@@ -138,6 +138,94 @@ def test_a_declared_range_implies_it(model: Model, limits: dict[str, int]) -> No
     assert len({case.sizes["b"] for case in program.verify(seeds=range(5)).cases}) > 1
 
 
+# -- bounds and fixed sizes --------------------------------------------------------------------------------------------
+
+
+class Positions(torch.nn.Module):
+    def __init__(self, rows: int = 64) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(rows, 4))
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) + self.table[: x.shape[1], :2]) * mask[..., None]
+
+
+def limited(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if x.shape[1] > 64:
+        raise ValueError("too long")
+    return x * mask[..., None]
+
+
+def looked_up(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x * mask[..., None] + torch.arange(64.0)[None, : x.shape[1], None]
+
+
+@pytest.mark.parametrize("model", [Positions().eval(), limited, looked_up], ids=["table", "check", "arange"])
+@pytest.mark.parametrize("wanted", ["names", "Dim", "strict"])
+def test_a_known_bound_is_applied(model: Any, wanted: str) -> None:
+    b, n = (Dim("b"), Dim("n")) if wanted == "Dim" else ("b", "n")
+    shapes = {"x": {0: b, 1: n}, "mask": {0: b, 1: n}}
+    inputs = torch.randn(2, 5, 4), torch.ones(2, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(model, inputs, dynamic_shapes=shapes, strict=wanted == "strict" or None, report=True)
+    assert '"n": {"min": 0, "max": 64}' in program.model.metadata_props["onnxplug.dimensions"]
+    assert program.captured is not None
+    bounds = [(bound.text(program.captured.dim_names), bound.place) for bound in program.captured.bounds]
+    assert [text for text, _ in bounds] == ["n <= 64"]
+    assert "test_size_guards.py:" in str(bounds[0][1])
+    assert program.report is not None
+    assert program.report.capture is not None
+    assert [condition.text for condition in program.report.capture.conditions] == ["n <= 64"]
+    assert program.report.capture.dimensions["n"].endswith("to 64")
+    x = torch.randn(3, 64, 4), torch.rand(3, 64)
+    torch.testing.assert_close(program(*x)[0], model(*x))
+    near = onnxplug.to_onnx(model, (torch.randn(2, 63, 4), torch.ones(2, 63)), dynamic_shapes=shapes)
+    assert max(case.sizes["n"] for case in near.verify(seeds=range(6)).cases) in (63, 64)
+
+
+def test_a_long_table() -> None:
+    inputs = torch.randn(2, 5, 4), torch.ones(2, 5)
+    shapes = {"x": {0: "b", 1: "n"}, "mask": {0: "b", 1: "n"}}
+    program = onnxplug.to_onnx(Positions(9999).eval(), inputs, dynamic_shapes=shapes)
+    assert '"n": {"min": 0, "max": 9999}' in program.model.metadata_props["onnxplug.dimensions"]
+
+
+def test_a_declared_range_beyond_a_bound_is_an_error() -> None:
+    inputs, n = (torch.randn(2, 5, 4), torch.ones(2, 5)), Dim("n", max=100)
+    with pytest.raises(
+        onnxplug.CaptureError,
+        match=r"axis 1 of the input x \('n'\) was asked to be dynamic, from 0 to 100, but .*test_size_guards\.py:\d+ .*n <= 64",
+    ):
+        onnxplug.to_onnx(Positions().eval(), inputs, dynamic_shapes={"x": {1: n}, "mask": {1: n}})
+
+
+@pytest.mark.parametrize("wanted", ["c", Dim("c"), Dim.DYNAMIC], ids=str)
+def test_the_tensor_that_fixes_a_size_is_named(wanted: Any) -> None:
+    inputs = torch.randn(2, 5, 4), torch.ones(2, 5)
+    with pytest.raises(onnxplug.CaptureError) as caught:
+        onnxplug.to_onnx(Positions().eval(), inputs, dynamic_shapes={"x": {0: "b", 2: wanted}, "mask": {0: "b"}})
+    text = str(caught.value)
+    assert "axis 2 of the input x" in text
+    assert "aten::linear at " in text
+    assert "test_size_guards.py:" in text
+    assert "fixes it at 4, the size of its other argument of shape [2, 4] (linear.weight)" in text
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_torchs_names_of_sizes_are_put_in_words(strict: bool | None) -> None:
+    with pytest.raises(onnxplug.CaptureError) as caught:
+        onnxplug.to_onnx(
+            lambda wave, mel: wave[1:] + mel,
+            (torch.randn(4), torch.randn(3)),
+            dynamic_shapes=({0: Dim("a")}, {0: Dim("c")}),
+            strict=strict,
+        )
+    assert "L['" not in str(caught.value)
+    assert "axis 0 of the input wave" in str(caught.value)
+
+
 # -- models drawn at random --------------------------------------------------------------------------------------------
 
 _COMPARE = {
