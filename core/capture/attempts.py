@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import sys
 import threading
@@ -173,7 +174,7 @@ def export_program(
     for failed in tries:
         if isinstance(failed.error, CaptureError):
             raise failed.error
-    if (fixed := capture.fixed_by_operator()) is not None:
+    if any(text in str(tries[0].error) for text in _ABOUT_SIZES) and (fixed := capture.fixed_by_operator()) is not None:
         fixed.tries = [failed.text() for failed in tries]
         raise fixed from tries[0].error
     raise explained(tries, module, args, kwargs, shapes, fails_to_export) from tries[0].error
@@ -220,7 +221,7 @@ class _Capture:
         self.assumptions: list[Condition] = []
         self.bounds: list[Condition] = []
         self._recorded = Recorded(oblivious=True)
-        self._fixings: list[Fixing] = []
+        self._fixings: list[list[Fixing]] = []
         self._warnings: list[str] = []
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
@@ -339,15 +340,16 @@ class _Capture:
         for bound in self.bounds:
             symbol, largest = bound.expr.args
             low, high = declared.get(symbol, (0, None))
-            for leaf, axis, _, _ in _concerned(sizes, {symbol}) if high is not None and high > largest else ():
-                raise outside_declared(self.shapes.name(leaf, axis), bound, names, low, high)
+            for leaf, axis, _, _ in _concerned(sizes, {symbol}):
+                if high is not None and high > largest:
+                    raise outside_declared(self.shapes.name(leaf, axis), bound, names, low, high)
             known = program.range_constraints.get(symbol, ValueRanges(0, int_oo))
             program.range_constraints[symbol] = known & ValueRanges(known.lower, largest)
 
     def fixed_by_operator(self) -> CaptureError | None:
         """The error for a dimension that must be dynamic and that an operator of a failed attempt fixes."""
         tensors = {name: t.shape for name, t in (*self.module.named_parameters(), *self.module.named_buffers())}
-        for fixing in self._fixings:
+        for fixing in itertools.chain.from_iterable(self._fixings):
             for leaf, axis, _ in self.shapes.must_be_dynamic():
                 if self.shapes.source(leaf, axis) in (fixing.source, f"L{fixing.source}"):
                     return fixed_by_operator(self.shapes.name(leaf, axis), fixing, tensors)
@@ -411,7 +413,7 @@ class _Capture:
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
                 self._recorded = stack.enter_context(recorded())
-                stack.callback(lambda found=self._recorded: self._fixings.extend(found.fixings))
+                self._fixings.append(self._recorded.fixings)
             with modules_timed(), span("torch.export.export"):
                 program = torch.export.export(self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict)
             check_constants(program)

@@ -190,18 +190,23 @@ def _smallest(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
     """The condition for the two smallest sizes, and for all larger ones, as ``n**2 >= n`` needs it."""
     import sympy
 
-    if len(ranges) > 3 or any(low is None or (high is not None and high < low + 2) for low, high in ranges.values()):
+    begins = {s: low for s, (low, _) in ranges.items() if low is not None}
+    ends = {s: high for s, (_, high) in ranges.items()}
+    if len(begins) < len(ranges) or len(ranges) > 3 or any(_ends_before(ends[s], low + 2) for s, low in begins.items()):
         return None
     return (
         (
-            expr.xreplace({s: sympy.Integer(low + n) for s, (low, _), n in rows if n < 2}),
-            {s: (low + 2, high) for s, (low, high), n in rows if n == 2},
+            expr.xreplace({s: sympy.Integer(begins[s] + n) for s, n in rows.items() if n < 2}),
+            {s: (begins[s] + 2, ends[s]) for s, n in rows.items() if n == 2},
         )
         for rows in (
-            [(s, limits, n) for (s, limits), n in zip(ranges.items(), chosen, strict=True)]
-            for chosen in itertools.product(range(3), repeat=len(ranges))
+            dict(zip(begins, chosen, strict=True)) for chosen in itertools.product(range(3), repeat=len(begins))
         )
     )
+
+
+def _ends_before(end: int | None, number: int) -> bool:
+    return end is not None and end < number
 
 
 def _residues(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:

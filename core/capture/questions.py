@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of
 from onnxplug.capture.locations import is_core_file, is_torch_file
-from onnxplug.torch_private import OpOverload, fx_config, pytree
+from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
 _OPERATORS = (
@@ -379,9 +379,10 @@ def _raises_in_dynamo(frame: FrameType | None, holds: bool) -> bool:
     """As :func:`_raises` and not :func:`_is_handled`, where torch's strict mode interprets the code."""
     while frame is not None:
         interpreter = frame.f_locals.get("self")
-        code, current = getattr(interpreter, "f_code", None), getattr(interpreter, "current_instruction", None)
-        if isinstance(code, CodeType) and isinstance(getattr(current, "offset", None), int):
-            return _raises(code, current.offset, holds) and not _is_handled_in_dynamo(interpreter)
+        code = getattr(interpreter, "f_code", None)
+        offset = getattr(getattr(interpreter, "current_instruction", None), "offset", None)
+        if isinstance(code, CodeType) and isinstance(offset, int):
+            return _raises(code, offset, holds) and not _is_handled_in_dynamo(interpreter)
         frame = frame.f_back
     return False
 
@@ -410,7 +411,7 @@ def _discards(frame: FrameType) -> bool:
 
 
 def _make_symbol(original: Callable[..., Any], prefix: Any, number: int, **assumptions: Any) -> Any:
-    if prefix is symbolic_shapes.SymT.SIZE and assumptions.get("positive"):
+    if prefix is SymT.SIZE and assumptions.get("positive"):
         assumptions = {**assumptions, "positive": None, "nonnegative": True}
     return original(prefix, number, **assumptions)
 

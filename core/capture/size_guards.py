@@ -197,8 +197,9 @@ def _bounds(
     for expr, place in [*checks, *accepted]:
         expr = _replaced(expr, env)
         symbol = next(iter(expr.free_symbols)) if len(expr.free_symbols) == 1 else None
-        if symbol not in hints or ranges[symbol][0] is None:
+        if symbol not in hints or ranges[symbol][0] is None:  # a number that may be negative has no such bound
             continue
+        assert symbol is not None
         largest = _largest(expr, symbol, hints[symbol])
         if largest is not None and (symbol not in found or largest < found[symbol].expr.rhs):
             found[symbol] = Condition(symbol <= largest, place, fixed=False)
