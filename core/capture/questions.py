@@ -212,7 +212,7 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     frame = _asking(sys._getframe(2), strict=True) if result is not None and decided is not None else None
     held = _undecided(relation if decided else _OPPOSITE[relation], first, second) if frame is not None else None
     if frame is not None and held is not None and result is not None:
-        result.questions.setdefault(_asked(first.node.shape_env, held, bool(decided), frame))
+        result.questions.setdefault(_asked(first.node.shape_env, held, bool(decided), relation == "Eq", frame))
     return answer
 
 
@@ -275,18 +275,18 @@ def _question(env: Any, expr: Any, answer: Any, frame: FrameType) -> Question:
         held = expr if holds else sympy.Not(expr)
     else:
         held = sympy.Eq(expr, answer)
-    return _asked(env, held, holds, frame)
+    return _asked(env, held, holds, isinstance(expr, sympy.Eq), frame)
 
 
-def _asked(env: Any, held: Any, holds: bool, frame: FrameType) -> Question:
+def _asked(env: Any, held: Any, holds: bool, equal: bool, frame: FrameType) -> Question:
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     if file == torch.__file__ and name.startswith("_check"):
         return Question(held, _place(frame), True)
     if file.startswith(_DYNAMO):
         from onnxplug.capture.size_guards import user_line
 
-        return Question(held, user_line(env._get_sloc()), _raises_in_dynamo(frame, holds))
-    raises = _raises(frame.f_code, frame.f_lasti, holds) and not _is_handled(frame)
+        return Question(held, user_line(env._get_sloc()), _raises_in_dynamo(frame, holds, equal))
+    raises = _raises(frame.f_code, frame.f_lasti, holds, equal) and not _is_handled(frame)
     return Question(held, _place(frame), raises, is_torch_file(file))
 
 
@@ -328,19 +328,25 @@ def _is_jump(instruction: dis.Instruction) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _raises(code: CodeType, offset: int, holds: bool) -> bool:
-    """Whether code raises an error whenever the answer to what it asks at some instruction is the other one.
+def _raises(code: CodeType, offset: int, holds: bool, equal: bool) -> bool:
+    """Whether code raises an error, or goes on as it did, whenever the answer to what it asks at some instruction is the other one.
 
     Args:
         code: The code.
         offset: Where the instruction is.
         holds: The answer that it got.
+        equal: Whether it asked for equality, as comparing two shapes and looking for a member do, whatever is made of the answer.
     """
     instructions, positions, handlers = _instructions(code)
     at = positions.get(offset)
     if at is None:
         return False
-    if instructions[at].opname in ("TO_BOOL", "COMPARE_OP"):  # of Python 3.13; before, the jump itself asks
+    first = instructions[at]
+    if first.opname == "COMPARE_OP" and equal and "!=" in first.argrepr:
+        holds = not holds
+    elif first.opname == "CONTAINS_OP":
+        holds = holds is not bool(first.arg)  # 1 for `not in`
+    while at + 1 < len(instructions) and instructions[at].opname in ("TO_BOOL", "COMPARE_OP", "CONTAINS_OP"):
         at += 1
     jump = instructions[at]
     if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
@@ -375,14 +381,14 @@ def _is_handled(frame: FrameType) -> bool:
     return False
 
 
-def _raises_in_dynamo(frame: FrameType | None, holds: bool) -> bool:
+def _raises_in_dynamo(frame: FrameType | None, holds: bool, equal: bool) -> bool:
     """As :func:`_raises` and not :func:`_is_handled`, where torch's strict mode interprets the code."""
     while frame is not None:
         interpreter = frame.f_locals.get("self")
         code = getattr(interpreter, "f_code", None)
         offset = getattr(getattr(interpreter, "current_instruction", None), "offset", None)
         if isinstance(code, CodeType) and isinstance(offset, int):
-            return _raises(code, offset, holds) and not _is_handled_in_dynamo(interpreter)
+            return _raises(code, offset, holds, equal) and not _is_handled_in_dynamo(interpreter)
         frame = frame.f_back
     return False
 

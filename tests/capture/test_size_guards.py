@@ -99,6 +99,62 @@ def test_a_check_is_no_limit_in_either_mode() -> None:
             onnxplug.to_onnx(checked, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},), strict=strict)
 
 
+def of_one_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.shape != y.shape:
+        raise ValueError("two shapes")
+    return x + y
+
+
+def of_a_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    assert x.shape == y.shape, f"{y.dtype}"
+    if x.shape[0] in (99, 100) or y.shape[1] in (7, 3):
+        raise ValueError("a size that is not supported")
+    if x.shape[0] == 0:
+        raise ValueError("nothing")
+    return x + y
+
+
+@pytest.mark.parametrize(("model", "strict"), [(of_one_shape, False), (of_one_shape, True), (of_a_shape, False)])
+def test_a_check_of_shapes_is_no_limit(model: Any, strict: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        onnxplug.to_onnx(
+            model, (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=({0: "b"}, {0: "c"}), strict=strict
+        )
+
+
+@pytest.mark.parametrize(
+    "strict",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="the strict mode compares shapes where it runs operators, whose questions are no limits",
+            ),
+        ),
+    ],
+)
+def test_a_branch_on_shapes_is_one(strict: bool) -> None:
+    def unequal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.shape != y.shape:
+            return x
+        return x + y
+
+    def member(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] not in (99, 100):
+            return x + y
+        raise ValueError("not supported")
+
+    args, shapes = (torch.randn(5, 4), torch.randn(5, 4)), ({0: "b"}, {0: "c"})
+    with pytest.warns(UserWarning, match="right only where (b == c|c == b)"):
+        onnxplug.to_onnx(unequal, args, dynamic_shapes=shapes, strict=strict)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        onnxplug.to_onnx(member, args, dynamic_shapes=shapes, strict=strict)
+
+
 HOLDS: dict[str, Model] = {
     "a sum": lambda x: x if x.shape[0] + x.shape[1] >= x.shape[1] else x * 100,
     "a half": lambda x: x if x.shape[0] // 2 <= x.shape[0] else x * 100,
