@@ -94,6 +94,10 @@ _NAMES = {
     "DispatchKeySet": _Private("torch._C:DispatchKeySet", "kernels of single operators"),
     "detect_fake_mode": _Private("torch._guards:detect_fake_mode", "telling tracing from computing"),
     "fx_config": _Private("torch.fx.experimental._config:", "dynamic dimensions of size 0 and 1"),
+    "ValueRanges": _Private("torch.utils._sympy.value_ranges:ValueRanges", "what ranges of sizes imply"),
+    "bound_sympy": _Private("torch.utils._sympy.value_ranges:bound_sympy", "what ranges of sizes imply"),
+    "SymT": _Private("torch.utils._sympy.symbol:SymT", "dynamic dimensions of size 0"),
+    "int_oo": _Private("torch.utils._sympy.numbers:int_oo", "ranges of sizes without an end"),
     # Without these a kind of model cannot be exported.
     "DynamicOutputShapeException": _Private(
         "torch._subclasses.fake_tensor:DynamicOutputShapeException", "packed sequences"
@@ -172,14 +176,6 @@ _NAMES = {
     "higher_order_operators": _Private(  # names of higher-order operators are taken as given
         "torch._ops:_higher_order_ops", "the names of higher-order operators", dict
     ),
-    **{
-        name: _Private(f"torch.utils._sympy.{place}", "deciding what the ranges of sizes imply")
-        for name, place in {
-            "ValueRanges": "value_ranges:ValueRanges",
-            "bound_sympy": "value_ranges:bound_sympy",
-            "int_oo": "numbers:int_oo",
-        }.items()
-    },
     "uninteresting_files": _Private(  # decompositions that ask of strides may be refused
         "torch.fx.experimental.symbolic_shapes:uninteresting_files", "telling what asks of sizes", lambda: frozenset
     ),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import io
+import itertools
 import logging
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 
 from onnxplug import logs
-from onnxplug.capture.branches import Recorded, assumptions, is_own, recorded, text_warnings
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import (
     AskedSize,
@@ -31,20 +31,29 @@ from onnxplug.capture.dynamic import (
 )
 from onnxplug.capture.eager import copied
 from onnxplug.capture.failure import Try, explained
-from onnxplug.capture.guards import (
-    Condition,
-    FixedExpressionError,
-    at_least_two,
-    conditions,
-    conditions_of_decompositions,
-    fixed_by,
-    warning_text,
-)
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.operator_calls import operator_calls_repeated
+from onnxplug.capture.questions import Fixing, Recorded, any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
-from onnxplug.capture.small_sizes import Dependence, dependences, layout_may_depend_on_one, zero_is_a_size
+from onnxplug.capture.size_guards import (
+    Condition,
+    FixedExpressionError,
+    at_least_two,
+    conditions_of_decompositions,
+    fixed_by,
+    fixed_by_operator,
+    fixed_by_small_size,
+    is_own,
+    outside_declared,
+    size_guards,
+    small_sizes,
+    text_warnings,
+    used_size_text,
+    used_sizes,
+    warning_text,
+)
+from onnxplug.capture.squeezes import KeptAxis, kept_axes
 from onnxplug.capture.state import State
 from onnxplug.capture.submodules import Call
 from onnxplug.capture.timing import modules_timed
@@ -53,7 +62,7 @@ from onnxplug.capture.transforms import check_constants, names_transforms, trace
 from onnxplug.errors import CaptureError
 from onnxplug.profiling.recorder import span
 from onnxplug.progress import step
-from onnxplug.torch_private import fx_config
+from onnxplug.torch_private import ValueRanges, fx_config, int_oo
 
 _LOGGER = logs.logger("capture")
 #: How often a model that can't be captured is traced, refined dynamic shapes included.
@@ -70,6 +79,7 @@ class Attempt(NamedTuple):
         conditions: What the model's code asks of the sizes.
         assumptions: What it asks of them that only the size 1 does not fulfil.
         repeated: How many operator calls repeated the nodes of an equal one.
+        bounds: The largest sizes that the model accepts.
     """
 
     program: torch.export.ExportedProgram
@@ -77,6 +87,7 @@ class Attempt(NamedTuple):
     conditions: list[Condition]
     assumptions: list[Condition]
     repeated: int
+    bounds: list[Condition]
 
 
 class _Way(NamedTuple):
@@ -160,11 +171,16 @@ def export_program(
                 break
         else:
             capture.warn()
-            return Attempt(program, way.text(), capture.conditions, capture.assumptions, capture.repeated)
+            return Attempt(
+                program, way.text(), capture.conditions, capture.assumptions, capture.repeated, capture.bounds
+            )
     # A dimension found static says more than what torch raises in the other modes.
     for failed in tries:
         if isinstance(failed.error, CaptureError):
             raise failed.error
+    if any(text in str(tries[0].error) for text in _ABOUT_SIZES) and (fixed := capture.fixed_by_operator()) is not None:
+        fixed.tries = [failed.text() for failed in tries]
+        raise fixed from tries[0].error
     raise explained(tries, module, args, kwargs, shapes, fails_to_export) from tries[0].error
 
 
@@ -217,7 +233,9 @@ class _Capture:
         self._repeats = repeats
         self.conditions: list[Condition] = []
         self.assumptions: list[Condition] = []
-        self._recorded = Recorded()
+        self.bounds: list[Condition] = []
+        self._recorded = Recorded(oblivious=True)
+        self._fixings: list[list[Fixing]] = []
         self._warnings: list[str] = []
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
@@ -249,7 +267,7 @@ class _Capture:
         """
         self._warnings, self.conditions, self.assumptions = [], [], []
         sizes = asked_sizes(program, self.shapes)
-        static = self._depending_on_small_sizes(program, sizes) if way.oblivious else set()
+        static = self._squeezed(program, sizes) if way.oblivious else set()
         static |= self._fixed(program, sizes, way)
         if not static:
             return program
@@ -262,17 +280,13 @@ class _Capture:
         program = self.refined(way, self.shapes.reading(way.tied))
         return self.settled(program, way)
 
-    def _depending_on_small_sizes(
-        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]
-    ) -> set[tuple[int, int]]:
-        """The ``Dim.AUTO`` dimensions of size 0 or 1 that the model depends on."""
+    def _squeezed(self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]) -> set[tuple[int, int]]:
+        """The ``Dim.AUTO`` dimensions of size 1 that the model squeezes."""
         static: set[tuple[int, int]] = set()
-        for dependence in dependences(program, [size for _, _, _, size in sizes]):
-            for leaf, axis, must_be_dynamic, size in _concerned(sizes, dependence.symbols):
-                if must_be_dynamic and dependence.kind == "guard":
-                    raise _fixed_by_branch(self.shapes.name(leaf, axis), dependence, size.node.hint)
+        for kept in kept_axes(program, {row[3].node.expr for row in sizes}):
+            for leaf, axis, must_be_dynamic, _ in _concerned(sizes, kept.symbols):
                 if must_be_dynamic:
-                    self._warnings.append(_squeeze_text(self.shapes.name(leaf, axis), dependence))
+                    self._warnings.append(_squeeze_text(self.shapes.name(leaf, axis), kept))
                 else:
                     static.add((leaf, axis))
         return static
@@ -281,32 +295,93 @@ class _Capture:
         self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], way: _Way
     ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
-        static: set[tuple[int, int]] = set()
         names = size_names(program, self.shapes, sizes)
         ranges = declared_ranges(self.shapes, sizes)
-        self.assumptions = assumptions(self._recorded.branches, program, ranges)
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)
+        asked = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
+        static = self._broadcast(program, sizes, names)
+        self.bounds = asked.bounds
+        self._apply_bounds(program, sizes, ranges, names)
+        self.assumptions = [a for a in asked.assumptions if not self._is_said(way, sizes, names, a)]
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
-        found = conditions(program, ranges)
+        found = asked.conditions
+        if way.oblivious:
+            found = [*small_sizes(program, [row[3] for row in sizes], self._recorded.places), *found]
         if way.below:
             known = {condition.expr for condition in found}
             further = conditions_of_decompositions(program, ranges, since=sys.maxsize)
             found += [condition for condition in further if condition.expr not in known]
         for condition in found:
-            if way.tied and says_one_name(self.shapes, sizes, condition.expr):
-                continue
-            if way.tied and is_said_by_names(names, sizes, condition.expr):
+            if self._is_said(way, sizes, names, condition):
                 continue
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
-            for leaf, axis, must_be_dynamic, _ in concerned:
+            for leaf, axis, must_be_dynamic, size in concerned:
                 if must_be_dynamic:
-                    raise fixed_by(self.shapes.name(leaf, axis), condition, names)
+                    raise self._fixed_error(leaf, axis, size, condition, names)
                 static.add((leaf, axis))
             if not concerned:
                 self.conditions.append(condition)
                 self._warnings.append(warning_text(condition, names))
         return static
+
+    def _broadcast(
+        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], names: Mapping[str, str]
+    ) -> set[tuple[int, int]]:
+        """The ``Dim.AUTO`` dimensions of size 1 that are broadcast to a size which the model uses."""
+        static: set[tuple[int, int]] = set()
+        for used in used_sizes(program, self._recorded.broadcasts):
+            concerned = _concerned(sizes, {used.broadcast.small})
+            automatic = {(leaf, axis) for leaf, axis, must_be_dynamic, _ in concerned if not must_be_dynamic}
+            if not automatic:
+                self.conditions.append(used.condition)
+                self._warnings.append(used_size_text(used, names))
+            static |= automatic
+        return static
+
+    def _apply_bounds(
+        self,
+        program: torch.export.ExportedProgram,
+        sizes: Sequence[AskedSize],
+        declared: Mapping[Any, tuple[int, int | None]],
+        names: Mapping[str, str],
+    ) -> None:
+        """Puts the largest sizes that the model accepts into the ranges of the program.
+
+        Raises:
+            CaptureError: The user declared a larger range.
+        """
+        for bound in self.bounds:
+            symbol, largest = bound.expr.args
+            low, high = declared.get(symbol, (0, None))
+            for leaf, axis, _, _ in _concerned(sizes, {symbol}):
+                if high is not None and high > largest:
+                    raise outside_declared(self.shapes.name(leaf, axis), bound, names, low, high)
+            known = program.range_constraints.get(symbol, ValueRanges(0, int_oo))
+            program.range_constraints[symbol] = known & ValueRanges(known.lower, largest)
+
+    def fixed_by_operator(self) -> CaptureError | None:
+        """The error for a dimension that must be dynamic and that an operator of a failed attempt fixes."""
+        tensors = {name: t.shape for name, t in (*self.module.named_parameters(), *self.module.named_buffers())}
+        for fixing in itertools.chain.from_iterable(self._fixings):
+            for leaf, axis, _ in self.shapes.must_be_dynamic():
+                if self.shapes.source(leaf, axis) in (fixing.source, f"L{fixing.source}"):
+                    return fixed_by_operator(self.shapes.name(leaf, axis), fixing, tensors)
+        return None
+
+    def _fixed_error(
+        self, leaf: int, axis: int, size: torch.SymInt, condition: Condition, names: Mapping[str, str]
+    ) -> CaptureError:
+        name = self.shapes.name(leaf, axis)
+        if size.node.hint in (0, 1):
+            return fixed_by_small_size(name, condition, names, size.node.hint)
+        return fixed_by(name, condition, names)
+
+    def _is_said(self, way: _Way, sizes: Sequence[AskedSize], names: Mapping[str, str], condition: Condition) -> bool:
+        """Whether the user's names of the sizes say a condition."""
+        return way.tied and (
+            says_one_name(self.shapes, sizes, condition.expr) or is_said_by_names(names, sizes, condition.expr)
+        )
 
     def warn(self) -> None:
         """Says what was found in the program that is returned."""
@@ -328,10 +403,9 @@ class _Capture:
                 # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
                 # constants.
                 stack.enter_context(fx_config.patch(backed_size_oblivious=way.oblivious))
-                if way.oblivious:
-                    stack.enter_context(layout_may_depend_on_one())
                 if way.oblivious and self.shapes.has_empty():
                     stack.enter_context(zero_is_a_size())
+                stack.enter_context(any_size_is_accepted())
                 stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
                 if way.below:
                     stack.enter_context(traced_below(self.module))
@@ -340,6 +414,7 @@ class _Capture:
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
                 self._recorded = stack.enter_context(recorded())
+                self._fixings.append(self._recorded.fixings)
             with modules_timed(), span("torch.export.export"):
                 # In a context of its own: a context variable that the model's code sets is as it was afterwards.
                 program = contextvars.copy_context().run(
@@ -362,19 +437,10 @@ def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]
     return [row for row in sizes if row[3].node.expr.free_symbols & symbols]
 
 
-def _fixed_by_branch(name: str, dependence: Dependence, size: Any) -> CaptureError:
-    where = f" at {dependence.place}" if dependence.place else ""
-    return CaptureError(
-        f"{name} was asked to be dynamic, but the model's code{where} fixes it: the branch that the example's size "
-        f"{size} takes is right for {dependence.text} only",
-        hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
-    )
-
-
-def _squeeze_text(name: str, dependence: Dependence) -> str:
-    where = f" at {dependence.place}" if dependence.place else ""
+def _squeeze_text(name: str, kept: KeptAxis) -> str:
+    where = f" at {kept.place}" if kept.place else ""
     return (
-        f"squeeze{where} keeps axis {dependence.text} of its input: {name} was asked to be dynamic, and a model's number of "
+        f"squeeze{where} keeps axis {kept.axis} of its input: {name} was asked to be dynamic, and a model's number of "
         "axes can't depend on a size. PyTorch removes the axis where its size is 1, as in the example inputs; the exported "
         "model does not. Make that dimension static, or name the axes to squeeze."
     )

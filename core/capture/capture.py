@@ -20,7 +20,6 @@ from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
 from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
-from onnxplug.capture.guards import conditions, warning_text
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.lengths import lengths_stay_dynamic
@@ -31,6 +30,7 @@ from onnxplug.capture.patching import patched
 from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
+from onnxplug.capture.size_guards import size_guards, warning_text
 from onnxplug.capture.sizes import sizes_of_any_kind
 from onnxplug.capture.torchscript.module import from_script, is_script
 from onnxplug.capture.training import training_text, training_text_of
@@ -134,6 +134,7 @@ def capture(
             raise
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.repeated = attempt.conditions, attempt.assumptions, attempt.repeated
+    result.bounds = attempt.bounds
     result.dim_names = dimension_names(attempt.program, shapes)
     result.examples = list(examples)
     _warn_of_training(attempt.program, whole=module.training)
@@ -162,7 +163,7 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
     program = _with_gradients_in_structure(program)
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
-    found = conditions(program, {}, one_size=False)  # who exported it has named the sizes
+    found = size_guards(program, {}, one_size=False).conditions  # who exported it has named the sizes
     for condition in found:
         warnings.warn(warning_text(condition, {}), stacklevel=4)
     return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=found)

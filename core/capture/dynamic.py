@@ -77,6 +77,15 @@ class DynamicShapes:
                 if wanted is not None:
                     yield leaf, axis, wanted
 
+    def must_be_dynamic(self) -> Iterator[tuple[int, int, Any]]:
+        """As :meth:`asked`, the dimensions of which a static result would be an error."""
+        yield from (row for row in self.asked() if _must_be_dynamic(row[2]))
+
+    def source(self, leaf: int, axis: int) -> str:
+        """What torch calls the size of a dimension."""
+        argument, bracket, keys = self.paths[leaf].partition("[")
+        return f"L['{argument}']{bracket}{keys}.size()[{axis}]"
+
     def numbers(self) -> Iterator[tuple[int, str]]:
         """Leaf and name of every number that is named, and so stays an input."""
         for leaf, spec in enumerate(self.leaves):
@@ -385,7 +394,7 @@ def is_said_by_names(names: Mapping[str, str], sizes: Sequence[AskedSize], expr:
     """
     replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
     same = {symbol: other for symbol, other in replaced.items() if str(symbol) not in names}  # else it has another name
-    found = same_symbols(in_names(names, expr.xreplace(same)))
+    found = in_names(names, same_symbols(expr.xreplace(same)))
     return found.is_Boolean and not found.free_symbols and bool(found)
 
 
@@ -409,14 +418,14 @@ def _called(shapes: DynamicShapes, leaf: int, axis: int) -> str:
     return name_of(shapes.wanted(leaf, axis)) or f"{shapes.paths[leaf]}.shape[{axis}]"
 
 
-def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[Any, tuple[int, int]]:
+def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[Any, tuple[int, int | None]]:
     """torch's symbols of sizes to the smallest and largest size that a ``Dim`` declares."""
-    ranges: dict[Any, tuple[int, int]] = {}
+    ranges: dict[Any, tuple[int, int | None]] = {}
     for leaf, axis, _, size in sizes:
         wanted = shapes.wanted(leaf, axis)
         low, high = getattr(wanted, "min", None), getattr(wanted, "max", None)
         if size.node.expr.is_Symbol and isinstance(low, int):
-            ranges[size.node.expr] = (low, high if isinstance(high, int) else 2**63)
+            ranges[size.node.expr] = (low, high if isinstance(high, int) else None)
     return ranges
 
 

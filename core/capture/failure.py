@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -134,10 +135,14 @@ _ENDS = (
 )
 
 
+#: How torch writes the size of an input.
+_SIZE = re.compile(r"L\['(\w+)'\]((?:\[[^\]]*\])*)\.size\(\)\[(\d+)\]")
+
+
 def first_lines(error: BaseException) -> str:
-    """torch's message without the advice on how to get a longer one."""
+    """torch's message without the advice on how to get a longer one, and with the inputs in words."""
     lines: list[str] = []
-    for line in str(error).strip().splitlines():
+    for line in _SIZE.sub(r"axis \3 of the input \1\2", str(error)).strip().splitlines():
         if not line.strip() and lines and len(lines) > 12:
             break
         if any(end in line for end in _ENDS):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.guards import Condition
+from onnxplug.capture.size_guards import Condition
 
 
 class InputKind(Enum):
@@ -110,6 +110,7 @@ class Captured:
         seconds: Time that capture took.
         conditions: What the model's code asks of the sizes; the program is right where all hold.
         assumptions: What it asks that only the size 1 does not fulfil; often the program is right there too.
+        bounds: The largest sizes that the model's operators and checks accept; they are in the ranges of the program too.
         repeated: How many operator calls repeated the nodes of an equal one.
     """
 
@@ -123,6 +124,7 @@ class Captured:
     seconds: float = 0.0
     conditions: list[Condition] = field(default_factory=list)
     assumptions: list[Condition] = field(default_factory=list)
+    bounds: list[Condition] = field(default_factory=list)
     repeated: int = 0
 
 

@@ -12,9 +12,9 @@ from torch.export.graph_signature import ConstantArgument
 from torch.export.graph_signature import InputKind as TorchInput
 from torch.export.graph_signature import OutputKind as TorchOutput
 
-from onnxplug.capture.guards import Condition
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
+from onnxplug.capture.size_guards import Condition
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.functionalize.effects import hidden_views, targets_of, writes
 from onnxplug.functionalize.inplace import Functionalized, make_functional

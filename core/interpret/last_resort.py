@@ -18,8 +18,8 @@ import torch
 
 from onnxplug import logs
 from onnxplug.capture.attempts import quiet
-from onnxplug.capture.guards import Condition, FixedExpressionError, conditions_of_decompositions
 from onnxplug.capture.signature import Captured
+from onnxplug.capture.size_guards import Condition, FixedExpressionError, conditions_of_decompositions
 from onnxplug.capture.transforms import transforms_closed
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.functionalize.subgraphs import subgraph_at
@@ -255,10 +255,10 @@ def _further_conditions(captured: Captured, known: int) -> list[Condition]:
     return found
 
 
-def _ints(limits: Any) -> tuple[int, int]:
-    """The smallest and the largest of a range of torch's, whose ends may be infinite."""
+def _ints(limits: Any) -> tuple[int | None, int | None]:
+    """The smallest and the largest of a range of torch's, ``None`` where it has no end."""
     low, high = limits.lower, limits.upper
-    return int(low) if low.is_Integer else 0, int(high) if high.is_Integer else 2**63
+    return int(low) if low.is_Integer else None, int(high) if high.is_Integer else None
 
 
 def _shape_env(program: torch.export.ExportedProgram) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from onnxplug.capture.guards import is_of_layout
+from onnxplug.capture.size_guards import is_of_layout
 from onnxplug.torch_private import FakeTensor, uninteresting_files
 
 #: The first of the sizes that stand for examples of 0 and 1; the others are the next odd numbers.

@@ -19,8 +19,8 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.expressions import SizeComputer
 from onnxplug.build.provenance import Named, Provenance
 from onnxplug.capture.dimensions import in_names
-from onnxplug.capture.guards import Condition
 from onnxplug.capture.signature import Captured, InputKind, InputSlot
+from onnxplug.capture.size_guards import Condition
 from onnxplug.errors import Unsupported, UsageError
 
 #: A size that no input has. A negative one would do for ONNX Runtime, but NumPy takes it for one to infer.
@@ -183,7 +183,7 @@ class _Checks:
             condition = self._conditions.pop()
             place = f" ({condition.place})" if condition.place else ""
             text = f"check: the model is right only where {condition.text(self._dim_names)}{place}"
-            holds = self._stated(condition.text(self._dim_names), in_names(self._dim_names, condition.expr), "value")
+            holds = self._stated(condition.text(self._dim_names), condition.named(self._dim_names), "value")
             first = self._g.dim(value, 0)
             impossible = self._g.op.Where(holds, self._g.as_scalar(first), self._g.const(_IMPOSSIBLE))
             value = self._reshaped(value, [impossible, *sizes[1:]], text)

@@ -179,6 +179,7 @@ class Collector:
         }
         found = [(condition, False) for condition in captured.conditions]
         found += [(condition, True) for condition in captured.assumptions]
+        found += [(bound, False) for bound in captured.bounds]
         self.report.capture = Capture(
             captured.strategy,
             captured.seconds,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.dimensions import evaluate, is_expression, named, names_in
-from onnxplug.capture.guards import Condition
+from onnxplug.capture.size_guards import Condition
 
 #: Sizes that dynamic dimensions take in turn, as offsets from the exported size; ``None`` is the size 1.
 _OFFSETS: tuple[int | None, ...] = (None, 1, 3, -1, 5)

@@ -1,0 +1,139 @@
+"""Broadcasting of dynamic dimensions whose example size is 1.
+
+torch.export takes such a size for the constant 1 where an operator broadcasts it to another size. ONNX's operators broadcast
+when the model runs, so the size stays dynamic here: the result has the other size, which is right where the first is 1 or
+equal to it. Where the other one is 1 instead, ONNX's operator still computes the right result, of the first size; what then
+depends on the result's size by more than broadcasting is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from onnxplug.torch_private import OpOverload, pytree
+
+#: torch's functions that work out broadcast shapes, with the names of the two sizes that they compare.
+_SIZES = {"infer_size": ("sizeA", "sizeB"), "expand": ("x", "requested_length"), "should_expand": ("x", "y")}
+#: Operators beside the pointwise ones that work on tensors of any size alike.
+_OF_ANY_SIZE = frozenset(
+    f"aten::{name}"
+    for name in "sum mean amax amin prod any all max min logsumexp softmax log_softmax _softmax _log_softmax permute transpose t "
+    "matmul mm bmm linear clone contiguous detach alias to _to_copy dropout layer_norm unsqueeze sort cumsum".split()
+)
+
+
+#: Operators that ask whether a size is 1, and whose form is the same at every size.
+_SAME_FORM = frozenset({"aten::prelu"})
+
+
+class Broadcast(NamedTuple):
+    """Two sizes that an operator broadcasts.
+
+    Attributes:
+        small: torch's symbol of the size that is 1 in the example.
+        size: That of the other operand, and of the result, or the number that it is.
+    """
+
+    small: Any
+    size: Any
+
+
+def broadcast_of(condition: Any, frame: FrameType | None) -> Broadcast | None:
+    """What torch would make a size the constant 1 for.
+
+    Args:
+        condition: sympy's condition that torch evaluates.
+        frame: The frame that asks for it.
+
+    Returns:
+        ``None`` where the condition is not that a size is 1, no broadcasting asks for it, or the other size is 1 too.
+    """
+    if type(condition).__name__ == "Or":
+        return next(filter(None, (broadcast_of(part, frame) for part in condition.args)), None)
+    if type(condition).__name__ not in ("Equality", "Unequality"):
+        return None
+    symbol = next((side for side in condition.args if side.is_Symbol), None)
+    if symbol is None or 1 not in condition.args:
+        return None
+    for _ in range(12):
+        if frame is None:
+            return None
+        values, name = frame.f_locals, frame.f_code.co_name
+        if name == "_broadcast_shapes" and "common_shape" in values and "idx" in values:
+            sizes = [values["shape"][values["idx"]], values["common_shape"][values["idx"]]]
+        elif name in _SIZES:
+            sizes = [values.get(size) for size in _SIZES[name]]
+        elif name == "_broadcast_in_dim_meta":
+            sizes = _pair(values, symbol)
+        elif isinstance(values.get("self"), OpOverload) and values["self"]._schema.name in _SAME_FORM:
+            return Broadcast(symbol, 1)
+        else:
+            frame = frame.f_back
+            continue
+        return _broadcast(symbol, sizes) if type(condition).__name__ == "Equality" else None
+    return None
+
+
+def _pair(values: dict[str, Any], symbol: Any) -> list[Any]:
+    """The size of the operand that a symbol stands for in torch's general broadcast, and that of the result."""
+    for axis, size in zip(values["broadcast_dimensions"], values["a"].shape, strict=True):
+        if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+            return [size, values["shape"][axis]]
+    return []
+
+
+def _broadcast(symbol: Any, sizes: Iterable[Any]) -> Broadcast | None:
+    exprs = {getattr(getattr(size, "node", None), "expr", size): size for size in sizes if size is not None}
+    small = exprs.pop(symbol, None)
+    if small is None or small.node.hint != 1 or len(exprs) != 1:
+        return None
+    ((expr, other),) = exprs.items()
+    hint = other if isinstance(other, int) else other.node.hint
+    return Broadcast(symbol, expr) if hint not in (None, 1) else None
+
+
+def first_use(program: torch.export.ExportedProgram, broadcast: Broadcast) -> torch.fx.Node | None:
+    """The first operator of a program that uses the size of a broadcast's result in another way than by broadcasting."""
+    if not getattr(broadcast.size, "free_symbols", ()):
+        return None  # a result of that size, whatever the operand's is
+    results: set[torch.fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        follows = any(argument in results for argument in node.all_input_nodes)
+        numbers = [a.meta.get("val") for a in node.all_input_nodes if not isinstance(a.meta.get("val"), torch.Tensor)]
+        counts = any(_has(number, broadcast.size) for number in numbers)
+        if (follows and not _is_of_any_size(node)) or (counts and isinstance(node.meta.get("val"), torch.Tensor)):
+            return node
+        if follows or _broadcasts(node, broadcast):
+            results.add(node)
+    return None
+
+
+def _has(value: Any, size: Any) -> bool:
+    expr = getattr(getattr(value, "node", None), "expr", None)
+    return expr is not None and bool(expr.free_symbols & size.free_symbols)
+
+
+def _is_of_any_size(node: torch.fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, OpOverload) and (
+        torch.Tag.pointwise in target.tags or target._schema.name in _OF_ANY_SIZE
+    )
+
+
+def _broadcasts(node: torch.fx.Node, broadcast: Broadcast) -> bool:
+    """Whether a node's operand has the size that is 1 in the example, and its result the other one instead."""
+    values = [argument.meta.get("val") for argument in node.all_input_nodes]
+    results = [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    made = [size for value in results for size in value.shape]
+    return any(_is(s, broadcast.small) for s in sizes) and any(_is(s, broadcast.size) for s in made)
+
+
+def _is(size: Any, expr: Any) -> bool:
+    return isinstance(size, torch.SymInt) and bool(size.node.expr == expr)
