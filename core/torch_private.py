@@ -209,6 +209,7 @@ _NAMES = {
         "torch.fx.experimental.proxy_tensor:_ModuleStackTracer", "capture in less time", _no_tracer
     ),
     "proxies": _Private("torch.fx.experimental.proxy_tensor:", "capture in less time", SimpleNamespace),
+    "export_trace": _Private("torch.export._trace:", "capture in less time", SimpleNamespace),
     "ProxyTensor": _Private("torch.fx.experimental.proxy_tensor:_ProxyTensor", "capture in less time", _nothing),
     "Thunk": _Private("torch.utils._thunk:Thunk", "capture in less time", _nothing),
     "pre_dispatch_modes": _Private(

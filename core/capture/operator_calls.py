@@ -372,11 +372,11 @@ def record(func: Any, operands: _Operands, last: torch.fx.Node, result: Any, siz
         node = node._next
     if not nodes or nodes[0].target is not func:
         return None
-    items = []
+    items: list[int] = []
     for item in nodes[1:]:
         if item.target is not operator.getitem or item.args[0] is not nodes[0]:
             return None
-        items.append(item.args[1])
+        items.append(item.args[1])  # type: ignore[arg-type]
     several = isinstance(result, tuple | list)
     values = list(result) if several else [result]
     if several and (type(result) not in (tuple, list) or items != list(range(len(values)))):

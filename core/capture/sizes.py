@@ -57,7 +57,7 @@ def _linspace(original: Function) -> Function:
         if not isinstance(steps, torch.SymInt) or not known:
             return original(start, end, steps, **options)
         count: Any = steps
-        places = torch.arange(count, dtype=dtype, device=options.get("device"))
+        places: Any = torch.arange(count, dtype=dtype, device=options.get("device"))
         step = (end - start) / torch.sym_max(steps - 1, 1)
         rising, falling = start + step * places, end - step * (steps - 1 - places)
         return torch.where(places < steps // 2, rising, torch.where(places < 1, start, falling)).to(dtype)

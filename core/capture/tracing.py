@@ -7,12 +7,14 @@ import functools
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 from onnxplug.capture.patching import patched
-from onnxplug.torch_private import ModuleStackTracer, proxies, torch_c, use_lazy_graph_module
+from onnxplug.torch_private import ModuleStackTracer, export_trace, proxies, torch_c, use_lazy_graph_module
 
 #: Held while classes of torch are patched; torch.export patches some itself, and takes one model at a time.
 ONE_AT_A_TIME = threading.RLock()
@@ -47,11 +49,38 @@ def lean_tracing() -> Iterator[None]:
         with (
             patched(ModuleStackTracer, "create_node", create_node),
             patched(ModuleStackTracer, "trace", trace),
+            _bindings_replaced_where_there_are_some(),
             _without_function_modes("set_meta"),
             _without_function_modes("track_tensor"),
             use_lazy_graph_module(True),
         ):
             yield
+
+
+@contextlib.contextmanager
+def _bindings_replaced_where_there_are_some() -> Iterator[None]:
+    """While it holds, torch.export looks for sizes that depend on data in every value of a program only where it has such sizes."""
+    original = getattr(export_trace, "_replace_unbacked_bindings", None)
+    if original is None:
+        yield
+        return
+
+    def replace(graph_module: Any) -> None:
+        values = [v for node in graph_module.graph.nodes for v in _each(node.meta.get("val"))]
+        owners = [v.node if isinstance(v, torch.SymInt) else getattr(v, "fake_mode", None) for v in values]
+        envs = {id(env): env for owner in owners if (env := getattr(owner, "shape_env", None)) is not None}
+        if any(env.var_to_range.keys() - getattr(env, "backed_var_to_val", {}).keys() for env in envs.values()):
+            original(graph_module)
+            return
+        for node in graph_module.graph.nodes:
+            node.meta.pop("unbacked_bindings", None)
+
+    with patched(export_trace, "_replace_unbacked_bindings", replace):
+        yield
+
+
+def _each(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else (value,)
 
 
 @contextlib.contextmanager

@@ -245,7 +245,7 @@ def _nearest(x: float) -> int:
     return round(x)  # to the even one of two, as torch
 
 
-_BINARY = {"add": torch.add, "mul": torch.mul, "matmul": torch.matmul}
+_BINARY: dict[str, Function] = {"add": torch.add, "mul": torch.mul, "matmul": torch.matmul}
 _NORMS: dict[str, tuple[Function, int]] = {f"batch_norm{dims}": (_batch_norm, 6) for dims in ("", "1d", "2d", "3d")}
 #: Operator of torch.ops.quantized to its function of numbers and the number of arguments before the scale.
 _SCALED: dict[str, tuple[Function, int]] = {
