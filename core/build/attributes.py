@@ -178,7 +178,7 @@ def check_dtypes(spec: OpSpec, values: Sequence[ir.Value | None], is_stored: Cal
     Args:
         spec: The operator.
         values: The inputs.
-        is_stored: Tells what the model stores: nodes on that alone are computed at export, whatever the schema says.
+        is_stored: Tells what the model stores: nodes of ai.onnx on that alone are computed at export, whatever the schema says.
 
     Raises:
         ConversionError: They don't fit.
@@ -194,7 +194,7 @@ def check_dtypes(spec: OpSpec, values: Sequence[ir.Value | None], is_stored: Cal
             continue
         allowed = spec.input_types[min(position, len(spec.input_types) - 1)]
         if allowed and dtype not in allowed:
-            if all(value is None or is_stored(value) for value in values):
+            if not spec.domain and all(value is None or is_stored(value) for value in values):
                 return
             names = ", ".join(sorted(d.name.lower() for d in allowed))
             raise ConversionError(

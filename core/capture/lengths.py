@@ -11,12 +11,14 @@ import torch
 from onnxplug.capture.mentions import Mentions, code_names
 from onnxplug.capture.patching import patched
 
+_python_length = len  # by another name: in an export within one, this module is the model's code too
+
 
 def _length(item: Any) -> Any:
     """As Python's ``len``, but of a tensor whose first size is dynamic that size."""
     if isinstance(item, torch.Tensor) and item.dim() and isinstance(item.shape[0], torch.SymInt):
         return item.shape[0]
-    return len(item)
+    return _python_length(item)
 
 
 class _Globals:

@@ -115,7 +115,7 @@ def operator_calls_repeated() -> Iterator[OperatorCalls]:
 @functools.cache
 def _is_supported() -> bool:
     needed = [
-        (proxies, "proxy_call get_proxy_slot set_meta"),
+        (proxies, "proxy_call get_proxy_slot set_proxy_slot set_meta"),
         (torch, "_functionalize_unsafe_set"),
         (torch_c, "_set_throw_on_mutable_data_ptr _DisableTorchDispatch DisableTorchFunction _increment_version"),
         (torch_c, "_dispatch_tls_local_include_set _dispatch_tls_local_exclude_set _len_torch_dispatch_stack"),
@@ -460,6 +460,13 @@ def repeat(call: _Call, func: Any, operands: _Operands, fx_args: Any, fx_kwargs:
     name = tracer.graph._target_to_str(func.overloadpacket.__name__)
     nodes = [tracer.create_node("call_function", func, fx_args, fx_kwargs, name=name)]
     nodes += [tracer.create_node("call_function", operator.getitem, (nodes[0], i), {}) for i in call.items]
+    for node, (tensor_meta, names) in zip(nodes, call.metadata, strict=True):
+        if tensor_meta is not None:
+            node.meta["tensor_meta"] = tensor_meta
+        if node.meta.keys() | {"val"} != names:
+            for made in reversed(nodes):
+                tracer.graph.erase_node(made)
+            return None
     results: list[Any] = []
     snapshots: list[Any] = []
     for result in call.results:
@@ -489,18 +496,11 @@ def repeat(call: _Call, func: Any, operands: _Operands, fx_args: Any, fx_kwargs:
         proxy = tracer.proxy(node)
         for kind, axis, size in result.sizes:
             tracer.symnode_tracker.sym_node_dict[size] = Thunk(partial(_size_proxy, tracer, proxy, kind, axis, size))
-        tracer.tensor_tracker[tensor] = ProxyTensor(proxy, None)
+        proxies.set_proxy_slot(tensor, tracer, ProxyTensor(proxy, None))
         results.append(tensor)
         snapshots.append(snapshot)
     if call.sequence is not None:
         nodes[0].meta["val"] = call.sequence(snapshots)
-    for node, (tensor_meta, names) in zip(nodes, call.metadata, strict=True):
-        if tensor_meta is not None:
-            node.meta["tensor_meta"] = tensor_meta
-        if node.meta.keys() != names:
-            for made in reversed(nodes):
-                tracer.graph.erase_node(made)
-            return None
     if call.written:
         torch_c._increment_version([operands.tensors[i] for i in call.written])
     return (call.sequence(results) if call.sequence is not None else results[0],)

@@ -26,7 +26,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of
-from onnxplug.capture.locations import is_core_file, is_torch_file
+from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file
 from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
@@ -136,7 +136,7 @@ class Replaced:
 def recorded() -> Iterator[Recorded]:
     """Records what Python code asks of dynamic sizes while it holds, in this thread."""
     # torch names the place of a guard by the innermost frame that is in none of these files.
-    uninteresting_files().add(__file__)
+    uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
     _local.recorded = result = Recorded(bool(fx_config.backed_size_oblivious))
     try:
@@ -186,7 +186,7 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
     if not number.is_Integer or not env.var_to_sources.get(symbol):
         return
     place, operator, shape = _place(frame), None, None
-    while frame is not None and not is_core_file(frame.f_code.co_filename):
+    while frame is not None and not _ends_model(frame.f_code.co_filename):
         called = frame.f_locals.get("func")
         if isinstance(called, OpOverload):  # the outermost is the one that the model calls
             operator = called._schema.name
@@ -195,6 +195,11 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
             shape = next((tuple(s) for s in shapes if all(type(n) is int for n in s) and int(number) in s), None)
         frame = frame.f_back
     yield Fixing(env.var_to_sources[symbol][0].name, int(number), place, operator, shape)
+
+
+def _ends_model(file: str) -> bool:
+    """Whether a frame of a file is none of the model's, nor of what the model calls."""
+    return is_core_file(file) and file not in TRACING
 
 
 def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
@@ -294,9 +299,9 @@ def _place(frame: FrameType | None) -> str | None:
     """The innermost line that is neither torch's nor onnxplug's, nor of the graph that the strict mode runs again."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_core_file(file) or file == "<string>":
+        if (is_core_file(file) and file not in TRACING) or file == "<string>":
             return None
-        if not is_torch_file(file):
+        if not is_torch_file(file) and file not in TRACING:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return None
@@ -372,8 +377,8 @@ def _raises(code: CodeType, offset: int, holds: bool, equal: bool) -> bool:
 def _is_handled(frame: FrameType) -> bool:
     """Whether an error that a frame raises is, or may be, handled in the code of the model that called it."""
     current: FrameType | None = frame.f_back
-    while current is not None and not is_core_file(current.f_code.co_filename):
-        if not is_torch_file(current.f_code.co_filename):
+    while current is not None and not _ends_model(current.f_code.co_filename):
+        if not is_torch_file(current.f_code.co_filename) and current.f_code.co_filename not in TRACING:
             handlers = _instructions(current.f_code)[2]
             if any(entry.start <= current.f_lasti < entry.end for entry in handlers):
                 return True
@@ -384,11 +389,12 @@ def _is_handled(frame: FrameType) -> bool:
 def _raises_in_dynamo(frame: FrameType | None, holds: bool, equal: bool) -> bool:
     """As :func:`_raises` and not :func:`_is_handled`, where torch's strict mode interprets the code."""
     while frame is not None:
-        interpreter = frame.f_locals.get("self")
-        code = getattr(interpreter, "f_code", None)
-        offset = getattr(getattr(interpreter, "current_instruction", None), "offset", None)
-        if isinstance(code, CodeType) and isinstance(offset, int):
-            return _raises(code, offset, holds, equal) and not _is_handled_in_dynamo(interpreter)
+        interpreter: Any = frame.f_locals.get("self")
+        # By its class: Dynamo's lazy variables make a tensor when an attribute is read.
+        if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(interpreter).__mro__):
+            code, offset = interpreter.f_code, getattr(interpreter.current_instruction, "offset", None)
+            if isinstance(code, CodeType) and isinstance(offset, int):
+                return _raises(code, offset, holds, equal) and not _is_handled_in_dynamo(interpreter)
         frame = frame.f_back
     return False
 

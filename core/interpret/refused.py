@@ -95,7 +95,8 @@ def _kind(argument: Any) -> Any:
 
 def _try(fx: torch.fx.Node) -> str | None:
     """What PyTorch says of a call on tensors of its dtypes that it doesn't say of the same call with other ones."""
-    if fx.target._schema.name.partition("::")[2].startswith(_UNCHECKED):  # type: ignore[union-attr]
+    name = fx.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
+    if name.startswith(_UNCHECKED) or name.endswith("_backward"):  # torch calls these, with what its kernels give
         return None
     tensors = [node for node in fx.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)]
     vals = [node.meta["val"] for node in tensors]

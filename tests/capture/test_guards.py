@@ -82,7 +82,6 @@ REFUSED: dict[str, Model] = {
     "a kernel of torch's function": lambda x: F.max_pool1d(x[:, ::2], x[:, ::2].shape[1]),
     "an adaptive pool": lambda x: F.adaptive_avg_pool1d(x, [x.shape[1] // 2]),
     "an adaptive max pool": lambda x: F.adaptive_max_pool2d(x[None], (2, x.shape[1] // 2)),
-    "linspace of a quotient": lambda x: torch.linspace(0, 1, x.shape[1] // 2) + x[:, :1],
     "a window": lambda x: torch.hann_window(x.shape[1] // 2) + x[:, :1],
     "unfold": lambda x: x.unfold(1, x.shape[1] // 2, 1),
     "classes": lambda x: F.one_hot(x.long().clamp(0, 1), x.shape[1] // 2),

@@ -135,7 +135,7 @@ def test_check(shop: Path) -> None:
     lines = " ".join(printed.split())
     for text in (
         "requires: torch>=99, but version",
-        "requires: surely-not-installed is not installed",
+        "requires: surely-not-installed, which is not installed",
         "dead rule: Rule('shop::nosuch', 'shop_bad:wrong'): torch does not know shop::nosuch",
         "holds at no opset that is supported",
         "cannot import 'nowhere:f'",

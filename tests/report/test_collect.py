@@ -60,7 +60,7 @@ def test_capture() -> None:
     capture = reports.report().capture
     assert capture is not None
     assert capture.strategy == "non-strict"
-    assert capture.repeated > 10
+    assert capture.repeated == 10  # of each of the later two blocks 5
     assert list(capture.dimensions) == ["batch"]
     assert capture.dimensions["batch"].endswith(" to any")
     (attempt,) = capture.attempts

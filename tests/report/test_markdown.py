@@ -18,7 +18,7 @@ def test_what_it_says() -> None:
         "- model: tests.support.reports.Net",
         "- verification: the same as PyTorch on 4 sets of inputs",
         "| x | float[batch, 8] |",
-        "| Block | 2 |",
+        "Operator calls that repeated an equal one: 10.",
         "reports_test::halved.default",
         "## Differences in units of each element's tolerance",
         "## Times of rules",
