@@ -24,7 +24,7 @@ def node(g, n):
 
 def decayed(g, n):  # a translation into plain operators: a product with the powers of the leak
     x, leak = n.args
-    steps = g.op.Range(g.const(0, torch.int64), g.const(g.dim(x, 1), torch.int64), g.const(1, torch.int64))
+    steps = g.op.Range(g.const(0, torch.int64), g.dim(x, 1), g.const(1, torch.int64))
     distance = g.op.Sub(g.op.Unsqueeze(steps, [1]), g.op.Unsqueeze(steps, [0]))
     powers = g.op.Pow(g.const(leak, x.dtype), g.op.Cast(distance, to=x.dtype))
     kept = g.op.Where(g.op.Less(distance, g.const(0, torch.int64)), g.const(0.0, x.dtype), powers)
