@@ -63,10 +63,6 @@ def _no_tracer() -> type:
     return type("NoTracer", (), {"call_module": _no_op, "create_node": _no_op, "trace": _no_op})
 
 
-def _nothing() -> None:
-    """In place of a name without which a fast path is not taken."""
-
-
 def _sympy_notation() -> type:
     from sympy.printing.str import StrPrinter
 
@@ -210,10 +206,11 @@ _NAMES = {
     ),
     "proxies": _Private("torch.fx.experimental.proxy_tensor:", "capture in less time", SimpleNamespace),
     "export_trace": _Private("torch.export._trace:", "capture in less time", SimpleNamespace),
-    "ProxyTensor": _Private("torch.fx.experimental.proxy_tensor:_ProxyTensor", "capture in less time", _nothing),
-    "Thunk": _Private("torch.utils._thunk:Thunk", "capture in less time", _nothing),
+    "share_memory": _Private("torch:_functionalize_unsafe_set", "capture in less time", SimpleNamespace),
+    "ProxyTensor": _Private("torch.fx.experimental.proxy_tensor:_ProxyTensor", "capture in less time", SimpleNamespace),
+    "Thunk": _Private("torch.utils._thunk:Thunk", "capture in less time", SimpleNamespace),
     "pre_dispatch_modes": _Private(
-        "torch._ops:_len_torch_dispatch_stack_pre_dispatch", "capture in less time", _nothing
+        "torch._ops:_len_torch_dispatch_stack_pre_dispatch", "capture in less time", SimpleNamespace
     ),
     "use_lazy_graph_module": _Private(  # graphs between torch.export's passes become Python code
         "torch.fx._lazy_graph_module:_use_lazy_graph_module", "capture in less time", lambda: contextlib.nullcontext

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import glob
 import inspect
 import os
 import re
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,3 +84,24 @@ def module_path(fx: torch.fx.Node) -> str:
     if not stack:
         return ""
     return str(next(reversed(stack.values()))[0])
+
+
+def user_line(sloc: Any) -> str | None:
+    """The user's line at which a guard was made; ``None`` where torch asks by itself."""
+    frame = getattr(sloc, "framework_loc", None)
+    if frame is not None and not is_torch_file(frame.filename):
+        return f"{frame.filename}:{frame.lineno}"
+    user = re.search(r"#\s*(\S+):(\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
+    path = _whole_path(user[1]) if user is not None else None
+    return f"{path}:{user[2]}" if user is not None and path is not None and not is_torch_file(path) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole_path(path: str) -> str:
+    """The path of a file, of which torch leaves out the beginning that it shares with torch's own folder."""
+    if os.path.isabs(path):
+        return path
+    # Where only the root is shared, torch leaves out a letter of the next folder too.
+    shared = [str(folder / path) for folder in (Path(_TORCH), *Path(_TORCH).parents)]
+    candidates = [*shared, *glob.glob(f"{os.sep}?{glob.escape(path)}")]
+    return next(filter(os.path.isfile, candidates), path)

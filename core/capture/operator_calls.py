@@ -18,6 +18,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from onnxplug.torch_private import (
     Thunk,
     pre_dispatch_modes,
     proxies,
+    share_memory,
     torch_c,
     transforms_depth,
 )
@@ -116,13 +118,15 @@ def operator_calls_repeated() -> Iterator[OperatorCalls]:
 def _is_supported() -> bool:
     needed = [
         (proxies, "proxy_call get_proxy_slot set_proxy_slot set_meta"),
-        (torch, "_functionalize_unsafe_set"),
         (torch_c, "_set_throw_on_mutable_data_ptr _DisableTorchDispatch DisableTorchFunction _increment_version"),
         (torch_c, "_dispatch_tls_local_include_set _dispatch_tls_local_exclude_set _len_torch_dispatch_stack"),
         (torch.ops.aten, "sym_is_contiguous"),
     ]
     has_all = all(hasattr(owner, name) for owner, names in needed for name in names.split())
-    return has_all and None not in (pre_dispatch_modes, ProxyTensor, Thunk)
+    gone = [
+        name for name in (pre_dispatch_modes, ProxyTensor, Thunk, share_memory) if isinstance(name, SimpleNamespace)
+    ]
+    return has_all and not gone
 
 
 class OperatorCalls:
@@ -489,7 +493,7 @@ def repeat(call: _Call, func: Any, operands: _Operands, fx_args: Any, fx_kwargs:
                 memory = results[result.memory]
             else:
                 memory = new_memory(result.like)
-            torch._functionalize_unsafe_set(bare, memory)
+            share_memory(bare, memory)
             tensor = fake_tensor(bare, result)
         snapshot = fake_tensor(bare, result)
         node.meta["val"] = snapshot
@@ -508,7 +512,7 @@ def repeat(call: _Call, func: Any, operands: _Operands, fx_args: Any, fx_kwargs:
 
 def fake_tensor(bare: torch.Tensor, result: _Result) -> Any:
     """What ``FakeTensor(fake_mode, bare, device)`` makes, from the attributes of another one that it made."""
-    made = torch.Tensor._make_subclass(
+    made = FakeTensor._make_subclass(
         FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=result.device
     )
     if not result.attributes["fake_mode"]._allow_unsafe_data_ptr_access:
@@ -528,7 +532,7 @@ def _work_out_layout(tensor: torch.Tensor) -> None:
 def new_memory(like: torch.Tensor) -> torch.Tensor:
     """An empty tensor of the device meta in memory of its own, of the number of bytes that another tensor's has."""
     with torch_c._DisableTorchDispatch():
-        made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
+        made: torch.Tensor = FakeTensor._make_wrapper_subclass(
             FakeTensor, (0,), dtype=like.dtype, device=like.device, storage_size=like.untyped_storage().nbytes()
         )
     return made

@@ -26,7 +26,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of
-from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file
+from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
@@ -288,8 +288,6 @@ def _asked(env: Any, held: Any, holds: bool, equal: bool, frame: FrameType) -> Q
     if file == torch.__file__ and name.startswith("_check"):
         return Question(held, _place(frame), True)
     if file.startswith(_DYNAMO):
-        from onnxplug.capture.size_guards import user_line
-
         return Question(held, user_line(env._get_sloc()), _raises_in_dynamo(frame, holds, equal))
     raises = _raises(frame.f_code, frame.f_lasti, holds, equal) and not _is_handled(frame)
     return Question(held, _place(frame), raises, is_torch_file(file))

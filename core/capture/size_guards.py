@@ -16,15 +16,12 @@ error, a warning or a range:
 from __future__ import annotations
 
 import dataclasses
-import functools
-import glob
 import itertools
 import linecache
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +31,7 @@ from onnxplug.capture.broadcasts import Broadcast, first_use
 from onnxplug.capture.constants import Constants
 from onnxplug.capture.dimensions import in_names, same_symbols
 from onnxplug.capture.implication import Ranges, contradicted, implied, is_bounded
-from onnxplug.capture.locations import is_torch_file, source_location
+from onnxplug.capture.locations import is_torch_file, source_location, user_line
 from onnxplug.capture.questions import Fixing, Question, is_of_python
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import python_notation
@@ -414,27 +411,6 @@ def _line(place: str | None) -> str:
 def is_own(place: str | None) -> bool:
     """Whether a line is in the user's own code, and not in an installed package."""
     return place is not None and not is_torch_file(place) and not _INSTALLED.search(place)
-
-
-def user_line(sloc: Any) -> str | None:
-    """The user's line at which a guard was made; ``None`` where torch asks by itself."""
-    frame = getattr(sloc, "framework_loc", None)
-    if frame is not None and not is_torch_file(frame.filename):
-        return f"{frame.filename}:{frame.lineno}"
-    user = re.search(r"#\s*(\S+):(\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
-    path = _whole_path(user[1]) if user is not None else None
-    return f"{path}:{user[2]}" if user is not None and path is not None and not is_torch_file(path) else None
-
-
-@functools.lru_cache(maxsize=1024)
-def _whole_path(path: str) -> str:
-    """The path of a file, of which torch leaves out the beginning that it shares with torch's own folder."""
-    if os.path.isabs(path):
-        return path
-    # Where only the root is shared, torch leaves out a letter of the next folder too.
-    shared = [str(folder / path) for folder in (Path(_TORCH), *Path(_TORCH).parents)]
-    candidates = [*shared, *glob.glob(f"{os.sep}?{glob.escape(path)}")]
-    return next(filter(os.path.isfile, candidates), path)
 
 
 def _input_sizes(program: torch.export.ExportedProgram) -> Iterator[torch.SymInt]:

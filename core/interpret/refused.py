@@ -110,6 +110,10 @@ def _try(fx: torch.fx.Node) -> str | None:
     message = messages.pop()
     if messages or message is None or _lacks_kernel(message):
         return None
+    if (
+        _raised(fx, shrink, {}, 1, turned=True) is None
+    ):  # some kernels take more dtypes of tensors that are not contiguous
+        return None
     # Of wrong sizes or values it would say so whatever the dtypes are.
     others = [dict(zip(tensors, dtypes, strict=True)) for dtypes in _others(vals)]
     runs = any(_raised(fx, shrink, dtypes, content) is None for dtypes in others for content in (1, 0))
@@ -170,7 +174,11 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def _raised(
-    fx: torch.fx.Node, size: Callable[[Any], Any], dtypes: Mapping[torch.fx.Node, torch.dtype], content: int
+    fx: torch.fx.Node,
+    size: Callable[[Any], Any],
+    dtypes: Mapping[torch.fx.Node, torch.dtype],
+    content: int,
+    turned: bool = False,
 ) -> str | None:
     """What an operator raises on tensors of a call's sizes and dtypes; ``None`` where it runs.
 
@@ -179,12 +187,16 @@ def _raised(
         size: Gives the number that stands for a size.
         dtypes: dtypes of some tensors instead of their own.
         content: What the tensors hold.
+        turned: Whether the last axis is the outermost one in memory.
     """
 
     def argument(item: Any) -> Any:
         val = meta_of(item)
         if isinstance(val, torch.Tensor):
-            return torch.full([size(n) for n in val.shape], content, dtype=dtypes.get(item, val.dtype), device="cpu")
+            shape, dtype = [size(n) for n in val.shape], dtypes.get(item, val.dtype)
+            if turned and len(shape) > 1:
+                return torch.full([shape[-1], *shape[:-1]], content, dtype=dtype, device="cpu").movedim(0, -1)
+            return torch.full(shape, content, dtype=dtype, device="cpu")
         if isinstance(val, torch.SymFloat):
             return 1.0
         if isinstance(val, torch.SymBool):

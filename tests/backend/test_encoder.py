@@ -13,6 +13,7 @@ from torch import nn
 import onnxplug
 from onnxplug.backend.backend import _make_session, _threads, onnxplug_backend
 from onnxplug.backend.options import BackendOptions
+from tests.support.tolerances import LOOSER
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,9 @@ def test_an_encoder_is_run_by_onnxruntime(masks: dict[str, Any], activation: str
     compiled = torch.compile(model, backend=onnxplug_backend, options={"store": store, "fallback": False})
     with torch.no_grad():
         for x in (torch.randn(2, 5, 16), torch.randn(2, 5, 16) * 3 - 1, torch.randn(3, 5, 16)):
-            torch.testing.assert_close(compiled(x, **masks), model(x, **masks), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                compiled(x, **masks), model(x, **masks), rtol=LOOSER["attention"].rtol, atol=LOOSER["attention"].atol
+            )
     assert store["graphs"]
     assert all(graph.model is not None and graph.error is None for graph in store["graphs"])
 
@@ -90,7 +93,9 @@ def test_the_operator_is_exported(name: str) -> None:
     with torch.no_grad():
         program = onnxplug.to_onnx(torch.export.export(model, (torch.randn(2, 5, 8),)))
         for x in (torch.randn(2, 5, 8), torch.randn(2, 5, 8) * 4 + 1):
-            torch.testing.assert_close(program(x)[0], model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+            torch.testing.assert_close(
+                program(x)[0], model(x), rtol=LOOSER["attention"].rtol, atol=LOOSER["attention"].atol, equal_nan=True
+            )
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------------

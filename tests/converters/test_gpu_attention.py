@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import onnxplug
 from onnxplug.errors import OutputMismatchError
 from tests.support.check import Call
+from tests.support.tolerances import LOOSER
 
 pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run")
 aten = torch.ops.aten
@@ -91,7 +92,9 @@ def test_flash(shared: int, opset: int) -> None:
     for i, sizes in enumerate(SIZES):
         q, k, v = inputs(*sizes, shared, seed=i)
         found = [*expected(q, k, v, None, None), *expected(q, k, v, lower_right(q, k), 0.3)]
-        torch.testing.assert_close(list(program(q, k, v)), found, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            list(program(q, k, v)), found, rtol=LOOSER["attention of GPUs"].rtol, atol=LOOSER["attention of GPUs"].atol
+        )
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])
@@ -104,7 +107,12 @@ def test_efficient(opset: int) -> None:
         end = (0, -q.shape[2] % 32)
         found = [plain[0], plain[1][..., :0], causal[0], F.pad(causal[1], end, value=math.inf)]
         found += [masked[0], F.pad(masked[1], end, value=math.inf)]
-        torch.testing.assert_close(list(program(q, k, v, mask)), found, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            list(program(q, k, v, mask)),
+            found,
+            rtol=LOOSER["attention of GPUs"].rtol,
+            atol=LOOSER["attention of GPUs"].atol,
+        )
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])
@@ -114,7 +122,12 @@ def test_cudnn(opset: int) -> None:
         q, k, v, mask = inputs(*sizes, masked=True, seed=i)
         plain, causal = expected(q, k, v, None, None), expected(q, k, v, mask + upper_left(q, k), 0.3)
         found = [plain[0], plain[1].unsqueeze(-1), causal[0], causal[1].unsqueeze(-1)]
-        torch.testing.assert_close(list(program(q, k, v, mask)), found, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            list(program(q, k, v, mask)),
+            found,
+            rtol=LOOSER["attention of GPUs"].rtol,
+            atol=LOOSER["attention of GPUs"].atol,
+        )
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])
@@ -124,7 +137,12 @@ def test_overrideable(opset: int) -> None:
         q, k, v, mask = inputs(*sizes, masked=True, seed=i)
         plain = expected(q[:1], k[:1], v[:1], None, None)
         causal = expected(q, k, v, mask + upper_left(q, k), 0.3)
-        torch.testing.assert_close(list(program(q, k, v, mask)), [plain[0][0], plain[1], *causal], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            list(program(q, k, v, mask)),
+            [plain[0][0], plain[1], *causal],
+            rtol=LOOSER["attention of GPUs"].rtol,
+            atol=LOOSER["attention of GPUs"].atol,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -135,7 +153,12 @@ def test_half_types(dtype: torch.dtype) -> None:
     found = [*expected(q, k, v, None, None), *expected(q, k, v, lower_right(q, k), 0.3)]
     results = program(*args)
     assert [x.dtype for x in results] == [dtype, torch.float32] * 2
-    torch.testing.assert_close([x.float() for x in results], found, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(
+        [x.float() for x in results],
+        found,
+        rtol=LOOSER["attention, 16 bits"].rtol,
+        atol=LOOSER["attention, 16 bits"].atol,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*training mode")

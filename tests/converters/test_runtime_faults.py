@@ -75,6 +75,10 @@ FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
         runtimes.INTEGERS_THROUGH_DOUBLE,
         lambda target: run(lambda x: x.sum(1), (HUGE,), target).item() != 2**53 + 1,
     ),
+    "long sums": (
+        runtimes.LONG_SUMS_LOSE_DIGITS,
+        lambda target: off(lambda x: x.mean(0), (noise(4_000_000, 2) + 100,), target) > 1e-3,
+    ),
     "dropout": (
         runtimes.DROPOUT_IS_REMOVED,
         lambda target: bool(run(lambda x: F.dropout(x.mT, 0.5).mT, (torch.ones(20, 30),), target).all()),

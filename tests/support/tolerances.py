@@ -18,11 +18,14 @@ class Row(NamedTuple):
 
 LOOSER: dict[str, Row] = {
     "attention": Row(1e-4, 1e-5, "two products and a softmax, their sums in another order"),
+    "attention, 16 bits": Row(2e-2, 2e-2, "PyTorch rounds to 16 bits between the steps of the decomposition"),
+    "attention of GPUs": Row(1e-5, 1e-5, "a softmax and a logarithm of its sum, summed in another order"),
     "both ways": Row(1e-4, 1e-5, "products and a recurrence, summed in another order"),
     "branches and loops": Row(1e-4, 1e-5, "rounding adds up over the steps of a loop"),
     "core": Row(1e-4, 1e-4, "whole chains of sums and products"),
     "complex": Row(1e-5, 1e-5, "four sums of real products that nearly cancel"),
     "complex, float": Row(1e-4, 1e-4, "Fourier transforms: sums of all elements"),
+    "deviations": Row(0.05, 0.0, "standard deviations of thousands of draws at random"),
     "experts": Row(1e-4, 1e-5, "two products an expert, weighted and summed"),
     "fast forms": Row(1e-4, 1e-5, "products are summed in another order, scales multiply the weights"),
     "frequencies": Row(0.0, 0.02, "shares of 20,000 draws at random"),
@@ -35,6 +38,7 @@ LOOSER: dict[str, Row] = {
     "grouped, bfloat16": Row(1.6e-2, 1.6e-2, "sums of products in bfloat16"),
     "grouped, float16": Row(2e-3, 1e-2, "sums of products in float16"),
     "half": Row(1e-2, 1e-2, "torch rounds to half between the steps, ONNX Runtime doesn't"),
+    "long sums": Row(3e-6, 0.0, "sums of millions of floats in steps, compared with doubles"),
     "images": Row(1e-5, 3e-5, "sixteen weights, rounded elsewhere than torch's"),
     "images, filters": Row(1e-5, 2e-5, "weights rounded elsewhere than torch's"),
     "images, grids": Row(1e-4, 1e-4, "where a point lies is rounded: the slope of the image enlarges it"),
