@@ -146,11 +146,14 @@ class _Search:
 
 def attributes_of(item: Any) -> dict[str, Any] | None:
     """An object's own dict of attributes; ``None`` where it has none."""
-    try:
-        found = item.__dict__ if isinstance(item, threading.local) else object.__getattribute__(item, "__dict__")
-    except Exception:  # a property may raise anything
-        return None
-    return found if isinstance(found, dict) else None
+    if isinstance(item, threading.local):
+        return item.__dict__
+    for base in type(item).__mro__:  # past a property of that name, which may do anything
+        own = vars(base).get("__dict__")
+        if isinstance(own, types.GetSetDescriptorType):
+            found = own.__get__(item)
+            return found if isinstance(found, dict) else None
+    return None
 
 
 def _function(attribute: Any) -> Any:
