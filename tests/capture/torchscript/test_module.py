@@ -140,7 +140,9 @@ def many_inputs(
     return {"y": [y], "all": [pair[0], pair[1]]}, Point(y + 1, len(more))
 
 
-@pytest.mark.parametrize("rest", [(None,), (X,), (None, 3, "b"), (X, 0.5, "a")], ids=["none", "a tensor", "plain values", "all kinds"])
+@pytest.mark.parametrize(
+    "rest", [(None,), (X,), (None, 3, "b"), (X, 0.5, "a")], ids=["none", "a tensor", "plain values", "all kinds"]
+)
 def test_inputs_of_every_kind(rest: tuple[Any, ...]) -> None:
     first = (X, (X, X + 1), [X, X * 2], {"a": X, "b": X * 3})
     second = (X * 2, (X - 1, X + 1), [X + 3, X * 2], {"a": X, "b": X - 3})
