@@ -29,6 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """The numbers that a module of tests draws as it is imported are the same in every run."""
+    if isinstance(collector, pytest.Module):
+        import torch
+
+        torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _shape_warnings() -> Iterator[None]:
     """ONNX Runtime's warnings go to stderr."""
@@ -56,9 +64,9 @@ def vision() -> None:
     define_vision_schemas()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
-    """Random numbers of torch and NumPy start at seed 0, and are put back afterwards."""
+    """In every test, random numbers of torch and NumPy start at seed 0, and are put back afterwards."""
     import numpy as np
     import torch
 
