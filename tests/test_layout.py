@@ -7,7 +7,6 @@ import graphlib
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -63,25 +62,19 @@ def _within(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
-def _packages_in_tree() -> set[str]:
-    found = set()
-    for folder, package in LAYERS.items():
-        for init in (ROOT / folder).rglob("__init__.py"):
-            parts = init.parent.relative_to(ROOT / folder).parts
-            found.add(".".join([package, *parts]))
-    return found
+def test_links_are_laid_out_as_the_wheel() -> None:
+    """``src/onnxplug`` links every module and folder of core, and the two folders that are packages of it."""
+    wanted = {p.name: p for p in (ROOT / "core").iterdir() if p.name != "__pycache__"}
+    wanted |= {name: ROOT / name for name in LAYERS if name != "core"}
+    links = {p.name: p.resolve() for p in (ROOT / "src/onnxplug").iterdir() if p.name != "__pycache__"}
+    assert links == wanted
 
 
-def _settings() -> dict[str, object]:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)["tool"]["setuptools"]  # type: ignore[no-any-return]
-
-
-def test_every_package_is_listed() -> None:
-    listed = _settings()["packages"]
-    assert isinstance(listed, list)
-    assert len(listed) == len(set(listed))
-    assert set(listed) == _packages_in_tree()
+def test_import_beside_the_checkout(tmp_path: Path) -> None:
+    """A folder called ``onnxplug`` in the working folder, as a clone is, does not hide the installed package."""
+    (tmp_path / "onnxplug").symlink_to(ROOT)
+    done = run_child("-c", "import onnxplug; print(onnxplug.__version__)", cwd=tmp_path)
+    assert done.stdout.strip() == onnxplug.__version__, done.stderr
 
 
 @pytest.mark.parametrize("folder", LAYERS)

@@ -39,7 +39,7 @@ def test_sdist_and_wheel(tmp_path: Path) -> None:
     with tarfile.open(archive) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
         packed.extractall(tmp_path, filter="data")
-    assert {"pyproject.toml", "README.md", "LICENSE", "core/exporter.py", "core/py.typed"} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "src/onnxplug/exporter.py", "src/onnxplug/py.typed"} <= names
     folder = tmp_path / archive.name.removesuffix(".tar.gz")
     _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", made, folder, cwd=tmp_path)
     (wheel,) = made.glob("onnxplug-*.whl")

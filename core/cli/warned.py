@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from onnxplug.plugin_api import ENTRY_POINT_GROUP
 
-_OWN = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def _show(message: Any, category: type[Warning], filename: str, lineno: int, *_:
     plugin = next((name for where, name in _imported_plugins() if place.startswith(where)), None)
     if plugin is not None:
         text = f"{plugin}: {message}"
-    elif place.startswith(_OWN) or category.__module__.startswith("onnxplug."):
+    elif os.path.abspath(filename).startswith(_OWN) or category.__module__.startswith("onnxplug."):
         text = str(message)
     else:
         text = f"{message} ({filename}:{lineno}, {category.__name__})"

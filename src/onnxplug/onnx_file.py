@@ -1,0 +1,1 @@
+../../core/onnx_file.py

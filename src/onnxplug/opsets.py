@@ -1,0 +1,1 @@
+../../core/opsets.py

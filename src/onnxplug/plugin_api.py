@@ -1,0 +1,1 @@
+../../core/plugin_api.py
