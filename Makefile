@@ -20,6 +20,10 @@ TORCH :=
 PYTEST_FLAGS ?=
 MODELS_FLAGS ?=
 
+# onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
+PACKAGES := contrib/onnxplug-compile
+SPACE := $() $()
+
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
@@ -94,13 +98,10 @@ format: $(VENV)/installed
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-# mypy does not see a plain editable install: it reads the package as people get it, unpacked from the wheel.
 types: $(VENV)/installed
-	@echo "==> Types, on the wheel"
-	@rm -rf build
-	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-build-isolation --no-deps --target build/types .
-	@MYPYPATH=build/types $(BIN)/mypy -p onnxplug -p tests.support \
-	  | sed -E 's#^build/types/onnxplug/(converters|plugins)/#\1/#; s#^build/types/onnxplug/#core/#'
+	@echo "==> Types"
+	@MYPYPATH=src:$(subst $(SPACE),:,$(PACKAGES)) $(BIN)/mypy -p onnxplug -p tests.support $(foreach p,$(PACKAGES),-p $(subst -,_,$(notdir $(p)))) \
+	  | sed -E 's#^src/onnxplug/(converters|plugins)/#\1/#; s#^src/onnxplug/#core/#'
 
 # The theme announces its successor; nothing is to be done about it in a build.
 docs: $(VENV)/installed
@@ -112,9 +113,9 @@ clean:
 	@rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/installed: $(VENV)/dependencies pyproject.toml
-	@echo "==> Installing onnxplug from this folder (editable)"
-	@$(PIP) --no-build-isolation -e '.[dev]'
+$(VENV)/installed: $(VENV)/dependencies pyproject.toml $(PACKAGES:=/pyproject.toml)
+	@echo "==> Installing onnxplug and its packages from this folder (editable)"
+	@$(PIP) --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PACKAGES))
 	@touch $@
 
 $(VENV)/dependencies: constraints.txt

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from onnxplug_compile import backend as compiled_by
+from onnxplug_compile.binding import Executable
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from onnxplug.backend import backend as compiled_by
-from onnxplug.backend.binding import Executable
 from tests.support.zoo import ZOO, transformers_model
 
 console = Console(width=120)

@@ -98,6 +98,9 @@ _NAMES = {
     "DynamicOutputShapeException": _Private(
         "torch._subclasses.fake_tensor:DynamicOutputShapeException", "packed sequences"
     ),
+    "UnsupportedOperatorException": _Private(
+        "torch._subclasses.fake_tensor:UnsupportedOperatorException", "errors that name operators without a fake kernel"
+    ),
     "VF": _Private("torch._VF:", "packed sequences"),
     "fake_implementations": _Private("torch._subclasses.fake_impls:op_implementations_dict", "packed sequences"),
     "unwrap_tensor_subclass_parameters": _Private(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
@@ -64,7 +65,8 @@ def _files(top_level: str) -> Iterator[Path]:
     folders = {Path(folder) for module in modules for folder in getattr(module, "__path__", ())}
     for folder in folders:
         if folders.isdisjoint(folder.parents):
-            yield from folder.rglob("*.py")
+            for parent, _, names in os.walk(folder, followlinks=True):  # an editable install may hold links
+                yield from (Path(parent, name) for name in names if name.endswith(".py"))
     for module in modules:
         if not hasattr(module, "__path__") and (file := getattr(module, "__file__", None)) is not None:
             yield Path(file)

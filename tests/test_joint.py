@@ -12,8 +12,8 @@ from torch.export.experimental import _export_forward_backward
 from torch.func import functional_call
 
 import onnxplug
-from tests.backend.test_training import MODELS, Data
 from tests.support.tolerances import looser
+from tests.support.training import MODELS, Data
 
 
 class Loss(nn.Module):

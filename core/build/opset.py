@@ -8,6 +8,7 @@ from typing import Any, Protocol, overload
 import onnx_ir as ir
 
 from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
+from onnxplug.errors import UsageError
 
 Input = Any
 """What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
@@ -47,6 +48,16 @@ class Opset:
         self._builder = builder
         self._domain = domain
         self._version = version
+
+    def __call__(self, op_type: Any = "", *_: Any, **__: Any) -> Any:
+        """Refuses the form of torch.onnx's symbolic functions, ``g.op("Tanh", x)``.
+
+        Raises:
+            UsageError: Always.
+        """
+        name = op_type.rpartition("::")[2] if isinstance(op_type, str) else ""
+        written = name if name.isidentifier() else "Tanh"
+        raise UsageError("g.op is a table of operators, not a function", hint=f"Write g.op.{written}(...).")
 
     def __getattr__(self, op_type: str) -> Operator:
         if op_type.startswith("_"):

@@ -13,6 +13,7 @@ from onnxplug.capture.dynamic import DynamicShapes
 from onnxplug.capture.locations import frames_of_model, is_torch_file
 from onnxplug.capture.submodules import Call, capture_pieces, module_of_error, path_of
 from onnxplug.errors import CaptureError
+from onnxplug.torch_private import UnsupportedOperatorException
 
 #: How many submodules are captured to find the one at fault, where torch's error doesn't lead to it.
 _PIECES = 12
@@ -106,11 +107,30 @@ def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> Captur
             + (f"\nAsked to be dynamic: {asked}" if asked else ""),
             hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
         )
+    if (op := _without_fake(error, text)) is not None:
+        return CaptureError(
+            f"torch.export can't capture the model{where}: the operator {op} has no fake kernel, which says its results' shapes "
+            "and dtypes",
+            hint=f'Register one with @torch.library.register_fake("{op}").',
+        )
     return CaptureError(
         f"torch.export can't capture the model{where}: {type(error).__name__}: {text}",
         hint="The line named is where torch.export stopped. onnxplug.diagnose(model, args) captures each submodule by itself and "
         "shows more.",
     )
+
+
+#: How torch names an operator of ``torch.library.custom_op`` that has no fake kernel.
+_NO_FAKE = re.compile(r"There was no fake impl registered for <CustomOpDef\(([\w:.]+)\)>")
+
+
+def _without_fake(error: Exception, text: str) -> str | None:
+    """The operator that torch can't trace because it has no fake kernel."""
+    if isinstance(error, UnsupportedOperatorException):
+        func: Any = error.func
+        return str(func._schema.name)
+    match = _NO_FAKE.search(text)
+    return match[1] if match is not None else None
 
 
 #: Beginnings of lines by which torch tells its developers more, not the user.

@@ -37,6 +37,7 @@ def why(
     table, host = registry()
     name = check_runtime(parse_runtime(runtime), table.targets() | host.targets())
     target = Target(opset=opsets[""], opsets=opsets, runtime=name, exact=exact)
+    op = _qualified(table, op)
     names = _operators(table, op)
     explained = [_explain(table, host, name, target, dtype) for name in names]
     found = list({(id(row.rule), row.reason): row for rows, _ in explained for row in rows}.values())
@@ -76,6 +77,20 @@ def _operators(table: Any, pattern: str) -> list[str]:
     if not set(pattern) & set("*?["):
         return [with_colons(pattern)]
     return [name for name in table.operators() if matches(name, pattern)]
+
+
+def _qualified(table: Any, pattern: str) -> str:
+    """A name without a namespace, ``gelu`` or ``gelu.default``, with aten's, or with that of the only operators so called."""
+    if set(pattern) & set(":*?["):
+        return pattern
+    named = (name for name in table.operators() if "::" in name)
+    spaces = {
+        space
+        for space, _, name in (name.partition("::") for name in named)
+        if pattern in (name, name.partition(".")[0])
+    }
+    space = "aten" if "aten" in spaces else next(iter(spaces)) if len(spaces) == 1 else None
+    return pattern if space is None else f"{space}::{pattern}"
 
 
 def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> tuple[list[Any], list[str]]:
@@ -150,6 +165,7 @@ def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | No
     from onnxplug.opsets import resolve_opsets
 
     table, host = registry()
+    pattern = _qualified(table, pattern)
     opsets = resolve_opsets(parse_opset(opset)) if opset else None
     if plugin is not None:
         names = {name: r.distribution for r in host.records() for name in (r.name, r.distribution)}

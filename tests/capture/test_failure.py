@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -168,3 +169,29 @@ def test_the_run_that_records_inputs_leaves_no_trace() -> None:
     assert model.calls.item() == 0
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.inner._forward_pre_hooks
+
+
+@torch.library.custom_op("capture_failure::unfaked", mutates_args=())
+def unfaked(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@pytest.fixture
+def library() -> Iterator[str]:
+    """An operator of ``torch.library.Library`` without a fake kernel."""
+    made = torch.library.Library("capture_failure_lib", "DEF")
+    made.define("plain(Tensor x) -> Tensor")
+    made.impl("plain", lambda x: x + 1, "CPU")
+    yield "capture_failure_lib::plain"
+    made._destroy()
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_an_operator_without_a_fake_kernel(library: str, strict: bool | None) -> None:
+    cases = {"capture_failure::unfaked": unfaked, library: torch.ops.capture_failure_lib.plain}
+    for name, operator in cases.items():
+        with pytest.raises(CaptureError) as info:
+            onnxplug.to_onnx(lambda x, operator=operator: operator(x) * 2, (X,), strict=strict)
+        if strict is None:  # torch's strict mode doesn't name the operator
+            assert f"the operator {name} has no fake kernel" in info.value.message
+            assert info.value.hint == f'Register one with @torch.library.register_fake("{name}").'

@@ -114,7 +114,7 @@ def test_patterns(pattern: str, found: bool) -> None:
     assert matches("aten::gelu.default", pattern) is found
 
 
-@pytest.mark.parametrize("pattern", ["aten::gelu", "aten::gel*", "torch.ops.aten.gelu.default"])
+@pytest.mark.parametrize("pattern", ["aten::gelu", "aten::gel*", "torch.ops.aten.gelu.default", "gelu", "gelu.default"])
 def test_why_and_ops_take_the_same(pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("why", "ops"):
         assert run([command, pattern]) == 0

@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnxplug_compile.cache import path_of, read_model, write_model
 
 import onnxplug
-from onnxplug.backend.cache import path_of, read_model, write_model
 from onnxplug.pieces.stamp import KEY
 from onnxplug.run import resume, save
 

@@ -206,7 +206,7 @@ def _others() -> list[Case]:
 
     def options(**given: Any) -> Callable[[], Any]:
         def run() -> Any:
-            from onnxplug.backend.options import parse_options
+            from onnxplug_compile.options import parse_options
 
             return parse_options(given)
 

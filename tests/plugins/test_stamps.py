@@ -74,6 +74,20 @@ def test_an_editable_one_is_known_by_its_files(package: Path, files: dict[str, s
     assert stamp_of(point(package, **files), now) not in (one, changed, None)
 
 
+def test_folders_that_are_links_count(package: Path) -> None:
+    """An editable install may hold links, as onnxplug's own does."""
+    now = time.time()
+    (package / "parts").mkdir()
+    (package / "shop" / "parts").symlink_to(package / "parts")
+    stamps = [stamp_of(point(package), now)]
+    for age in (60, 30):
+        (package / "parts" / "rules.py").write_text("")
+        os.utime(package / "parts" / "rules.py", (now - age,) * 2)
+        stamps.append(stamp_of(point(package), now))
+    assert None not in stamps
+    assert len(set(stamps)) == 3
+
+
 def test_code_that_has_changed_since_it_was_loaded_is_not_known(package: Path) -> None:
     assert stamp_of(point(package), time.time() - 90) is None
 

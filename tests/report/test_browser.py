@@ -84,7 +84,12 @@ def test_the_page_of_an_export(page: Page, tmp_path: Path) -> None:
     assert page.run("document.querySelectorAll('.tree details').length") == 5  # the model, its blocks, and each block
     assert page.run("document.querySelector('.badge').textContent") == "exported"
     text = page.run("document.body.innerText")
-    for part in ("the same as PyTorch on 4 sets of inputs", "reports_test::halved", "Operator calls that repeated an equal one", "batch=2"):
+    for part in (
+        "the same as PyTorch on 4 sets of inputs",
+        "reports_test::halved",
+        "Operator calls that repeated an equal one",
+        "batch=2",
+    ):
         assert part in text
     folder = Path(os.environ.get("ONNXPLUG_SCREENSHOTS", tmp_path))
     for section in ("summary", "picture", "nodes", "modules", "verification", "times"):

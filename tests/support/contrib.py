@@ -46,10 +46,16 @@ def _project(package: str) -> Any:
 
 @contextmanager
 def installed(*packages: str) -> Iterator[None]:
-    """As if pip had installed these packages, whose modules are on the path, and no other plugin."""
+    """As if pip had installed these packages, whose modules are on the path, and no other plugin.
+
+    Packages that are no plugins change nothing.
+    """
+    projects = {package: _project(package) for package in packages}
+    if all(ENTRY_POINT_GROUP not in project["entry-points"] for project in projects.values()):
+        yield
+        return
     registry = IsolatedRegistry()
-    for package in packages:
-        project = _project(package)
+    for package, project in projects.items():
         for entry, module in project["entry-points"][ENTRY_POINT_GROUP].items():
             registry.add_plugin(import_module(module), name=entry, distribution=package, version=project["version"])
         if package in VISION:

@@ -12,15 +12,15 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from onnxplug_compile.backend import onnxplug_backend
+from onnxplug_compile.debug import onnxplug_debug_backend
+from onnxplug_compile.dump import MOST_CALLS
+from onnxplug_compile.options import parse_options
 from torch import nn
 
 import onnxplug
-from onnxplug.backend.backend import onnxplug_backend
-from onnxplug.backend.debug import onnxplug_debug_backend
-from onnxplug.backend.dump import MOST_CALLS
-from onnxplug.backend.options import parse_options
 from onnxplug.run.session import from_ort_value, make_session, to_ort_value
-from tests.backend.test_backend import Everything
+from tests.support.compiled import Everything
 from tests.support.tolerances import looser
 
 BACKENDS = {"onnxplug": onnxplug_backend, "onnxplug_debug": onnxplug_debug_backend}
@@ -108,12 +108,12 @@ def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path, monkeypatc
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("onnxplug.backend.dump._write_tensor", broken)
+    monkeypatch.setattr("onnxplug_compile.dump._write_tensor", broken)
     with pytest.raises(onnxplug.OnnxplugError, match=r"can't be kept in .*no space left"):
         compiled("onnxplug", lambda x: x + 1, tmp_path)(torch.ones(2))
     (graph,) = tmp_path.iterdir()
     assert [p.name for p in graph.iterdir()] == ["model.onnx"]
-    monkeypatch.setattr("onnxplug.backend.dump.save_model", broken)
+    monkeypatch.setattr("onnxplug_compile.dump.save_model", broken)
     torch._dynamo.reset()
     with pytest.raises(onnxplug.OnnxplugError, match=r"can't be kept"):
         compiled("onnxplug", lambda x: x + 2, tmp_path)(torch.ones(2))

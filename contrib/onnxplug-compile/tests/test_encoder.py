@@ -8,11 +8,11 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
+from onnxplug_compile.backend import _make_session, _threads, onnxplug_backend
+from onnxplug_compile.options import BackendOptions
 from torch import nn
 
 import onnxplug
-from onnxplug.backend.backend import _make_session, _threads, onnxplug_backend
-from onnxplug.backend.options import BackendOptions
 from tests.support.tolerances import LOOSER
 
 

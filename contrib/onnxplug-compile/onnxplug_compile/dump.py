@@ -18,13 +18,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.backend.binding import Executable, RunError
-from onnxplug.backend.lowering import Lowered
 from onnxplug.build.stored import WeightTensor
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
 from onnxplug.errors import OnnxplugError
 from onnxplug.run.save import save_model
+from onnxplug_compile.binding import Executable, RunError
+from onnxplug_compile.lowering import Lowered
 
 #: Calls of one graph that are kept: the first one, and the first with each other set of sizes.
 MOST_CALLS = 10

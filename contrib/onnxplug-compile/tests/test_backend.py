@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_compile.backend import onnxplug_backend
 from torch import nn
 
-from onnxplug.backend.backend import onnxplug_backend
+from tests.support.compiled import Everything, compare
 from tests.support.tolerances import looser
 
 Model = Callable[..., Any]
@@ -23,10 +24,6 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def leaves(value: Any) -> list[Any]:
-    return list(torch.utils._pytree.tree_leaves(value))
 
 
 def equals_eager(
@@ -46,38 +43,6 @@ def equals_eager(
         compare(got, expected)
         compare(mine, theirs)
     return store
-
-
-def compare(got: Any, expected: Any) -> None:
-    assert torch.utils._pytree.tree_structure(got) == torch.utils._pytree.tree_structure(expected)
-    for one, other in zip(leaves(got), leaves(expected), strict=True):
-        assert type(one) is type(other)
-        if isinstance(other, torch.Tensor):
-            torch.testing.assert_close(one, other, equal_nan=True)
-            assert layout(one) == layout(other)
-            assert one.requires_grad == other.requires_grad
-        else:
-            assert one == other
-
-
-def layout(tensor: torch.Tensor) -> list[int]:
-    """The strides of the axes where they mean something."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
-
-
-class Everything(nn.Module):
-    """Mutates a buffer and an input; returns a view of an input, numbers, None and one tensor twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: torch.Tensor, k: int, scale: float) -> Any:
-        self.calls += 1
-        y = self.linear(x) * k * scale
-        x.add_(1)
-        return y, {"view": x[1:], "x": x, "transposed": y.t() * 2}, [y, None, x.shape[0] * 2, k, self.calls.clone()]
 
 
 def test_mutation_views_numbers_and_none() -> None:

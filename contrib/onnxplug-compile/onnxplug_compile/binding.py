@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from onnxplug.backend.lowering import Computed, Constant, Lowered, Number, Passed, Result, View
-from onnxplug.backend.randomness import AnyDraw, generators_of
-from onnxplug.backend.sizes import Evaluate
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.errors import OnnxplugError
 from onnxplug.run.kernels import onnxruntime_module
+from onnxplug_compile.lowering import Computed, Constant, Lowered, Number, Passed, Result, View
+from onnxplug_compile.randomness import AnyDraw, generators_of
+from onnxplug_compile.sizes import Evaluate
 
 #: What PyTorch gives as a tensor's address when it has no element; ONNX Runtime wants one.
 _SOMEWHERE = torch.zeros(1, dtype=torch.complex128)

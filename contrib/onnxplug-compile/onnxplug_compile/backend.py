@@ -15,13 +15,6 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from onnxplug.backend import cache
-from onnxplug.backend.aliases import SameMemory, writes_inputs
-from onnxplug.backend.binding import Executable, RunError
-from onnxplug.backend.dump import Dump, DumpingExecutable
-from onnxplug.backend.lowering import Lowered, guard_count, lower, structure
-from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runtime_of
-from onnxplug.backend.second_order import SecondOrder
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.errors import OnnxplugError, UsageError
@@ -45,6 +38,13 @@ from onnxplug.torch_private import (
     min_cut_rematerialization_partition,
     torch_c,
 )
+from onnxplug_compile import cache
+from onnxplug_compile.aliases import SameMemory, writes_inputs
+from onnxplug_compile.binding import Executable, RunError
+from onnxplug_compile.dump import Dump, DumpingExecutable
+from onnxplug_compile.lowering import Lowered, guard_count, lower, structure
+from onnxplug_compile.options import LEVELS, BackendOptions, parse_options, runtime_of
+from onnxplug_compile.second_order import SecondOrder
 
 Compiled = Callable[..., Any]
 _GRAPH = {"forward": "a forward graph", "backward": "a backward graph", "inference": "an inference graph"}
@@ -81,7 +81,7 @@ def onnxplug_backend(
     Args:
         module: The graph that Dynamo captured.
         example_inputs: Its inputs, fake or not.
-        options: See :class:`~onnxplug.backend.options.BackendOptions`.
+        options: See :class:`~onnxplug_compile.options.BackendOptions`.
         mode: Accepted as torch's modes are; changes nothing.
 
     Returns:

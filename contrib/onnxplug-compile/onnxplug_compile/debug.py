@@ -11,11 +11,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.backend.backend import Compiled, StoredGraph, compile_graphs, recipe_for
-from onnxplug.backend.binding import Executable, RunError, laid_out
-from onnxplug.backend.dump import Dump
-from onnxplug.backend.lowering import Lowered
-from onnxplug.backend.options import DebugOptions, parse_options
 from onnxplug.build.dtypes import as_array
 from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.diagnosis.eager import feed_of, placeholder_values
@@ -27,6 +22,11 @@ from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
 from onnxplug.reference.tensors import to_torch
 from onnxplug.run.kernels import Kernels, custom_operators, kernels_for
 from onnxplug.run.protobuf import to_proto
+from onnxplug_compile.backend import Compiled, StoredGraph, compile_graphs, recipe_for
+from onnxplug_compile.binding import Executable, RunError, laid_out
+from onnxplug_compile.dump import Dump
+from onnxplug_compile.lowering import Lowered
+from onnxplug_compile.options import DebugOptions, parse_options
 
 _numbers = itertools.count()
 
@@ -47,7 +47,7 @@ def onnxplug_debug_backend(
     Args:
         module: The graph that Dynamo captured.
         example_inputs: Its inputs, fake or not.
-        options: See :class:`~onnxplug.backend.options.DebugOptions`.
+        options: See :class:`~onnxplug_compile.options.DebugOptions`.
         mode: Accepted as torch's modes are; changes nothing.
 
     Returns:

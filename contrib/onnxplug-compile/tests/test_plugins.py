@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.distributions import Dist, pip_install, place, run_python
 
-SOURCE = Path(__file__).resolve().parents[2] / "contrib" / "onnxplug-example-cpp" / "src" / "ort_op.cpp"
+SOURCE = Path(__file__).resolve().parents[3] / "contrib" / "onnxplug-example-cpp" / "src" / "ort_op.cpp"
 
 PLUGIN = """
 from onnxplug import Domain, OrtLibrary, ReferenceOp, Rule, hookimpl

@@ -11,11 +11,11 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+from onnxplug_compile.binding import RunError
 from torch import nn
 
 import onnxplug
-from onnxplug.backend.binding import RunError
-from tests.backend.test_backend import compare
+from tests.support.compiled import compare
 
 STRICT = {"fallback": False}
 

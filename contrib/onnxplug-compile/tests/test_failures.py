@@ -10,10 +10,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-
-from onnxplug.backend import backend
-from onnxplug.backend.binding import Executable, RunError
-from onnxplug.backend.lowering import Lowered
+from onnxplug_compile import backend
+from onnxplug_compile.binding import Executable, RunError
+from onnxplug_compile.lowering import Lowered
 
 FROM_NOW_ON = "run by eager PyTorch from now on"
 

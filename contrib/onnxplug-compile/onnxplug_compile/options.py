@@ -43,7 +43,7 @@ class BackendOptions:
             as PyTorch takes (``torch.set_num_threads``) when a graph is compiled.
         transforms: Functions ``(onnx_ir.Model) -> Model | None`` that change each model before its session is made.
         cache: Folder in which converted models are kept for later processes.
-        store: A dict that receives, under ``"graphs"``, one :class:`~onnxplug.backend.backend.StoredGraph` for each graph.
+        store: A dict that receives, under ``"graphs"``, one :class:`~onnxplug_compile.backend.StoredGraph` for each graph.
         dump: Folder in which each graph is kept: its model, its inputs, and what PyTorch computes from them.
         fallback: Run a graph by eager PyTorch, with one warning, when it can't be converted or run; ``False`` raises.
 

@@ -17,6 +17,7 @@ import torch
 
 import onnxplug
 from onnxplug.plugins.manager import discovering
+from tests.support.compiled import tower
 from tests.support.distributions import run_python
 
 _PLUGIN = """
@@ -141,7 +142,7 @@ def test_a_graph_that_is_tied_to_the_sizes_of_a_call_is_not_kept(tmp_path: Path)
 
 _CHILD = """
 import sys, torch
-from tests.backend.test_cache import tower
+from tests.support.compiled import tower
 folder, seed = sys.argv[1:]
 compiled, model = tower(folder, int(seed))
 x = torch.randn(3, 4)
@@ -150,16 +151,10 @@ print("right")
 """
 
 
-def tower(folder: str, seed: int) -> tuple[Any, torch.nn.Module]:
-    torch.manual_seed(seed)
-    model = torch.nn.Sequential(*[m for n in range(6) for m in (torch.nn.Linear(4 + n, 5 + n), torch.nn.Tanh())])
-    return torch.compile(model, backend="onnxplug", options={"cache": folder, "fallback": False}), model
-
-
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     """Two start at once, with equal graphs; what they keep serves a third."""
     models = tmp_path / "models"
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         run_child = partial(run_python, tmp_path, "-c", _CHILD, str(models), PYTHONPATH=root)
         done = list(pool.map(run_child, "12"))

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from onnxplug.backend.sizes import Sizes, UnknownSizeError
 from onnxplug.errors import Unsupported
 from onnxplug.torch_private import FakeTensor, HigherOrderOperator, OpOverload, pytree
+from onnxplug_compile.sizes import Sizes, UnknownSizeError
 
 _ATEN = torch.ops.aten
 #: Random operators that take of their tensor arguments no more than shape, dtype and device.

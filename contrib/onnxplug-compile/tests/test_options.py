@@ -8,10 +8,10 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+from onnxplug_compile.backend import onnxplug_backend
+from onnxplug_compile.options import BackendOptions, parse_options
 
 import onnxplug
-from onnxplug.backend.backend import onnxplug_backend
-from onnxplug.backend.options import BackendOptions, parse_options
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"optimise": True}, "no option 'optimise'.*\n.*'optimize'"),

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_compile.second_order import SecondDerivativeError
 from torch import nn
 
-from onnxplug.backend.second_order import SecondDerivativeError
-from tests.backend.test_backend import compare
+from tests.support.compiled import compare
 
 BY_EAGER = "the derivative of a graph's gradient is computed by eager PyTorch"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.backend.binding import RunError
+from onnxplug_compile.binding import RunError
 
 #: Inputs that share memory with others, each with the first of that memory and, unless it is symbolic, its place there.
 Sharing = tuple[tuple[int, int, int | None], ...]

@@ -16,7 +16,10 @@ from typing import Any
 import sympy
 import torch
 
-from onnxplug.backend.randomness import (
+from onnxplug.capture.signature import FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
+from onnxplug.errors import Unsupported
+from onnxplug.torch_private import OpOverload
+from onnxplug_compile.randomness import (
     DROPOUT,
     AnyDraw,
     Draw,
@@ -28,10 +31,7 @@ from onnxplug.backend.randomness import (
     is_drawn,
     unwrap_states,
 )
-from onnxplug.backend.sizes import Sizes, UnknownSizeError
-from onnxplug.capture.signature import FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
-from onnxplug.errors import Unsupported
-from onnxplug.torch_private import OpOverload
+from onnxplug_compile.sizes import Sizes, UnknownSizeError
 
 _ATEN = torch.ops.aten
 _VIEWS = frozenset(

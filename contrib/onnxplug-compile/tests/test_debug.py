@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_compile.debug import DifferenceError, onnxplug_debug_backend
+from onnxplug_compile.options import DebugOptions, parse_options
 from torch import nn
 
 import onnxplug
 from onnxplug import Rule
-from onnxplug.backend.debug import DifferenceError, onnxplug_debug_backend
-from onnxplug.backend.options import DebugOptions, parse_options
 from onnxplug.diagnosis.verdict import Culprit
-from tests.backend.test_backend import Everything, compare
 from tests.support.check import Call
+from tests.support.compiled import Everything, compare
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -261,6 +261,6 @@ def test_opset_and_store() -> None:
 
 
 def test_it_is_registered() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, name = project["entry-points"]["torch_dynamo_backends"]["onnxplug_debug"].partition(":")
     assert getattr(import_module(module), name) is onnxplug_debug_backend
