@@ -324,6 +324,7 @@ def to_onnx(
             strict=False if call_patches else strict,
             repeats=repeats,
             examples=further,
+            make_module=host.module_maker(model),
             patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
         )
         if told is not None:

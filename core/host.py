@@ -37,6 +37,9 @@ class PluginHost(RuntimeHost, Protocol):
     def rewrites(self) -> Sequence[Any]:
         """Rewrites, the builtin ones first."""
 
+    def module_maker(self, model: Any) -> Callable[[Any], Any] | None:
+        """What makes a Module of a model, where a plugin's source accepts the model."""
+
     def patches(self) -> Sequence[Patch]:
         """Context managers that hold during capture."""
 

@@ -122,23 +122,31 @@ class TargetInfo:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A kind of model that the command line takes: ``onnxplug export SCHEME:NAME``.
+    """A kind of model that the command line takes, ``onnxplug export SCHEME:NAME`` or ``FILE.SUFFIX``, or that ``to_onnx`` takes.
 
     Attributes:
-        scheme: What stands before the colon, e.g. ``"acme"``: small letters, digits and hyphens.
-        load: A function of the name that returns a module, or ``(module, args)`` or ``(module, args, kwargs)``, or
-            ``"package.module:function"``, imported at its first use. A keyword ``pretrained`` says whether trained weights
-            were asked for; without one ``--pretrained`` is refused.
+        scheme: What stands before the colon, e.g. ``"acme"``: small letters, digits and hyphens. Empty for none.
+        load: A function of the name, or of the file's path, that returns a module, ``(module, args)`` or
+            ``(module, args, kwargs)``; or ``"package.module:function"``, imported at its first use. A keyword ``pretrained`` says
+            whether trained weights were asked for; without one ``--pretrained`` is refused.
         export: A function ``(request, **options)`` that does the whole export instead, for models of several files, or
             ``"package.module:function"``. Its keyword parameters are options of ``onnxplug export`` for this scheme, annotated as
             ``typer`` takes them. It gets an :class:`ExportRequest` and returns :class:`ExportedFile` records.
-        help: What NAME is, in a few words.
+        help: What NAME or FILE is, in a few words.
+        suffixes: Ends of the names of files that are such models, e.g. ``(".acme",)``.
+        accepts: A function of an object that says whether ``to_onnx`` is to take it as a model of this kind, or
+            ``"package.module:function"``. It is asked for each model that is exported, so it imports nothing heavy.
+        module: A function of such a model that returns a Module which computes the same, or ``"package.module:function"``. That is
+            captured, in torch.export's non-strict mode; verification compares with the model itself.
     """
 
-    scheme: str
-    load: Callable[..., Any] | str
+    scheme: str = ""
+    load: Callable[..., Any] | str | None = None
     export: Callable[..., Sequence[ExportedFile]] | str | None = None
     help: str = ""
+    suffixes: Sequence[str] = ()
+    accepts: Callable[[Any], bool] | str | None = None
+    module: Callable[[Any], Any] | str | None = None
 
 
 @dataclass(frozen=True)

@@ -120,13 +120,22 @@ def check_sources(items: Sequence[Any]) -> None:
     for item in items:
         if not isinstance(item, ModelSource):
             raise PluginError(f"onnxplug_sources returned {item!r}, which is not a ModelSource")
-        if not isinstance(item.scheme, str) or not _SCHEME.fullmatch(item.scheme):
+        suffixes = () if isinstance(item.suffixes, str) else tuple(item.suffixes)
+        if item.suffixes and not all(isinstance(text, str) and text.startswith(".") for text in suffixes or [None]):
+            raise PluginError(
+                f"onnxplug_sources returned a ModelSource whose suffixes are {item.suffixes!r}; they are a list of words with a dot"
+            )
+        unnamed = item.scheme == "" and (suffixes or item.accepts is not None)
+        if not unnamed and (not isinstance(item.scheme, str) or not _SCHEME.fullmatch(item.scheme)):
             raise PluginError(
                 f"onnxplug_sources returned a ModelSource whose scheme is {item.scheme!r}; it is a word in small letters"
             )
-        for name, value in (("load", item.load), ("export", item.export)):
+        needed = {"load"} if item.scheme or suffixes else set()
+        needed |= {"accepts", "module"} if (item.accepts, item.module) != (None, None) else set()
+        for name in ("load", "export", "accepts", "module"):
+            value = getattr(item, name)
             named = isinstance(value, str) and value.count(":") == 1
-            if not named and not callable(value) and not (name == "export" and value is None):
+            if not named and not callable(value) and (value is not None or name in needed):
                 raise PluginError(
                     f"onnxplug_sources returned a ModelSource with {name}={value!r}, which is neither a function nor "
                     "'package.module:function'"

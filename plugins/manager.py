@@ -21,6 +21,7 @@ from onnxplug.plugin_api import (
     API_VERSION,
     ENTRY_POINT_GROUP,
     PROJECT_NAME,
+    ModelSource,
     PluginInfo,
     TargetInfo,
 )
@@ -419,22 +420,46 @@ class PluginManager:
         self.load()
         return self._host.hook.onnxplug_missing(node=node)
 
-    def source(self, scheme: str) -> Any:
-        """The :class:`~onnxplug.plugin_api.ModelSource` of a scheme; ``None`` where no plugin has it.
+    def module_maker(self, model: Any) -> Callable[[Any], Any] | None:
+        """What makes a Module of a model that ``to_onnx`` is given: of the first source that accepts it.
+
+        Raises:
+            PluginError: A source's function can't be imported.
+        """
+        sources: Sequence[ModelSource] = self._all("onnxplug_sources")
+        for source in sources:
+            if source.accepts is not None and _function_of(source.accepts)(model):
+                maker: Callable[[Any], Any] = _function_of(source.module)
+                return maker
+        return None
+
+    def source(self, scheme: str) -> ModelSource | None:
+        """The source of a scheme; ``None`` where no plugin has it.
 
         Raises:
             PluginError: Two plugins have it.
         """
+        return self._source(f"{scheme}:", lambda source: source.scheme == scheme)
+
+    def source_of_file(self, path: str) -> ModelSource | None:
+        """The source that a file is one of by its name; ``None`` where no plugin has it.
+
+        Raises:
+            PluginError: Two plugins have it.
+        """
+        return self._source(path, lambda source: path.endswith(tuple(source.suffixes)))
+
+    def _source(self, text: str, is_meant: Callable[[ModelSource], bool]) -> ModelSource | None:
         self.load()
         found = [
             (record, source)
             for record, sources in self._results.get("onnxplug_sources", ())
             for source in sources
-            if source.scheme == scheme
+            if is_meant(source)
         ]
         if len(found) > 1:
             labels = " and ".join(record.label for record, _ in found[:2])
-            raise PluginError(f"{scheme}: is a kind of model of {labels}", hint="--no-plugin leaves one of them out.")
+            raise PluginError(f"{text} is a kind of model of {labels}", hint="--no-plugin leaves one of them out.")
         return found[0][1] if found else None
 
     def commands(self, app: Any) -> None:
@@ -548,3 +573,7 @@ def registry_for(
             hint="Without --strict-plugins it is ignored with a warning.",
         )
     return registry, manager
+
+
+def _function_of(named: Any) -> Any:
+    return load_object(named, "a source of models") if isinstance(named, str) else named

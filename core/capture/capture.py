@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,6 @@ from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import size_guards, warning_text
 from onnxplug.capture.sizes import sizes_of_any_kind
-from onnxplug.capture.torchscript.module import from_script, is_script
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
@@ -52,11 +51,12 @@ def capture(
     input_names: Sequence[str] | None = None,
     patches: Iterable[Patch] = (),
     examples: Sequence[Example] = (),
+    make_module: Callable[[Any], torch.nn.Module] | None = None,
 ) -> Captured:
     """Captures a model.
 
     Args:
-        model: A Module, a function, an ``ExportedProgram`` (taken as it is), a ``GraphModule``, a ScriptModule or a ScriptFunction.
+        model: A Module, a function, an ``ExportedProgram`` (taken as it is), a ``GraphModule``, or what ``make_module`` takes.
         args: Positional example inputs: a tuple or list, or a single tensor.
         kwargs: Keyword example inputs.
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
@@ -65,6 +65,7 @@ def capture(
         input_names: The user's names of graph inputs; ``dynamic_shapes`` may be given by them.
         patches: Context managers, or functions that make one, that hold during capture.
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
+        make_module: Makes the module that is captured of a model of another kind.
 
     Raises:
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
@@ -80,18 +81,17 @@ def capture(
         _warn_of_training(model, whole=False)
         return captured
     started = time.perf_counter()
-    module = model if is_script(model) else as_module(model)
-    if is_script(model):
-        if strict:
-            raise UsageError("a script is captured in torch.export's non-strict mode, but strict=True is given")
-        module, strict = from_script(model), False
+    module = as_module(model) if make_module is None else make_module(model)
+    if make_module is not None:
+        _refuse_strict(strict, f"a {type(model).__name__}")
+        strict = False
     for args_, kwargs_ in ((positional, keywords), *examples):
         _check_signature(module, args_, kwargs_)
     module = _without_subclasses(module)
     clear_size_caches()
     with contextlib.ExitStack() as stack:
         stack.enter_context(unset_fake_temporarily())
-        if not is_script(model):
+        if make_module is None:
             stack.enter_context(weights_beside(module, (positional, keywords)))
         stack.enter_context(_keywords_spelled_out(module, keywords))
         stack.enter_context(onnx_export_flag())
@@ -103,11 +103,8 @@ def capture(
         stack.enter_context(sizes_of_any_kind(mentions))
         stack.enter_context(packed_sequences(mentions))
         stack.enter_context(associative_scans_of_any_size(mentions))
-        if not is_script(model) and is_quantised(module, mentions):
-            if strict:
-                raise UsageError(
-                    "a quantised model is captured in torch.export's non-strict mode, but strict=True is given"
-                )
+        if make_module is None and is_quantised(module, mentions):
+            _refuse_strict(strict, "a quantised model")
             stack.enter_context(quantised_as_numbers(module))
             strict = False
         for patch in patches:
@@ -139,6 +136,11 @@ def capture(
     result.examples = list(examples)
     _warn_of_training(attempt.program, whole=module.training)
     return result
+
+
+def _refuse_strict(strict: bool | None, kind: str) -> None:
+    if strict:
+        raise UsageError(f"{kind} is captured in torch.export's non-strict mode, but strict=True is given")
 
 
 def _captured(
@@ -201,8 +203,13 @@ def as_module(model: Any) -> torch.nn.Module:
     """A model as a module; a function becomes the ``forward`` of one.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: It is neither; or a script, whose graph torch.export does not take.
     """
+    if is_script(model):
+        raise UsageError(
+            f"can't export a {type(model).__name__} of TorchScript without the package onnxplug-torchscript",
+            hint="pip install onnxplug-torchscript",
+        )
     if isinstance(model, torch.nn.Module):
         return model
     if isinstance(model, type):
@@ -217,6 +224,11 @@ def as_module(model: Any) -> torch.nn.Module:
         f"can't export {type_with_article(model)}",
         hint="Give a torch.nn.Module, a function, an ExportedProgram, a GraphModule or a ScriptModule.",
     )
+
+
+def is_script(model: Any) -> bool:
+    """Whether a model is one of TorchScript's."""
+    return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
 
 
 @contextlib.contextmanager

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import uninteresting_files
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+#: Folders whose code runs a model in place of its Python: core, and packages that interpret models of other kinds.
+_RUNNING: list[str] = [_CORE]
 #: Files of ours through which torch calls operators while it traces the model's code.
 TRACING = frozenset(os.path.join(_CORE, "capture", name) for name in ("operator_calls.py", "tracing.py", "sizes.py"))
 
@@ -40,8 +43,20 @@ def is_torch_file(path: str) -> bool:
 
 
 def is_core_file(path: str) -> bool:
-    """Whether a source file is one of this package's core."""
-    return path.startswith(_CORE)
+    """Whether a source file is one of core's, or of a package that interprets models (:func:`runs_models`)."""
+    return path.startswith(tuple(_RUNNING))
+
+
+def runs_models(file: str) -> None:
+    """Leaves the folder of a source file out where a line of the user's code is looked for, torch's stack traces included.
+
+    Args:
+        file: ``__file__`` of a module whose package interprets models.
+    """
+    folder = os.path.dirname(os.path.abspath(file)) + os.sep
+    if folder not in _RUNNING:
+        _RUNNING.append(folder)
+    uninteresting_files().update(glob.glob(os.path.join(glob.escape(folder), "*.py")))
 
 
 def source_location(fx: torch.fx.Node) -> str | None:
@@ -72,8 +87,8 @@ def raised_at(error: BaseException, function: Any = None) -> str:
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     home = os.path.dirname(code.co_filename) + os.sep if code is not None else None
     frames = traceback.extract_tb(error.__traceback__)
-    foreign = [f for f in frames if not is_torch_file(f.filename) and not f.filename.startswith(_CORE)]
-    own = [f for f in frames if home and f.filename.startswith(home) and not f.filename.startswith(_CORE)]
+    foreign = [f for f in frames if not is_torch_file(f.filename) and not is_core_file(f.filename)]
+    own = [f for f in frames if home and f.filename.startswith(home) and not is_core_file(f.filename)]
     frame = own[-1] if own else foreign[-1] if foreign else None
     return f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
 

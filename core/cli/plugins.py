@@ -14,6 +14,7 @@ from rich.table import Table
 from onnxplug.cli.options import debug_option, plugin_options, selection
 from onnxplug.cli.probe import TIMEOUT, probe
 from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError
+from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.text import counted, did_you_mean
 
 plugins_app = typer.Typer(help="Installed plugins.", no_args_is_help=True)
@@ -59,7 +60,7 @@ def _time_text(record: dict[str, Any]) -> str:
     if record["status"] == "hangs":
         return f"[red]> {record['seconds']:.1f} s[/]"
     text = f"{1e3 * record['seconds']:.0f} ms"
-    return f"[yellow]{text}, slow[/]" if record["seconds"] > 1 else text
+    return f"[yellow]{text}, slow[/]" if record["seconds"] > 1 and record["distribution"] != PROJECT_NAME else text
 
 
 def _refuse_broken(chosen: Any, records: list[dict[str, Any]]) -> None:

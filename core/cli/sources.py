@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 import typer.main
 
+from onnxplug.cli.inputs import check_file
 from onnxplug.cli.options import (
     AbsolutePathsOption,
     CaptureOption,
@@ -37,12 +38,20 @@ _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
 
 
 def find_source(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source that TARGET names, and what follows its scheme; ``None`` where TARGET is of another kind."""
-    match = _SCHEME.fullmatch(text)
-    if match is None:
+    """The plugin's source that TARGET names, and what its ``load`` takes; ``None`` where TARGET is of another kind."""
+    if _SCHEME.fullmatch(text):
+        return _find_scheme(text)
+    source = registry()[1].source_of_file(text)
+    if source is None:
         return None
-    source = registry()[1].source(match["scheme"])
-    return None if source is None else (source, match["name"])
+    check_file(text)
+    return source, text
+
+
+def _find_scheme(text: str) -> tuple[ModelSource, str] | None:
+    match = _SCHEME.fullmatch(text)
+    source = registry()[1].source(match["scheme"]) if match is not None else None
+    return None if source is None or match is None else (source, match["name"])
 
 
 def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
@@ -57,7 +66,8 @@ def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
     load = _function(source.load, source, "load")
     takes = "pretrained" in inspect.signature(load).parameters
     if pretrained and not takes:
-        raise UsageError(f"--pretrained is not for {source.scheme}:NAME, which decides by itself")
+        of = f"{source.scheme}:NAME, which decides by itself" if source.scheme else "files"
+        raise UsageError(f"--pretrained is not for {of}")
     try:
         return load(name, pretrained=pretrained) if takes else load(name)
     except OnnxplugError:
@@ -65,7 +75,8 @@ def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
     except ImportError as error:
         raise _not_importable(source, error) from error
     except Exception as error:
-        raise OnnxplugError(f"{source.scheme}:{name} can't be loaded: {type(error).__name__}: {error}") from error
+        target = f"{source.scheme}:{name}" if source.scheme else name
+        raise OnnxplugError(f"{target} can't be loaded: {type(error).__name__}: {error}") from error
 
 
 def export_command(arguments: Sequence[str], ordinary: Any) -> Any:
@@ -79,7 +90,7 @@ def export_command(arguments: Sequence[str], ordinary: Any) -> Any:
         return ordinary
     _remember_flags(arguments, ordinary)
     for text in arguments:
-        found = find_source(text)
+        found = _find_scheme(text)
         if found is not None and found[0].export is not None:
             return _command_of(found[0])
     return ordinary

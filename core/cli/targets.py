@@ -19,7 +19,7 @@ from onnxplug.cli.sources import find_source, load_from
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.text import did_you_mean, type_with_article
 
-_FORMS = "package.module:callable, file.py:callable, FILE.pt2, timm:NAME or SCHEME:NAME of a plugin"
+_FORMS = "package.module:callable, file.py:callable, FILE.pt2, timm:NAME, or SCHEME:NAME or FILE.SUFFIX of a plugin"
 
 
 @dataclass
@@ -69,6 +69,8 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
         target = _unpack(load_from(source, name, pretrained=pretrained), text)
     elif ":" in text:
         target = _load_callable(text)
+    elif text.endswith((".pt", ".ts")):
+        raise UsageError(f"no plugin loads {text}", hint="Scripts of torch.jit.save: pip install onnxplug-torchscript")
     else:
         raise UsageError(f"TARGET {text!r} is none of {_FORMS}")
     positional = [i.value for i in inputs if i.name is None]

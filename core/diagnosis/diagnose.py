@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from onnxplug import arguments
-from onnxplug.capture.capture import as_module
+from onnxplug.capture.capture import as_module, is_script
 from onnxplug.capture.dynamic import parse_dynamic_shapes
 from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.failure import first_lines, place_in_user_code
 from onnxplug.capture.submodules import LIMIT, Call, capture_pieces
-from onnxplug.capture.torchscript.module import is_script
 from onnxplug.diagnosis.draft import DraftFinding, draft_findings
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.exporter import to_onnx

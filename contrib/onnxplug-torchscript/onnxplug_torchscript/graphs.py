@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxplug.capture.torchscript.places import UNKNOWN, Place, place_of
 from onnxplug.torch_private import JitGraph, inline_calls
+from onnxplug_torchscript.places import UNKNOWN, Place, place_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from onnxplug_torchscript.interpreter import _SPECIAL
+from onnxplug_torchscript.operators import function_of
+from onnxplug_torchscript.places import UNKNOWN
 from torch import nn
 from torch.nn import functional
 
 import onnxplug
 from onnxplug import CaptureError
-from onnxplug.capture.torchscript.interpreter import _SPECIAL
-from onnxplug.capture.torchscript.operators import function_of
-from onnxplug.capture.torchscript.places import UNKNOWN
 from onnxplug.errors import ConversionError, MissingRuleError
 from tests.support.scripts import check_script, scripted, traced
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnxplug.capture.torchscript.values import ScalarTensor, is_symbolic, is_unbacked, scalar
+from onnxplug_torchscript.values import ScalarTensor, is_symbolic, is_unbacked, scalar
 
 
 def as_item(value: Any) -> Any:

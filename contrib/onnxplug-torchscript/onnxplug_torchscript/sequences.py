@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.torchscript.graphs import Step
-from onnxplug.capture.torchscript.values import ScalarTensor, Stacked, tensors_in
 from onnxplug.errors import CaptureError
+from onnxplug_torchscript.graphs import Step
+from onnxplug_torchscript.values import ScalarTensor, Stacked, tensors_in
 
 
 class Growing:

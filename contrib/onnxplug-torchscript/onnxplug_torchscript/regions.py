@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-from onnxplug.capture.torchscript.graphs import Block, ScriptGraph, Step
-from onnxplug.capture.torchscript.interpreter import Attribute, Interpreter, Shared, Values
-from onnxplug.capture.torchscript.numbers import truth_tensor
-from onnxplug.capture.torchscript.values import (
+from onnxplug.errors import CaptureError
+from onnxplug.torch_private import detect_fake_mode, is_alias_of
+from onnxplug_torchscript.graphs import Block, ScriptGraph, Step
+from onnxplug_torchscript.interpreter import Attribute, Interpreter, Shared, Values
+from onnxplug_torchscript.numbers import truth_tensor
+from onnxplug_torchscript.values import (
     UNINITIALIZED,
     ScalarTensor,
     is_number,
@@ -22,8 +24,6 @@ from onnxplug.capture.torchscript.values import (
     scalar,
     structure,
 )
-from onnxplug.errors import CaptureError
-from onnxplug.torch_private import detect_fake_mode, is_alias_of
 
 _ZEROS = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool: False}
 

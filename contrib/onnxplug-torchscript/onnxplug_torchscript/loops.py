@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from onnxplug.capture.patching import patched
-from onnxplug.capture.torchscript.branches import decided
-from onnxplug.capture.torchscript.graphs import Step
-from onnxplug.capture.torchscript.interpreter import Interpreter, Values
-from onnxplug.capture.torchscript.numbers import as_int, truth_tensor
-from onnxplug.capture.torchscript.regions import (
+from onnxplug.errors import CaptureError
+from onnxplug.torch_private import is_alias_of, scans, while_loop_op
+from onnxplug_torchscript.branches import decided
+from onnxplug_torchscript.graphs import Step
+from onnxplug_torchscript.interpreter import Interpreter, Values
+from onnxplug_torchscript.numbers import as_int, truth_tensor
+from onnxplug_torchscript.regions import (
     ContainerChanged,
     Region,
     as_before,
@@ -22,8 +24,8 @@ from onnxplug.capture.torchscript.regions import (
     kinds,
     same,
 )
-from onnxplug.capture.torchscript.sequences import GROWTH, Growing, stacked
-from onnxplug.capture.torchscript.values import (
+from onnxplug_torchscript.sequences import GROWTH, Growing, stacked
+from onnxplug_torchscript.values import (
     UNINITIALIZED,
     ScalarTensor,
     Stacked,
@@ -35,8 +37,6 @@ from onnxplug.capture.torchscript.values import (
     scalar,
     structure,
 )
-from onnxplug.errors import CaptureError
-from onnxplug.torch_private import is_alias_of, scans, while_loop_op
 
 _UNBOUNDED = 2**31 - 1
 

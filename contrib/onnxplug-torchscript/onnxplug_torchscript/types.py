@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.torchscript.values import Instance, ScalarTensor
+from onnxplug_torchscript.values import Instance, ScalarTensor
 
 _SIMPLE: dict[str, Callable[[Any], bool]] = {
     "NoneType": lambda value: value is None,

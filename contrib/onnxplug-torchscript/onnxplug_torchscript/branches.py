@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnxplug.capture.torchscript.graphs import Step
-from onnxplug.capture.torchscript.interpreter import Interpreter, Values
-from onnxplug.capture.torchscript.numbers import as_bool, truth_tensor
-from onnxplug.capture.torchscript.regions import (
+from onnxplug.errors import CaptureError
+from onnxplug.torch_private import cond_op
+from onnxplug_torchscript.graphs import Step
+from onnxplug_torchscript.interpreter import Interpreter, Values
+from onnxplug_torchscript.numbers import as_bool, truth_tensor
+from onnxplug_torchscript.regions import (
     ContainerChanged,
     Region,
     as_before,
@@ -21,7 +23,7 @@ from onnxplug.capture.torchscript.regions import (
     kinds,
     same,
 )
-from onnxplug.capture.torchscript.values import (
+from onnxplug_torchscript.values import (
     UNINITIALIZED,
     ScalarTensor,
     is_symbolic,
@@ -30,8 +32,6 @@ from onnxplug.capture.torchscript.values import (
     mapped,
     structure,
 )
-from onnxplug.errors import CaptureError
-from onnxplug.torch_private import cond_op
 
 
 def branch(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:

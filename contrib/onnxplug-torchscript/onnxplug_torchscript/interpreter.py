@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.torchscript.containers import to_list
-from onnxplug.capture.torchscript.graphs import Block, ScriptGraph, Step, body_of_call
-from onnxplug.capture.torchscript.operators import function_of
-from onnxplug.capture.torchscript.types import is_instance
-from onnxplug.capture.torchscript.values import UNINITIALIZED, Instance, ScalarTensor, lists_in, mapped, named_tuple
 from onnxplug.errors import CaptureError
+from onnxplug_torchscript.containers import to_list
+from onnxplug_torchscript.graphs import Block, ScriptGraph, Step, body_of_call
+from onnxplug_torchscript.operators import function_of
+from onnxplug_torchscript.types import is_instance
+from onnxplug_torchscript.values import UNINITIALIZED, Instance, ScalarTensor, lists_in, mapped, named_tuple
 
 #: Context managers that do not change what a graph computes.
 _WITHOUT_EFFECT = re.compile(r"(no_grad|enable_grad|inference_mode|set_grad_enabled|record_function)$")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_torchscript import fused
 from torch import nn
 
-from onnxplug.capture.torchscript import fused
 from tests.support.scripts import check_script, traced
 from tests.support.tolerances import looser
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from onnxplug.capture.torchscript.numbers import as_bool, as_float, as_int, as_item, truth_tensor
-from onnxplug.capture.torchscript.sequences import unbound
-from onnxplug.capture.torchscript.values import (
+from onnxplug_torchscript.numbers import as_bool, as_float, as_int, as_item, truth_tensor
+from onnxplug_torchscript.sequences import unbound
+from onnxplug_torchscript.values import (
     ScalarTensor,
     as_dtype,
     as_layout,

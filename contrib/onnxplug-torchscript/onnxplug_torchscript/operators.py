@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.torchscript.containers import CONVERSIONS, EXACT, GENERIC
-from onnxplug.capture.torchscript.fused import FUSED
-from onnxplug.capture.torchscript.graphs import Step
-from onnxplug.capture.torchscript.numbers import SYMBOLIC, as_float, as_int, on_scalar_tensors
-from onnxplug.capture.torchscript.sequences import on_sequence
-from onnxplug.capture.torchscript.values import ScalarTensor, is_number, is_symbolic, leaves, mapped
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import registered_operators
+from onnxplug_torchscript.containers import CONVERSIONS, EXACT, GENERIC
+from onnxplug_torchscript.fused import FUSED
+from onnxplug_torchscript.graphs import Step
+from onnxplug_torchscript.numbers import SYMBOLIC, as_float, as_int, on_scalar_tensors
+from onnxplug_torchscript.sequences import on_sequence
+from onnxplug_torchscript.values import ScalarTensor, is_number, is_symbolic, leaves, mapped
 
 _COERCIONS: dict[str, Callable[[Any], Any]] = {"int": as_int, "float": as_float}
 

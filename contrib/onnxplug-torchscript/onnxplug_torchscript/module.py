@@ -10,22 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true, uninteresting_files
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnxplug.capture.torchscript import (
+from onnxplug.capture.locations import runs_models
+from onnxplug.errors import CaptureError
+from onnxplug.torch_private import is_alias_of
+from onnxplug_torchscript import (
     branches,
-    containers,
-    graphs,
-    interpreter,
     loops,
     numbers,
-    operators,
-    places,
-    regions,
 )
-from onnxplug.capture.torchscript.graphs import ScriptGraph, Step
-from onnxplug.capture.torchscript.interpreter import Attribute, Interpreter, constant_tensor
-from onnxplug.capture.torchscript.values import (
+from onnxplug_torchscript.graphs import ScriptGraph, Step
+from onnxplug_torchscript.interpreter import Attribute, Interpreter, constant_tensor
+from onnxplug_torchscript.values import (
     ScalarTensor,
     holds_stacked,
     is_symbolic,
@@ -34,10 +31,7 @@ from onnxplug.capture.torchscript.values import (
     structure,
     tensors_in,
 )
-from onnxplug.errors import CaptureError
-from onnxplug.torch_private import is_alias_of
 
-_PARTS = (branches, containers, graphs, interpreter, loops, numbers, operators, places, regions)
 #: What TorchScript puts into the names of further types of one class.
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 _CONTROL = {"prim::If": branches.branch, "prim::Loop": loops.loop}
@@ -57,11 +51,6 @@ _GIVEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def is_script(model: Any) -> bool:
-    """Whether a model is one of TorchScript's."""
-    return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
-
-
 def from_script(script: Any) -> torch.nn.Module:
     """An ordinary module that computes what a ScriptModule or ScriptFunction does.
 
@@ -72,8 +61,7 @@ def from_script(script: Any) -> torch.nn.Module:
     Raises:
         CaptureError: The ScriptModule has no forward.
     """
-    uninteresting_files().update(str(part.__file__) for part in _PARTS)
-    uninteresting_files().add(__file__)
+    runs_models(__file__)
     module = _Module(script if isinstance(script, torch.jit.ScriptModule) else None, {})
     if isinstance(script, torch.jit.ScriptModule):
         if not module.has_method("forward"):
