@@ -21,20 +21,15 @@ from typing import Any
 import pytest
 
 from onnxplug.testing import plugin as onnxplug_fixtures
+from tests.support.seeds import pytest_collectstart, seeded
+
+__all__ = ["pytest_collectstart", "seeded"]  # pytest finds them here
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """The fixtures of `onnxplug.testing`, also where this checkout was installed before it had its entry point."""
     if not config.pluginmanager.is_registered(onnxplug_fixtures):
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
-
-
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """The numbers that a module of tests draws as it is imported are the same in every run."""
-    if isinstance(collector, pytest.Module):
-        import torch
-
-        torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -62,20 +57,6 @@ def vision() -> None:
     from tests.support.vision import define_vision_schemas
 
     define_vision_schemas()
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    """In every test, random numbers of torch and NumPy start at seed 0, and are put back afterwards."""
-    import numpy as np
-    import torch
-
-    state = np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        np.random.seed(0)
-        yield
-    np.random.set_state(state)
 
 
 @pytest.fixture

@@ -229,12 +229,12 @@ def test_discovery_imports_no_converter_module(tmp_path: Path) -> None:
 from onnxplug.plugins.manager import host_for
 host = host_for()
 host.load()
-print("discovered", [r.name for r in host.records() if r.status == "loaded"], [m for m in sys.modules if "onnxplug.converters" in m])
+print("discovered", {r.distribution for r in host.records() if r.status == "loaded"} >= {"onnxplug"}, [m for m in sys.modules if "onnxplug.converters" in m])
 builtin, _ = host.rules()
 print("asked", len(builtin) > 1000, host.records()[0].rules == len(builtin))
 """
     printed = run(tmp_path, code)
-    assert "discovered ['builtin'] []" in printed
+    assert "discovered True []" in printed
     assert "asked True True" in printed
 
 

@@ -1,0 +1,29 @@
+"""The same random numbers in every run: what the conftests of the tests and of contrib have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """The numbers that a module of tests draws as it is imported are the same in every run."""
+    if isinstance(collector, pytest.Module):
+        import torch
+
+        torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    """In every test, random numbers of torch and NumPy start at seed 0, and are put back afterwards."""
+    import numpy as np
+    import torch
+
+    state = np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        yield
+    np.random.set_state(state)
