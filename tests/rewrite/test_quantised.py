@@ -259,7 +259,7 @@ def test_integer_kernels_are_kept(name: str) -> None:
     assert "Cast" not in operators
 
 
-@pytest.mark.parametrize("x", [ROWS[0], ROWS, IMAGE], ids=lambda x: f"{x.dim()}d")
+@pytest.mark.parametrize("x", [ROWS, IMAGE], ids=lambda x: f"{x.dim()}d")
 def test_products_of_computed_scales_stay_integer(x: torch.Tensor, tmp_path: Path) -> None:
     model = onnxplug.to_onnx(Call(lambda x: F.linear(ranged(x), c8(WEIGHT.t()), BIAS)), (x,))
     options = onnxruntime.SessionOptions()
