@@ -288,10 +288,10 @@ _MOVING = """
 view _unsafe_view reshape flatten unflatten ravel permute transpose t T mT movedim moveaxis swapaxes swapdims unsqueeze squeeze
 expand broadcast_to slice select narrow split split_with_sizes chunk tensor_split unbind flip repeat tile clone contiguous detach
 index_select unfold view_as reshape_as expand_as diagonal __getitem__ pixel_shuffle pixel_unshuffle channel_shuffle
-max min amax amin topk sort argmax argmin cpu
+max min topk sort cpu
 """.split()
 _KEPT = """
-relu relu6 hardtanh clamp clip clamp_min clamp_max threshold gelu pad max_pool1d max_pool2d max_pool3d
+relu relu6 hardtanh clamp clip threshold gelu pad max_pool1d max_pool2d max_pool3d
 """.split()
 _POOLING = "avg_pool1d avg_pool2d avg_pool3d".split()
 _AVERAGING = "mean interpolate adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d".split()

@@ -65,7 +65,9 @@ class QTensor:
         storage, low, high = INTEGERS[self.dtype]
         found: torch.Tensor
         if self.axis is None and self.dtype == torch.qint32:
-            found = (self.integers - self.zero_point).float() * self.scale  # the difference wraps around, as in the kernel
+            found = (
+                self.integers - self.zero_point
+            ).float() * self.scale  # the difference wraps around, as in the kernel
         elif self.axis is None:
             dequantize, scale, zero_point = _with_numbers(_OPS.dequantize_per_tensor, self.scale, self.zero_point)
             found = dequantize(self.integers, scale, zero_point, low, high, storage)

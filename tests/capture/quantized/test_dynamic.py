@@ -46,6 +46,22 @@ def test_an_export_leaves_the_kernels_as_they_were() -> None:
     assert torch.equal(model(x), copy.deepcopy(model)(x))
 
 
+@pytest.mark.parametrize("at_export", ["fbgemm", "qnnpack", "onednn", "x86"])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_the_engine_that_packed_decides(kind: str, at_export: str, packer: str) -> None:
+    """QNNPACK quantises activations to 8 bits, the others to 7, whatever engine is set."""
+    if at_export not in torch.backends.quantized.supported_engines:
+        pytest.skip("torch has no such engine here")
+    layer, x = (
+        (nnqd.Linear(8, 4), torch.randn(5, 8)) if kind == "linear" else (nnqd.Conv2d(4, 6, 3), torch.randn(IMAGE))
+    )
+    model = weighted(layer)
+    quantum = 0.0 if kind == "linear" else float(x.max() - x.min()) * 3 / 127
+    with engine(at_export):
+        check_quantised(model, (x,), [(torch.cat([x, x[:1]]) * 3,)], quantum=quantum, share=0.02)
+        assert torch.backends.quantized.engine == at_export
+
+
 def test_linear_of_halves(packer: str) -> None:
     if packer != "fbgemm":
         pytest.skip("only FBGEMM packs halves")
