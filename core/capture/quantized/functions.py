@@ -210,7 +210,7 @@ def _add_scalar(relu: bool) -> Function:
     def convert(_: Function, x: QTensor, c: Any) -> QTensor:
         low, high = INTEGERS[x.dtype][1:]
         scale, zero_point, c = float(x.scale), int(x.zero_point), _number(c)
-        shift = _nearest(c / scale)
+        shift = round(c / scale)  # to the even one of two, as torch
         moved = zero_point - shift
         if low <= moved <= high:
             result = QTensor(x.integers, scale, moved, x.dtype)
@@ -259,10 +259,6 @@ def _number(c: Any) -> float:
     return float(c)
 
 
-def _nearest(x: float) -> int:
-    return round(x)  # to the even one of two, as torch
-
-
 _BINARY: dict[str, Function] = {"add": torch.add, "mul": torch.mul, "matmul": torch.matmul}
 _NORMS: dict[str, tuple[Function, int]] = {f"batch_norm{dims}": (_batch_norm, 6) for dims in ("", "1d", "2d", "3d")}
 #: Operator of torch.ops.quantized to its function of numbers and the number of arguments before the scale.
@@ -282,7 +278,7 @@ _SCALED: dict[str, tuple[Function, int]] = {
     "sigmoid": (torch.sigmoid, 1),
     "softmax": (torch.softmax, 2),
 }
-_RELU = frozenset({"add", "mul", "cat", *_NORMS})
+_RELU = frozenset({"cat", *_NORMS})
 
 _MOVING = """
 view _unsafe_view reshape flatten unflatten ravel permute transpose t T mT movedim moveaxis swapaxes swapdims unsqueeze squeeze
