@@ -21,6 +21,7 @@ from onnxplug.build.collection import collect_if_due, collection_held
 from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.observed import ObservedBuilder
+from onnxplug.build.quantized import QUANTIZED_PREFIX
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
@@ -326,6 +327,7 @@ def to_onnx(
             examples=further,
             make_module=host.module_maker(model),
             patches=[*host.patches(), *call_patches] if not isinstance(model, torch.export.ExportedProgram) else (),
+            quantised=not exact and not table.has_own_rules(QUANTIZED_PREFIX),
         )
         if told is not None:
             told.captured(captured)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 import time
 import warnings
@@ -15,10 +16,10 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.associative import associative_scans_of_any_size
-from onnxplug.capture.attempts import export_program
+from onnxplug.capture.attempts import Attempt, export_program
 from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
-from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
+from onnxplug.capture.dynamic import DynamicShapes, check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.kernels import shape_kernels
@@ -27,7 +28,7 @@ from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import patched
-from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers
+from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers, quantises_numbers
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import size_guards, warning_text
@@ -52,6 +53,7 @@ def capture(
     patches: Iterable[Patch] = (),
     examples: Sequence[Example] = (),
     make_module: Callable[[Any], torch.nn.Module] | None = None,
+    quantised: bool = True,
 ) -> Captured:
     """Captures a model.
 
@@ -66,6 +68,8 @@ def capture(
         patches: Context managers, or functions that make one, that hold during capture.
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
         make_module: Makes the module that is captured of a model of another kind.
+        quantised: Whether operators on what ``torch.quantize_per_tensor`` gives are translated during capture if they can; else
+            they stay in the program if they can, for rules of their own.
 
     Raises:
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
@@ -119,7 +123,7 @@ def capture(
         for call in calls:
             check_expressions(shapes, pytree.tree_leaves(call))
         try:
-            attempt = export_program(module, positional, keywords, shapes, strict, repeats, mentions)
+            attempt = _exported(module, positional, keywords, shapes, strict, repeats, mentions, quantised)
         except CaptureError as error:
             if lost := tensors_without_numbers(module):
                 error.hint = (
@@ -141,6 +145,30 @@ def capture(
 def _refuse_strict(strict: bool | None, kind: str) -> None:
     if strict:
         raise UsageError(f"{kind} is captured in torch.export's non-strict mode, but strict=True is given")
+
+
+def _exported(
+    module: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    shapes: DynamicShapes,
+    strict: bool | None,
+    repeats: bool,
+    mentions: Mentions,
+    quantised: bool,
+) -> Attempt:
+    """The capture; of a model whose code quantises numbers with stand-ins for these, and as they are, whichever comes first."""
+    export = functools.partial(export_program, module, args, kwargs, shapes, repeats=repeats, mentions=mentions)
+    if strict or not quantises_numbers(mentions):
+        return export(strict=strict)
+    failed: dict[bool, CaptureError] = {}
+    for stand_ins in (quantised, not quantised):
+        try:
+            with quantised_as_numbers(module) if stand_ins else contextlib.nullcontext():
+                return export(strict=False if stand_ins else strict)
+        except CaptureError as error:
+            failed[stand_ins] = error
+    raise failed[True]
 
 
 def _captured(

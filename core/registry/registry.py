@@ -300,6 +300,11 @@ class OnnxRegistry:
         for rules in self._table.values():
             yield from rules
 
+    def has_own_rules(self, prefix: str) -> bool:
+        """Whether a plugin or the call has a rule for an operator whose name begins so."""
+        own = (rules for op, rules in self._table.items() if op.startswith(prefix))
+        return any(layer is not Layer.BUILTIN for rules in own for layer, _ in rules)
+
     def __contains__(self, op: object) -> bool:
         return isinstance(op, str) and (op in self._table or packet_of(op) in self._table)
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.build.matching import attribute_values, int_attribute, is_op, made_by, only_reader, used_once
+from onnxplug.build.matching import attribute_values, int_attribute, is_op, made_by, only_reader, reads, used_once
 from onnxplug.build.scope import graphs_of
 from onnxplug.rewrite.onnxruntime import consumers, workaround
 
@@ -95,11 +95,19 @@ def _by_column(node: ir.Node, moves: list[ir.Node]) -> bool:
 
 
 def _is_quantised(node: ir.Node, moves: list[ir.Node]) -> bool:
-    """Whether a restored value, moved about, surely counts as quantised for ONNX Runtime."""
+    """Whether a restored value, moved about, surely counts as quantised for ONNX Runtime.
+
+    It moves a DequantizeLinear past other nodes where its scale is a constant number.
+    """
     if not moves:
         return True
     pushed = not any(move.op_type == "Cast" for move in moves)
-    return pushed and _is_scalar(node.inputs[1]) and used_once(node.outputs[0])
+    return pushed and _has_constant_scale(node) and used_once(node.outputs[0])
+
+
+def _has_constant_scale(node: ir.Node) -> bool:
+    scale = node.inputs[1]
+    return scale is not None and _is_scalar(scale) and _is_constant(scale)
 
 
 def _right_is_restored(node: ir.Node) -> bool:
@@ -121,11 +129,30 @@ def restored_weight(g: GraphBuilder, node: ir.Node) -> Mapping[ir.Value, ir.Valu
         return None
     other, other_moves = _behind(node.inputs[0])
     value = restoring.inputs[0]
-    alone = other is None or not _is_quantised(other, other_moves)
+    alone = other is None or other.graph is not node.graph or not _is_quantised(other, other_moves)
     rounded = alone and value is not None and _is_constant(value)
     fails = other is not None and not _by_column(restoring, moves)
     result = _restored(g, restoring) if rounded or fails else None
     return None if result is None else {restoring.outputs[0]: result}
+
+
+def bias_of_all_axes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """The bias of a product of quantised numbers whose scale is computed has as many axes as the product.
+
+    ONNX Runtime makes a Gemm of a MatMul of more than two axes and a bias of one, and reshapes the first operand for it. A
+    DequantizeLinear of a computed scale stays before that Reshape, and the Gemm becomes a MatMulNBits, which rounds its
+    operand to bytes again.
+    """
+    products = [(made_by(value, "MatMul"), bias) for value, bias in zip(node.inputs, node.inputs[::-1], strict=True)]
+    for product, bias in products:
+        axes = dims_of(node.outputs[0])
+        if product is None or bias is None or axes is None or len(axes) < 3 or len(dims_of(bias) or ()) != 1:
+            continue
+        quantised = made_by(product.inputs[0], "DequantizeLinear")
+        if quantised is not None and not _has_constant_scale(quantised) and _right_is_restored(product):
+            result: ir.Value = g.op.Add(product.outputs[0], g.reshape(bias, [*[1] * (len(axes) - 1), -1]))
+            return result
+    return None
 
 
 def _leads_to_quantisation(node: ir.Node) -> bool:
@@ -292,6 +319,12 @@ REWRITES = [
         restored_weight,
         "ONNX Runtime rounds to bytes what a restored weight is multiplied with",
         _right_is_restored,
+    ),
+    workaround(
+        "Add",
+        bias_of_all_axes,
+        "ONNX Runtime reshapes the quantised operand for a Gemm, and rounds it to bytes again",
+        reads("MatMul"),
     ),
     *(
         workaround(op, quantised_operands, "ONNX Runtime quantises the weight too", _left_is_restored)

@@ -165,7 +165,7 @@ def compare(
         if _kind(torch.tensor(expected).dtype) != _kind(actual.dtype):
             return Comparison(problem=f"is {actual.dtype}, PyTorch has the number {expected!r}")
         expected = torch.tensor(expected, dtype=actual.dtype)
-    actual, expected = actual.detach().cpu(), expected.detach().cpu()
+    actual, expected = _comparable(actual), _comparable(expected)
     dtype = expected.dtype
     is_complex = dtype.is_complex
     if is_complex:
@@ -192,6 +192,12 @@ def compare(
         bad = bad & ~_equally_near(ours, theirs, exact, allowed, bad)
     found = _result(actual, expected, difference, allowed, bad, dtype)
     return replace(found, histogram=Histogram.of(difference, allowed, same)) if measure else found
+
+
+def _comparable(x: torch.Tensor) -> torch.Tensor:
+    """A tensor to compute with on the CPU; two numbers of four bits as the byte that ONNX has for them."""
+    x = x.detach().cpu()
+    return x.view(torch.uint8) if x.dtype == torch.float4_e2m1fn_x2 else x
 
 
 def _equally_near(

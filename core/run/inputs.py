@@ -210,6 +210,8 @@ def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.G
         if example.numel() and bool(example.all()):
             return torch.ones(list(shape), dtype=dtype)  # a mask without a hidden element stays so
         return torch.randint(0, 2, list(shape), generator=generator).bool()
+    if dtype == torch.float4_e2m1fn_x2:  # two numbers in a byte, any byte
+        return torch.randint(0, 256, list(shape), generator=generator, dtype=torch.uint8).view(dtype)
     if dtype.is_floating_point or dtype.is_complex:
         if example.element_size() == 1:  # torch has few functions of 8-bit floats
             example = example.float()

@@ -45,6 +45,7 @@ class Outputs:
         exact: Computes PyTorch's results in float64.
         ties: What PyTorch computes where it chooses among equal elements as ONNX did: the captured graph's results by name, with
             its own choices and with those of ONNX; ``None`` where there are no others.
+        quantised: Whether the captured program rounds to quanta.
     """
 
     got: Mapping[str, Any]
@@ -52,6 +53,7 @@ class Outputs:
     slack: Callable[[], list[torch.Tensor | None]]
     exact: Callable[[], list[torch.Tensor | None]]
     ties: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]] | None] = lambda: None
+    quantised: bool = False
 
 
 def outputs_of(
@@ -65,7 +67,8 @@ def outputs_of(
 ) -> Outputs:
     """The pairs to compare; the eager model, or a captured program that rounds to quanta, runs again only where they differ."""
     if program is not None and quantises(program):
-        return Outputs(got, expected, cache(lambda: quantum_slack(run, program, leaves, got, expected)), list)
+        slack = cache(lambda: quantum_slack(run, program, leaves, got, expected))
+        return Outputs(got, expected, slack, list, quantised=True)
     slack, exact = cache(lambda: rounding_slack(run, model, leaves)), cache(lambda: in_double(run, model, leaves))
     ties = cache(lambda: replay(leaves)) if replay is not None else lambda: None
     return Outputs(got, expected, slack, exact, ties)
@@ -135,7 +138,7 @@ def _compare_each(
     worst, unstable = 0.0, 0
     for index, ((name, actual), (_, wanted)) in enumerate(zip(got.items(), expected, strict=True)):
         found = compare(actual, wanted, **options)
-        if measured and found.count and isinstance(actual, torch.Tensor) and actual.is_floating_point():
+        if measured and found.count and isinstance(actual, torch.Tensor) and _rounds(actual.dtype, outputs):
             unstable += found.count
             slack = (outputs.slack() or [None] * len(got))[index]
             found = compare(actual, wanted, **options, slack=slack)
@@ -150,6 +153,11 @@ def _compare_each(
             raise VerificationError(f"output {name!r} {found}; {where}", hint=hint)
         worst = max(worst, found.max_abs_difference)
     return worst, unstable
+
+
+def _rounds(dtype: torch.dtype, outputs: Outputs) -> bool:
+    """Whether rounding may change a result of this dtype: one in floating point, or the integers of a quantised tensor."""
+    return dtype.is_floating_point or (outputs.quantised and dtype in (torch.uint8, torch.int8, torch.int32))
 
 
 def _difference(name: str, actual: Any, found: Comparison) -> OutputDifference:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import pytest
 import torch
 
+import onnxplug
 from tests.support.check import check
 
 
@@ -41,3 +43,36 @@ def test_tensors_of_float4_are_bytes() -> None:
         x.view(torch.float4_e2m1fn_x2),
         others=[((x * 7).view(torch.float4_e2m1fn_x2),)],
     )
+
+
+class Bytes(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return x.clone(), x[1:], x.view(torch.uint8) // 2
+
+
+class Slice(torch.nn.Module):
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start = start
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(torch.float4_e2m1fn_x2)[self.start : self.start + 2]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_verification_of_float4(dynamic: bool) -> None:
+    shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
+    x = torch.arange(32, dtype=torch.uint8).reshape(4, 8) * 7
+    program = onnxplug.to_onnx(Bytes(), (x.view(torch.float4_e2m1fn_x2),), dynamic_shapes=shapes, verify=True)
+    assert all(case.max_abs_difference == 0 for case in program.verify().cases)
+    onnxplug.to_onnx(Slice(1), (x,), dynamic_shapes=shapes, verify=True)
+    assert torch.equal(program(x.view(torch.float4_e2m1fn_x2))[1], x[1:])
+
+
+def test_verification_of_float4_finds_differences() -> None:
+    x = torch.arange(32, dtype=torch.uint8).reshape(4, 8)
+    model = Slice(1)
+    program = onnxplug.to_onnx(model, (x,))
+    model.start = 0
+    with pytest.raises(onnxplug.VerificationError, match="differs at index"):
+        program.verify()

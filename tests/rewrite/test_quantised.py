@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
 
 import onnxplug
+from onnxplug.torch_private import scan
 from tests.chains.operators import c8, s8, u8, w8
 from tests.rewrite.test_onnxruntime import outcome
 from tests.support.check import Call, check
@@ -26,6 +30,7 @@ WEIGHT = torch.randn(8, 5) / 2
 KERNEL = torch.randn(6, 4, 3, 3) / 5
 TRANSPOSED = torch.randn(4, 6, 3, 3) / 5
 BIAS = torch.randn(5)
+SQUARE = torch.randn(8, 8) / 4
 
 
 def fine(x: torch.Tensor) -> torch.Tensor:
@@ -45,6 +50,27 @@ def of_bytes(x: torch.Tensor) -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     levels = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.05, 128, 0, 255, torch.uint8)
     return torch.ops.quantized_decomposed.dequantize_per_tensor(levels, 0.05, 128, 0, 255, torch.uint8)
+
+
+def ranged(x: torch.Tensor) -> torch.Tensor:
+    """In bytes, from the least number to the greatest."""
+    ops = torch.ops.quantized_decomposed
+    found = (*ops.choose_qparams.tensor(x, 0, 255, 6e-5, torch.uint8), 0, 255, torch.uint8)
+    result: torch.Tensor = ops.dequantize_per_tensor.tensor(ops.quantize_per_tensor.tensor(x, *found), *found)
+    return result
+
+
+def beside_bytes(x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w8(WEIGHT.t()), BIAS)
+
+
+def from_bytes(x: torch.Tensor) -> torch.Tensor:
+    return F.linear(ranged(x), c8(WEIGHT.t()), BIAS)
+
+
+def step(state: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    new = F.linear(ranged(state), w8(SQUARE), SQUARE[0]).tanh() + x @ c8(SQUARE, 1)
+    return new, new.clone()
 
 
 def sine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +99,13 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "linear": (lambda x: fine(F.linear(fine(x), WEIGHT.t(), BIAS)), ROWS[:, 0]),
     "linear of three axes": (lambda x: fine(F.linear(fine(x), WEIGHT.t(), BIAS)), ROWS),
     "output, transposed": (lambda x: ((y := x.sin()), fine(y.transpose(0, 1))), ROWS),
+    "computed scale, bias": (lambda x: F.linear(ranged(x), w8(WEIGHT.t()), BIAS), ROWS),
+    "computed scale, bias first": (lambda x: BIAS + ranged(x) @ c8(WEIGHT, 1), IMAGE),
+    "computed scale, read twice": (lambda x: ((q := ranged(x)).sin(), F.linear(q, c8(WEIGHT.t()), BIAS)), ROWS),
+    "computed scale, reshaped": (lambda x: ranged(x).reshape(-1, 2, 8) @ w8(WEIGHT), ROWS),
+    "computed scale, transposed": (lambda x: F.linear(ranged(x).transpose(0, 1), w8(WEIGHT.t()), BIAS), ROWS),
+    "computed scale, reshaped to two axes": (lambda x: torch.addmm(BIAS, ranged(x).flatten(0, 1), w8(WEIGHT)), ROWS),
+    "computed scale, one more axis": (lambda x: F.linear(ranged(x).unsqueeze(1), w8(WEIGHT.t()), BIAS), ROWS[:, 0]),
     "output, transposed and sliced": (lambda x: ((y := x.sin()), fine(y.mT[:, 1:])), ROWS),
 }
 
@@ -93,6 +126,12 @@ SINCE_21: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     **WRONG,
     **SINCE_21,
+    "computed scale": (lambda x: ranged(x) @ c8(WEIGHT, 1), ROWS),
+    "computed scale, in a branch": (lambda x: torch.cond(x.sum() > 0, from_bytes, beside_bytes, (x,)), ROWS),
+    "quantised outside of a branch": (lambda x: torch.cond(x.sum() > 0, from_bytes, beside_bytes, (s8(x),)), ROWS),
+    "computed scale, in a scan": (lambda x: scan(step, x[0] * 0, x, dim=0)[1], IMAGE),
+    "computed scale, two axes": (lambda x: torch.addmm(BIAS, ranged(x), w8(WEIGHT)), ROWS[:, 0]),
+    "two axes": (lambda x: torch.addmm(BIAS, x, w8(WEIGHT / WEIGHT.norm(dim=0))), ROWS[:, 0]),
     "activations quantised twice": (lambda x: F.linear(s8(u8(x)), w8(WEIGHT.t())), ROWS),
     "activations quantised twice, by column": (lambda x: s8(u8(x)) @ c8(WEIGHT, 1), ROWS),
     "activations quantised twice, moved": (lambda x: s8(u8(x)).flatten(0, 1) @ w8(WEIGHT), ROWS),
@@ -114,6 +153,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
 def test_right_with_optimisations(name: str, opset: int) -> None:
     function, x = CASES[name]
     check(function, x, others=[(x[:2] * 1.5,)], dynamic=({0: torch.export.Dim.DYNAMIC},), opset=opset)
+    check(function, x, others=[(x * 1.5,)], opset=opset)
 
 
 @pytest.mark.parametrize("opset", [13, 21])
@@ -217,6 +257,17 @@ def test_integer_kernels_are_kept(name: str) -> None:
     operators = [node.op_type for node in onnxplug.to_onnx(Call(function), (x,)).model.graph]
     assert operators.count("DequantizeLinear") >= 2
     assert "Cast" not in operators
+
+
+@pytest.mark.parametrize("x", [ROWS, IMAGE], ids=lambda x: f"{x.dim()}d")
+def test_products_of_computed_scales_stay_integer(x: torch.Tensor, tmp_path: Path) -> None:
+    model = onnxplug.to_onnx(Call(lambda x: F.linear(ranged(x), c8(WEIGHT.t()), BIAS)), (x,))
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(model.model_proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    operators = {node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node}
+    assert operators & {"MatMulIntegerToFloat", "QGemm"}
+    assert not operators & {"MatMulNBits", "MatMul", "Gemm"}
 
 
 @pytest.mark.parametrize("value", [-128.0, -127.0, -1.0, 0.0, 126.0, 127.0])

@@ -74,6 +74,7 @@ def check_quantised(
     quantum: float = 0.0,
     share: float = 0.0,
     dynamic: bool = True,
+    shapes: Any = None,
     **options: Any,
 ) -> OnnxProgram:
     """Exports a model and compares it with its own kernels.
@@ -85,12 +86,14 @@ def check_quantised(
         quantum: What a result may differ by, where a number lies halfway between two quanta.
         share: The share of results that may.
         dynamic: Whether the first axes are dynamic.
+        shapes: The dynamic axes, where they are others.
         options: Passed on to ``to_onnx``.
     """
     model = model.eval()
     state, text = copy.deepcopy(list(model.state_dict())), str(model)
-    shapes: Any = tuple(ROWS for _ in args) if dynamic else None
-    if dynamic and isinstance(model, Quantised):
+    if shapes is None and dynamic:
+        shapes = tuple(ROWS for _ in args)
+    if shapes and isinstance(model, Quantised):
         shapes = (shapes,)
     program = onnxplug.to_onnx(model, tuple(args), dynamic_shapes=shapes, **options)
     assert (list(model.state_dict()), str(model)) == (state, text)

@@ -11,7 +11,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.quantized.dispatch import call
+from onnxplug.capture.quantized.dispatch import call, name_of
+from onnxplug.capture.quantized.dynamic import range_of
 from onnxplug.capture.quantized.tensor import INTEGERS, QTensor
 from onnxplug.capture.quantized.weights import numbers_as_constants, stored, weights_as_modules
 from onnxplug.errors import CaptureError
@@ -21,16 +22,17 @@ QTensor.compute = staticmethod(call)
 
 
 def is_quantised(module: nn.Module, mentions: Mentions) -> bool:
-    """Whether a model has quantised weights or layers, or names ``torch.ops.quantized``.
-
-    One that only quantises, moves numbers about and dequantises needs no stand-ins: there are rules for it
-    (``converters/quantized_tensors.py``).
-    """
+    """Whether a model has quantised weights or layers, or names ``torch.ops.quantized``."""
     return (
         next(stored(module), None) is not None
         or any(_is_quantised_layer(m) for m in module.modules())
         or all(mentions(wanted.__eq__) for wanted in ("ops", "quantized"))
     )
+
+
+def quantises_numbers(mentions: Mentions) -> bool:
+    """Whether a model's code names a function of torch that gives quantised tensors."""
+    return mentions(_QUANTISERS.__contains__) and not mentions("quantized_decomposed".__eq__)
 
 
 def _is_quantised_layer(module: nn.Module) -> bool:
@@ -42,33 +44,52 @@ class _Quantisers(TorchFunctionMode):
     """Makes stand-ins of what torch would make quantised tensors of."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        quantise = _QUANTISERS.get(getattr(func, "__name__", ""))
+        quantise = _QUANTISERS.get(name_of(func)) if callable(func) else None
         return func(*args, **kwargs or {}) if quantise is None else quantise(func, *args, **kwargs or {})
 
 
-def _per_tensor(_: Any, input: Any, scale: Any, zero_point: Any, dtype: torch.dtype) -> QTensor:
-    if dtype not in INTEGERS or not isinstance(input, torch.Tensor) or input.dtype != torch.float32:
-        what = input.dtype if isinstance(input, torch.Tensor) else "several tensors at once"
-        raise CaptureError(f"quantize_per_tensor of {what} to {dtype} can't be exported")
+def _per_tensor(_: Any, input: Any, scale: Any, zero_point: Any, dtype: torch.dtype) -> Any:
+    if isinstance(input, list | tuple):
+        rows = zip(input, _listed(scale), _listed(zero_point), strict=True)
+        return [_per_tensor(_, *row, dtype) for row in rows]
+    _check("quantize_per_tensor", input, dtype)
     return QTensor.of(input, scale, zero_point, dtype)
 
 
+def _listed(numbers: Any) -> Any:
+    return numbers.unbind() if isinstance(numbers, torch.Tensor) else numbers
+
+
+def _dynamically(_: Any, input: Any, dtype: torch.dtype, reduce_range: bool) -> QTensor:
+    if dtype != torch.quint8:
+        raise CaptureError(f"quantize_per_tensor_dynamic to {dtype} can't be exported; to quint8 it can")
+    _check("quantize_per_tensor_dynamic", input, dtype)
+    return QTensor.of(input, *range_of(input, reduce_range), dtype)
+
+
 def _per_channel(_: Any, input: Any, scales: Any, zero_points: Any, axis: int, dtype: torch.dtype) -> QTensor:
-    if dtype not in INTEGERS:
-        raise CaptureError(f"quantize_per_channel to {dtype} can't be exported")
+    _check("quantize_per_channel", input, dtype)
+    if zero_points.is_floating_point():
+        raise CaptureError("quantize_per_channel with zero points that are no integers can't be exported")
     storage, low, high = INTEGERS[dtype]
-    scales = scales.float()
+    scales, axis = scales.float(), axis % input.dim()
     quantize = torch.ops.quantized_decomposed.quantize_per_channel.default
     integers = quantize(input, scales, zero_points, axis, low, high, storage)
     return QTensor(integers, scales, zero_points, dtype, axis)
+
+
+def _check(function: str, input: Any, dtype: torch.dtype) -> None:
+    if dtype not in INTEGERS or input.dtype != torch.float32:
+        raise CaptureError(f"{function} of {input.dtype} to {dtype} can't be exported")
 
 
 def _empty(_: Any, size: Any, *, scale: float, zero_point: int, dtype: torch.dtype, **_others: Any) -> QTensor:
     return QTensor(torch.zeros(size, dtype=INTEGERS[dtype][0]), scale, zero_point, dtype)
 
 
-_QUANTISERS: dict[str, Callable[..., QTensor]] = {
+_QUANTISERS: dict[str, Callable[..., Any]] = {
     "quantize_per_tensor": _per_tensor,
+    "quantize_per_tensor_dynamic": _dynamically,
     "quantize_per_channel": _per_channel,
     "_empty_affine_quantized": _empty,
 }

@@ -53,7 +53,7 @@ def name_of(func: Any) -> str:
         func = func.overloadpacket
     if isinstance(func, OpOverloadPacket):
         return str(func._qualified_op_name).removeprefix("aten::")
-    name = str(func.__name__)
+    name = str(getattr(func, "__name__", ""))
     return str(func.__self__.__name__) if name == "__get__" else name
 
 

@@ -21,7 +21,7 @@ _OPS = torch.ops.quantized_decomposed
 _LEAST = 6.1e-5
 
 
-def _range_of(x: Tensor, reduce_range: bool) -> tuple[Tensor, Tensor]:
+def range_of(x: Tensor, reduce_range: bool) -> tuple[Tensor, Tensor]:
     """Scale and zero point of 256 steps from the least to the greatest number, 0 among them; of 128 for a reduced range."""
     found: tuple[Tensor, Tensor] = _OPS.choose_qparams.tensor(x, 0, 127 if reduce_range else 255, _LEAST, torch.uint8)
     return found
@@ -33,7 +33,7 @@ def _rounded(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
 
 def _product(x: Tensor, packed: Packed, reduce_range: bool) -> Tensor:
     halves = packed.dtype == torch.float16
-    return linear(x if halves else _rounded(x, *_range_of(x, reduce_range and packed.heeds_range)), packed)
+    return linear(x if halves else _rounded(x, *range_of(x, reduce_range and packed.heeds_range)), packed)
 
 
 def _linear(relu: bool) -> Function:
@@ -46,7 +46,7 @@ def _linear(relu: bool) -> Function:
 
 def _convolution(_: Function, x: Tensor, packed: Packed, reduce_range: bool = False) -> Tensor:
     """The kernel quantises its result with the scale of the operand, and so limits it to the operand's range."""
-    parameters = _range_of(x, reduce_range and packed.heeds_range)
+    parameters = range_of(x, reduce_range and packed.heeds_range)
     return _rounded(convolution(_rounded(x, *parameters), packed), *parameters)
 
 
@@ -80,7 +80,7 @@ def _direction(x: Tensor, cell: Cell, step: Step, state: Tensors, reverse: bool)
     reduced = cell.reduce_range and cell.hh.heeds_range
 
     def advance(sofar: Tensors, gates: Tensor) -> tuple[Tensors, Tensor]:
-        hidden = sofar[0] if halves else _rounded(sofar[0], *_range_of(sofar[0], reduced))
+        hidden = sofar[0] if halves else _rounded(sofar[0], *range_of(sofar[0], reduced))
         new = step(gates, F.linear(hidden, weight, bias), sofar)
         return new, new[0].clone()
 

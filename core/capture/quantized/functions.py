@@ -118,6 +118,24 @@ def _joined(func: Function, tensors: Any, dim: int = 0) -> QTensor:
     return first.like(func([t.numbers for t in tensors], dim))
 
 
+def _dequantised(_: Function, x: Any) -> Any:
+    """Numbers of a tensor, or of several; those of an ordinary one in float32."""
+    if isinstance(x, list | tuple):
+        return [_dequantised(_, each) for each in x]
+    return x.numbers if isinstance(x, QTensor) else x.float()
+
+
+def _parameter(value: Callable[[QTensor], Any], *, by_channel: bool) -> Function:
+    """What a tensor with one scale, or one with a scale for each channel, says of its quantisation."""
+
+    def convert(func: Function, x: QTensor) -> Any:
+        if (x.axis is not None) != by_channel:
+            raise CaptureError(f"{func.__name__} of a tensor quantised {'as a whole' if by_channel else 'by channel'}")
+        return value(x)
+
+    return convert
+
+
 def _dropout(func: Function, x: QTensor, p: float = 0.5, training: bool = False) -> QTensor:
     return _kept(func, x, p, training) if training else x
 
@@ -192,7 +210,7 @@ def _add_scalar(relu: bool) -> Function:
     def convert(_: Function, x: QTensor, c: Any) -> QTensor:
         low, high = INTEGERS[x.dtype][1:]
         scale, zero_point, c = float(x.scale), int(x.zero_point), _number(c)
-        shift = _nearest(c / scale)
+        shift = round(c / scale)  # to the even one of two, as torch
         moved = zero_point - shift
         if low <= moved <= high:
             result = QTensor(x.integers, scale, moved, x.dtype)
@@ -241,10 +259,6 @@ def _number(c: Any) -> float:
     return float(c)
 
 
-def _nearest(x: float) -> int:
-    return round(x)  # to the even one of two, as torch
-
-
 _BINARY: dict[str, Function] = {"add": torch.add, "mul": torch.mul, "matmul": torch.matmul}
 _NORMS: dict[str, tuple[Function, int]] = {f"batch_norm{dims}": (_batch_norm, 6) for dims in ("", "1d", "2d", "3d")}
 #: Operator of torch.ops.quantized to its function of numbers and the number of arguments before the scale.
@@ -264,16 +278,16 @@ _SCALED: dict[str, tuple[Function, int]] = {
     "sigmoid": (torch.sigmoid, 1),
     "softmax": (torch.softmax, 2),
 }
-_RELU = frozenset({"add", "mul", "cat", *_NORMS})
+_RELU = frozenset({"cat", *_NORMS})
 
 _MOVING = """
 view _unsafe_view reshape flatten unflatten ravel permute transpose t T mT movedim moveaxis swapaxes swapdims unsqueeze squeeze
 expand broadcast_to slice select narrow split split_with_sizes chunk tensor_split unbind flip repeat tile clone contiguous detach
 index_select unfold view_as reshape_as expand_as diagonal __getitem__ pixel_shuffle pixel_unshuffle channel_shuffle
-max min amax amin topk sort argmax argmin
+max min topk sort cpu
 """.split()
 _KEPT = """
-relu relu6 hardtanh clamp clip clamp_min clamp_max threshold gelu pad max_pool1d max_pool2d max_pool3d
+relu relu6 hardtanh clamp clip threshold gelu pad max_pool1d max_pool2d max_pool3d
 """.split()
 _POOLING = "avg_pool1d avg_pool2d avg_pool3d".split()
 _AVERAGING = "mean interpolate adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d".split()
@@ -291,10 +305,14 @@ TABLE: dict[str, Function] = {
     "tanh": _to(128, 128),
     "leaky_relu": _leaky_relu_into,
     "dropout": _dropout,
-    "dequantize": lambda _, x: x.numbers,
-    "int_repr": lambda _, x: x.integers,
-    "q_scale": lambda _, x: x.scale,
-    "q_zero_point": lambda _, x: x.zero_point,
+    "dequantize": _dequantised,
+    "int_repr": lambda _, x: x.integers.clone(),
+    "qscheme": lambda _, x: torch.per_tensor_affine if x.axis is None else torch.per_channel_affine,
+    "q_scale": _parameter(lambda x: x.scale, by_channel=False),
+    "q_zero_point": _parameter(lambda x: x.zero_point, by_channel=False),
+    "q_per_channel_scales": _parameter(lambda x: x.scale.double(), by_channel=True),
+    "q_per_channel_zero_points": _parameter(lambda x: x.zero_point.long(), by_channel=True),
+    "q_per_channel_axis": _parameter(lambda x: x.axis, by_channel=True),
     **{f"quantized::{name}": _scaled(*row) for name, row in _SCALED.items()},
     **{f"quantized::{name}_relu": _scaled(*_SCALED[name], relu=True) for name in _RELU},
     **{f"quantized::{name}{relu}": _or_scalar(name, bool(relu)) for name in ("add", "mul") for relu in ("", "_relu")},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 _OPS = torch.ops.quantized_decomposed
@@ -53,6 +54,8 @@ class QTensor:
     def of(cls, numbers: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype) -> QTensor:
         """Numbers in float32, quantised with one scale."""
         storage, low, high = INTEGERS[dtype]
+        if dtype == torch.qint32:
+            return cls(_quantised_to_32_bits(numbers, scale, zero_point), scale, zero_point, dtype)
         quantize, scale, zero_point = _with_numbers(_OPS.quantize_per_tensor, scale, zero_point)
         return cls(quantize(numbers, scale, zero_point, low, high, storage), scale, zero_point, dtype)
 
@@ -61,7 +64,11 @@ class QTensor:
         """The numbers, in float32."""
         storage, low, high = INTEGERS[self.dtype]
         found: torch.Tensor
-        if self.axis is None:
+        if self.axis is None and self.dtype == torch.qint32:
+            found = (
+                self.integers - self.zero_point
+            ).float() * self.scale  # the difference wraps around, as in the kernel
+        elif self.axis is None:
             dequantize, scale, zero_point = _with_numbers(_OPS.dequantize_per_tensor, self.scale, self.zero_point)
             found = dequantize(self.integers, scale, zero_point, low, high, storage)
         else:
@@ -115,6 +122,13 @@ def _with_numbers(packet: Any, scale: Any, zero_point: Any) -> tuple[Any, Any, A
     if isinstance(scale, torch.Tensor):
         return packet.tensor, scale, torch.as_tensor(zero_point)
     return packet.default, float(scale), int(zero_point)
+
+
+def _quantised_to_32_bits(numbers: torch.Tensor, scale: Any, zero_point: Any) -> torch.Tensor:
+    """As the kernel does it; ``quantized_decomposed`` clamps in float32, which can't represent the greatest int32."""
+    _, low, high = INTEGERS[torch.qint32]
+    inverse = scale.float().reciprocal() if isinstance(scale, torch.Tensor) else float(1 / np.float32(scale))
+    return (numbers * inverse + zero_point).round().double().clamp(low, high).to(torch.int32)
 
 
 def _operator(name: str) -> Any:

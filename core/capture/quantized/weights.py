@@ -196,16 +196,45 @@ def _packed_convolution(packed: Any, one_dimension: bool) -> Packed:
 
 
 def _heeds_range(operator: Any, packed: Any, shape: tuple[int, ...]) -> bool:
-    """Whether the engine that packs weights heeds ``reduce_range``, which QNNPACK's kernels ignore: it is tried, on a copy.
+    """Whether the engine that packed weights heeds ``reduce_range``, which QNNPACK's kernels ignore: it is tried, on a copy.
 
     oneDNN's packed weights keep the kernel of their first call, ReLU or not, for all calls of the same shape.
     """
     x = torch.linspace(-1, 1.3, math.prod(shape)).view(shape)
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
         warnings.simplefilter("ignore")
-        tried = copy.deepcopy(packed)
+        tried = _copied(operator, packed, x)
         return not torch.equal(operator(x, tried, True), operator(x, tried, False))
     return True  # it doesn't run at all
+
+
+def _copied(operator: Any, packed: Any, x: Tensor) -> Any:
+    """A copy of packed weights by the engine that packed them, which they don't tell.
+
+    torch packs a copy by the engine that is set. Engines are told apart by how they refuse inputs.
+    """
+    backend = torch.backends.quantized
+    before, refused = backend.engine, _refusals(operator, packed, x)
+    try:
+        for engine in (before, *backend.supported_engines):
+            backend.engine = engine
+            copied = copy.deepcopy(packed)
+            if _refusals(operator, copied, x) == refused:
+                return copied
+    finally:
+        backend.engine = before
+    return copy.deepcopy(packed)
+
+
+def _refusals(operator: Any, packed: Any, x: Tensor) -> list[str]:
+    """What an operator says of inputs of another dtype and without axes."""
+    said: list[str] = []
+    for wrong in (x.double(), x.new_zeros(())):
+        try:
+            operator(wrong, packed, True)
+        except RuntimeError as error:
+            said.append(str(error).partition("\n")[0])
+    return said
 
 
 def is_stored_quantised(value: Any) -> bool:

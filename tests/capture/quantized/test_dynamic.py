@@ -16,7 +16,7 @@ from torch.ao import quantization as tq
 
 import onnxplug
 from onnxplug.errors import CaptureError
-from tests.support.quantised import IMAGE, SEQUENCE, VOLUME, check_quantised, engine, weighted
+from tests.support.quantised import IMAGE, ROWS, SEQUENCE, VOLUME, check_quantised, engine, weighted
 
 #: Of opposite signs, all positive, all zero, and so small that the scale has its least value.
 SETS = [(torch.randn(7, 8) * 3,), (torch.rand(4, 8) + 1,), (torch.zeros(2, 8),), (torch.randn(3, 8) * 1e-3,)]
@@ -44,6 +44,22 @@ def test_an_export_leaves_the_kernels_as_they_were() -> None:
     onnxplug.to_onnx(model, (torch.randn(5, 8),))
     assert float(model(x).min()) >= 0  # oneDNN's weights keep the kernel of their first call
     assert torch.equal(model(x), copy.deepcopy(model)(x))
+
+
+@pytest.mark.parametrize("at_export", ["fbgemm", "qnnpack", "onednn", "x86"])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_the_engine_that_packed_decides(kind: str, at_export: str, packer: str) -> None:
+    """QNNPACK quantises activations to 8 bits, the others to 7, whatever engine is set."""
+    if at_export not in torch.backends.quantized.supported_engines:
+        pytest.skip("torch has no such engine here")
+    layer, x = (
+        (nnqd.Linear(8, 4), torch.randn(5, 8)) if kind == "linear" else (nnqd.Conv2d(4, 6, 3), torch.randn(IMAGE))
+    )
+    model = weighted(layer)
+    quantum = 0.0 if kind == "linear" else float(x.max() - x.min()) * 3 / 127
+    with engine(at_export):
+        check_quantised(model, (x,), [(torch.cat([x, x[:1]]) * 3,)], quantum=quantum, share=0.02)
+        assert torch.backends.quantized.engine == at_export
 
 
 def test_linear_of_halves(packer: str) -> None:
@@ -137,14 +153,25 @@ def test_recurrent(kind: Any, dtype: torch.dtype, settings: dict[str, Any], pack
     assert "Scan" in {node.op_type for node in program.model.graph}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="torch's captured program agrees to 2e-7; ONNX Runtime's Scan with a first state from outside is 0.2 % off, cause not found yet",
-)
-def test_recurrent_with_a_state(packer: str) -> None:
-    model = Outputs(tq.quantize_dynamic(nn.Sequential(nn.LSTM(6, 5, 2)), {nn.LSTM})[0])
-    sets = [(torch.randn(7, 3, 6), torch.randn(2, 3, 5), torch.randn(2, 3, 5)) for _ in range(3)]
-    check_quantised(model, sets[0], sets[1:], dynamic=False)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_with_a_state(kind: Any, dynamic: bool, packer: str) -> None:
+    if packer == "onednn":
+        pytest.skip("packed as with FBGEMM")
+    model = Outputs(tq.quantize_dynamic(nn.Sequential(kind(6, 5, 2)), {kind})[0])
+    count = 2 if kind is nn.LSTM else 1
+    lengths = [7, 4, 1] if dynamic else [7, 7, 7]
+    sets = [(torch.randn(n, 3, 6), *[torch.randn(2, 3, 5) for _ in range(count)]) for n in lengths]
+    shapes = (ROWS, ({},) * count) if dynamic else None
+    check_quantised(model, sets[0], sets[1:], dynamic=dynamic, shapes=shapes)
+
+
+@pytest.mark.parametrize("lead", [(5,), (3, 5), (2, 3, 5)], ids=lambda lead: f"{len(lead) + 1}d")
+def test_linear_of_static_shape(lead: tuple[int, ...]) -> None:
+    """ONNX Runtime makes another kernel of it where it knows all sizes."""
+    model = tq.quantize_dynamic(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), {nn.Linear})
+    sets = [(torch.randn(*lead, 8) * 3,) for _ in range(3)]
+    check_quantised(model, sets[0], sets[1:], quantum=0.02, share=0.05, dynamic=False)
 
 
 def test_packed_sequences_are_refused(packer: str) -> None:

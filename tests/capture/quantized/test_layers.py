@@ -163,17 +163,33 @@ FAULTS: dict[str, tuple[str, int, int, Callable[[Any], Any]]] = {
 }
 
 
+class Integers(Quantised):
+    """The same; the result in integers."""
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.function(self.inputs[0](tensors[0])).int_repr()
+
+
+@pytest.mark.parametrize("kind", [Quantised, Integers])
 @pytest.mark.parametrize("name", FAULTS)
-def test_verification_finds_a_wrong_number(name: str) -> None:
+def test_verification_finds_a_wrong_number(name: str, kind: type[Quantised]) -> None:
     layers = [weighted(nnq.Conv2d(4, 6, 3)), weighted(nniq.ConvReLU2d(6, 5, 3))]
-    program = onnxplug.to_onnx(Quantised(nn.Sequential(*layers)), (torch.randn(8, *IMAGE[1:]),), verify=True)
-    kind, place, index, change = FAULTS[name]
-    nodes = [node for node in program.model.graph if node.op_type == kind]
+    program = onnxplug.to_onnx(kind(nn.Sequential(*layers)), (torch.randn(8, *IMAGE[1:]),), verify=True)
+    operator, place, index, change = FAULTS[name]
+    nodes = [node for node in program.model.graph if node.op_type == operator]
     if name == "weight":
         nodes = [node for node in nodes if "weight" in str(node.inputs[0] and node.inputs[0].name)]
     _spoil(program, nodes[place], index, change)
     with pytest.raises(VerificationError, match="differ"):
         program.verify()
+
+
+def test_integers_between_two_quanta_may_go_either_way() -> None:
+    layers = [weighted(nnq.Conv2d(4, 6, 3)), weighted(nniq.ConvReLU2d(6, 5, 3))]
+    program = onnxplug.to_onnx(Integers(nn.Sequential(*layers)), (torch.randn(200, *IMAGE[1:]),), verify=True)
+    cases = program.verify().cases
+    assert sum(case.unstable for case in cases) > 0
+    assert max(case.max_abs_difference for case in cases) == 1
 
 
 def test_a_quantised_result_is_refused() -> None:
