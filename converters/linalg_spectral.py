@@ -17,8 +17,6 @@ from onnxplug.converters.helpers.jacobi import eigh, svd
 from onnxplug.converters.helpers.loops import repeat
 from onnxplug.converters.helpers.matrices import dtype_of, epsilon, transpose, triangle
 from onnxplug.converters.helpers.reductions import reduce
-from onnxplug.converters.helpers.tables import complex_rule
-from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -47,14 +45,6 @@ def linalg_eigh(g: GraphBuilder, node: FxNode) -> list[Value]:
     a, uplo, vectors = node.args
     values, found = eigh(g, _symmetric(g, a, uplo.upper() == "U"))
     return [values, found if vectors else _nothing(g, node.dtype)]
-
-
-def linalg_eig(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """linalg_eig(Tensor self) -> (Tensor eigenvalues, Tensor eigenvectors)"""
-    raise Unsupported(
-        "eigenvalues of a general matrix: ONNX has no operator for them; torch.linalg.eigh takes a symmetric matrix, and can be "
-        "exported"
-    )
 
 
 def linalg_matrix_sqrth(g: GraphBuilder, node: FxNode) -> Value:
@@ -188,7 +178,6 @@ def _series(g: GraphBuilder, a: Value) -> Value:
 RULES: list[Rule] = [
     Rule("aten::_linalg_svd.default", linalg_svd),
     Rule("aten::_linalg_eigh.default", linalg_eigh),
-    complex_rule("linalg_eig.default", linalg_eig),
     Rule("aten::linalg_matrix_sqrth.default", linalg_matrix_sqrth),
     Rule("aten::linalg_polar.default", linalg_polar),
     Rule("aten::linalg_pinv.atol_rtol_tensor", linalg_pinv),
