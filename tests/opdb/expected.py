@@ -28,7 +28,7 @@ linalg.ldl_solve linalg.lu_factor_ex
 linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank linalg.matrix_sqrth
 linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.polar linalg.qr linalg.slogdet linalg.solve_ex
 linalg.solve_triangular linalg.solve linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet
-lu_solve lu_unpack lu matrix_exp norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank triangular_solve
+lu_solve lu_unpack lu norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank triangular_solve
 """.split()
 
 #: Entry name, or ``name|dtype``, ``name||dynamic``, ``name||opset``, to (status, reason); the closest row counts.
