@@ -88,7 +88,7 @@ def _block_values(g: GraphBuilder, grid: Grid, t: Value) -> tuple[Complex, Compl
     a, b, c = (band(g, grid, t, above) for above in (0, 1, -1))
     d = moved(g, grid, a, 1)
     block = g.op.Not(g.op.Equal(c, zero))
-    second = g.op.And(moved(g, grid, block, -1), g.op.Greater(grid.index, g.const(0)))
+    second = g.op.And(moved(g, grid, block, -1), g.op.Greater(grid.places, g.const(0)))
     found = block_of_two(g, a, b, c, d)
     # The block's eigenvalues less d; the first one and c are an eigenvector.
     lead = Complex(g.op.Where(found.paired, found.mean, found.far), g.op.Where(found.paired, found.root, zero))
@@ -112,9 +112,9 @@ def _turn(g: GraphBuilder, grid: Grid, lead: Complex, low: Value, block: Value, 
     main_imag = g.op.Where(second, g.op.Neg(moved(g, grid, imag, -1)), g.op.Where(block, imag, zero))
     low = g.op.Where(block, low, zero)
     main, main_imag, low = (unsqueeze(g, v, last - 1) for v in (main, main_imag, low))
-    rows = unsqueeze(g, grid.index, 1)
-    diagonal = g.op.Equal(rows, grid.index)
-    under = g.op.Where(g.op.Equal(rows, g.op.Add(grid.index, g.const(1))), low, zero)
+    rows = unsqueeze(g, grid.places, 1)
+    diagonal = g.op.Equal(rows, grid.places)
+    under = g.op.Where(g.op.Equal(rows, g.op.Add(grid.places, g.const(1))), low, zero)
     turned = g.op.Sub(g.op.Add(g.op.Where(diagonal, main, zero), under), transpose(g, under))
     return Complex(turned, g.op.Where(diagonal, main_imag, zero))
 
@@ -126,7 +126,7 @@ def _triangular_vectors(g: GraphBuilder, grid: Grid, t: Complex, values: Complex
     """
     dtype = dtype_of(t.real)
     rank = rank_of(t.real)
-    rows = unsqueeze(g, grid.index, 1)
+    rows = unsqueeze(g, grid.places, 1)
     zero, one, eps = g.const(0.0, dtype), g.const(1.0, dtype), g.const(epsilon(dtype), dtype)
     across = Complex(*(unsqueeze(g, v, rank - 2) for v in (values.real, values.imag)))
     least = g.op.Mul(g.op.Max(g.op.Add(g.op.Abs(across.real), g.op.Abs(across.imag)), eps), eps)
@@ -135,7 +135,7 @@ def _triangular_vectors(g: GraphBuilder, grid: Grid, t: Complex, values: Complex
     def step(j: Value, real: Value, imag: Value) -> list[Value]:
         k = g.op.Sub(g.as_scalar(last), j)
         at = as_index(g, k)
-        beyond = g.op.Greater(grid.index, k)
+        beyond = g.op.Greater(grid.places, k)
         row = Complex(*(g.op.Where(beyond, take(g, part, at, -2), zero) for part in (t.real, t.imag)))
         rest = bilinear(g, g.op.MatMul, row, Complex(real, imag))
         gap = c_sub(g, across, Complex(*(take(g, part, at, -1) for part in (across.real, across.imag))))

@@ -39,14 +39,14 @@ class Grid(NamedTuple):
     Attributes:
         parts: 1 for real matrices, 2 for complex ones.
         n: Size of the matrices.
-        index: The numbers of the rows, ``[n]``.
+        places: The numbers of the rows, ``[n]``.
         rows, columns: To which row ``[parts * n, 1]`` and column ``[parts * n]`` each stored one belongs.
         units: Which stored rows hold a part, as numbers ``[parts * n, 1]``, for each part.
     """
 
     parts: int
     n: Size
-    index: Value
+    places: Value
     rows: Value
     columns: Value
     units: list[Value]
@@ -93,15 +93,15 @@ def parts_of(g: GraphBuilder, grid: Grid, x: Value) -> Number:
 def band(g: GraphBuilder, grid: Grid, x: Value, above: int) -> Value:
     """The elements ``x[k, k + above]`` of each matrix ``[*batch, n, n]``, for ``above`` 0 or 1 by row, for -1 by column; 0 where
     there is none."""
-    rows = unsqueeze(g, grid.index, 1)
-    place = g.op.Equal(g.op.Add(rows, g.const(above)) if above else rows, grid.index)
+    rows = unsqueeze(g, grid.places, 1)
+    place = g.op.Equal(g.op.Add(rows, g.const(above)) if above else rows, grid.places)
     picked = g.op.Where(place, x, g.const(0.0, dtype_of(x)))
     return reduce(g, "ReduceSum", picked, [rank_of(x) - (1 if above > 0 else 2)], False)
 
 
 def moved(g: GraphBuilder, grid: Grid, x: Value, by: int) -> Value:
     """``x[..., k + by]`` for a list by row ``[*batch, n]``; the ends are repeated."""
-    index = g.op.Add(grid.index, g.const(by))
+    index = g.op.Add(grid.places, g.const(by))
     last = g.op.Sub(g.as_scalar(grid.n), g.const(1))
     return take(g, x, g.op.Max(g.op.Min(index, last), g.const(0)), -1)
 
@@ -202,17 +202,17 @@ def _window(g: GraphBuilder, grid: Grid, edges: Value) -> tuple[Value, Value]:
 
     def last(where: Value, by: int) -> Value:
         """The last k with a property, plus ``by``; 0 where there is none."""
-        found = g.op.Where(where, g.op.Add(grid.index, g.const(by)), g.const(0))
+        found = g.op.Where(where, g.op.Add(grid.places, g.const(by)), g.const(0))
         return reduce(g, "ReduceMax", g.op.Concat(found, none, axis=axis), [axis], True)
 
     end = g.op.Sub(last(long, span + 1), g.const(1))
-    inside = g.op.Less(grid.index, end)
+    inside = g.op.Less(grid.places, end)
     return last(g.op.And(inside, g.op.Not(edges)), 1), end
 
 
 def _at(g: GraphBuilder, grid: Grid, x: Number, k: Value) -> Number:
     """The elements k (``[*batch, 1]``) of lists ``[*batch, n]``; 0 outside of them."""
-    here = g.op.Equal(grid.index, k)
+    here = g.op.Equal(grid.places, k)
     picked = [g.op.Where(here, part, g.const(0.0, dtype_of(part))) for part in x]
     return [reduce(g, "ReduceSum", part, [rank_of(part) - 1], True) for part in picked]
 

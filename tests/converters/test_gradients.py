@@ -262,6 +262,7 @@ RESIZED = [
     ("upsample_bicubic2d", (False, None, None), 2), ("upsample_bicubic2d", (True, None, None), 2),
     ("_upsample_bilinear2d_aa", (False, None, None), 2), ("_upsample_bilinear2d_aa", (True, None, None), 2),
     ("_upsample_bicubic2d_aa", (False, None, None), 2), ("_upsample_bicubic2d_aa", (True, None, None), 2),
+    ("_upsample_lanczos2d_aa", (False, None, None), 2), ("_upsample_lanczos2d_aa", (True, None, None), 2),
     ("upsample_bilinear2d", (False, 2.3, 0.7), 2), ("upsample_nearest2d", (2.3, 0.7), 2),
     ("upsample_bicubic2d", (False, 2.3, 0.7), 2), ("_upsample_nearest_exact2d", (2.3, 0.7), 2),
 ]  # fmt: skip
