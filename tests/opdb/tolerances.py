@@ -92,15 +92,21 @@ def _relative(outputs: Sequence[Tensor]) -> list[Tensor]:
     return [x / x.abs().amax((-2, -1), keepdim=True) if x.numel() else x for x in outputs]
 
 
+def _relative_complex(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """As :func:`_relative`, of complex matrices."""
+    return [torch.view_as_real(x) for x in _relative([_complex(x) for x in outputs])]
+
+
 #: Entries whose row in FORMS holds for complex inputs too.
-_COMPLEX_FORMS = ("linalg.eig", "linalg.eigvals")
-#: Entry name to (dtype or None for any, what to compare instead of the results, reason).
+_COMPLEX_FORMS = ("linalg.eig", "linalg.eigvals", "matrix_exp")
+#: Entry name, or ``name|complex64``, to (dtype or None for any, what to compare instead of the results, reason).
 FORMS: dict[str, tuple[torch.dtype | None, Callable[[Sequence[Tensor]], list[Tensor]], str]] = {
     "linalg.eigh": (None, _eigen, "the sign of an eigenvector is free"),
     "linalg.eig": (None, _general_eigen, "the order of eigenvalues and the phase of an eigenvector are free"),
     "linalg.eigvals": (None, _power_sums, "the order of eigenvalues is free"),
     "linalg.svd": (None, lambda x: _singular(x, True), "signs, and the basis of the null spaces, are free"),
     "svd": (None, lambda x: _singular(x, False), "signs, and the basis of the null spaces, are free"),
+    "matrix_exp|complex64": (None, _relative_complex, "as of float32"),
     "matrix_exp": (
         torch.float32,
         _relative,
@@ -111,7 +117,7 @@ FORMS: dict[str, tuple[torch.dtype | None, Callable[[Sequence[Tensor]], list[Ten
 
 def comparable(name: str, dtype: torch.dtype, outputs: Sequence[Tensor]) -> list[Tensor]:
     """What of an entry's results is compared: they themselves where no row says otherwise."""
-    row = FORMS.get(name)
+    row = (FORMS.get(f"{name}|complex64") if dtype == torch.complex64 else None) or FORMS.get(name)
     if row is None or row[0] not in (None, dtype) or (dtype.is_complex and name not in _COMPLEX_FORMS):
         return list(outputs)
     return row[1](outputs)
