@@ -260,10 +260,25 @@ def _resize_backward(
     return grad
 
 
+def _lanczos(distance: torch.Tensor) -> torch.Tensor:
+    return torch.where(distance < 3, torch.sinc(distance) * torch.sinc(distance / 3), 0.0)
+
+
+#: The filter that reaches so many elements far, of distances of at least 0.
+_FILTERS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
+    1: lambda distance: (1 - distance).clamp(min=0),
+    2: partial(_cubic, a=_KEYS_OF_FILTER),
+    3: _lanczos,
+}
+
+
 def _filtered_backward(
-    cubic: bool, grad: torch.Tensor, output_size: Any, input_size: Any, align_corners: bool, *factors: Any
+    reach: int, grad: torch.Tensor, output_size: Any, input_size: Any, align_corners: bool, *factors: Any
 ) -> torch.Tensor:
-    """The gradient of an interpolation with antialiasing: a product an axis with the weights of its filter, [out, in]."""
+    """The gradient of an interpolation with antialiasing: a product an axis with the weights of its filter, [out, in].
+
+    The filter reaches 1 (linear), 2 (cubic) or 3 elements (Lanczos) far.
+    """
     for i, factor in enumerate((*factors, None, None)[:2]):
         size, out = input_size[2 + i], output_size[i]
         ratio = _ratio(size, out, factor)
@@ -271,12 +286,12 @@ def _filtered_backward(
             steps = torch.full((), out, dtype=torch.float32) - 1
             ratio = torch.where(steps > 0, (torch.full((), size, dtype=torch.float32) - 1) / steps, 0.0)
         wide = ratio.clamp(min=1)
-        support = wide * (2 if cubic else 1)
+        support = wide * reach
         center = (ratio * (torch.arange(out, dtype=torch.float32) + 0.5)).unsqueeze(1)
         place = torch.arange(size, dtype=torch.float32)
         first, last = (center - support + 0.5).to(torch.int64), (center + support + 0.5).to(torch.int64)
         distance = ((place - center + 0.5) / wide).abs()
-        weight = _cubic(distance, _KEYS_OF_FILTER) if cubic else (1 - distance).clamp(min=0)
+        weight = _FILTERS[reach](distance)
         weight = torch.where((place >= first) & (place < last), weight, 0.0)
         weight = (weight / weight.sum(1, keepdim=True)).to(grad.dtype)
         grad = (grad.transpose(2 + i, -1) @ weight).transpose(2 + i, -1)
@@ -349,8 +364,9 @@ _RESIZES: dict[str, Callable[..., Any]] = {
         for mode in ("linear1d", "bilinear2d", "trilinear3d")
     },
     "upsample_bicubic2d": partial(_resize_backward, _cubic_taps, True),
-    "_upsample_bilinear2d_aa": partial(_filtered_backward, False),
-    "_upsample_bicubic2d_aa": partial(_filtered_backward, True),
+    "_upsample_bilinear2d_aa": partial(_filtered_backward, 1),
+    "_upsample_bicubic2d_aa": partial(_filtered_backward, 2),
+    "_upsample_lanczos2d_aa": partial(_filtered_backward, 3),
 }
 
 #: Qualified name to the decomposition of a backward operator.

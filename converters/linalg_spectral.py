@@ -10,15 +10,17 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.complexes import Complex
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
+from onnxplug.converters.helpers.complex_pairs import as_complex, part_dtype
 from onnxplug.converters.helpers.dtypes import DOUBLE, INT64
 from onnxplug.converters.helpers.grids import eye
 from onnxplug.converters.helpers.jacobi import eigh, svd
 from onnxplug.converters.helpers.loops import repeat
 from onnxplug.converters.helpers.matrices import dtype_of, epsilon, transpose, triangle
 from onnxplug.converters.helpers.reductions import reduce
+from onnxplug.converters.helpers.schur import grid_of, parts_of, stored
 from onnxplug.converters.helpers.tables import complex_rule
-from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -47,14 +49,6 @@ def linalg_eigh(g: GraphBuilder, node: FxNode) -> list[Value]:
     a, uplo, vectors = node.args
     values, found = eigh(g, _symmetric(g, a, uplo.upper() == "U"))
     return [values, found if vectors else _nothing(g, node.dtype)]
-
-
-def linalg_eig(g: GraphBuilder, node: FxNode) -> list[Value]:
-    """linalg_eig(Tensor self) -> (Tensor eigenvalues, Tensor eigenvectors)"""
-    raise Unsupported(
-        "eigenvalues of a general matrix: ONNX has no operator for them; torch.linalg.eigh takes a symmetric matrix, and can be "
-        "exported"
-    )
 
 
 def linalg_matrix_sqrth(g: GraphBuilder, node: FxNode) -> Value:
@@ -147,9 +141,24 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
     Scaling and squaring of the Taylor series, each matrix by its own power of two (Higham, Functions of Matrices, 10.3). In
     double for every dtype: the errors of float are small beside the largest element alone, not beside smaller ones.
     """
-    dtype = DOUBLE
-    a = g.cast(node.args[0], dtype)
-    rank = rank_of(a)
+    return g.cast(_exponential(g, g.cast(node.args[0], DOUBLE)), node.dtype)
+
+
+def complex_matrix_exp(g: GraphBuilder, node: FxNode) -> Complex:
+    """linalg_matrix_exp(Tensor self) -> Tensor
+
+    Of the real matrix that has ``[[a, -b], [b, a]]`` in the place of each ``a + bi``.
+    """
+    x = as_complex(g, node.args[0], DOUBLE)
+    parts = [x.real, x.imag]
+    grid = grid_of(g, parts)
+    found = parts_of(g, grid, _exponential(g, stored(g, grid, parts)))
+    return Complex(*(g.cast(part, part_dtype(node)) for part in found))
+
+
+def _exponential(g: GraphBuilder, a: Value) -> Value:
+    """The exponential of real matrices of doubles."""
+    dtype, rank = DOUBLE, rank_of(a)
     sums = reduce(g, "ReduceSum", g.op.Abs(a), [rank - 2], True)
     norm = reduce(g, "ReduceMax", sums, [rank - 1], True)
     reach = g.const(_REACH, dtype)
@@ -164,7 +173,7 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
 
     # ReduceMax of an empty batch is -inf, which is no count.
     most = g.op.Max(reduce(g, "ReduceMax", count, None, False), g.const(0.0, dtype))
-    return g.cast(repeat(g, g.cast(most, INT64), step, start)[0], node.dtype)
+    return repeat(g, g.cast(most, INT64), step, start)[0]
 
 
 def _series(g: GraphBuilder, a: Value) -> Value:
@@ -188,9 +197,9 @@ def _series(g: GraphBuilder, a: Value) -> Value:
 RULES: list[Rule] = [
     Rule("aten::_linalg_svd.default", linalg_svd),
     Rule("aten::_linalg_eigh.default", linalg_eigh),
-    complex_rule("linalg_eig.default", linalg_eig),
     Rule("aten::linalg_matrix_sqrth.default", linalg_matrix_sqrth),
     Rule("aten::linalg_polar.default", linalg_polar),
     Rule("aten::linalg_pinv.atol_rtol_tensor", linalg_pinv),
     Rule("aten::linalg_matrix_exp.default", linalg_matrix_exp),
+    complex_rule("linalg_matrix_exp.default", complex_matrix_exp),
 ]

@@ -61,7 +61,7 @@ def smooth(mode: str) -> Converter:
 
 
 def antialiased(mode: str) -> Converter:
-    """Linear and cubic interpolation that widens the filter when it makes an image smaller."""
+    """Linear, cubic and Lanczos interpolation that widens the filter when it makes an image smaller."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         # torch's antialiased cubic takes a = -0.5, as Pillow's.
@@ -79,7 +79,9 @@ def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any)
     axes = axes_of(g, node)
     inner_dtype = FLOAT if x.dtype.is_integer() else x.dtype
     plain = has_kernel(g, "Resize", inner_dtype)
-    if widen:
+    if mode == "lanczos":
+        plain = False  # which ONNX has no Resize of
+    elif widen:
         apart = RESIZE_ROUNDS_OTHERWISE.concerns(g) and all(axis.is_static for axis in axes)
         plain = plain and not apart and not corners and g.opset >= 18
     by_sizes = corners or all(_maps_by_sizes(a) for a in axes)
@@ -161,6 +163,11 @@ def channel_shuffle(g: GraphBuilder, node: FxNode) -> Value:
     return g.op.Reshape(g.op.Transpose(rows, perm=order), g.vector([batch, channels, *rest]))
 
 
+def native_channel_shuffle(g: GraphBuilder, node: FxNode) -> Value:
+    """native_channel_shuffle(Tensor self, SymInt groups) -> Tensor"""
+    return channel_shuffle(g, node)
+
+
 def im2col(g: GraphBuilder, node: FxNode) -> Value:
     """im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
 
@@ -227,7 +234,9 @@ RULES: list[Rule] = [
     *_forms("upsample_bicubic2d", smooth("cubic")),
     *_forms("_upsample_bilinear2d_aa", antialiased("linear")),
     *_forms("_upsample_bicubic2d_aa", antialiased("cubic")),
+    *_forms("_upsample_lanczos2d_aa", antialiased("lanczos")),
     Rule("aten::channel_shuffle.default", channel_shuffle),
+    Rule("aten::native_channel_shuffle.default", native_channel_shuffle),
     Rule("aten::im2col.default", im2col),
     Rule("aten::col2im.default", col2im, opset=(18, None)),
     Rule("aten::pixel_shuffle.default", pixel_shuffle),

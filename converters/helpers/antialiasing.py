@@ -21,7 +21,7 @@ from onnxplug.converters.helpers.filters import computed_filter, filter_of
 #: The coefficient of the cubic convolution, Pillow's.
 _CUBIC = -0.5
 #: Half the width of each filter, in steps between elements.
-_REACH = {"linear": 1.0, "cubic": 2.0}
+_REACH = {"linear": 1.0, "cubic": 2.0, "lanczos": 3.0}
 
 
 def antialiased_weights(
@@ -33,7 +33,7 @@ def antialiased_weights(
         size, out: Number of elements before and after. A size that stays is copied, whatever the factor.
         factor: The factor by which coordinates are mapped; ``None``: ``out / size``.
         corners: The first and last elements stay where they are.
-        mode: ``"linear"`` or ``"cubic"``.
+        mode: ``"linear"``, ``"cubic"`` or ``"lanczos"``.
         dtype: The precision that the weights are computed in.
     """
     real: Any = dtype.numpy().type
@@ -69,7 +69,7 @@ def computed_antialiased_weights(
         g: The builder.
         size, out: Number of elements before and after: 0-dim, int64.
         step: The distance between points, 0-dim, of ``dtype``.
-        mode: ``"linear"`` or ``"cubic"``.
+        mode: ``"linear"``, ``"cubic"`` or ``"lanczos"``.
         dtype: The precision that the weights are computed in.
     """
     op = g.op

@@ -21,6 +21,11 @@ _FAKE_QUANTIZE = (
     "fake_quantize_per_channel_affine_cachemask",
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
 )
+_INTERPOLATIONS = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa",
+)  # fmt: skip
 
 
 def _recurrent(original: Kernel, packed: bool) -> Kernel:
@@ -47,6 +52,18 @@ def _fractional_pool(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (*x.shape[: x.dim() - 3], *(list(output_size) * 3)[:3])
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
+
+
+def _interpolation_backward(
+    grad: torch.Tensor, output_size: Any, input_size: Sequence[int], *rest: Any, **options: Any
+) -> torch.Tensor:
+    wanted = (*input_size[:2], *output_size)
+    torch._check(
+        grad.dim() == len(wanted), lambda: f"expected a gradient of {len(wanted)} dimensions, not {grad.dim()}"
+    )
+    for size, expected in zip(grad.shape, wanted, strict=True):
+        torch._check(size == expected, lambda: f"expected a gradient of the shape {wanted}, not {tuple(grad.shape)}")
+    return grad.new_empty(tuple(input_size))
 
 
 def _as_float(x: torch.Tensor) -> torch.Tensor:
@@ -91,13 +108,22 @@ def _fake_quantize_operators() -> Iterator[OpOverload]:
             yield op
 
 
+def _interpolations_backward() -> Iterator[OpOverload]:
+    """Those whose kernel for shapes is C++, which takes no symbolic sizes in a list."""
+    for name in _INTERPOLATIONS:
+        op = getattr(torch.ops.aten, f"{name}_backward").default
+        if DispatchKey.Meta not in op.py_kernels:
+            yield op
+
+
 @contextlib.contextmanager
 def shape_kernels(mentions: Mentions) -> Iterator[None]:
     """While it holds, tracing these operators computes the shapes of their results and nothing else.
 
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes as long as there
-    are steps; it has no kernel at all for fake quantisation and dequantisation of dynamic sizes, and one that makes sizes
-    static for fractional pools of volumes. Only what the model may use is patched.
+    are steps; it has no kernel at all for fake quantisation and dequantisation and most gradients of interpolations of
+    dynamic sizes, and one that makes sizes static for fractional pools of volumes. Only what the
+    model may use is patched; the gradients are, whatever its code names.
     """
     with contextlib.ExitStack() as stack:
         if mentions(is_recurrent):
@@ -111,6 +137,8 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
             for op, kernel in ((packet.self, _as_float), (packet.tensors, _all_as_float)):
                 if DispatchKey.Meta not in op.py_kernels:
                     stack.enter_context(patched_kernel(op, DispatchKey.Meta, kernel))
+        for op in _interpolations_backward():  # reached from autograd, where no code names them
+            stack.enter_context(patched_kernel(op, DispatchKey.Meta, _interpolation_backward))
         fractional = torch.ops.aten.fractional_max_pool3d.default
         if mentions(_is_fractional_pool) and DispatchKey.Meta not in fractional.py_kernels:
             stack.enter_context(patched_kernel(fractional, DispatchKey.Meta, _fractional_pool))

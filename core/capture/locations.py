@@ -22,6 +22,8 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _RUNNING: list[str] = [_CORE]
 #: Files of ours through which torch calls operators while it traces the model's code.
 TRACING = frozenset(os.path.join(_CORE, "capture", name) for name in ("operator_calls.py", "tracing.py", "sizes.py"))
+#: Where this package has kernels for the shapes of operators' results; what they ask, an operator asks.
+KERNELS = os.path.join(_CORE, "capture", "kernels.py")
 
 
 @functools.lru_cache(maxsize=65536)
@@ -104,7 +106,7 @@ def module_path(fx: torch.fx.Node) -> str:
 def user_line(sloc: Any) -> str | None:
     """The user's line at which a guard was made; ``None`` where torch asks by itself."""
     frame = getattr(sloc, "framework_loc", None)
-    if frame is not None and not is_torch_file(frame.filename):
+    if frame is not None and not is_torch_file(frame.filename) and frame.filename != KERNELS:
         return f"{frame.filename}:{frame.lineno}"
     user = re.search(r"#\s*(\S+):(\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
     path = _whole_path(user[1]) if user is not None else None

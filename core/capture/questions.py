@@ -26,7 +26,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of
-from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file, user_line
+from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
@@ -313,7 +313,7 @@ def is_of_python(sloc: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_operators(file: str) -> bool:
-    return is_torch_file(file) and file.removeprefix(_TORCH).startswith(_OPERATORS)
+    return file == KERNELS or (is_torch_file(file) and file.removeprefix(_TORCH).startswith(_OPERATORS))
 
 
 # -- what the code does with the answer --------------------------------------------------------------------------------

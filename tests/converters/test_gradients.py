@@ -262,6 +262,7 @@ RESIZED = [
     ("upsample_bicubic2d", (False, None, None), 2), ("upsample_bicubic2d", (True, None, None), 2),
     ("_upsample_bilinear2d_aa", (False, None, None), 2), ("_upsample_bilinear2d_aa", (True, None, None), 2),
     ("_upsample_bicubic2d_aa", (False, None, None), 2), ("_upsample_bicubic2d_aa", (True, None, None), 2),
+    ("_upsample_lanczos2d_aa", (False, None, None), 2), ("_upsample_lanczos2d_aa", (True, None, None), 2),
     ("upsample_bilinear2d", (False, 2.3, 0.7), 2), ("upsample_nearest2d", (2.3, 0.7), 2),
     ("upsample_bicubic2d", (False, 2.3, 0.7), 2), ("_upsample_nearest_exact2d", (2.3, 0.7), 2),
 ]  # fmt: skip
@@ -275,25 +276,18 @@ def test_interpolations(name: str, rest: tuple[Any, ...], axes: int, scale: floa
     check(resized(name, scale, *rest, dynamic=False), grad, x, others=[(grad.flip(-1) * 2, x)], **looser("gradients"))
 
 
-#: Those of which torch takes symbolic sizes.
-@pytest.mark.parametrize(
-    ("name", "rest"),
-    [
-        ("upsample_nearest2d", (None, None)),
-        ("_upsample_nearest_exact2d", (None, None)),
-        ("_upsample_bilinear2d_aa", (False, None, None)),
-    ],
-    ids=str,
-)
-def test_interpolations_of_dynamic_sizes(name: str, rest: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(("name", "rest", "axes"), [row for row in RESIZED if 2.3 not in row[1]], ids=str)
+def test_interpolations_of_dynamic_sizes(name: str, rest: tuple[Any, ...], axes: int) -> None:
+    """torch itself takes symbolic sizes of two of them alone."""
     pairs = [
-        (image(n, 3, 3 * height, 3 * width, seed=1), image(n, 3, height, width))
-        for n, height, width in ((2, 3, 4), (1, 5, 2), (3, 1, 1))
+        (image(n, 3, *(3 * size for size in sizes[:axes]), seed=1), image(n, 3, *sizes[:axes]))
+        for n, sizes in ((2, (3, 4, 2)), (1, (5, 2, 3)), (3, (1, 1, 1)))
     ]
+    dynamic = dict.fromkeys((0, *range(2, 2 + axes)), DYNAMIC)
     check(
         resized(name, 3, *rest, dynamic=True),
         *pairs[0],
         others=pairs[1:],
-        dynamic=(_PLANES, _PLANES),
+        dynamic=(dynamic, dynamic),
         **looser("gradients"),
     )

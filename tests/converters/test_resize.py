@@ -142,6 +142,8 @@ LOW_LEVEL = {
     "bicubic": lambda x: torch.ops.aten.upsample_bicubic2d.default(x, [5, 3], False, 1.7, 0.9),
     "bilinear antialiased": lambda x: torch.ops.aten._upsample_bilinear2d_aa.default(x, [3, 3], False, 1.7, 0.9),
     "bicubic antialiased": lambda x: torch.ops.aten._upsample_bicubic2d_aa.default(x, [3, 4], False, 0.7, 0.9),
+    "lanczos antialiased": lambda x: torch.ops.aten._upsample_lanczos2d_aa.default(x, [3, 4], False, 0.7, 0.9),
+    "lanczos antialiased corners": lambda x: torch.ops.aten._upsample_lanczos2d_aa.default(x, [9, 3], True, None, None),
     "nearest": lambda x: torch.ops.aten.upsample_nearest2d.default(x, [3, 3], 1.7, 0.9),
     "nearest of sizes": lambda x: torch.ops.aten.upsample_nearest2d.default(x, [x.shape[3], x.shape[2] * 2], 1.7, 2.0),
     "nearest exact": lambda x: torch.ops.aten._upsample_nearest_exact2d.default(x, [3, 3], 1.7, 0.9),
@@ -157,6 +159,25 @@ LOW_LEVEL = {
 def test_the_size_given_is_the_result_s_and_factors_steer_coordinates(name: str, dynamic: Any) -> None:
     others = [(-image(6, 5),)] if dynamic is None else [(image(4, 9),), (image(7, 3),), (image(12, 5),)]
     check(LOW_LEVEL[name], image(6, 5), others=others, dynamic=dynamic, **looser("resize"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_lanczos(dtype: torch.dtype) -> None:
+    x = image(8, 9).to(dtype)
+    for options in ({"size": (5, 7)}, {"size": (20, 11)}, {"scale_factor": 0.6}):
+
+        def resized(x: torch.Tensor, named: dict[str, Any] = options) -> torch.Tensor:
+            return torch.nn.functional.interpolate(x, mode="lanczos", antialias=True, **named)
+
+        others = [(image(4, 19).to(dtype),), (image(12, 5).to(dtype),)]
+        check(resized, x, others=[(-x,)], **looser("resize"))
+        check(resized, x, others=others, dynamic=SIZES, opset=13 if "size" in options else None, **looser("resize"))
+
+
+def test_native_channel_shuffle() -> None:
+    for dtype in (torch.float32, torch.int64):
+        x = torch.arange(2 * 6 * 3 * 2).reshape(2, 6, 3, 2).to(dtype)
+        check(lambda x: torch.native_channel_shuffle(x, 3), x, others=[(-x,)])
 
 
 @pytest.mark.parametrize("dynamic", [None, SIZES], ids=["static", "dynamic"])

@@ -7,7 +7,6 @@ import torch
 _C32 = "ONNX has no element type for torch.complex32"
 _SPARSE = "ONNX has no sparse tensors that ONNX Runtime computes with"
 _PRIVATE = "torch's own memory-saving kernel, without a decomposition"
-_EIG = "eigenvalues of a general matrix: ONNX has no operator for them, and no rule computes them"
 _EMPTY = "a dynamic axis of size 0: ONNX Runtime's own MatMul and Reshape refuse it"
 _STATIC = "needs this size static; the error says so"
 _BYTES = "torch interpolates bytes by integer weights of 16 bits: off by one where the true value is halfway"
@@ -29,7 +28,7 @@ linalg.ldl_solve linalg.lu_factor_ex
 linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank linalg.matrix_sqrth
 linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.polar linalg.qr linalg.slogdet linalg.solve_ex
 linalg.solve_triangular linalg.solve linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet
-lu_solve lu_unpack lu matrix_exp norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank triangular_solve
+lu_solve lu_unpack lu norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank triangular_solve
 """.split()
 
 #: Entry name, or ``name|dtype``, ``name||dynamic``, ``name||opset``, to (status, reason); the closest row counts.
@@ -40,8 +39,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "to_sparse": ("missing", _SPARSE),
     "hash_tensor": ("missing", "a hash of a tensor's bits is no model's output"),
     "nn.functional.linear_cross_entropy.chunked_none": ("missing", _PRIVATE),
-    "linalg.eig": ("unsupported", _EIG),
-    "linalg.eigvals": ("unsupported", _EIG),
     **{f"{name}|complex64": ("missing", "factorisations of complex matrices") for name in _FACTOR},
     **{
         f"{name}|complex64": ("missing", "not of complex numbers yet")

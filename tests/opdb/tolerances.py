@@ -64,16 +64,49 @@ def _singular(outputs: Sequence[Tensor], transposed: bool) -> list[Tensor]:
     return [s, (u[..., :k] * s.unsqueeze(-2)) @ v[..., :k].mT, u.mT @ u, v.mT @ v]
 
 
+def _complex(x: Tensor) -> Tensor:
+    """A complex result of PyTorch's, or of a model, whose last axis holds both parts."""
+    return x if x.is_complex() else torch.complex(x[..., 0], x[..., 1])
+
+
+def _power_sums(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The means of powers of eigenvalues, the largest of which is made 1: they say which ones there are, in any order."""
+    values = _complex(outputs[0])
+    if not values.numel():
+        return [values.abs()]
+    scale = values.abs().amax(-1, keepdim=True)
+    ratio = values / torch.where(scale == 0, 1.0, scale)
+    powers = torch.stack([ratio**k for k in range(1, values.shape[-1] + 1)], -1)
+    return [scale, torch.view_as_real(powers.mean(-2))]
+
+
+def _general_eigen(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Eigenvalues in any order, the matrix that the eigenvectors make with them, and the vectors' lengths."""
+    values, vectors = map(_complex, outputs)
+    product = (vectors * values.unsqueeze(-2)) @ torch.linalg.inv(vectors)
+    return [*_power_sums([values]), torch.view_as_real(product), vectors.norm(dim=-2)]
+
+
 def _relative(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Each matrix divided by its largest element."""
     return [x / x.abs().amax((-2, -1), keepdim=True) if x.numel() else x for x in outputs]
 
 
-#: Entry name to (dtype or None for any, what to compare instead of the results, reason).
+def _relative_complex(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """As :func:`_relative`, of complex matrices."""
+    return [torch.view_as_real(x) for x in _relative([_complex(x) for x in outputs])]
+
+
+#: Entries whose row in FORMS holds for complex inputs too.
+_COMPLEX_FORMS = ("linalg.eig", "linalg.eigvals", "matrix_exp")
+#: Entry name, or ``name|complex64``, to (dtype or None for any, what to compare instead of the results, reason).
 FORMS: dict[str, tuple[torch.dtype | None, Callable[[Sequence[Tensor]], list[Tensor]], str]] = {
     "linalg.eigh": (None, _eigen, "the sign of an eigenvector is free"),
+    "linalg.eig": (None, _general_eigen, "the order of eigenvalues and the phase of an eigenvector are free"),
+    "linalg.eigvals": (None, _power_sums, "the order of eigenvalues is free"),
     "linalg.svd": (None, lambda x: _singular(x, True), "signs, and the basis of the null spaces, are free"),
     "svd": (None, lambda x: _singular(x, False), "signs, and the basis of the null spaces, are free"),
+    "matrix_exp|complex64": (None, _relative_complex, "as of float32"),
     "matrix_exp": (
         torch.float32,
         _relative,
@@ -84,8 +117,8 @@ FORMS: dict[str, tuple[torch.dtype | None, Callable[[Sequence[Tensor]], list[Ten
 
 def comparable(name: str, dtype: torch.dtype, outputs: Sequence[Tensor]) -> list[Tensor]:
     """What of an entry's results is compared: they themselves where no row says otherwise."""
-    row = FORMS.get(name)
-    if row is None or row[0] not in (None, dtype) or dtype.is_complex:
+    row = (FORMS.get(f"{name}|complex64") if dtype == torch.complex64 else None) or FORMS.get(name)
+    if row is None or row[0] not in (None, dtype) or (dtype.is_complex and name not in _COMPLEX_FORMS):
         return list(outputs)
     return row[1](outputs)
 
