@@ -34,7 +34,7 @@ ELLIPSES = [
 
 
 def _operand(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in ELLIPSES])
