@@ -13,7 +13,7 @@ from torch import nn
 import onnxplug
 from onnxplug.backend.backend import _make_session, _threads, onnxplug_backend
 from onnxplug.backend.options import BackendOptions
-from tests.support.tolerances import LOOSER
+from tests.support.tolerances import LOOSER, looser
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,36 @@ def test_the_operator_is_exported(name: str) -> None:
             torch.testing.assert_close(
                 program(x)[0], model(x), rtol=LOOSER["attention"].rtol, atol=LOOSER["attention"].atol, equal_nan=True
             )
+
+
+class Heads(nn.Module):
+    """``nn.MultiheadAttention``'s fast path, with the weights of all heads, their mean, or without."""
+
+    def __init__(self, mask: torch.Tensor | None, kind: int | None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.mask, self.kind = mask, kind
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = self.attention
+        weights = (a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias)
+        each, mean, none = (
+            torch._native_multi_head_attention(x, x, x, 8, 2, *weights, self.mask, needed, average, self.kind)
+            for needed, average in ((True, False), (True, True), (False, True))
+        )
+        return *each, *mean, none[0]
+
+
+@pytest.mark.parametrize("name", [*MASKS, "numbers"])
+def test_the_operator_of_attention_is_exported(name: str) -> None:
+    """A mask of numbers hides where it is not 0, as in PyTorch's kernel."""
+    numbers = torch.tensor([0.0, 0.0, 0.5, -2.0, float("-inf")]).repeat(5, 1)
+    model = Heads(*MASKS.get(name, (numbers, 0))).eval()
+    with torch.no_grad():
+        program = onnxplug.to_onnx(torch.export.export(model, (torch.randn(2, 5, 8),)))
+        for x in (torch.randn(2, 5, 8), torch.randn(2, 5, 8) * 4 + 1):
+            torch.testing.assert_close(list(program(x)), list(model(x)), **looser("attention"), equal_nan=True)
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------------

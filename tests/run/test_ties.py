@@ -306,9 +306,8 @@ class Spectral(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("logarithm", [False, True], ids=["sizes", "logarithms"])
-@pytest.mark.parametrize(("size", "width"), [(100, 8), (256, 8), (400, 64), (512, 64)])
+@pytest.mark.parametrize(("logarithm", "seed"), [(False, 0), (True, 1)], ids=["sizes", "logarithms"])
+@pytest.mark.parametrize(("size", "width"), [(100, 8), (256, 8), (512, 64)])
 def test_rounding_that_a_recurrent_layer_carries_on_is_no_difference(
     size: int, width: int, logarithm: bool, seed: int
 ) -> None:
