@@ -22,6 +22,7 @@ from onnxplug.backend.dump import Dump, DumpingExecutable
 from onnxplug.backend.lowering import Lowered, guard_count, lower, structure
 from onnxplug.backend.options import LEVELS, BackendOptions, parse_options, runtime_of
 from onnxplug.backend.second_order import SecondOrder
+from onnxplug.capture.attention import let_dynamo_trace_masks
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.errors import OnnxplugError, UsageError
@@ -141,6 +142,7 @@ def _reset() -> None:
 
 
 onnxplug_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+let_dynamo_trace_masks()
 
 
 def _compile(

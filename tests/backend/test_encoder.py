@@ -50,13 +50,36 @@ def test_an_encoder_is_run_by_onnxruntime(masks: dict[str, Any], activation: str
     assert all(graph.model is not None and graph.error is None for graph in store["graphs"])
 
 
-@pytest.mark.xfail(strict=True, reason="Dynamo breaks its graph where nn.TransformerEncoder looks at the mask's values")
-def test_a_mask_without_is_causal() -> None:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+NUMBERS = CAUSAL.float().masked_fill(CAUSAL, float("-inf"))
+NOT_CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril(-2)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_a_mask_without_is_causal(training: bool, nested: bool) -> None:
+    """What Dynamo traces holds for masks of other values too."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).train(training)
     store: dict[str, Any] = {}
+    compiled = torch.compile(
+        model, backend=onnxplug_backend, fullgraph=True, options={"store": store, "fallback": False}
+    )
     with torch.no_grad():
-        torch.compile(model, backend=onnxplug_backend, options={"store": store})(torch.randn(2, 5, 16), mask=CAUSAL)
-    assert store["graphs"]
+        for mask in (CAUSAL, NOT_CAUSAL, NUMBERS, NUMBERS.T.contiguous()):
+            x = torch.randn(2, 5, 16)
+            torch.testing.assert_close(compiled(x, mask=mask), model(x, mask=mask), **looser("attention"))
+    assert len(store["graphs"]) == 2  # of truth values, and of numbers
+
+
+def test_a_decoder_with_a_mask() -> None:
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
+    compiled = torch.compile(model, backend=onnxplug_backend, fullgraph=True, options={"fallback": False})
+    x, y = torch.randn(2, 7, 16), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        for mask in (CAUSAL, NOT_CAUSAL):
+            torch.testing.assert_close(compiled(x, y, tgt_mask=mask), model(x, y, tgt_mask=mask), **looser("attention"))
 
 
 class Fast(nn.Module):
