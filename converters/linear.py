@@ -208,7 +208,8 @@ def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
 
 def tensordot(g: GraphBuilder, node: FxNode) -> Value:
     """tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor"""
-    return _contracted(g, *node.args[:4], node.dtype)
+    a, b, left, right = node.args
+    return _contracted(g, a, b, left, right, node.dtype)
 
 
 def _contracted(

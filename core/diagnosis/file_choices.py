@@ -57,11 +57,12 @@ def choices_of_file(
 
     def replay(leaves: Sequence[Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
         found = exported()
-        if found is None or found[1].recipe is None:
+        recipe = found[1].recipe if found is not None else None
+        if found is None or recipe is None:
             return None
         file, program = found
         given = program.flatten(*pytree.tree_unflatten(clone_leaves(leaves), spec))
-        return outputs_of_choices(file, program.recipe, host, given)
+        return outputs_of_choices(file, recipe, host, given)
 
     return replay
 
