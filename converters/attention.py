@@ -6,8 +6,6 @@ import math
 from typing import Any
 
 import onnx_ir as ir
-import torch
-import torch.nn.functional as F
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -17,6 +15,7 @@ from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES
 from onnxplug.converters.helpers.fill import filled
+from onnxplug.converters.helpers.fused_layers import FUSED
 from onnxplug.converters.helpers.matrices import dtype_of
 from onnxplug.converters.helpers.reductions import log_of_sum, reduce
 from onnxplug.converters.helpers.results import wanted
@@ -318,56 +317,8 @@ def _repeat_heads(g: GraphBuilder, query: Value, x: Value) -> Value:
     return g.reshape(wide, shape)
 
 
-def _encoder_layer(
-    src: torch.Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    *weights: Any,
-    mask_type: int | None = None,
-) -> torch.Tensor:
-    """``aten::_transformer_encoder_layer_fwd``: the fast path of ``nn.TransformerEncoderLayer``, in evaluation.
-
-    The weights are those of both norms and both linear layers, each with its bias; a mask of what is hidden may follow: of pairs of
-    positions (type 0), of positions (1), or of each head's pairs (2).
-    """
-    norms, linears, rest = (weights[:2], weights[2:4]), (weights[4:6], weights[6:8]), weights[8:]
-    mask = rest[0] if rest else None
-    mask_type = rest[1] if len(rest) > 1 else mask_type
-
-    def attended(x: torch.Tensor) -> torch.Tensor:
-        parts = F.linear(x, qkv_weight, qkv_bias).chunk(3, -1)
-        q, k, v = (part.unflatten(-1, (num_heads, embed_dim // num_heads)).transpose(1, 2) for part in parts)
-        if mask is None:
-            heads = F.scaled_dot_product_attention(q, k, v)
-        else:  # a position that sees nothing is NaN, where scaled_dot_product_attention gives 0
-            hidden = mask.to(torch.bool)
-            hidden = hidden[:, None, None, :] if mask_type == 1 else hidden
-            scores = (q * (embed_dim // num_heads) ** -0.5) @ k.transpose(-2, -1)
-            heads = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
-        return F.linear(heads.transpose(1, 2).flatten(2), proj_weight, proj_bias)
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        inner = F.linear(x, *linears[0])
-        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), *linears[1])
-
-    x = src
-    for part, (weight, bias) in zip((attended, forward), norms, strict=True):
-        if norm_first:
-            x = x + part(F.layer_norm(x, (embed_dim,), weight, bias, eps))
-        else:
-            x = F.layer_norm(x + part(x), (embed_dim,), weight, bias, eps)
-    return x
-
-
-#: torch has no decomposition for it.
-DECOMPOSITIONS = {"aten::_transformer_encoder_layer_fwd.default": _encoder_layer}
+#: torch has no decomposition for them: the fast path of ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` in evaluation.
+DECOMPOSITIONS = {f"{name}.default": function for name, function in FUSED.items()}
 
 RULES: list[Rule] = [
     Rule("aten::scaled_dot_product_attention.default", attention, opset=(23, None)),

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import Complex, complex_constant
 from onnxplug.converters.helpers.complex_pairs import bilinear, both, c_add, c_conj, c_div, c_mul, part_dtype
+from onnxplug.converters.helpers.products import product
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.tables import complex_rule
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 
-def product(op_type: str) -> Converter:
-    """matmul, mm, bmm, mv, dot: four products of real matrices."""
+def matmul(g: GraphBuilder, node: FxNode) -> Complex:
+    """matmul(Tensor self, Tensor other) -> Tensor
 
-    def convert(g: GraphBuilder, node: FxNode) -> Complex:
-        return bilinear(g, getattr(g.op, op_type), *both(g, node, 0, 1))
+    And mm, bmm, mv, dot: four products of real matrices.
+    """
+    return _product(g, *both(g, node, 0, 1))
 
-    convert.__name__ = convert.__qualname__ = "matmul"
-    return convert
+
+def _product(g: GraphBuilder, a: Complex, b: Complex) -> Complex:
+    return bilinear(g, partial(product, g), a, b)
 
 
 def vdot(g: GraphBuilder, node: FxNode) -> Complex:
     """vdot(Tensor self, Tensor other) -> Tensor"""
     x, y = both(g, node, 0, 1)
-    return bilinear(g, g.op.MatMul, c_conj(g, x), y)
+    return _product(g, c_conj(g, x), y)
 
 
 def addmm(g: GraphBuilder, node: FxNode) -> Complex:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b = both(g, node, 0, 1, 2)
     beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
-    return c_add(g, c_mul(g, bias, beta), c_mul(g, bilinear(g, g.op.MatMul, a, b), alpha))
+    return c_add(g, c_mul(g, bias, beta), c_mul(g, _product(g, a, b), alpha))
 
 
 def add_scaled_product(divide: bool) -> Converter:
@@ -50,13 +55,13 @@ def addbmm(g: GraphBuilder, node: FxNode) -> Complex:
     """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b = both(g, node, 0, 1, 2)
     beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
-    product = bilinear(g, g.op.MatMul, a, b)
-    total = Complex(*(reduce(g, "ReduceSum", part, [0], False) for part in (product.real, product.imag)))
+    products = _product(g, a, b)
+    total = Complex(*(reduce(g, "ReduceSum", part, [0], False) for part in (products.real, products.imag)))
     return c_add(g, c_mul(g, bias, beta), c_mul(g, total, alpha))
 
 
 RULES: list[Rule] = [
-    *[complex_rule(name, product("MatMul")) for name in ("matmul", "mm", "bmm", "mv", "dot")],
+    *[complex_rule(name, matmul) for name in ("matmul", "mm", "bmm", "mv", "dot")],
     complex_rule("vdot", vdot),
     complex_rule("addmm", addmm),
     complex_rule("addcmul", add_scaled_product(divide=False)),

@@ -7,17 +7,21 @@ from typing import Any
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.axes import normalize_axis, rank_of
-from onnxplug.converters.helpers.dtypes import INT64
+from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import DOUBLE, INT64
 from onnxplug.converters.helpers.elementary import log1p_of
 from onnxplug.converters.helpers.exactness import SKIPS_NAN, of_floats
 from onnxplug.converters.helpers.promotion import wide
-from onnxplug.converters.helpers.runtimes import computed_in
+from onnxplug.converters.helpers.reductions import in_rows
+from onnxplug.converters.helpers.runtimes import LONG_SUMS_LOSE_DIGITS, computed_in
 from onnxplug.converters.helpers.scans import is_empty, running_product, scan
 from onnxplug.converters.helpers.scattering import neutral
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
+
+#: The longest axis along which logarithms of sums are added up one after another.
+_ROW = 1 << 10
 
 
 def cumprod(g: GraphBuilder, node: FxNode) -> Value:
@@ -66,25 +70,46 @@ def cumulative_extremum(largest: bool, exact: bool = False) -> Converter:
 def logcumsumexp(g: GraphBuilder, node: FxNode) -> Value:
     """logcumsumexp(Tensor self, int dim) -> Tensor
 
-    Each step is max + log1p(exp(-|a - b|)); two equal infinities, whose difference is NaN, give that infinity.
+    Computed in double, as by torch, where a runtime has it and the axis is not known to be short. A long axis is taken in rows.
     """
     x, axis = node.args
     dtype = wide(node.dtype)
     if not dtype.is_floating_point():
         raise Unsupported("logcumsumexp of integers: torch itself refuses it")
-    x = g.cast(x, dtype)
     if not rank_of(x) or is_empty(x):
-        return g.cast(x, node.dtype)
+        return x
+    axis = normalize_axis(axis, rank_of(x))
+    size = g.dim(x, axis)
+    short = isinstance(size, int) and size <= _ROW
+    x = g.cast(x, dtype if short or not LONG_SUMS_LOSE_DIGITS.concerns(g) else DOUBLE)
+    if short or not isinstance(size, int):
+        return g.cast(_running_logsumexp(g, x, axis), node.dtype)
+    sums = _running_logsumexp(g, in_rows(g, x, axis, size), axis + 1)
+    rows = _running_logsumexp(g, g.op.Gather(sums, g.const(-1), axis=axis + 1), axis)
+    rows = g.op.Slice(rows, g.const([0]), g.const([-1]), g.const([axis]))
+    edge = [0] * (2 * rank_of(x))
+    edge[axis] = 1
+    before = unsqueeze(g, g.op.Pad(rows, g.integers(edge), g.const(float("-inf"), x.dtype)), axis + 1)
+    sizes = g.dims(x)
+    sums = g.reshape(_log_of_two(g, before, sums), [*sizes[:axis], -1, *sizes[axis + 1 :]])
+    return g.cast(g.op.Slice(sums, g.const([0]), g.const([size]), g.const([axis])), node.dtype)
 
+
+def _running_logsumexp(g: GraphBuilder, x: Value, axis: int) -> Value:
     def step(states: list[Value], item: Value) -> tuple[list[Value], list[Value]]:
-        total = states[0]
-        difference = g.op.Where(g.op.Equal(total, item), g.const(0.0, dtype), g.op.Sub(total, item))
-        rest = log1p_of(g, g.op.Exp(g.op.Neg(g.op.Abs(difference))))
-        following = g.op.Add(g.op.Max(total, item), rest)
+        following = _log_of_two(g, states[0], item)
         return [following], [g.op.Identity(following)]
 
-    start = [(float("-inf"), dtype)]
-    return g.cast(scan(g, x, normalize_axis(axis, rank_of(x)), start, step)[0], node.dtype)
+    return scan(g, x, axis, [(float("-inf"), x.dtype)], step)[0]
+
+
+def _log_of_two(g: GraphBuilder, a: Value, b: Value) -> Value:
+    """The logarithm of the sum of two exponentials: max + log1p(exp(-|a - b|)).
+
+    The difference of two equal infinities is NaN, and the result that infinity.
+    """
+    difference = g.op.Where(g.op.Equal(a, b), g.const(0.0, a.dtype), g.op.Sub(a, b))
+    return g.op.Add(g.op.Max(a, b), log1p_of(g, g.op.Exp(g.op.Neg(g.op.Abs(difference)))))
 
 
 RULES: list[Rule] = [

@@ -14,6 +14,7 @@ from onnxplug.build.inference.dims import dims_of
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
+from onnxplug.converters.helpers.einsum import sum_of_products
 from onnxplug.converters.helpers.products import is_restored, product
 from onnxplug.converters.helpers.promotion import operand, wide
 from onnxplug.converters.helpers.reductions import is_long, reduce, reduced
@@ -29,7 +30,7 @@ def linear(g: GraphBuilder, node: FxNode) -> Value:
     x, weight, bias = node.args
     # torch adds a bias of another dtype to a product that it did not make by addmm.
     bias = bias if bias is None else g.cast(bias, node.dtype)
-    if rank_of(x) == 2 and rank_of(weight) == 2 and _has_gemm(g, node.dtype):
+    if rank_of(x) == 2 and rank_of(weight) == 2 and _has_gemm(g, node.dtype) and not is_long(g, x, [1]):
         return g.op.Gemm(x, weight, bias, transB=1)
     if rank_of(weight) == 1:
         result = product(g, x, weight)
@@ -58,6 +59,8 @@ def linear_of_rows(g: GraphBuilder, node: FxNode) -> Value:
     x, weight, bias = node.args
     if not g.optimize or g.runtime not in ("onnxruntime", "onnxruntime:cpu"):
         raise Decline("the plain form is asked for, or one for a device that it was not measured on")
+    if is_long(g, x, [rank_of(x) - 1]):
+        raise Decline("so many products are summed in steps")
     if not g.is_weight(weight):
         raise Decline("the weight is no parameter, which ONNX Runtime lays out for its products when it loads them")
     return rows_with_bias(g, x, weight, g.cast(bias, node.dtype), transposed=True)
@@ -77,19 +80,13 @@ def matmul(g: GraphBuilder, node: FxNode) -> Value:
     return product(g, *node.args)
 
 
-def vector_product(g: GraphBuilder, node: FxNode) -> Value:
-    """dot(Tensor self, Tensor tensor) -> Tensor"""
-    x, y = node.args[:2]
-    return reduce(g, "ReduceSum", g.op.Mul(x, y), [0], False) if is_long(g, x, [0]) else product(g, x, y)
-
-
 def inner(g: GraphBuilder, node: FxNode) -> Value:
     """inner(Tensor self, Tensor other) -> Tensor"""
     x, y = node.args
     if not rank_of(x) or not rank_of(y):
         return compute(g, "Mul", node.dtype, x, y)
     if rank_of(y) > 2:
-        raise Unsupported("inner with a second operand of more than two dimensions")
+        return _contracted(g, x, y, [-1], [-1], node.dtype)
     return product(g, x, g.op.Transpose(y, perm=[1, 0]) if rank_of(y) == 2 else y)
 
 
@@ -118,7 +115,7 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b, beta, alpha = node.args
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
-    rounding = is_restored(b) and ACTIVATIONS_ARE_ROUNDED.concerns(g)
+    rounding = (is_restored(b) and ACTIVATIONS_ARE_ROUNDED.concerns(g)) or is_long(g, a, [1])
     if not plain or rounding or not _has_gemm(g, node.dtype):
         return _combined(g, node, bias, product(g, a, b), beta, alpha)
     if beta == 0:
@@ -162,7 +159,7 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
         raise Unsupported(f"the einsum equation {equation!r}")
     plain, tensors = _without_broadcasting(g, plain, tensors)
     inner = INT32 if node.dtype == BOOL else computed_in(g, "Einsum", node.dtype)
-    return g.cast(g.op.Einsum(*(g.cast(x, inner) for x in tensors), equation=plain), node.dtype)
+    return g.cast(sum_of_products(g, plain, [g.cast(x, inner) for x in tensors]), node.dtype)
 
 
 def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Value]) -> tuple[str, list[Value]]:
@@ -210,12 +207,16 @@ def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
 
 
 def tensordot(g: GraphBuilder, node: FxNode) -> Value:
-    """tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor
-
-    One product of matrices: the summed axes last on the left, first on the right.
-    """
+    """tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor"""
     a, b, left, right = node.args
-    inner = computed_in(g, "MatMul", wide(node.dtype))
+    return _contracted(g, a, b, left, right, node.dtype)
+
+
+def _contracted(
+    g: GraphBuilder, a: Value, b: Value, left: Sequence[int], right: Sequence[int], dtype: ir.DataType
+) -> Value:
+    """One product of matrices: the summed axes last on the left, first on the right."""
+    inner = computed_in(g, "MatMul", wide(dtype))
     a, b = g.cast(a, inner), g.cast(b, inner)
     over = [normalize_axis(x, rank_of(a)) for x in left], [normalize_axis(x, rank_of(b)) for x in right]
     kept = [x for x in range(rank_of(a)) if x not in over[0]], [x for x in range(rank_of(b)) if x not in over[1]]
@@ -231,7 +232,7 @@ def tensordot(g: GraphBuilder, node: FxNode) -> Value:
     rows, columns = _joined(g, a, kept[0]), _joined(g, b, kept[1])
     first = g.op.Reshape(_ordered(g, a, [*kept[0], *over[0]]), g.vector([rows, -1]))
     second = g.op.Reshape(_ordered(g, b, [*over[1], *kept[1]]), g.vector([-1, columns]))
-    return g.cast(g.op.Reshape(g.op.MatMul(first, second), g.vector(shape)), node.dtype)
+    return g.cast(g.op.Reshape(product(g, first, second), g.vector(shape)), dtype)
 
 
 def _ordered(g: GraphBuilder, x: Value, order: list[int]) -> Value:
@@ -272,7 +273,7 @@ def trilinear(g: GraphBuilder, node: FxNode) -> Value:
     known = "".join(c for c in kept if any(c in term for term in terms))
     inner = computed_in(g, "Einsum", node.dtype)
     plain, operands = _without_broadcasting(g, f"{','.join(terms)}->{known}", [g.cast(x, inner) for x in tensors])
-    result = g.op.Einsum(*operands, equation=plain)
+    result = sum_of_products(g, plain, operands)
     nowhere = [place for place, c in enumerate(kept) if c not in known]
     return g.cast(unsqueeze(g, result, *nowhere) if nowhere else result, node.dtype)
 
@@ -346,9 +347,7 @@ RULES: list[Rule] = [
         when=_of_rows_with_bias,
         reason="a Gemm of all rows adds the bias where it writes the product, a MatMul and an Add go over it twice",
     ),
-    *[Rule(f"aten::{name}.default", matmul) for name in ("matmul", "mm", "bmm", "mv", "linalg_matmul")],
-    Rule("aten::dot.default", vector_product),
-    Rule("aten::vdot.default", vector_product),
+    *[Rule(f"aten::{name}.default", matmul) for name in ("matmul", "mm", "bmm", "mv", "dot", "vdot", "linalg_matmul")],
     Rule("aten::inner.default", inner),
     *[Rule(f"aten::{name}.default", outer) for name in ("outer", "ger")],
     Rule("aten::addmm.default", addmm),

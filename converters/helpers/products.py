@@ -5,22 +5,43 @@ from __future__ import annotations
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.axes import rank_of, squeeze, swap, unsqueeze
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, FLOAT16
+from onnxplug.converters.helpers.reductions import in_rows, is_long, reduce
 from onnxplug.converters.helpers.runtimes import ACTIVATIONS_ARE_ROUNDED, computed_in
 
 GEMM_DTYPES = frozenset({FLOAT, DOUBLE, FLOAT16})
 
 
 def product(g: GraphBuilder, a: Value, b: Value) -> Value:
-    """MatMul; ONNX multiplies no integers of 8 and 16 bits."""
+    """MatMul; ONNX multiplies no integers of 8 and 16 bits, and ONNX Runtime loses digits in sums of millions of products."""
     dtype = a.dtype
     assert dtype is not None
+    if rank_of(a) and rank_of(b) and is_long(g, a, [rank_of(a) - 1]):
+        return _long_product(g, a, b)
     inner = computed_in(g, "MatMul", dtype)
     if inner == dtype:
         restored = _by_restored_weight(g, a, b) if ACTIVATIONS_ARE_ROUNDED.concerns(g) else None
         return g.op.MatMul(a, b) if restored is None else restored
     return g.cast(g.op.MatMul(g.cast(a, inner), g.cast(b, inner)), dtype)
+
+
+def _long_product(g: GraphBuilder, a: Value, b: Value) -> Value:
+    """A product along a long axis: the sum of the products of rows of that axis; in double where the axis is dynamic."""
+    size = g.dim(a, -1)
+    if not isinstance(size, int):
+        return g.cast(g.op.MatMul(g.cast(a, DOUBLE), g.cast(b, DOUBLE)), FLOAT)
+    if rank_of(a) == rank_of(b) == 1:
+        return reduce(g, "ReduceSum", g.op.Mul(a, b), [0], False)
+    left, right = (unsqueeze(g, x, i) if rank_of(x) == 1 else x for i, x in enumerate((a, b)))
+    parts = in_rows(g, left, rank_of(left) - 1, size)
+    rows, count, columns = (n if isinstance(n, int) else 1 for n in (*g.dims(parts)[-3:-1], g.dim(right, -1)))
+    if rows * count * columns > (rows + columns) * size:  # the products would take more memory than the operands
+        return g.op.MatMul(a, b)
+    products = g.op.MatMul(swap(g, parts, -3, -2), in_rows(g, right, rank_of(right) - 2, size))
+    total = reduce(g, "ReduceSum", products, [rank_of(products) - 3], False)
+    gone = [-2] * (left is not a) + [-1] * (right is not b)
+    return squeeze(g, total, *(axis + rank_of(total) for axis in gone))
 
 
 _MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})

@@ -33,7 +33,7 @@ def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, 
     """
     rank = rank_of(x)
     if op_type in ("ReduceSum", "ReduceMean") and is_long(g, x, axes):
-        return _long_sum(g, op_type, x, list(range(rank)) if axes is None else list(axes), keepdims)
+        return long_sum(g, op_type, x, list(range(rank)) if axes is None else list(axes), keepdims)
     every = axes is None or len(axes) == rank
     emit: Any = getattr(g.op, op_type)
     keep = int(keepdims)
@@ -47,18 +47,22 @@ def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, 
 
 
 def is_long(g: GraphBuilder, x: Value, axes: Sequence[int] | None) -> bool:
-    """Whether a sum over axes (``None``: all) has so many floats that the runtime's own would lose digits.
+    """Whether a sum over axes (``None``: all) is one of :func:`is_long_sum`."""
+    return is_long_sum(g, x.dtype, [(x.shape or ())[axis] for axis in (range(rank_of(x)) if axes is None else axes)])
+
+
+def is_long_sum(g: GraphBuilder, dtype: ir.DataType | None, sizes: Sequence[Any]) -> bool:
+    """Whether a sum over axes of some sizes has so many floats that the runtime's own would lose digits.
 
     Dynamic axes count as one element, and as many with ``exact=True``.
     """
-    if x.dtype != FLOAT or not LONG_SUMS_LOSE_DIGITS.concerns(g):
+    if dtype != FLOAT or not LONG_SUMS_LOSE_DIGITS.concerns(g):
         return False
-    sizes = [(x.shape or ())[axis] for axis in (range(rank_of(x)) if axes is None else axes)]
     static = [size for size in sizes if isinstance(size, int)]
     return math.prod(static) > _LONG or (g.exact and len(static) < len(sizes) and 0 not in static)
 
 
-def _long_sum(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdims: bool) -> Value:
+def long_sum(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdims: bool) -> Value:
     """A sum or mean of floats in steps, along one axis after another; in double with ``exact=True`` where an axis is dynamic."""
     count = count_of(g, x, axes, FLOAT)
     if g.exact and any(not isinstance(g.dims(x)[axis], int) for axis in axes):

@@ -122,7 +122,7 @@ RESIZE_ROUNDS_OTHERWISE = Fault(
 )
 LONG_SUMS_LOSE_DIGITS = Fault(
     "sums and means add floats one after another: of 8 million numbers near 100, a mean is up to 7 % off and a variance 7 times "
-    "too large, also inside of InstanceNormalization, LayerNormalization, GlobalAveragePool and MatMul of two vectors",
+    "too large, also inside of InstanceNormalization, LayerNormalization, GlobalAveragePool, Einsum, MatMul and Gemm of few rows",
     "beyond 2**18 elements (along static axes) axis after axis, long ones in rows of the square root of their size; "
     "along dynamic axes a sum in double with exact=True",
 )

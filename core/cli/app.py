@@ -315,6 +315,7 @@ def verify_(
     from onnxplug.cli.inputs import check_file, dynamic_axes, parse_dynamic, parse_input
     from onnxplug.cli.report import note, progress, verification
     from onnxplug.cli.targets import load_target
+    from onnxplug.diagnosis.file_choices import choices_of_file
     from onnxplug.run.verify import verify_file
 
     check_file(model)
@@ -335,6 +336,7 @@ def verify_(
             dynamic_axes(shapes, _ranks(model)),
             seeds=(0, 1, 2) if seed is None else (seed,),
             host=registry()[1],
+            replay=choices_of_file(str(model), loaded.model, args, kwargs or {}, shapes, registry()[1]),
         )
     verification(report)
 

@@ -181,6 +181,7 @@ class DynamoInterpreter:
                 if called.writes:
                     raise ConversionError(f"the FX graph writes in place, {fx.format_node()}; it should be functional")
                 if fx not in live:
+                    self._check_taken(fx, called, is_unused=True)
                     continue
                 if called.target is ASSERTION and assertions is not None:
                     condition, message = (self.value_of(argument) for argument in fx.args)
@@ -246,9 +247,7 @@ class DynamoInterpreter:
                 return found
         elif kind in _NUMBERS:
             return val
-        is_models = called.is_overload and not self._frame.context.decomposing
-        if is_models and (message := refusal(fx)) is not None:
-            raise self._refused(fx, message)
+        is_models = self._check_taken(fx, called)
         name = called.name
         args = self._bind(fx, called)
         if self._has_complex and called.is_overload and touches_complex(val, args):
@@ -275,6 +274,17 @@ class DynamoInterpreter:
             if results.name is None and results.producer() is not None:
                 results.name = fx.name
         return results
+
+    def _check_taken(self, fx: torch.fx.Node, called: Operator, *, is_unused: bool = False) -> bool:
+        """Whether a call is the model's own; then PyTorch must take its dtypes, also where nothing reads its result.
+
+        Raises:
+            CaptureError: PyTorch refuses them.
+        """
+        is_models = called.is_overload and not self._frame.context.decomposing
+        if is_models and (message := refusal(fx, is_unused=is_unused)) is not None:
+            raise self._refused(fx, message)
+        return is_models
 
     def _refused(self, fx: torch.fx.Node, message: str) -> CaptureError:
         location = source_location(fx) or self._frame.context.location or UNKNOWN_SOURCE

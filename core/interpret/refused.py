@@ -37,14 +37,15 @@ _MISSING = re.compile(r"not implemented for '(?:torch\.)?(\w+)'")
 _taken: set[Any] = set()
 
 
-def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False) -> str | None:
+def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False, is_unused: bool = False) -> str | None:
     """What eager PyTorch says against the dtypes of a call; ``None`` where it takes them, or that is not known.
 
     Args:
         fx: A call of an operator.
-        is_doubtful: Whether to ask even where tensors and results have one floating dtype.
+        is_doubtful: Whether to ask even where tensors and results have one floating dtype, or a call of that kind was taken.
+        is_unused: Whether nothing reads the result: then no converter finds out that one floating dtype is not taken.
     """
-    if not is_doubtful:
+    if not is_doubtful and not is_unused:
         dtypes: set[Any] = {getattr(node.meta.get("val"), "dtype", None) for node in (fx, *fx.all_input_nodes)} - {None}
         if len(dtypes) < 2 and all(dtype.is_floating_point for dtype in dtypes):
             return None

@@ -136,13 +136,6 @@ class Recorder:
         finally:
             self.finish(span)
 
-    def note(self, kind: str, **about: Any) -> None:
-        """Adds to what is known of the innermost open span of a kind."""
-        for span in reversed(self._open):
-            if span.kind == kind:
-                span.about.update(about)
-                return
-
     def total(self, kind: str, name: str) -> Total:
         """What is counted under a name, in the innermost stage that is open."""
         stage = next((span for span in reversed(self._open) if span.kind == "stage"), None)

@@ -407,6 +407,7 @@ def verify_file(
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     host: RuntimeHost | None = None,
+    replay: Replay | None = None,
 ) -> VerificationReport:
     """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
 
@@ -418,6 +419,8 @@ def verify_file(
             (``"past + sequence"``); other sizes are tried along these.
         seeds: One set of generated inputs a seed.
         host: The plugins whose libraries and kernels run custom operators; all that are installed when ``None``.
+        replay: What PyTorch has for the file's choices among equal elements (``diagnosis.file_choices``), asked where results
+            differ.
 
     Raises:
         PluginError: A plugin's library is missing or does not load.
@@ -459,10 +462,11 @@ def verify_file(
             lambda run, given: _eager_by_name(run, given, spec, runner.output_names, order),
             model,
             inputs,
+            replay,
         )
         begin_case(sizes, seed, runner.runtime)
-        worst, unstable, _ = compare_all(outputs, MODEL, sizes, seed)
-        report.cases.append(VerificationCase(sizes, seed, worst, runner.runtime, unstable))
+        worst, unstable, ties = compare_all(outputs, MODEL, sizes, seed)
+        report.cases.append(VerificationCase(sizes, seed, worst, runner.runtime, unstable, ties))
 
     try:
         compare_on(leaves, {}, None)

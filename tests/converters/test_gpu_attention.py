@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import onnxplug
 from onnxplug.errors import OutputMismatchError
 from tests.support.check import Call
-from tests.support.tolerances import LOOSER
+from tests.support.tolerances import looser
 
 pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run")
 aten = torch.ops.aten
@@ -85,64 +85,54 @@ def overrideable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.
 SIZES = [(2, 5, 7), (3, 40, 9), (1, 32, 32), (2, 1, 3)]
 
 
+Results = Callable[..., list[torch.Tensor]]
+
+
+def check_at_all_sizes(function: Callable[..., Any], opset: int, results: Results, **options: Any) -> None:
+    """Compares an export with what ``results`` makes of the same inputs; ``options`` are those of :func:`inputs`."""
+    program = exported(function, inputs(2, 5, 7, **options), opset)
+    for seed, sizes in enumerate(SIZES):
+        args = inputs(*sizes, **options, seed=seed)
+        torch.testing.assert_close(list(program(*args)), results(*args), **looser("attention of GPUs"))
+
+
 @pytest.mark.parametrize("opset", [13, 21, 23])
 @pytest.mark.parametrize("shared", [4, 2, 1])
 def test_flash(shared: int, opset: int) -> None:
-    program = exported(flash, inputs(2, 5, 7, shared), opset)
-    for i, sizes in enumerate(SIZES):
-        q, k, v = inputs(*sizes, shared, seed=i)
-        found = [*expected(q, k, v, None, None), *expected(q, k, v, lower_right(q, k), 0.3)]
-        torch.testing.assert_close(
-            list(program(q, k, v)), found, rtol=LOOSER["attention of GPUs"].rtol, atol=LOOSER["attention of GPUs"].atol
-        )
+    def results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        return [*expected(q, k, v, None, None), *expected(q, k, v, lower_right(q, k), 0.3)]
+
+    check_at_all_sizes(flash, opset, results, shared=shared)
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])
 def test_efficient(opset: int) -> None:
-    program = exported(efficient, inputs(2, 5, 7, masked=True), opset)
-    for i, sizes in enumerate(SIZES):
-        q, k, v, mask = inputs(*sizes, masked=True, seed=i)
+    def results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
         plain, causal = expected(q, k, v, None, None), expected(q, k, v, upper_left(q, k), 0.3)
         masked = expected(q, k, v, mask, None)
         end = (0, -q.shape[2] % 32)
         found = [plain[0], plain[1][..., :0], causal[0], F.pad(causal[1], end, value=math.inf)]
-        found += [masked[0], F.pad(masked[1], end, value=math.inf)]
-        torch.testing.assert_close(
-            list(program(q, k, v, mask)),
-            found,
-            rtol=LOOSER["attention of GPUs"].rtol,
-            atol=LOOSER["attention of GPUs"].atol,
-        )
+        return [*found, masked[0], F.pad(masked[1], end, value=math.inf)]
+
+    check_at_all_sizes(efficient, opset, results, masked=True)
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])
 def test_cudnn(opset: int) -> None:
-    program = exported(cudnn, inputs(2, 5, 7, masked=True), opset)
-    for i, sizes in enumerate(SIZES):
-        q, k, v, mask = inputs(*sizes, masked=True, seed=i)
+    def results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
         plain, causal = expected(q, k, v, None, None), expected(q, k, v, mask + upper_left(q, k), 0.3)
-        found = [plain[0], plain[1].unsqueeze(-1), causal[0], causal[1].unsqueeze(-1)]
-        torch.testing.assert_close(
-            list(program(q, k, v, mask)),
-            found,
-            rtol=LOOSER["attention of GPUs"].rtol,
-            atol=LOOSER["attention of GPUs"].atol,
-        )
+        return [plain[0], plain[1].unsqueeze(-1), causal[0], causal[1].unsqueeze(-1)]
+
+    check_at_all_sizes(cudnn, opset, results, masked=True)
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])
 def test_overrideable(opset: int) -> None:
-    program = exported(overrideable, inputs(2, 5, 7, masked=True), opset)
-    for i, sizes in enumerate(SIZES):
-        q, k, v, mask = inputs(*sizes, masked=True, seed=i)
+    def results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
         plain = expected(q[:1], k[:1], v[:1], None, None)
-        causal = expected(q, k, v, mask + upper_left(q, k), 0.3)
-        torch.testing.assert_close(
-            list(program(q, k, v, mask)),
-            [plain[0][0], plain[1], *causal],
-            rtol=LOOSER["attention of GPUs"].rtol,
-            atol=LOOSER["attention of GPUs"].atol,
-        )
+        return [plain[0][0], plain[1], *expected(q, k, v, mask + upper_left(q, k), 0.3)]
+
+    check_at_all_sizes(overrideable, opset, results, masked=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -153,12 +143,7 @@ def test_half_types(dtype: torch.dtype) -> None:
     found = [*expected(q, k, v, None, None), *expected(q, k, v, lower_right(q, k), 0.3)]
     results = program(*args)
     assert [x.dtype for x in results] == [dtype, torch.float32] * 2
-    torch.testing.assert_close(
-        [x.float() for x in results],
-        found,
-        rtol=LOOSER["attention, 16 bits"].rtol,
-        atol=LOOSER["attention, 16 bits"].atol,
-    )
+    torch.testing.assert_close([x.float() for x in results], found, **looser("attention, 16 bits"))
 
 
 @pytest.mark.filterwarnings("ignore:.*training mode")

@@ -34,7 +34,7 @@ ELLIPSES = [
 
 
 def _operand(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in ELLIPSES])
@@ -42,6 +42,17 @@ def test_einsum_with_ellipses(equation: str, shapes: list[tuple[int, ...]]) -> N
     first = [_operand(shape, i) for i, shape in enumerate(shapes)]
     second = [_operand(shape, 10 + i) for i, shape in enumerate(shapes)]
     check(lambda *x: torch.einsum(equation, *x), *first, others=[second])
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[(3,), (4, 2, 3)], [(2, 3), (4, 2, 3)], [(2, 5, 3), (4, 2, 2, 3)], [(2, 5, 3), (3,)], [(), (4, 2, 3)]],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+def test_inner(shapes: Any, dtype: torch.dtype) -> None:
+    first, second = ([(_operand(s, i + n) * 9).to(dtype) for i, s in enumerate(shapes)] for n in (0, 10))
+    check(torch.inner, *first, others=[second])
 
 
 N, M = torch.export.Dim("n"), torch.export.Dim("m")

@@ -37,6 +37,39 @@ LONG: dict[str, tuple[Function, tuple[int, ...]]] = {
     "loss": (lambda x: (F.mse_loss(x, x.flip(0) + 9), F.l1_loss(x, x.flip(0) + 9)), (2, 4 * MILLION)),
     "dot": (lambda x: torch.dot(x, x + 1), (8 * MILLION,)),
     "cumsum": (lambda x: (x.cumsum(2), x.cumsum(0)), (3, 1, 3_999_971)),
+    "products": (lambda x: (x @ x.T, x[:1] @ x[1], x[0] @ x.T, x.T[:, :1].T @ x.T), (2, 4 * MILLION)),
+    "batches": (lambda x: (x @ x.mT, x[:, :1] @ x[1].mT, x[1, 0].inner(x), x @ x[0, 1]), (2, 3, MILLION)),
+    "prime product": (lambda x: (x.T @ x, torch.mv(x.T, x[:, 0])), (3_999_971, 2)),
+    "with bias": (
+        lambda x: (
+            torch.addmm(x[:, :1], x, x.T, alpha=0.5),
+            F.linear(x[:1], x, x[:, 0]),
+            torch.addmv(x[:, 0], x, x[1]),
+        ),
+        (2, 4 * MILLION),
+    ),
+    "more axes": (lambda x: (torch.tensordot(x, x, 2), torch.tensordot(x, x, ([1], [1]))[:2]), (2000, 500)),
+    "complex": (lambda x: (torch.complex(x, x + 1)[0] @ torch.complex(x, 3 * x)[1]).imag, (2, 4 * MILLION)),
+    "einsum": (
+        lambda x: (
+            torch.einsum("bi,bi->", x, x),
+            torch.einsum("bi,ci->bc", x, x),
+            torch.einsum("bi,i,ci", x, x[0] / 99, x),
+        ),
+        (2, 4 * MILLION),
+    ),
+    "einsum of one": (lambda x: (torch.einsum("ij->j", x), torch.einsum("ij->", x)), (4 * MILLION, 2)),
+    "einsum of many axes": (
+        lambda x: (
+            torch.einsum("ijkl,ijkl->", x, x),
+            torch.einsum("ijkl,ijml->km", x, x),
+            torch.einsum("ijkl,j->l", x, x[0, :, 0, 0]),
+        ),
+        (100, 101, 2, 200),
+    ),
+    "einsum of sums": (lambda x: torch.einsum("ai,bj->ab", x, x), (2, MILLION)),
+    "einsum of primes": (lambda x: torch.einsum("ia,ib->ab", x, x), (999_983, 2)),
+    "logcumsumexp": (lambda x: (x.logcumsumexp(0), x.logcumsumexp(1)), (600_011, 2)),
     "global pool": (lambda x: F.adaptive_avg_pool2d(x, 1), (1, 2, 2000, 2000)),
 }
 
@@ -67,7 +100,9 @@ def test_special_values(special: float) -> None:
     x[1, 77] = special
 
     def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.mean(1), x.sum(1), x.sum(), x.var(1), x.cumsum(1)
+        one = torch.ones_like(x)
+        products = x @ one.T, x[1] @ one[0], torch.einsum("bi,ci->b", x, one), torch.einsum("bi->", x)
+        return x.mean(1), x.sum(1), x.sum(), x.var(1), x.cumsum(1), x.logcumsumexp(1), *products
 
     program = onnxplug.to_onnx(model, (torch.zeros_like(x),))
     for got, wanted in zip(program(x), model(x), strict=True):
@@ -84,6 +119,29 @@ def test_ordinary_sizes_and_portable_models_have_the_plain_form() -> None:
     assert operators(lambda x: x.mean(1), 3, MILLION, target=None) == {"ReduceMean": 1}
     assert operators(F.instance_norm, 1, 1, MILLION, target=None) == {"InstanceNormalization": 1}
     assert operators(lambda x: x.mean(1), 3, MILLION)["ReduceSum"] == 2
+    assert operators(lambda x: torch.einsum("ij,kj->ik", x, x), 3, 4096) == {"Einsum": 1}
+    assert operators(lambda x: torch.einsum("ij,kj->ik", x, x), 3, MILLION, target=None) == {"Einsum": 1}
+    assert operators(lambda x: x @ x[0], 3, MILLION, target=None)["MatMul"] == 1
+    # The products of the parts would be larger than the operands.
+    wide = operators(lambda x: x.expand(-1, 4096).T @ x.expand(-1, 4096), MILLION, 1)
+    assert "ReduceSum" not in wide
+    assert wide["MatMul"] == 1
+
+
+@pytest.mark.parametrize("size", [1, 5, 1024, 1025, 2 * 1031])
+def test_logcumsumexp_in_rows(size: int) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.logcumsumexp(1)
+
+    static = onnxplug.to_onnx(model, (torch.zeros(2, size),))
+    dynamic = onnxplug.to_onnx(model, (torch.zeros(2, 3),), dynamic_shapes=({1: torch.export.Dim.AUTO},))
+    torch.manual_seed(size)
+    special = torch.randn(2, size) - 50
+    special[0, size // 3] = -math.inf
+    special[1, size // 2] = math.nan
+    for x in (torch.randn(2, size) + 100, special, torch.full((2, size), -math.inf), special.nan_to_num(nan=math.inf)):
+        for program in (static, dynamic):
+            torch.testing.assert_close(program(x)[0], model(x), equal_nan=True)
 
 
 def test_other_axes_may_be_dynamic() -> None:
@@ -94,6 +152,20 @@ def test_other_axes_may_be_dynamic() -> None:
         x = torch.randn(batch, 600_000, 2) + 50
         for got, wanted in zip(program(x), (x.double().mean(1), x.double().std((1, 2))), strict=True):
             torch.testing.assert_close(got.double(), wanted, rtol=LOOSER["long sums"].rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [lambda x: torch.einsum("bi,ci->bc", x, x), lambda x: x @ x.T, lambda x: x @ x[0]],
+    ids=["einsum", "matrices", "vector"],
+)
+def test_products_along_dynamic_axes_are_summed_in_double_where_exactness_is_asked_for(product: Function) -> None:
+    program = onnxplug.to_onnx(product, (torch.rand(2, 5),), dynamic_shapes=({1: "time"},), exact=True)
+    for size in (4 * MILLION, 7):
+        x = torch.randn(2, size) + 100
+        torch.testing.assert_close(
+            program(x)[0].double(), product(x.double()), rtol=LOOSER["core"].rtol, atol=LOOSER["core"].atol
+        )
 
 
 @pytest.mark.parametrize("norm", [F.instance_norm, lambda x: F.group_norm(x, 2), lambda x: x.var((0, 2))])

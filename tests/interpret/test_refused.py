@@ -95,6 +95,25 @@ def test_what_eager_refuses_is_refused_with_its_message(name: str) -> None:
         assert str(eager.value).splitlines()[0] in str(caught.value)
 
 
+class Unused(nn.Module):
+    """Calls a model, and returns something else."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        self.model(*args)
+        return args[0].abs()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_also_where_nothing_reads_the_result(name: str) -> None:
+    function, modules, args = REFUSED[name]
+    with pytest.raises(CaptureError, match=r"PyTorch itself refuses aten::\w+.*test_refused\.py:\d+"):
+        onnxplug.to_onnx(Unused(Model(function, *modules)).eval(), args)
+
+
 def test_a_dynamic_size_changes_nothing() -> None:
     with pytest.raises(
         CaptureError, match=r"aten::linear\.default of float32\[batch, 4\], float16\[3, 4\].*same dtype"
@@ -135,7 +154,9 @@ RUN: dict[str, tuple[Callable[..., Any], list[nn.Module], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", RUN)
 def test_what_eager_runs_is_exported(name: str) -> None:
     function, modules, args = RUN[name]
-    check(Model(function, *modules).eval(), *args, others=[tuple(a.flip(0) for a in args)])
+    model = Model(function, *modules).eval()
+    check(model, *args, others=[tuple(a.flip(0) for a in args)])
+    check(Unused(model), *args)
 
 
 def test_what_one_number_is_refused_for_others_are_not() -> None:

@@ -288,3 +288,48 @@ def test_verify_file_in_float64(tmp_path: Path) -> None:
     from onnxplug.run.verify import verify_file
 
     assert verify_file(str(tmp_path / "model.onnx"), cancelling, (n,), {}, seeds=()).cases[0].unstable
+
+
+class Spectral(nn.Module):
+    """A short-time Fourier transform, the size of each number, and a GRU: what the sum of many products rounds, the GRU carries on."""
+
+    def __init__(self, size: int, width: int, logarithm: bool) -> None:
+        super().__init__()
+        self.size, self.logarithm = size, logarithm
+        self.register_buffer("window", torch.hann_window(size))
+        self.rnn = nn.GRU(size // 2 + 1, width, batch_first=True, bidirectional=logarithm)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.stft(x, self.size, self.size // 4, window=self.window, return_complex=True).abs()
+        features = (spectrum**2 + 1e-6).log() if self.logarithm else spectrum
+        found: torch.Tensor = self.rnn(features.transpose(1, 2))[0]
+        return found
+
+
+@pytest.mark.parametrize(("logarithm", "seed"), [(False, 0), (True, 1)], ids=["sizes", "logarithms"])
+@pytest.mark.parametrize(("size", "width"), [(100, 8), (256, 8), (512, 64)])
+def test_rounding_that_a_recurrent_layer_carries_on_is_no_difference(
+    size: int, width: int, logarithm: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model = Spectral(size, width, logarithm).eval()
+    program = onnxplug.to_onnx(model, (torch.randn(2, size * 12),))
+    assert len(program.verify().cases) == 4
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "logarithm", "offset"),
+    [(256, 8, False, 3e-6), (256, 8, False, 1e-5), (512, 64, False, 1e-5), (400, 64, True, 3e-5)],
+)
+def test_a_small_wrong_offset_is_no_rounding(size: int, width: int, logarithm: bool, offset: float) -> None:
+    """Of results between -1 and 1, of which rounding leaves PyTorch's own 3e-7 to 3e-6 off."""
+
+    def moved(g: Any, node: Any) -> Any:
+        results, *rest = g.call_next(node)
+        return [g.op.Add(results, g.const(offset)), *rest]
+
+    torch.manual_seed(0)
+    model = Spectral(size, width, logarithm).eval()
+    program = onnxplug.to_onnx(model, (torch.randn(2, size * 12),), rules=[Rule("aten::gru", moved)])
+    with pytest.raises(VerificationError, match="differ"):
+        program.verify()

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from onnxplug.capture.attention import let_dynamo_trace_masks
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.errors import OnnxplugError, UsageError
@@ -141,6 +142,7 @@ def _reset() -> None:
 
 
 onnxplug_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+let_dynamo_trace_masks()
 
 
 def _compile(

@@ -13,7 +13,7 @@ from onnxplug_compile.options import BackendOptions
 from torch import nn
 
 import onnxplug
-from tests.support.tolerances import LOOSER
+from tests.support.tolerances import LOOSER, looser
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +50,36 @@ def test_an_encoder_is_run_by_onnxruntime(masks: dict[str, Any], activation: str
     assert all(graph.model is not None and graph.error is None for graph in store["graphs"])
 
 
-@pytest.mark.xfail(strict=True, reason="Dynamo breaks its graph where nn.TransformerEncoder looks at the mask's values")
-def test_a_mask_without_is_causal() -> None:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+NUMBERS = CAUSAL.float().masked_fill(CAUSAL, float("-inf"))
+NOT_CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril(-2)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_a_mask_without_is_causal(training: bool, nested: bool) -> None:
+    """What Dynamo traces holds for masks of other values too."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).train(training)
     store: dict[str, Any] = {}
+    compiled = torch.compile(
+        model, backend=onnxplug_backend, fullgraph=True, options={"store": store, "fallback": False}
+    )
     with torch.no_grad():
-        torch.compile(model, backend=onnxplug_backend, options={"store": store})(torch.randn(2, 5, 16), mask=CAUSAL)
-    assert store["graphs"]
+        for mask in (CAUSAL, NOT_CAUSAL, NUMBERS, NUMBERS.T.contiguous()):
+            x = torch.randn(2, 5, 16)
+            torch.testing.assert_close(compiled(x, mask=mask), model(x, mask=mask), **looser("attention"))
+    assert len(store["graphs"]) == 2  # of truth values, and of numbers
+
+
+def test_a_decoder_with_a_mask() -> None:
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
+    compiled = torch.compile(model, backend=onnxplug_backend, fullgraph=True, options={"fallback": False})
+    x, y = torch.randn(2, 7, 16), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        for mask in (CAUSAL, NOT_CAUSAL):
+            torch.testing.assert_close(compiled(x, y, tgt_mask=mask), model(x, y, tgt_mask=mask), **looser("attention"))
 
 
 class Fast(nn.Module):
@@ -96,6 +119,36 @@ def test_the_operator_is_exported(name: str) -> None:
             torch.testing.assert_close(
                 program(x)[0], model(x), rtol=LOOSER["attention"].rtol, atol=LOOSER["attention"].atol, equal_nan=True
             )
+
+
+class Heads(nn.Module):
+    """``nn.MultiheadAttention``'s fast path, with the weights of all heads, their mean, or without."""
+
+    def __init__(self, mask: torch.Tensor | None, kind: int | None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.mask, self.kind = mask, kind
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = self.attention
+        weights = (a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias)
+        each, mean, none = (
+            torch._native_multi_head_attention(x, x, x, 8, 2, *weights, self.mask, needed, average, self.kind)
+            for needed, average in ((True, False), (True, True), (False, True))
+        )
+        return *each, *mean, none[0]
+
+
+@pytest.mark.parametrize("name", [*MASKS, "numbers"])
+def test_the_operator_of_attention_is_exported(name: str) -> None:
+    """A mask of numbers hides where it is not 0, as in PyTorch's kernel."""
+    numbers = torch.tensor([0.0, 0.0, 0.5, -2.0, float("-inf")]).repeat(5, 1)
+    model = Heads(*MASKS.get(name, (numbers, 0))).eval()
+    with torch.no_grad():
+        program = onnxplug.to_onnx(torch.export.export(model, (torch.randn(2, 5, 8),)))
+        for x in (torch.randn(2, 5, 8), torch.randn(2, 5, 8) * 4 + 1):
+            torch.testing.assert_close(list(program(x)), list(model(x)), **looser("attention"), equal_nan=True)
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------------

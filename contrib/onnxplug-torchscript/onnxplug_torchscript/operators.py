@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from onnxplug.converters.helpers.fused_layers import FUSED
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import registered_operators
 from onnxplug_torchscript.containers import CONVERSIONS, EXACT, GENERIC
-from onnxplug_torchscript.fused import FUSED
 from onnxplug_torchscript.graphs import Step
 from onnxplug_torchscript.numbers import SYMBOLIC, as_float, as_int, on_scalar_tensors
 from onnxplug_torchscript.sequences import on_sequence

@@ -77,11 +77,13 @@ def attention(
     given = zip((query, key, value), weights, biases, strict=True)
     # (batch, head, sequence, size of a head)
     q, k, v = (functional.linear(x, w, b).unflatten(-1, [num_head, -1]).transpose(1, 2) for x, w, b in given)
+    if mask is None and not need_weights:
+        mixed = functional.scaled_dot_product_attention(q, k, v)
+        return functional.linear(mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), None
     scores = torch.matmul(q * (embed_dim // num_head) ** -0.5, k.transpose(-2, -1))
-    if mask is not None:
-        if mask_type == _OF_KEYS:
-            mask = mask[:, None, None, :]
-        scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if mask is not None:  # a query that sees nothing is NaN, where scaled_dot_product_attention gives 0
+        mask = mask.to(torch.bool)
+        scores = scores.masked_fill(mask[:, None, None, :] if mask_type == _OF_KEYS else mask, float("-inf"))
     probabilities = torch.softmax(scores, -1)
     mixed = torch.matmul(probabilities, v).transpose(1, 2).flatten(2)
     result = functional.linear(mixed, proj_weight, proj_bias)
