@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from onnxplug_torchscript import fused
 from torch import nn
 
+from onnxplug.converters.helpers import fused_layers
 from tests.support.scripts import check_script, traced
 from tests.support.tolerances import looser
 
@@ -30,7 +30,7 @@ def test_a_layer_of_an_encoder(norm_first: bool, gelu: bool, mask: torch.Tensor 
     args = (x, SIZE, HEADS, *attention, gelu, norm_first, 1e-5, *rest, mask, kind)
     with torch.no_grad():
         wanted = torch.ops.aten._transformer_encoder_layer_fwd(*args)
-    torch.testing.assert_close(fused.encoder_layer(*args), wanted, **looser("core"))
+    torch.testing.assert_close(fused_layers.encoder_layer(*args), wanted, **looser("core"))
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -42,7 +42,7 @@ def test_attention(need_weights: bool, average: bool) -> None:
     args = (x, x, x, SIZE, HEADS, *weights, PADDED, need_weights, average, 1)
     with torch.no_grad():
         wanted = torch.ops.aten._native_multi_head_attention(*args)
-    got = fused.attention(*args)
+    got = fused_layers.attention(*args)
     torch.testing.assert_close(got[0], wanted[0], **looser("core"))
     if need_weights:
         assert got[1] is not None
