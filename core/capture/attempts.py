@@ -34,7 +34,14 @@ from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.operator_calls import operator_calls_repeated
-from onnxplug.capture.questions import Fixing, Recorded, any_size_is_accepted, recorded, zero_is_a_size
+from onnxplug.capture.questions import (
+    Fixing,
+    Recorded,
+    any_size_is_accepted,
+    members_are_compared,
+    recorded,
+    zero_is_a_size,
+)
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.size_guards import (
     Condition,
@@ -407,6 +414,8 @@ class _Capture:
                     stack.enter_context(zero_is_a_size())
                 stack.enter_context(any_size_is_accepted())
                 stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
+                if way.strict:
+                    stack.enter_context(members_are_compared())
                 if way.below:
                     stack.enter_context(traced_below(self.module))
                 repeats = self._repeats and not way.strict and not way.below
