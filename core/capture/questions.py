@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of
 from onnxplug.capture.checks import Spot, following, is_called_by_python, is_handled_at, is_jump, only_raises, spot_of
+from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.patching import patched
 from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
@@ -83,14 +84,18 @@ class Recorded:
 
     Attributes:
         oblivious: Whether torch keeps the sizes 0 and 1 symbolic.
+        general: Whether operators that ask whether a size is 1 are answered as for all other sizes.
         questions: In the order asked, each once.
         places: Condition that an operator asked for to the user's ``file:line``.
         texts: ``file:line`` where the text of a size was taken, and not only printed.
         fixings: What operators made constants of.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
+        generalized: Whether an operator asked whether a size is 1, and was answered as for the other sizes.
     """
 
     oblivious: bool
+    general: bool = False
+    generalized: bool = False
     questions: dict[Question, None] = field(default_factory=dict)
     places: dict[Any, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
@@ -134,12 +139,17 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Recorded]:
-    """Records what Python code asks of dynamic sizes while it holds, in this thread."""
+def recorded(*, general: bool = False) -> Iterator[Recorded]:
+    """Records what Python code asks of dynamic sizes while it holds, in this thread.
+
+    Args:
+        general: Answer operators that ask whether a size is 1 as for all other sizes, where torch keeps it symbolic.
+    """
     # torch names the place of a guard by the innermost frame that is in none of these files.
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
-    _local.recorded = result = Recorded(bool(fx_config.backed_size_oblivious))
+    oblivious = bool(fx_config.backed_size_oblivious)
+    _local.recorded = result = Recorded(oblivious, general and oblivious)
     try:
         with contextlib.ExitStack() as stack:
             for replaced in (_evaluations, _defaults, _texts, *_comparisons):
@@ -182,6 +192,10 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 
         result.broadcasts.append(broadcast)
         return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
+    if result is not None and result.general and (general := _general_answer(env, expr)) is not None:
+        if _asking(sys._getframe(2)) is None:
+            result.generalized = True
+            return general
     known = len(env.guards)
     answer = original(env, expr, *args, **kwargs)
     places = result.places if result is not None else {}
@@ -197,6 +211,22 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
         if frame is None and type(expr).__name__ == "Equality" and bool(answer) and len(expr.free_symbols) == 1:
             result.fixings += _fixings(env, next(iter(expr.free_symbols)), sys._getframe(2))
     return answer
+
+
+def _general_answer(env: Any, expr: Any) -> Any:
+    """What holds for all sizes of 2 or more, where it is not what holds for the example's size 1; ``None`` elsewhere."""
+    import sympy
+    from sympy.logic.boolalg import Boolean
+
+    examples = env.backed_var_to_val
+    ones = [symbol for symbol in expr.free_symbols if examples.get(symbol) == 1 and env.replace(symbol) == symbol]
+    if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
+        return None
+    holds = expr.xreplace({symbol: sympy.Integer(examples[symbol]) for symbol in expr.free_symbols})
+    ranges = dict.fromkeys(ones, (2, None))
+    if holds not in (sympy.true, sympy.false) or not implied(sympy.Not(expr) if holds else expr, ranges):
+        return None
+    return sympy.Not(holds)
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:

@@ -25,7 +25,15 @@ from onnxplug.interpret.shape_env import (
 )
 from onnxplug.profiling.recorder import span
 from onnxplug.registry.names import qualified_name
-from onnxplug.torch_private import DispatchKey, DispatchKeySet, FakeTensor, FakeTensorMode, OpOverload, fx_config, pytree
+from onnxplug.torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    fx_config,
+    pytree,
+)
 
 _LOGGER = logs.logger("convert")
 

@@ -116,7 +116,9 @@ def of_a_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
-@pytest.mark.parametrize(("model", "strict"), [(of_one_shape, False), (of_one_shape, True), (of_a_shape, False), (of_a_shape, True)])
+@pytest.mark.parametrize(
+    ("model", "strict"), [(of_one_shape, False), (of_one_shape, True), (of_a_shape, False), (of_a_shape, True)]
+)
 def test_a_check_of_shapes_is_no_limit(model: Any, strict: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -236,6 +238,20 @@ def test_a_long_table() -> None:
     shapes = {"x": {0: "b", 1: "n"}, "mask": {0: "b", 1: "n"}}
     program = onnxplug.to_onnx(Positions(9999).eval(), inputs, dynamic_shapes=shapes)
     assert '"n": {"min": 0, "max": 9999}' in program.model.metadata_props["onnxplug.dimensions"]
+
+
+def test_a_slice_of_a_table_beyond_its_end_is_no_bound() -> None:
+    """Both torch and ONNX end a slice at the end of the table."""
+    table = torch.randn(64, 4)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return table[: x.shape[1]].sum(0) + x.sum(1), table[: x.shape[1]] * 2
+
+    program = onnxplug.to_onnx(model, (torch.randn(2, 5, 4),), dynamic_shapes=({0: "b", 1: "n"},))
+    for n in (0, 1, 64, 65, 100):
+        x = torch.randn(3, n, 4)
+        for got, expected in zip(program(x), model(x), strict=True):
+            torch.testing.assert_close(got, expected)
 
 
 def test_a_declared_range_beyond_a_bound_is_an_error() -> None:
