@@ -192,10 +192,10 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 
         result.broadcasts.append(broadcast)
         return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
-    if result is not None and result.general and (general := _general_answer(env, expr)) is not None:
-        if _asking(sys._getframe(2)) is None:
-            result.generalized = True
-            return general
+    general = _general_answer(env, expr) if result is not None and result.general else None
+    if result is not None and general is not None and _asking(sys._getframe(2)) is None:
+        result.generalized = True
+        return general
     known = len(env.guards)
     answer = original(env, expr, *args, **kwargs)
     places = result.places if result is not None else {}

@@ -48,7 +48,7 @@ def halved(x: torch.Tensor) -> torch.Tensor:
 FORMS: dict[str, Form] = {
     "shape != shape": lambda x, y: x * 100 if x.shape != y.shape else x + 1,
     "shape == shape": lambda x, y: x + 1 if x.shape == y.shape else x * 100,
-    "not shape == shape": lambda x, y: x * 100 if not (x.shape == y.shape) else x + 1,
+    "not shape == shape": lambda x, y: x * 100 if not (x.shape == y.shape) else x + 1,  # noqa: SIM201
     "size() == size()": lambda x, y: x + 1 if x.size() == y.size() else x * 100,
     "is_same_size": lambda x, y: x + 1 if x.is_same_size(y) else x * 100,
     "shape == tuple": lambda x, _: x * 100 if x.shape == (7, 4) else x + 1,

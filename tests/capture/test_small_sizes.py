@@ -110,8 +110,20 @@ LAYOUT: dict[str, tuple[Model, tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
-@pytest.mark.parametrize("name", LAYOUT)
+#: The strict mode calls operators again when it has the graph, with sizes that it has taken for 1.
+REFUSED_IF_STRICT = pytest.mark.xfail(strict=True, raises=CaptureError, reason="the strict mode takes the size for 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "strict"),
+    [
+        *((name, False) for name in LAYOUT),
+        *(
+            pytest.param(name, True, marks=[REFUSED_IF_STRICT] if name in ("a pool", "tensordot") else [])
+            for name in LAYOUT
+        ),
+    ],
+)
 def test_strides_are_no_reason_to_fix_a_size_of_1(name: str, strict: bool) -> None:
     model, example, other_shape = LAYOUT[name]
     dims = {
