@@ -140,6 +140,11 @@ _NAMES = {
     "torch_c": _Private("torch._C:", "LSTMs under torch.compile"),
     "TracingContext": _Private("torch._guards:TracingContext", "torch.compile of training"),
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
+    "dynamo_lists": _Private("torch._dynamo.variables.lists", "a number among sizes, in the strict mode"),
+    "SourcelessBuilder": _Private(
+        "torch._dynamo.variables.builder:SourcelessBuilder", "a number among sizes, in the strict mode"
+    ),
+    "SymNodeVariable": _Private("torch._dynamo.variables:SymNodeVariable", "a number among sizes, in the strict mode"),
     "aot_autograd": _Private("torch._dynamo.backends.common:aot_autograd", "torch.compile backends"),
     "disable_current_modes": _Private("torch.utils._python_dispatch:_disable_current_modes", "torch.compile backends"),
     "min_cut_rematerialization_partition": _Private(

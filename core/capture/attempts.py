@@ -34,7 +34,14 @@ from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
 from onnxplug.capture.operator_calls import operator_calls_repeated
-from onnxplug.capture.questions import Fixing, Recorded, any_size_is_accepted, recorded, zero_is_a_size
+from onnxplug.capture.questions import (
+    Fixing,
+    Recorded,
+    any_size_is_accepted,
+    members_are_compared,
+    recorded,
+    zero_is_a_size,
+)
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.size_guards import (
     Condition,
@@ -98,12 +105,14 @@ class _Way(NamedTuple):
         tied: Whether one name is one size.
         oblivious: Whether the sizes 0 and 1 are kept symbolic.
         below: Whether what the model computes below autograd and functorch is recorded.
+        general: Whether operators that ask whether a size is 1 are answered as for the other sizes.
     """
 
     strict: bool
     tied: bool = True
     oblivious: bool = True
     below: bool = False
+    general: bool = True
 
     def text(self) -> str:
         """In words."""
@@ -114,6 +123,8 @@ class _Way(NamedTuple):
             parts.append("sizes 0 and 1 as torch takes them")
         if self.below:
             parts.append("below autograd and functorch")
+        if not self.general:
+            parts.append("operators asked about sizes of 1")
         return ", ".join(parts)
 
 
@@ -164,6 +175,9 @@ def export_program(
             _LOGGER.debug("attempt %d, %s, failed: %s: %s", len(tries), way.text(), type(error).__name__, error)
             if len(tries) == 1:
                 remaining = _further_attempts(error, shapes, strict)
+                if capture.is_generalized:
+                    remaining.insert(0, _Way(bool(strict), general=False))
+                    capture.left += 1
                 if not strict and names_transforms(mentions):
                     remaining.insert(0, _Way(False, below=True))
                     capture.left += 1
@@ -360,6 +374,11 @@ class _Capture:
             known = program.range_constraints.get(symbol, ValueRanges(0, int_oo))
             program.range_constraints[symbol] = known & ValueRanges(known.lower, largest)
 
+    @property
+    def is_generalized(self) -> bool:
+        """Whether an operator was answered as for sizes that are not 1, though the example's is."""
+        return self._recorded.generalized
+
     def fixed_by_operator(self) -> CaptureError | None:
         """The error for a dimension that must be dynamic and that an operator of a failed attempt fixes."""
         tensors = {name: t.shape for name, t in (*self.module.named_parameters(), *self.module.named_buffers())}
@@ -407,13 +426,15 @@ class _Capture:
                     stack.enter_context(zero_is_a_size())
                 stack.enter_context(any_size_is_accepted())
                 stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
+                if way.strict:
+                    stack.enter_context(members_are_compared())
                 if way.below:
                     stack.enter_context(traced_below(self.module))
                 repeats = self._repeats and not way.strict and not way.below
                 calls = stack.enter_context(operator_calls_repeated()) if repeats else None
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
-                self._recorded = stack.enter_context(recorded())
+                self._recorded = stack.enter_context(recorded(general=way.general))
                 self._fixings.append(self._recorded.fixings)
             with modules_timed(), span("torch.export.export"):
                 # In a context of its own: a context variable that the model's code sets is as it was afterwards.

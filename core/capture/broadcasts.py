@@ -96,7 +96,9 @@ def _broadcast(symbol: Any, sizes: Iterable[Any]) -> Broadcast | None:
     return Broadcast(symbol, expr) if hint not in (None, 1) else None
 
 
-def first_use(program: torch.export.ExportedProgram, broadcast: Broadcast) -> torch.fx.Node | None:
+def first_use(
+    program: torch.export.ExportedProgram | torch.fx.GraphModule, broadcast: Broadcast
+) -> torch.fx.Node | None:
     """The first operator of a program that uses the size of a broadcast's result in another way than by broadcasting."""
     if not getattr(broadcast.size, "free_symbols", ()):
         return None  # a result of that size, whatever the operand's is

@@ -2,8 +2,8 @@
 
 torch keeps a guard for what it does not know already; what follows from earlier guards, and from its own assumption that no
 size is 0, leaves none. So every question of Python code is recorded when it is asked, with the user's line, and whether the
-code asks in order to raise an error: whether from the other answer on its bytecode leads to a ``raise`` without a further
-branch, and nothing on the stack handles it.
+code asks in order to raise an error, which nothing on the stack handles (:mod:`onnxplug.capture.checks`). What an operator asks
+that refuses other sizes is recorded where the model's code handles its error.
 
 The text of a size (``str(n)``) is recorded too: while a model is captured, it is torch's name of the size.
 """
@@ -11,12 +11,12 @@ The text of a size (``str(n)``) is recorded too: while a model is captured, it i
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
+import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -26,7 +26,10 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of
+from onnxplug.capture.checks import Spot, following, is_called_by_python, is_handled_at, is_jump, only_raises, spot_of
+from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
+from onnxplug.capture.patching import patched
 from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
@@ -38,7 +41,6 @@ _OPERATORS = (
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DYNAMO = _TORCH + "_dynamo" + os.sep
-_STRICT_OPERATORS = _DYNAMO + "utils.py"
 _local = threading.local()
 
 
@@ -82,14 +84,18 @@ class Recorded:
 
     Attributes:
         oblivious: Whether torch keeps the sizes 0 and 1 symbolic.
+        general: Whether operators that ask whether a size is 1 are answered as for all other sizes.
         questions: In the order asked, each once.
         places: Condition that an operator asked for to the user's ``file:line``.
         texts: ``file:line`` where the text of a size was taken, and not only printed.
         fixings: What operators made constants of.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
+        generalized: Whether an operator asked whether a size is 1, and was answered as for the other sizes.
     """
 
     oblivious: bool
+    general: bool = False
+    generalized: bool = False
     questions: dict[Question, None] = field(default_factory=dict)
     places: dict[Any, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
@@ -133,12 +139,17 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Recorded]:
-    """Records what Python code asks of dynamic sizes while it holds, in this thread."""
+def recorded(*, general: bool = False) -> Iterator[Recorded]:
+    """Records what Python code asks of dynamic sizes while it holds, in this thread.
+
+    Args:
+        general: Answer operators that ask whether a size is 1 as for all other sizes, where torch keeps it symbolic.
+    """
     # torch names the place of a guard by the innermost frame that is in none of these files.
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
-    _local.recorded = result = Recorded(bool(fx_config.backed_size_oblivious))
+    oblivious = bool(fx_config.backed_size_oblivious)
+    _local.recorded = result = Recorded(oblivious, general and oblivious)
     try:
         with contextlib.ExitStack() as stack:
             for replaced in (_evaluations, _defaults, _texts, *_comparisons):
@@ -146,6 +157,31 @@ def recorded() -> Iterator[Recorded]:
             yield result
     finally:
         _local.recorded = before
+
+
+@contextlib.contextmanager
+def members_are_compared() -> Iterator[None]:
+    """While it holds, torch's strict mode compares a number with each size that it is searched among.
+
+    By itself it takes no size to be equal to a number, and asks nothing.
+    """
+
+    from onnxplug.torch_private import SourcelessBuilder, SymNodeVariable, dynamo_lists
+
+    def contains(items: Any, search: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        items = list(items)
+        if not search.is_python_constant() or not any(isinstance(item, SymNodeVariable) for item in items):
+            return original(items, search, tx, *args, **kwargs)
+        equal = SourcelessBuilder.create(tx, operator.eq)
+        for item in items:
+            found = equal.call_function(tx, [item, search], {})
+            if found.evaluate_expr(tx.output) if isinstance(found, SymNodeVariable) else found.as_python_constant():
+                return type(search).create(True)
+        return type(search).create(False)
+
+    original = dynamo_lists.iter_contains
+    with patched(dynamo_lists, "iter_contains", contains):
+        yield
 
 
 def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args: Any, **kwargs: Any) -> Any:
@@ -156,17 +192,41 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 
         result.broadcasts.append(broadcast)
         return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
+    general = _general_answer(env, expr) if result is not None and result.general else None
+    if result is not None and general is not None and _asking(sys._getframe(2)) is None:
+        result.generalized = True
+        return general
     known = len(env.guards)
     answer = original(env, expr, *args, **kwargs)
-    if result is not None and len(env.guards) > known and (place := _place(sys._getframe(2))) is not None:
-        result.places.setdefault(env.guards[-1].expr, place)
+    places = result.places if result is not None else {}
+    if len(env.guards) > known and (place := _place(sys._getframe(2))) is not None:
+        places.setdefault(env.guards[-1].expr, place)
     if result is not None and not expr.is_Atom and kwargs.get("fallback_value") is None:
         frame = _asking(sys._getframe(2))
         if frame is not None:
             result.questions.setdefault(_question(env, expr, answer, frame))
-        elif type(expr).__name__ == "Equality" and bool(answer) and len(expr.free_symbols) == 1:
+        elif len(env.guards) > known and _refusal_is_handled(sys._getframe(2)):
+            guard = env.guards[-1]
+            result.questions.setdefault(Question(guard.expr, places.get(guard.expr) or user_line(guard.sloc), False))
+        if frame is None and type(expr).__name__ == "Equality" and bool(answer) and len(expr.free_symbols) == 1:
             result.fixings += _fixings(env, next(iter(expr.free_symbols)), sys._getframe(2))
     return answer
+
+
+def _general_answer(env: Any, expr: Any) -> Any:
+    """What holds for all sizes of 2 or more, where it is not what holds for the example's size 1; ``None`` elsewhere."""
+    import sympy
+    from sympy.logic.boolalg import Boolean
+
+    examples = env.backed_var_to_val
+    ones = [symbol for symbol in expr.free_symbols if examples.get(symbol) == 1 and env.replace(symbol) == symbol]
+    if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
+        return None
+    holds = expr.xreplace({symbol: sympy.Integer(examples[symbol]) for symbol in expr.free_symbols})
+    ranges = dict.fromkeys(ones, (2, None))
+    if holds not in (sympy.true, sympy.false) or not implied(sympy.Not(expr) if holds else expr, ranges):
+        return None
+    return sympy.Not(holds)
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
@@ -214,7 +274,7 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     """Records a comparison that torch answers at once, as it takes sizes to be positive."""
     answer, result = original(first, second), getattr(_local, "recorded", None)
     decided = answer if isinstance(answer, bool) else _decided(answer)
-    frame = _asking(sys._getframe(2), strict=True) if result is not None and decided is not None else None
+    frame = _asking(sys._getframe(2)) if result is not None and decided is not None else None
     held = _undecided(relation if decided else _OPPOSITE[relation], first, second) if frame is not None else None
     if frame is not None and held is not None and result is not None:
         result.questions.setdefault(_asked(first.node.shape_env, held, bool(decided), relation == "Eq", frame))
@@ -252,24 +312,53 @@ _defaults = Replaced(symbolic_shapes, "_guard_or", _guard_or)
 _texts = Replaced(torch.SymInt, "__repr__", _repr)
 
 
-def _asking(frame: FrameType | None, *, strict: bool = False) -> FrameType | None:
-    """The frame of the Python code that asks; ``None`` where an operator does, or onnxplug.
+def _asking(frame: FrameType | None) -> FrameType | None:
+    """The frame of the Python code that asks; ``None`` where an operator that gives tensors does, or onnxplug.
 
     Args:
         frame: Where the search begins.
-        strict: Whether what torch's strict mode runs as an operator is Python code.
     """
     skipped, check = uninteresting_files(), None
+    of_operator: bool | None = None
     while frame is not None:
         file = frame.f_code.co_filename
         if file not in skipped:
-            if strict and file == _STRICT_OPERATORS:
-                return frame
-            return None if is_core_file(file) or _is_of_operators(file) else check or frame
+            if is_core_file(file):
+                return None
+            if not _is_of_operators(file):
+                return None if of_operator else check or frame
+            computes = _computes(frame)
+            if computes:
+                return None
+            of_operator = computes is None if of_operator is None or computes is False else of_operator
         if file == torch.__file__ and frame.f_code.co_name.startswith(("_check", "_assert")):
             check = check or frame
         frame = frame.f_back
     return None
+
+
+def _computes(frame: FrameType) -> bool | None:
+    """Whether a frame of torch's runs what gives tensors; ``None`` where it only takes part in running something."""
+    name, values = frame.f_code.co_name, frame.f_locals
+    if name == "_tensor_min_max":  # what the non-strict mode has in the place of max and min
+        return False
+    if name == "run_node":  # what the strict mode traced: of numbers alone, it is an operator of Python's
+        leaves = pytree.tree_leaves((values.get("args"), values.get("kwargs")))
+        return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    called = values.get("func", values.get("self"))
+    if isinstance(called, OpOverload):
+        return _gives_tensors(called._schema.name.partition("::")[2], (called,))
+    name = getattr(called, "__name__", "") if callable(called) else ""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    return _gives_tensors(name, tuple(getattr(packet, o) for o in packet.overloads())) if packet is not None else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _gives_tensors(name: str, operators: tuple[OpOverload, ...]) -> bool | None:
+    """Whether operators have tensors among their results; ``None`` for a question about layout, which ONNX doesn't have."""
+    if any("Tensor" in str(r.type) for operator in operators for r in operator._schema.returns):
+        return True
+    return None if name in ("is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format") else False
 
 
 def _question(env: Any, expr: Any, answer: Any, frame: FrameType) -> Question:
@@ -288,9 +377,8 @@ def _asked(env: Any, held: Any, holds: bool, equal: bool, frame: FrameType) -> Q
     if file == torch.__file__ and name.startswith("_check"):
         return Question(held, _place(frame), True)
     if file.startswith(_DYNAMO):
-        return Question(held, user_line(env._get_sloc()), _raises_in_dynamo(frame, holds, equal))
-    raises = _raises(frame.f_code, frame.f_lasti, holds, equal) and not _is_handled(frame)
-    return Question(held, _place(frame), raises, is_torch_file(file))
+        return Question(held, user_line(env._get_sloc()), _only_raises_in_dynamo(frame, holds, equal))
+    return Question(held, _place(frame), _only_raises(frame, holds, equal), is_torch_file(file))
 
 
 def _place(frame: FrameType | None) -> str | None:
@@ -319,100 +407,86 @@ def _is_of_operators(file: str) -> bool:
 # -- what the code does with the answer --------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
-def _instructions(code: CodeType) -> tuple[list[dis.Instruction], dict[int, int], list[Any]]:
-    """The instructions of a code, the position of each by its offset, and the ranges in which errors are handled."""
-    found = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN")]
-    return found, {i.offset: n for n, i in enumerate(found)}, list(getattr(dis.Bytecode(code), "exception_entries", ()))
-
-
-def _is_jump(instruction: dis.Instruction) -> bool:
-    return instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
-
-
-@functools.lru_cache(maxsize=1024)
-def _raises(code: CodeType, offset: int, holds: bool, equal: bool) -> bool:
-    """Whether code raises an error, or goes on as it did, whenever the answer to what it asks at some instruction is the other one.
-
-    Args:
-        code: The code.
-        offset: Where the instruction is.
-        holds: The answer that it got.
-        equal: Whether it asked for equality, as comparing two shapes and looking for a member do, whatever is made of the answer.
-    """
-    instructions, positions, handlers = _instructions(code)
-    at = positions.get(offset)
-    if at is None:
-        return False
-    first = instructions[at]
-    if first.opname == "COMPARE_OP" and equal and "!=" in first.argrepr:
-        holds = not holds
-    elif first.opname == "CONTAINS_OP":
-        holds = holds is not bool(first.arg)  # 1 for `not in`
-    while at + 1 < len(instructions) and instructions[at].opname in ("TO_BOOL", "COMPARE_OP", "CONTAINS_OP"):
-        at += 1
-    jump = instructions[at]
-    if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
-        return False
-    jumps_on_the_other = jump.opname.endswith("IF_TRUE") is not holds
-    position: int | None = positions.get(jump.argval) if jumps_on_the_other else at + 1
-    seen: set[int] = set()
-    while position is not None and position < len(instructions) and position not in seen:
-        seen.add(position)
-        step = instructions[position]
-        if any(entry.start <= step.offset < entry.end for entry in handlers):
-            return False
-        if step.opname == "RAISE_VARARGS":
+def _is_handled(frame: FrameType | None) -> bool:
+    """Whether an error that leaves a frame of the model's code is, or may be, handled by the code that called it."""
+    while frame is not None and not _ends_model(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if (
+            not is_torch_file(file)
+            and file not in TRACING
+            and (_is_called_by_python(frame) or is_handled_at(spot_of(frame)))
+        ):
             return True
-        if step.opname.startswith(("RETURN", "YIELD", "SEND", "RERAISE")):
-            return False
-        if (_is_jump(step) and not step.opname.startswith("JUMP_")) or step.opname.endswith("OR_POP"):
-            return False
-        position = positions.get(step.argval) if _is_jump(step) else position + 1
-    return False
-
-
-def _is_handled(frame: FrameType) -> bool:
-    """Whether an error that a frame raises is, or may be, handled in the code of the model that called it."""
-    current: FrameType | None = frame.f_back
-    while current is not None and not _ends_model(current.f_code.co_filename):
-        if not is_torch_file(current.f_code.co_filename) and current.f_code.co_filename not in TRACING:
-            handlers = _instructions(current.f_code)[2]
-            if any(entry.start <= current.f_lasti < entry.end for entry in handlers):
-                return True
-        current = current.f_back
-    return False
-
-
-def _raises_in_dynamo(frame: FrameType | None, holds: bool, equal: bool) -> bool:
-    """As :func:`_raises` and not :func:`_is_handled`, where torch's strict mode interprets the code."""
-    while frame is not None:
-        interpreter: Any = frame.f_locals.get("self")
-        # By its class: Dynamo's lazy variables make a tensor when an attribute is read.
-        if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(interpreter).__mro__):
-            code, offset = interpreter.f_code, getattr(interpreter.current_instruction, "offset", None)
-            if isinstance(code, CodeType) and isinstance(offset, int):
-                return _raises(code, offset, holds, equal) and not _is_handled_in_dynamo(interpreter)
         frame = frame.f_back
     return False
 
 
-def _is_handled_in_dynamo(interpreter: Any) -> bool:
-    while (interpreter := getattr(interpreter, "parent", None)) is not None:
-        handler = getattr(interpreter.current_instruction, "exn_tab_entry", True)
-        if handler is not None and not is_torch_file(interpreter.f_code.co_filename):
-            return True
-    return False
+def _refusal_is_handled(frame: FrameType | None) -> bool:
+    """Whether the model goes on where an operator refuses its arguments."""
+    spots = list(_interpreted(frame))
+    return _is_handled_in_dynamo([spots[0], *spots]) if spots else _is_handled(frame)
+
+
+def _is_called_by_python(frame: FrameType) -> bool:
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return is_called_by_python(frame.f_code, frame.f_locals.get(names[0]) if names else None)
+
+
+def _only_raises(frame: FrameType, holds: bool, equal: bool) -> bool:
+    """As :func:`only_raises`, and nothing handles the error."""
+    spot, caller = spot_of(frame), frame.f_back
+    steps = following(spot)
+    if frame.f_code.co_name == "<genexpr>" and steps and steps[0].opname == "YIELD_VALUE" and caller is not None:
+        spot = spot_of(caller)  # any(n == 0 for n in x.shape)
+    return only_raises(spot, holds, equal) and not _is_handled(frame.f_back) and not _is_called_by_python(frame)
+
+
+def _only_raises_in_dynamo(frame: FrameType | None, holds: bool, equal: bool) -> bool:
+    """As :func:`_only_raises`, where torch's strict mode interprets the code."""
+    spots = list(_interpreted(frame))
+    return bool(spots) and only_raises(spots[0], holds, equal) and not _is_handled_in_dynamo(spots)
+
+
+def _is_handled_in_dynamo(spots: Sequence[Spot]) -> bool:
+    """As :func:`_is_handled`; the first of the code is what raises."""
+    own = [spot for spot in spots[1:] if not is_torch_file(spot.code.co_filename)]
+    by_python = (is_called_by_python(spot.code, next(iter(spot.locals.values()), None)) for spot in spots)
+    return any(by_python) or any(map(is_handled_at, own))
+
+
+def _interpreted(frame: FrameType | None) -> Iterator[Spot]:
+    """Where torch's strict mode is in the model's code, the innermost first."""
+    interpreter = next(_interpreters(frame), None)
+    while interpreter is not None:
+        code, offset = interpreter.f_code, getattr(interpreter.current_instruction, "offset", None)
+        if isinstance(code, CodeType) and isinstance(offset, int):
+            found = {name: _object(variable) for name, variable in interpreter.symbolic_locals.items()}
+            yield Spot(code, offset, interpreter.f_globals, found)
+        interpreter = getattr(interpreter, "parent", None)
+
+
+def _object(variable: Any) -> Any:
+    """The object that one of Dynamo's variables stands for; its attributes are not read, which would make a tensor of it."""
+    cached = vars(variable).get("_cache")
+    return vars(getattr(cached, "vt", None) or variable).get("value")
+
+
+def _interpreters(frame: FrameType | None) -> Iterator[Any]:
+    """torch's interpreters of the model's code, the innermost first."""
+    while frame is not None:
+        found: Any = frame.f_locals.get("self")
+        # By its class: Dynamo's lazy variables make a tensor when an attribute is read.
+        if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(found).__mro__):
+            yield found
+        frame = frame.f_back
 
 
 def _discards(frame: FrameType) -> bool:
     """Whether what an instruction gives is used up by calls alone whose result is dropped, as that of ``print`` is."""
-    instructions, positions, _ = _instructions(frame.f_code)
-    at = positions.get(frame.f_lasti)
-    for step in instructions[at + 1 :] if at is not None else ():
+    for step in following(spot_of(frame)):
         if step.opname == "POP_TOP":
             return True
-        if step.opname.startswith(("STORE", "RETURN", "YIELD", "BINARY", "COMPARE", "CONTAINS")) or _is_jump(step):
+        if step.opname.startswith(("STORE", "RETURN", "YIELD", "BINARY", "COMPARE", "CONTAINS")) or is_jump(step):
             return False
     return False
 

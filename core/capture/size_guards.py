@@ -36,7 +36,6 @@ from onnxplug.capture.questions import Fixing, Question, is_of_python
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import python_notation
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 #: Parts of the names of torch's functions that ask for sizes to settle strides, which ONNX doesn't have.
 _LAYOUT = ("contiguous", "channels_last", "strides", "dense", "memory_format")
@@ -189,7 +188,8 @@ def _bounds(
     """The largest sizes for which what operators and checks ask may hold, each with the line that asks."""
     found: dict[Any, Condition] = {}
     checks = [(question.expr, question.place) for question in questions if question.raises]
-    operators = [guard for guard in env.guards if not is_of_python(guard.sloc)]
+    branches = {question.expr for question in questions if not question.raises}
+    operators = [guard for guard in env.guards if not is_of_python(guard.sloc) and guard.expr not in branches]
     accepted = [(guard.expr, places.get(guard.expr) or user_line(guard.sloc)) for guard in operators]
     for expr, place in [*checks, *accepted]:
         expr = _replaced(expr, env)

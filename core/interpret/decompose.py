@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from onnxplug import logs
+from onnxplug.capture.broadcasts import first_use
+from onnxplug.capture.questions import recorded
 from onnxplug.capture.size_guards import holds_from_two_on
 from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
@@ -23,7 +25,15 @@ from onnxplug.interpret.shape_env import (
 )
 from onnxplug.profiling.recorder import span
 from onnxplug.registry.names import qualified_name
-from onnxplug.torch_private import DispatchKey, DispatchKeySet, FakeTensor, FakeTensorMode, OpOverload, pytree
+from onnxplug.torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    fx_config,
+    pytree,
+)
 
 _LOGGER = logs.logger("convert")
 
@@ -161,10 +171,32 @@ def _for_all_sizes(
     except SomeSizesError:
         if not has_small_examples(env, inputs):
             raise
+    try:
+        return _with_broadcast_sizes(trace, inputs, env)
+    except Exception as error:
+        _LOGGER.debug("traced again, with larger examples: %s", error)
     with larger_examples(env), layout_not_noted(env):
         known = len(env.guards)
         module = trace([with_current_examples(env, value) for value in inputs])
         _refuse_guards(env, known)
+        return module
+
+
+def _with_broadcast_sizes(
+    trace: Callable[[list[Any]], torch.fx.GraphModule], inputs: list[Any], env: Any
+) -> torch.fx.GraphModule:
+    """A trace in which sizes that are 1 in the example are broadcast as they are when a model is captured.
+
+    Raises:
+        SomeSizesError: It doesn't hold for all sizes.
+    """
+    with fx_config.patch(backed_size_oblivious=True), recorded() as asked, undone_on_error(env), layout_not_noted(env):
+        known = len(env.guards)
+        module = trace(inputs)
+        _refuse_guards(env, known)
+        for broadcast in dict.fromkeys(asked.broadcasts):
+            if first_use(module, broadcast) is not None:
+                raise SomeSizesError(f"it uses the size {broadcast.size}, to which {broadcast.small} is broadcast")
         return module
 
 

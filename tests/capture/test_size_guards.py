@@ -116,7 +116,9 @@ def of_a_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
-@pytest.mark.parametrize(("model", "strict"), [(of_one_shape, False), (of_one_shape, True), (of_a_shape, False)])
+@pytest.mark.parametrize(
+    ("model", "strict"), [(of_one_shape, False), (of_one_shape, True), (of_a_shape, False), (of_a_shape, True)]
+)
 def test_a_check_of_shapes_is_no_limit(model: Any, strict: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -125,19 +127,7 @@ def test_a_check_of_shapes_is_no_limit(model: Any, strict: bool) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "strict",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="the strict mode compares shapes where it runs operators, whose questions are no limits",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("strict", [False, True])
 def test_a_branch_on_shapes_is_one(strict: bool) -> None:
     def unequal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.shape != y.shape:
@@ -248,6 +238,20 @@ def test_a_long_table() -> None:
     shapes = {"x": {0: "b", 1: "n"}, "mask": {0: "b", 1: "n"}}
     program = onnxplug.to_onnx(Positions(9999).eval(), inputs, dynamic_shapes=shapes)
     assert '"n": {"min": 0, "max": 9999}' in program.model.metadata_props["onnxplug.dimensions"]
+
+
+def test_a_slice_of_a_table_beyond_its_end_is_no_bound() -> None:
+    """Both torch and ONNX end a slice at the end of the table."""
+    table = torch.randn(64, 4)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return table[: x.shape[1]].sum(0) + x.sum(1), table[: x.shape[1]] * 2
+
+    program = onnxplug.to_onnx(model, (torch.randn(2, 5, 4),), dynamic_shapes=({0: "b", 1: "n"},))
+    for n in (0, 1, 64, 65, 100):
+        x = torch.randn(3, n, 4)
+        for got, expected in zip(program(x), model(x), strict=True):
+            torch.testing.assert_close(got, expected)
 
 
 def test_a_declared_range_beyond_a_bound_is_an_error() -> None:

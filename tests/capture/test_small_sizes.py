@@ -96,6 +96,63 @@ def test_two_sizes_of_1_may_be_the_same_size() -> None:
     torch.testing.assert_close(program(x, x)[0], x + 1)
 
 
+#: What asks whether a size is 1 to settle strides and forms that ONNX does not have; each with an example and another shape.
+LAYOUT: dict[str, tuple[Model, tuple[int, ...], tuple[int, ...]]] = {
+    "reshape": (lambda x: x.transpose(0, 1).reshape(-1, 4) + 1, (1, 5, 4), (3, 2, 4)),
+    "contiguous": (lambda x: x.permute(2, 0, 1).contiguous() + 1, (1, 1, 4), (3, 2, 5)),
+    "heads": (
+        lambda x: x.view(*x.shape[:2], 2, 2).transpose(1, 2).contiguous().view(-1, x.shape[1], 2),
+        *((2, 1, 4), (3, 5, 4)),
+    ),
+    "a pool": (lambda x: nn.functional.adaptive_avg_pool2d(x, 1), (1, 1, 1, 1), (2, 3, 5, 6)),
+    "inner": (lambda x: torch.inner(x, x * 2), (1, 4), (3, 5)),
+    "tensordot": (lambda x: torch.tensordot(x, x.t(), 1), (1, 4), (3, 5)),
+}
+
+
+#: The strict mode calls operators again when it has the graph, with sizes that it has taken for 1.
+REFUSED_IF_STRICT = pytest.mark.xfail(strict=True, raises=CaptureError, reason="the strict mode takes the size for 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "strict"),
+    [
+        *((name, False) for name in LAYOUT),
+        *(
+            pytest.param(name, True, marks=[REFUSED_IF_STRICT] if name in ("a pool", "tensordot") else [])
+            for name in LAYOUT
+        ),
+    ],
+)
+def test_strides_are_no_reason_to_fix_a_size_of_1(name: str, strict: bool) -> None:
+    model, example, other_shape = LAYOUT[name]
+    dims = {
+        axis: f"d{axis}"
+        for axis, size in enumerate(example)
+        if not (name == "heads" and axis == 2)
+        if size != 4 or axis < 2
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(model, (torch.randn(example),), dynamic_shapes=(dims,), strict=strict)
+    sizes = tuple(size if axis in dims else example[axis] for axis, size in enumerate(other_shape))
+    for shape in (example, sizes, (*sizes[:1], 1, *sizes[2:])):
+        same(model, program, torch.randn(shape))
+
+
+def test_a_layer_of_attention_at_one_step() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    program = onnxplug.to_onnx(layer, (torch.randn(2, 1, 4),), dynamic_shapes=({0: "b", 1: "t"},))
+    for shape in ((2, 1, 4), (3, 7, 4), (1, 5, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program(x)[0], layer(x))
+
+
+def test_a_channel_that_weights_fix_is_still_an_error() -> None:
+    with pytest.raises(CaptureError, match=r"axis 1 of the input .* was asked to be dynamic.*c == 1"):
+        onnxplug.to_onnx(nn.Conv1d(1, 2, 3).eval(), (torch.randn(2, 1, 5),), dynamic_shapes=({1: "c"},))
+
+
 SQUEEZES: dict[str, Model] = {
     "all": lambda x: x.squeeze() + 1,
     "dim": lambda x: x.squeeze(0) + 1,
@@ -114,19 +171,13 @@ def test_squeeze_of_an_automatic_dimension_of_size_1(name: str) -> None:
     same(SQUEEZES[name], program, ONE)
 
 
-@pytest.mark.parametrize("name", sorted(set(SQUEEZES) - {"a slice", "in place"}))
+@pytest.mark.parametrize("name", sorted(set(SQUEEZES) - {"a slice"}))
 @pytest.mark.parametrize("wanted", ["batch", Dim.DYNAMIC], ids=str)
 def test_squeeze_of_a_dynamic_dimension_of_size_1_warns(name: str, wanted: Any) -> None:
     with pytest.warns(UserWarning, match=r"squeeze at .*test_small_sizes\.py:\d+ keeps axis 0.*axis 0 of the input"):
         program = onnxplug.to_onnx(SQUEEZES[name], (ONE,), dynamic_shapes=({0: wanted},))
     x = torch.randn(5, 3)
     torch.testing.assert_close(program(x)[0], x + 1)
-
-
-def test_squeeze_in_place_of_a_dynamic_dimension_of_size_1_is_an_error() -> None:
-    """torch itself asks for the size there."""
-    with pytest.raises(CaptureError, match=r"axis 0 of the input x \('batch'\) was asked to be dynamic.*batch == 1"):
-        onnxplug.to_onnx(SQUEEZES["in place"], (ONE,), dynamic_shapes=({0: "batch"},))
 
 
 def test_squeeze_of_other_axes_says_nothing() -> None:

@@ -156,3 +156,15 @@ def test_strides_and_offsets_of_views() -> None:
         return [x.sum() * 0 + number for number in numbers]
 
     check(model, torch.ones(3, 4, 5), others=[(torch.ones(2, 6, 7),), (torch.ones(5, 3, 2),)], dynamic=True)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the capture is given a copy of an example that is a view: its memory begins with it"
+)
+@pytest.mark.parametrize("start", [(slice(1, None),), (slice(None), slice(1, None))], ids=["rows", "columns"])
+def test_an_example_that_is_a_view_of_a_larger_memory(start: tuple[slice, ...]) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(x, (2, 2), (4, 1), 0) + 0
+
+    x = torch.randn(6, 4)[start]
+    torch.testing.assert_close(onnxplug.to_onnx(model, (x,))(x)[0], model(x))
