@@ -18,7 +18,9 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 #: Files of ours through which torch calls operators while it traces the model's code.
-TRACING = frozenset(os.path.join(_CORE, "capture", name) for name in ("operator_calls.py", "tracing.py", "sizes.py"))
+TRACING = frozenset(
+    os.path.join(_CORE, "capture", name) for name in ("operator_calls.py", "tracing.py", "sizes.py", "factories.py")
+)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -166,6 +166,10 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
             result.questions.setdefault(_question(env, expr, answer, frame))
         elif type(expr).__name__ == "Equality" and bool(answer) and len(expr.free_symbols) == 1:
             result.fixings += _fixings(env, next(iter(expr.free_symbols)), sys._getframe(2))
+    if (
+        result is not None and expr.is_Symbol and kwargs.get("fallback_value") is None
+    ):  # int(size), or an argument that is an int
+        result.fixings += _fixings(env, expr, sys._getframe(2))
     return answer
 
 

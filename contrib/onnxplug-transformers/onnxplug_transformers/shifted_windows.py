@@ -46,16 +46,21 @@ def window_partition(input_feature: Tensor, window_size: int) -> Tensor:
     """As transformers' own; every size is given, so that torch need not divide products of sizes."""
     batch, height, width, channels = input_feature.shape
     rows, columns = height // window_size, width // window_size
-    windows = input_feature.reshape(batch, rows, window_size, columns, window_size, channels)
-    return windows.transpose(2, 3).reshape(batch * rows * columns, window_size, window_size, channels)
+    windows = input_feature.view(batch, rows, window_size, columns, window_size, channels)
+    return _laid_out(windows.transpose(2, 3)).view(batch * rows * columns, window_size, window_size, channels)
 
 
 def window_reverse(windows: Tensor, window_size: int, height: Any, width: Any) -> Tensor:
     """As transformers' own; every size is given, so that torch need not divide products of sizes."""
     rows, columns, channels = height // window_size, width // window_size, windows.shape[-1]
     batch = windows.shape[0] // (rows * columns)
-    windows = windows.reshape(batch, rows, columns, window_size, window_size, channels)
-    return windows.transpose(2, 3).reshape(batch, height, width, channels)
+    windows = windows.view(batch, rows, columns, window_size, window_size, channels)
+    return _laid_out(windows.transpose(2, 3)).view(batch, height, width, channels)
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """The same in memory of its own, in order; contiguous() asks for sizes of 1, and view() of what is not in order does."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def shift_of(self: Any, input_resolution: tuple[Any, Any]) -> None:
