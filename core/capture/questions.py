@@ -25,7 +25,7 @@ import torch
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
-from onnxplug.capture.broadcasts import Broadcast, broadcast_of
+from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
 from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
 
@@ -156,6 +156,10 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 
         result.broadcasts.append(broadcast)
         return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
+    if result is not None and result.oblivious and broadcasts_last(expr, sys._getframe(2)):
+        import sympy
+
+        return sympy.true
     known = len(env.guards)
     answer = original(env, expr, *args, **kwargs)
     if result is not None and len(env.guards) > known and (place := _place(sys._getframe(2))) is not None:
@@ -180,6 +184,8 @@ def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> b
         broadcast = broadcast_of(condition.node.expr, sys._getframe(2))
         if broadcast is not None:
             result.broadcasts.append(broadcast)
+            return True
+        if broadcasts_last(condition.node.expr, sys._getframe(2)):
             return True
     return original(condition, default)
 
