@@ -376,8 +376,8 @@ class State:
             if not self._large or "read-only" not in str(error):
                 raise
             raise CaptureError(
-                f"the model's code{raised_at(error)} writes to a NumPy array of more than {_LARGE >> 20} MiB, which an export can't "
-                "put back",
+                f"the model's code{raised_at(error)} writes to a NumPy array of more than {_LARGE >> 20} MiB, "
+                "which an export can't put back",
                 hint="Make it a buffer of the model, or write to it outside of forward.",
             ) from error
         finally:
