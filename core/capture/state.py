@@ -236,7 +236,8 @@ class State:
 
     What is reached through modules, objects of users' classes, dicts, lists, tuples, sets and deques from the model is put back
     whatever has become of it, and so are the states of torch's, Python's and NumPy's random numbers. What functions and classes
-    keep (globals, closures, class attributes, and what these lead to) is put back in those Python modules in which something of a trace was left;
+    keep (globals, closures, class attributes, and what these lead to) is put back
+    in those Python modules in which something of a trace was left;
     a counter or a log there goes on. Threads' and
     torch's own objects are left alone.
 
