@@ -152,6 +152,11 @@ _NAMES = {
     ),
     "disable_torch_function": _Private("torch._C:DisableTorchFunction", "transforms of functions within a model"),
     # Without these something is less precise.
+    "NonStrictFunctions": _Private(  # windows and other tensors made of dynamic sizes are refused
+        "torch._export.non_strict_utils:_NonStrictTorchFunctionHandler",
+        "functions that make tensors of dynamic sizes",
+        SimpleNamespace,
+    ),
     "unset_fake_temporarily": _Private(  # an export under a FakeTensorMode sees tensors without numbers
         "torch._subclasses.fake_tensor:unset_fake_temporarily",
         "exports under a FakeTensorMode",

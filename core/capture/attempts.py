@@ -416,6 +416,7 @@ class _Capture:
         with contextlib.ExitStack() as stack:
             with span("preparation"):
                 stack.callback(self._state.restore)
+                stack.enter_context(self._state.guarded())
                 stack.enter_context(quiet())
                 stack.enter_context(transforms_closed())
                 stack.enter_context(torch.no_grad())

@@ -78,6 +78,33 @@ def broadcast_of(condition: Any, frame: FrameType | None) -> Broadcast | None:
     return None
 
 
+def broadcasts_last(condition: Any, frame: FrameType | None) -> bool:
+    """Whether an operator that broadcasts asks if ``x[-1:]`` has one element, which it lacks only where x has none.
+
+    Broadcast to x's own size it is right for both, without a guard.
+    """
+    if type(condition).__name__ == "Or":
+        return any(broadcasts_last(part, frame) for part in condition.args)
+    if type(condition).__name__ != "Equality" or not any(map(_is_of_last, condition.args)) or 1 not in condition.args:
+        return False
+    for _ in range(12):
+        if frame is not None and frame.f_code.co_name in ("_broadcast_shapes", "_broadcast_in_dim_meta", *_SIZES):
+            return True
+        frame = frame.f_back if frame is not None else None
+    return False
+
+
+def _is_of_last(expr: Any) -> bool:
+    """Whether an expression is torch's size of ``x[-1:]``: ``Max(0, n - Max(0, n - 1))``."""
+    import sympy
+
+    inner = [part for part in expr.atoms(type(expr)) if part != expr and 0 in part.args]
+    if type(expr).__name__ != "Max" or not inner or 0 not in expr.args:
+        return False
+    size = sympy.Add(*(side for side in inner[0].args if side != 0)) + 1
+    return bool(type(expr)(0, size - inner[0]) == expr)
+
+
 def _pair(values: dict[str, Any], symbol: Any) -> list[Any]:
     """The size of the operand that a symbol stands for in torch's general broadcast, and that of the result."""
     for axis, size in zip(values["broadcast_dimensions"], values["a"].shape, strict=True):

@@ -21,6 +21,7 @@ from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
 from onnxplug.capture.dynamic import DynamicShapes, check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
+from onnxplug.capture.factories import factories_of_any_size
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.lengths import lengths_stay_dynamic
@@ -105,6 +106,7 @@ def capture(
         stack.enter_context(shape_kernels(mentions))
         stack.enter_context(lengths_stay_dynamic(mentions))
         stack.enter_context(sizes_of_any_kind(mentions))
+        stack.enter_context(factories_of_any_size())
         stack.enter_context(packed_sequences(mentions))
         stack.enter_context(associative_scans_of_any_size(mentions))
         if make_module is None and is_quantised(module, mentions):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.locations import source_location
+from onnxplug.fake import is_fake
 from onnxplug.torch_private import OpOverload, pytree
 
 #: Where torch calls an operator, and asks for a plain number: files of torch, with the function where it matters.
@@ -26,6 +27,8 @@ _CALLS = {
     "_ops.py": None,
     os.path.join("_decomp", "decompositions.py"): "split",
 }
+#: Elements of a tensor that code makes of a list.
+_FEW = 1000
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
@@ -65,12 +68,18 @@ class Constants:
         if file == "_ops.py":
             return None
         # An operator of constants alone leaves no node: torch.hann_window(n // 2).
-        return self._arguments.get(number, Constant(None) if _CALLS[file] == "__torch_function__" else None)
+        whole = _CALLS[file] == "__torch_function__" or (_CALLS[file] == "run_node" and self._is_in_tensors(number))
+        return self._arguments.get(number, Constant(None) if whole else None)
 
     def place_of(self, expr: Any) -> str | None:
         """The user's line with the number that an equality sets an expression to; ``None`` where the graph has none."""
         constant = self._arguments.get(_number(expr))
         return constant.place if constant is not None else None
+
+    def _is_in_tensors(self, number: float) -> bool:
+        """Whether a tensor of the program's code has a number: the strict mode makes one of ``torch.as_tensor([n / 2])``."""
+        tensors = [t for t in self._program.constants.values() if isinstance(t, torch.Tensor) and not is_fake(t)]
+        return any((t == torch.tensor(number, dtype=t.dtype)).any() for t in tensors if t.numel() <= _FEW)
 
     @cached_property
     def _arguments(self) -> dict[float | None, Constant]:

@@ -25,7 +25,7 @@ import torch
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
-from onnxplug.capture.broadcasts import Broadcast, broadcast_of
+from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
 from onnxplug.capture.checks import Spot, following, is_called_by_python, is_handled_at, is_jump, only_raises, spot_of
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
@@ -192,6 +192,10 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 
         result.broadcasts.append(broadcast)
         return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
+    if result is not None and result.oblivious and broadcasts_last(expr, sys._getframe(2)):
+        import sympy
+
+        return sympy.true
     general = _general_answer(env, expr) if result is not None and result.general else None
     if result is not None and general is not None and _asking(sys._getframe(2)) is None:
         result.generalized = True
@@ -210,6 +214,10 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
             result.questions.setdefault(Question(guard.expr, places.get(guard.expr) or user_line(guard.sloc), False))
         if frame is None and type(expr).__name__ == "Equality" and bool(answer) and len(expr.free_symbols) == 1:
             result.fixings += _fixings(env, next(iter(expr.free_symbols)), sys._getframe(2))
+    if (
+        result is not None and expr.is_Symbol and kwargs.get("fallback_value") is None
+    ):  # int(size), or an argument that is an int
+        result.fixings += _fixings(env, expr, sys._getframe(2))
     return answer
 
 
@@ -236,6 +244,8 @@ def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> b
         broadcast = broadcast_of(condition.node.expr, sys._getframe(2))
         if broadcast is not None:
             result.broadcasts.append(broadcast)
+            return True
+        if broadcasts_last(condition.node.expr, sys._getframe(2)):
             return True
     return original(condition, default)
 

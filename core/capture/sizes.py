@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
+from onnxplug.capture import factories
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched, patched_kernel
 from onnxplug.torch_private import DispatchKey
@@ -49,18 +50,9 @@ def _istft(original: Function) -> Function:
 
 def _linspace(original: Function) -> Function:
     def linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
-        """As torch's own, from both ends to the middle, also for a dynamic number of steps."""
-        dtype = options.get("dtype") or torch.get_default_dtype()
-        known = (
-            dtype in (torch.float32, torch.float64) and options.get("out") is None
-        )  # halves are computed in steps of halves
-        if not isinstance(steps, torch.SymInt) or not known:
-            return original(start, end, steps, **options)
-        count: Any = steps
-        places: Any = torch.arange(count, dtype=dtype, device=options.get("device"))
-        step = (end - start) / torch.sym_max(steps - 1, 1)
-        rising, falling = start + step * places, end - step * (steps - 1 - places)
-        return torch.where(places < steps // 2, rising, torch.where(places < 1, start, falling)).to(dtype)
+        """As torch's own, also for a dynamic number of steps in the strict mode."""
+        dynamic = isinstance(steps, torch.SymInt) and factories.is_known(factories.linspace, options)
+        return (factories.linspace if dynamic else original)(start, end, steps, **options)
 
     return linspace
 

@@ -6,10 +6,14 @@ the first call, would be found by the next call of the model, and by the next at
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import gc
+import itertools
 import operator
+import pickle
+import random
 import sys
 import threading
 import types
@@ -20,15 +24,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from onnxplug.capture.locations import raised_at
 from onnxplug.capture.mentions import Mentions, attributes_of, code_names
+from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
 from onnxplug.torch_private import FakeTensor, is_transformed
 
 _ABSENT: Any = object()
 #: Packages whose objects are left alone: other threads may use them.
 _OTHERS = frozenset({"torch", *sys.stdlib_module_names} - {"__main__", "builtins", "collections", "weakref", "types"})
-#: Bytes of a NumPy array of which a copy is kept.
-_LARGE = 1 << 24
+#: Bytes of a NumPy array of which a copy is kept; a larger one can't be written to while the model is captured.
+_LARGE = 1 << 26
 _PLAIN = frozenset(
     (
         str,
@@ -180,17 +186,48 @@ def _elements(read: np.ndarray[Any, Any]) -> Iterable[Any]:
     return read.flat if read.dtype.hasobject else ()
 
 
+def _read_generator(item: torch.Generator) -> bytes:
+    return item.get_state().numpy().tobytes()
+
+
+def _write_generator(item: torch.Generator, before: bytes) -> None:
+    item.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
+
+
+def _write_bits(item: np.random.Generator, before: bytes) -> None:
+    item.bit_generator.state = pickle.loads(before)
+
+
+def _write_random_state(item: np.random.RandomState, before: bytes) -> None:
+    item.set_state(pickle.loads(before))
+
+
+def _nothing(_: Any) -> Iterable[Any]:
+    return ()
+
+
 _DICT = _Kind(_read_dict, _write_dict, _values)
 _LIST = _Kind(lambda item: list(list.__iter__(item)), _write_list)
 _DEQUE = _Kind(lambda item: list(deque.__iter__(item)), _write_deque)
 _SET = _Kind(lambda item: set(set.__iter__(item)), _write_set)
-_BYTES = _Kind(bytes, _write_bytes, lambda _: ())
+_BYTES = _Kind(bytes, _write_bytes, _nothing)
 _ARRAY = _Kind(np.array, _write_array, _elements)
 _CELL = _Kind(_read_cell, _write_cell)
 _CLASS = _Kind(_read_class, _write_class, _values)
 _GLOBALS = _Kind(dict, _write_globals, _values)
 _SLOTS = _Kind(_read_slots, _write_slots, _values)
 _CONTAINERS = ((dict, _DICT), (list, _LIST), (deque, _DEQUE), (set, _SET), (bytearray, _BYTES))
+_BITS = _Kind(lambda item: pickle.dumps(item.bit_generator.state), _write_bits, _nothing)
+_RANDOM_STATE = _Kind(lambda item: pickle.dumps(item.get_state(legacy=False)), _write_random_state, _nothing)
+#: What draws random numbers.
+_GENERATORS: tuple[tuple[type, _Kind], ...] = (
+    (torch.Generator, _Kind(_read_generator, _write_generator, _nothing)),
+    (random.Random, _Kind(random.Random.getstate, random.Random.setstate, _nothing)),
+    (np.random.Generator, _BITS),
+    (np.random.RandomState, _RANDOM_STATE),
+)
+#: The ones that torch's, Python's and NumPy's functions draw from.
+_SHARED = (torch.default_generator, *(getattr(f, "__self__", None) for f in (random.getstate, np.random.get_state)))
 _EMPTY = frozenset((dict, OrderedDict, list, set))
 
 
@@ -198,8 +235,10 @@ class State:
     """What a model and the code that it reaches keep, as it is when this is made.
 
     What is reached through modules, objects of users' classes, dicts, lists, tuples, sets and deques from the model is put back
-    whatever has become of it. What functions and classes keep (globals, closures, class attributes, and what these lead to) is put
-    back in those Python modules in which something of a trace was left; a counter or a log there goes on. Threads' and
+    whatever has become of it, and so are the states of torch's, Python's and NumPy's random numbers. What functions and classes
+    keep (globals, closures, class attributes, and what these lead to) is put back
+    in those Python modules in which something of a trace was left;
+    a counter or a log there goes on. Threads' and
     torch's own objects are left alone.
 
     Time and memory are linear in the number of objects: 6 ms for a decoder of 48 layers.
@@ -210,7 +249,9 @@ class State:
         self._dicts: list[tuple[Any, dict[Any, Any]]] = []
         self._seen: dict[int, Any] = {}
         self._caches: list[tuple[Any, int]] = []
-        self._walk([model], None)
+        self._counts: list[tuple[itertools.count[Any], str]] = []
+        self._large: list[np.ndarray[Any, Any]] = []
+        self._walk([model, *_SHARED], None)
         for function in mentions.functions:
             self._note_function(function)
         for kind in mentions.classes:
@@ -268,10 +309,15 @@ class State:
             if isinstance(item, base):
                 found = self._keep(owner, item, kind)
                 return found if type(item) is base else [*found, *self._meet_object(item, owner)]
+        for base, kind in _GENERATORS:
+            if isinstance(item, base) and not isinstance(item, random.SystemRandom):
+                return [*self._keep(owner, item, kind), *(self._meet_object(item, owner) if _has_state(item) else ())]
         if isinstance(item, np.ndarray):
-            if item.nbytes <= _LARGE and item.flags.writeable:
-                self._keep(owner, item, _ARRAY)
+            if item.flags.writeable:
+                self._large += [item] if item.nbytes > _LARGE else self._keep(owner, item, _ARRAY)
             return ()
+        if type(item) is itertools.count and owner is None:
+            self._counts.append((item, repr(item)))
         if isinstance(item, functools._lru_cache_wrapper):
             self._caches.append((item, item.cache_info().misses))
         return self._meet_object(item, owner) if _has_state(item) else _parts(item)
@@ -300,10 +346,54 @@ class State:
         for kept, _ in changed:
             if kept.owner is None or kept.owner in left:
                 kept.kind.write(kept.item, kept.before)
+        self._rewind()
         for cache, misses in self._caches:
             results = (held for held in gc.get_referents(cache) if held is not cache.__wrapped__)
             if cache.cache_info().misses != misses and _has_trace(results):
                 cache.cache_clear()
+
+    def _rewind(self) -> None:
+        """Puts new counts in the place of the model's that went on: one that has counted can't be set back."""
+        begun = {id(count): _count(text) for count, text in self._counts if repr(count) != text}
+        for owner, item, before, kind in self._kept if any(begun.values()) else ():
+            if owner is not None or not isinstance(before, dict | list | set):
+                continue
+            if any(begun.get(id(value)) for value in kind.values(before)):
+                items = before.items() if isinstance(before, dict) else enumerate(before)
+                after = {key: begun.get(id(value)) or value for key, value in items}
+                kind.write(item, after if isinstance(before, dict) else type(before)(after.values()))
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """While it holds, the arrays of which no copy is kept can't be written to.
+
+        Raises:
+            CaptureError: The model's code does.
+        """
+        for array in self._large:
+            array.flags.writeable = False
+        try:
+            yield
+        except ValueError as error:
+            if not self._large or "read-only" not in str(error):
+                raise
+            raise CaptureError(
+                f"the model's code{raised_at(error)} writes to a NumPy array of more than {_LARGE >> 20} MiB, "
+                "which an export can't put back",
+                hint="Make it a buffer of the model, or write to it outside of forward.",
+            ) from error
+        finally:
+            for array in self._large:
+                array.flags.writeable = True
+
+
+def _count(text: str) -> itertools.count[Any] | None:
+    """The count that is written so; ``None`` where it counts by something else than plain numbers."""
+    try:
+        numbers = ast.literal_eval(f"({text[len('count(') : -1]},)")
+    except (ValueError, SyntaxError):
+        return None
+    return itertools.count(*numbers)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
+import random
 import threading
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
@@ -304,6 +306,94 @@ def test_a_counter_of_the_model_is_put_back_and_a_log_of_its_code_goes_on() -> N
 
     onnxplug.to_onnx(Logged(), (torch.randn(3, 4),))
     assert _CALLS
+
+
+class _Counts(_Base):
+    """Counts in an attribute, a list and a dict; the first two are the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: Any = itertools.count(3)
+        self.kept = [self.ids, {"steps": itertools.count(1, 2)}]
+        self.step = _Rotary()
+        self.step.table = itertools.count(0.5, 0.25)
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (next(self.ids) + next(self.kept[1]["steps"]) + next(self.step.table))
+
+
+@pytest.mark.parametrize("strict", [None, False])
+def test_counts_begin_where_they_were(strict: bool | None) -> None:
+    model = _Counts()
+    next(model.ids)
+    onnxplug.to_onnx(model, (torch.randn(3, 4),), strict=strict)
+    assert model.kept[0] is model.ids
+    assert (next(model.ids), next(model.kept[1]["steps"]), next(model.step.table)) == (4, 1, 0.5)
+
+
+class _Draws(_Base):
+    """What draws from everything that gives random numbers to the model, and from those that are the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: Any = (random.Random(1), np.random.default_rng(2), np.random.RandomState(3))
+        self.generator = torch.Generator().manual_seed(4)
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return x * sum(self.drawn())
+
+    def drawn(self) -> list[float]:
+        python, numpy, older = self.own
+        shared = [random.random(), float(np.random.rand()), float(np.random.standard_normal())]
+        own = [python.random(), numpy.random(), older.rand(), older.standard_normal()]
+        return [*shared, *map(float, own)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_numbers_go_on_as_without_an_export() -> None:
+    def seeded() -> _Draws:
+        torch.manual_seed(0), random.seed(0), np.random.seed(0)
+        return _Draws()
+
+    def after(model: _Draws) -> list[float]:
+        torchs = [torch.rand(1, generator=g).item() for g in (None, model.generator)]
+        return [*model.drawn(), *torchs]
+
+    x = torch.ones(3, 4)
+    expected = after(seeded())
+    model = seeded()
+    onnxplug.to_onnx(model, (x,))
+    assert after(model) == expected
+    model = seeded()
+    with pytest.raises(onnxplug.OnnxplugError):
+        onnxplug.to_onnx(_Failing(model), (x,))
+    assert after(model) == expected
+
+
+class _Table(_Base):
+    """Counts in an array of this many bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.calls = np.zeros(size, np.uint8)
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[-1] += 1
+        return x * float(self.calls[-1])
+
+
+def test_large_arrays_are_put_back_or_refused() -> None:
+    x = torch.ones(3, 4)
+    model = _Table(1 << 26)
+    onnxplug.to_onnx(model, (x,))
+    assert model.calls[-1] == 0
+    model = _Table((1 << 26) + 1)
+    with pytest.raises(
+        onnxplug.OnnxplugError, match=r"test_state\.py:\d+\) writes to a NumPy array of more than 64 MiB"
+    ):
+        onnxplug.to_onnx(model, (x,))
+    assert model.calls[-1] == 0
+    assert model.calls.flags.writeable
 
 
 def test_objects_of_other_threads_and_lazy_ones_are_left_alone() -> None:

@@ -15,9 +15,9 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     """The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together.
 
     Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen, and
-    recurrences by scans, not by loops as long as the example's sequence.
+    recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size.
     """
-    return [_caches, _experts, _recurrences]
+    return [_caches, _experts, _recurrences, _windows, _sizes]
 
 
 def _caches() -> Any:
@@ -54,6 +54,28 @@ def _recurrences() -> Any:
     from onnxplug_transformers.recurrences import exportable_recurrences
 
     return exportable_recurrences()
+
+
+def _windows() -> Any:
+    import sys
+    from contextlib import nullcontext
+
+    if not any(name.startswith("transformers.models.") for name in sys.modules):
+        return nullcontext()
+    from onnxplug_transformers.shifted_windows import windows_of_any_size
+
+    return windows_of_any_size()
+
+
+def _sizes() -> Any:
+    import sys
+    from contextlib import nullcontext
+
+    if not any(name.startswith("transformers.models.") for name in sys.modules):
+        return nullcontext()
+    from onnxplug_transformers.sizes import dynamic_sizes
+
+    return dynamic_sizes()
 
 
 @hookimpl

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from torch.nn import functional
 from onnxplug.capture.patching import patched
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import scan
+from onnxplug_transformers.exchanged import exchanged, parameters
 
 
 @contextlib.contextmanager
@@ -29,38 +29,15 @@ def exportable_recurrences() -> Iterator[None]:
     """
     from onnxplug_transformers.indexers import selected_tokens
 
-    exchanged = {**_EXCHANGED, "Qwen4ExpTextQSAIndexer.forward": (selected_tokens, _never)}
+    table = {**_EXCHANGED, "Qwen4ExpTextQSAIndexer.forward": (selected_tokens, _never)}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(exchanged(table))
         for path, module in list(sys.modules.items()):
-            if not path.startswith("transformers.models."):
-                continue
-            for place, (function, excepted) in exchanged.items():
-                owner_name, _, name = place.rpartition(".")
-                owner = vars(module).get(owner_name) if owner_name else module
-                before = vars(owner).get(name) if owner is not None else None
-                if before is not None and _parameters(before) == _parameters(function):
-                    stack.enter_context(patched(owner, name, _unless(excepted, function, before)))
-            for name in _FROM_ZERO:
+            for name in _FROM_ZERO if path.startswith("transformers.models.") else ():
                 owner = vars(module).get(name)
-                if owner is not None and _parameters(owner.forward) == _parameters(_mixer):
+                if owner is not None and parameters(owner.forward) == parameters(_mixer):
                     stack.enter_context(patched(owner, "forward", _checked(owner.forward)))
         yield
-
-
-def _parameters(function: Any) -> list[str]:
-    """Names of the parameters, without the ones that take whatever else is given."""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [name for name, one in inspect.signature(function).parameters.items() if one.kind not in kinds]
-
-
-def _unless(
-    excepted: Callable[..., bool], function: Callable[..., Any], before: Callable[..., Any]
-) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (before if excepted(*args, **kwargs) else function)(*args, **kwargs)
-
-    return chosen
 
 
 def _checked(before: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,50 @@
+"""Functions and methods of transformers' modules exchanged for others while a model is captured."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from onnxplug.capture.patching import patched
+
+
+@contextmanager
+def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]]) -> Iterator[None]:
+    """Holds while a model is captured: functions and methods of the modules in use are exchanged for those of the table.
+
+    One with other parameters than those known here, of another version of transformers, is left as it is.
+
+    Args:
+        table: By the name of a function, or CLASS.METHOD: what is called instead, and for which calls it is not.
+    """
+    with ExitStack() as stack:
+        for path, module in list(sys.modules.items()):
+            if not path.startswith("transformers.models."):
+                continue
+            for place, (function, excepted) in table.items():
+                owner_name, _, name = place.rpartition(".")
+                owner = vars(module).get(owner_name) if owner_name else module
+                before = vars(owner).get(name) if owner is not None else None
+                if before is not None and parameters(before) == parameters(function):
+                    stack.enter_context(patched(owner, name, _unless(excepted, function, before)))
+        yield
+
+
+def parameters(function: Any) -> list[str]:
+    """Names of the parameters, without the ones that take whatever else is given."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [name for name, one in inspect.signature(function).parameters.items() if one.kind not in kinds]
+
+
+def _unless(
+    excepted: Callable[..., bool], function: Callable[..., Any], before: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (before if excepted(*args, **kwargs) else function)(*args, **kwargs)
+
+    return chosen

@@ -1,0 +1,133 @@
+"""Functions of torch that make tensors of as many elements as a dynamic size says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import onnxplug
+from onnxplug.errors import CaptureError
+from tests.support.check import check
+
+SIZES = (1, 2, 3, 8)
+Model = Callable[[Tensor], Any]
+
+
+def numbers(size: int) -> Tensor:
+    return torch.arange(float(size)) * 0.3 - 1
+
+
+def compare(model: Model, **options: Any) -> None:
+    """With an example of five elements, at other sizes."""
+    check(model, numbers(5), others=[(numbers(n),) for n in SIZES], dynamic=({0: "n"},), **options)
+
+
+WINDOWS: dict[str, Callable[..., Tensor]] = {
+    "bartlett": torch.bartlett_window,
+    "blackman": torch.blackman_window,
+    "hamming": torch.hamming_window,
+    "hann": torch.hann_window,
+    "kaiser": torch.kaiser_window,
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"periodic": False}, {"dtype": torch.float64}], ids=lambda o: "-".join(o) or "default"
+)
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(name: str, options: dict[str, Any]) -> None:
+    compare(lambda x: x * WINDOWS[name](x.shape[0], **options), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: torch.hamming_window(x.shape[0] + 2, True, 0.4, 0.6),
+        lambda x: torch.kaiser_window(x.shape[0] // 2 + 1, False, 5.0),
+        lambda x: torch.hann_window(window_length=2 * x.shape[0]),
+    ],
+    ids=["hamming", "kaiser", "hann"],
+)
+def test_windows_with_all_arguments(model: Model) -> None:
+    compare(model, atol=1e-6)
+
+
+NAMED = torch.hann_window
+
+
+def test_a_function_imported_under_another_name() -> None:
+    compare(lambda x: x * NAMED(x.shape[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cosine", "exponential", "gaussian", "hann", "nuttall", "kaiser"])
+def test_windows_of_torch_signal(name: str) -> None:
+    window = getattr(torch.signal.windows, name)
+    others = [(numbers(n),) for n in SIZES if n > 1]  # these ask whether the length is 1
+    check(lambda x: x * window(x.shape[0]), numbers(5), others=others, dynamic=({0: "n"},), atol=1e-6)
+
+
+MADE: dict[str, Model] = {
+    "linspace of integers": lambda x: torch.linspace(-10.5, 30, x.shape[0], dtype=torch.int64),
+    "logspace": lambda x: torch.logspace(-1, 2, x.shape[0]),
+    "logspace, base": lambda x: torch.logspace(0, 3, steps=x.shape[0] + 1, base=2.0, dtype=torch.float64),
+    "fftfreq": lambda x: torch.fft.fftfreq(x.shape[0], d=0.5),
+    "rfftfreq": lambda x: torch.fft.rfftfreq(x.shape[0]),
+    "tril_indices": lambda x: torch.tril_indices(x.shape[0], x.shape[0]),
+    "tril_indices, wide": lambda x: torch.tril_indices(3, x.shape[0], 1),
+    "tril_indices, narrow": lambda x: torch.tril_indices(x.shape[0], 3, offset=-1, dtype=torch.int32),
+    "triu_indices": lambda x: torch.triu_indices(x.shape[0], x.shape[0], offset=1),
+    "triu_indices, wide": lambda x: torch.triu_indices(3, x.shape[0], -2),
+    "upper triangle": lambda x: (x[:, None] * x)[tuple(torch.triu_indices(x.shape[0], x.shape[0], 1))],
+    "one_hot": lambda x: functional.one_hot(torch.zeros(4, dtype=torch.int64), num_classes=x.shape[0]),
+    "vander": torch.vander,
+    "vander of integers": lambda x: torch.vander((x * 3).int(), 4, increasing=True),
+    "vander, columns": lambda x: torch.vander(x[:1], N=x.shape[0]),
+    "combinations": torch.combinations,
+    "combinations of 3": lambda x: torch.combinations(x, 3),
+    "combinations with replacement": lambda x: torch.combinations(x, 2, with_replacement=True),
+    "combinations of 1": lambda x: torch.combinations(x, r=1),
+    "as_tensor": lambda x: torch.as_tensor([[x.shape[0] // 2, 1], [2, x.shape[0]]], dtype=torch.int32),
+    "as_tensor of quotients": lambda x: torch.as_tensor([x.shape[0] / 2, 1.5]),
+    "as_tensor of one": lambda x: torch.as_tensor(x.shape[0]),
+    "asarray": lambda x: torch.asarray([x.shape[0], 3]),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_tensors_made_of_a_size(name: str) -> None:
+    compare(MADE[name])
+
+
+REFUSED: dict[str, Model] = {
+    "linspace of halves": lambda x: torch.linspace(-1, 3, x.shape[0], dtype=torch.float16),
+    "pieces": lambda x: x.chunk(x.shape[0])[0],
+    "tensor_split": lambda x: x.tensor_split(x.shape[0])[0],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_takes_a_plain_int_is_named(name: str) -> None:
+    with pytest.raises(
+        CaptureError, match=r"axis 0 of .* was asked to be dynamic.*test_factories\.py:\d+ fixes it at 5 \(`"
+    ):
+        onnxplug.to_onnx(REFUSED[name], (numbers(5),), dynamic_shapes=({0: "n"},))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: torch.LongTensor([x.shape[0] // 2, 7]),
+        lambda x: torch.Tensor([x.shape[0] / 3, 7.0]),
+        lambda x: torch.DoubleTensor([x.shape[0] / 2]),
+    ],
+    ids=["LongTensor", "Tensor", "DoubleTensor"],
+)
+def test_numbers_within_constant_tensors_are_found(model: Model) -> None:
+    """torch's strict mode makes a tensor of the example's numbers."""
+    with pytest.raises(CaptureError, match="was asked to be dynamic"):
+        onnxplug.to_onnx(model, (numbers(5),), dynamic_shapes=({0: "n"},))
