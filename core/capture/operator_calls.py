@@ -264,21 +264,22 @@ class _Operands:
         self._places: dict[int, int] = {}
         self._memories: dict[int, int] = {}
         self._before: list[tuple[Any, int, int]] = []
-        #: The places of the tensors whose value torch knows.
-        self.constants: set[int] = set()
+        #: The places of the tensors whose value torch knows, and what the fake tensor has for it.
+        self.constants: dict[int, Any] = {}
 
     def written(self) -> list[int] | None:
         """The places of the tensors that were written since.
 
-        ``None`` where one is of other sizes or memory now, or one was written whose value torch knew.
+        ``None`` where one is of other sizes or memory now, or torch knew the value of one that was written, and may not any more.
         """
         found = []
         for i, (tensor, (sizes, address, version)) in enumerate(zip(self.tensors, self._before, strict=True)):
             if expressions(tensor) != sizes or memory_of(tensor) != address:
                 return None
-            if tensor._version != version:
-                if i in self.constants:
-                    return None
+            is_written = tensor._version != version
+            if i in self.constants and (is_written or tensor.constant is not self.constants[i]):
+                return None
+            if is_written:
                 found.append(i)
         return found
 
@@ -341,7 +342,7 @@ class _Operands:
         value = None
         if entry.constant is not None or tensor.constant is not None:
             value = known_number(entry.constant), known_number(tensor.constant)
-            self.constants.add(place)
+            self.constants[place] = tensor.constant
         memory = self._memories.setdefault(address, place)
         if self.fake_mode is None:
             self.fake_mode = tensor.fake_mode
