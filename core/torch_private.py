@@ -63,6 +63,12 @@ def _no_tracer() -> type:
     return type("NoTracer", (), {"call_module": _no_op, "create_node": _no_op, "trace": _no_op})
 
 
+def _graph_module() -> type:
+    from torch.fx import GraphModule
+
+    return GraphModule
+
+
 def _sympy_notation() -> type:
     from sympy.printing.str import StrPrinter
 
@@ -219,6 +225,14 @@ _NAMES = {
     ),
     "proxies": _Private("torch.fx.experimental.proxy_tensor:", "capture in less time", SimpleNamespace),
     "export_trace": _Private("torch.export._trace:", "capture in less time", SimpleNamespace),
+    "dispatch_utilities": _Private("torch._library.utils:", "capture in less time", SimpleNamespace),
+    "set_grad_pass": _Private(
+        "torch._export.passes.replace_set_grad_with_hop_pass:", "capture in less time", SimpleNamespace
+    ),
+    "exported_programs": _Private("torch.export.exported_program:", "capture in less time", SimpleNamespace),
+    "make_graph_module": _Private(
+        "torch.fx._lazy_graph_module:_make_graph_module", "capture in less time", _graph_module
+    ),
     "share_memory": _Private("torch:_functionalize_unsafe_set", "capture in less time", SimpleNamespace),
     "ProxyTensor": _Private("torch.fx.experimental.proxy_tensor:_ProxyTensor", "capture in less time", SimpleNamespace),
     "Thunk": _Private("torch.utils._thunk:Thunk", "capture in less time", SimpleNamespace),

@@ -264,14 +264,22 @@ class _Operands:
         self._places: dict[int, int] = {}
         self._memories: dict[int, int] = {}
         self._before: list[tuple[Any, int, int]] = []
+        #: The places of the tensors whose value torch knows, and what the fake tensor has for it.
+        self.constants: dict[int, Any] = {}
 
     def written(self) -> list[int] | None:
-        """The places of the tensors that were written since; ``None`` where one is of other sizes or memory now."""
+        """The places of the tensors that were written since.
+
+        ``None`` where one is of other sizes or memory now, or torch knew the value of one that was written, and may not any more.
+        """
         found = []
         for i, (tensor, (sizes, address, version)) in enumerate(zip(self.tensors, self._before, strict=True)):
             if expressions(tensor) != sizes or memory_of(tensor) != address:
                 return None
-            if tensor._version != version:
+            is_written = tensor._version != version
+            if i in self.constants and (is_written or tensor.constant is not self.constants[i]):
+                return None
+            if is_written:
                 found.append(i)
         return found
 
@@ -313,8 +321,6 @@ class _Operands:
         entry = self.tracer.tensor_tracker.get(tensor)
         if (
             entry is None
-            or entry.constant is not None
-            or tensor.constant is not None
             or tensor.real_tensor is not None
             or tensor.layout is not torch.strided
             or tensor.is_inference()
@@ -333,6 +339,10 @@ class _Operands:
         sizes = expressions(tensor)
         address = memory_of(tensor)
         self._before.append((sizes, address, tensor._version))
+        value = None
+        if entry.constant is not None or tensor.constant is not None:
+            value = known_number(entry.constant), known_number(tensor.constant)
+            self.constants[place] = tensor.constant
         memory = self._memories.setdefault(address, place)
         if self.fake_mode is None:
             self.fake_mode = tensor.fake_mode
@@ -341,7 +351,24 @@ class _Operands:
         device = tensor.fake_device
         if device.type not in self.devices:
             self.devices.append(device.type)
-        return (tensor.dtype, device, requires_grad, memory, sizes), entry.proxy.node
+        return (tensor.dtype, device, requires_grad, memory, sizes, value), entry.proxy.node
+
+
+def known_number(constant: torch.Tensor | None) -> Any:
+    """The one number in a tensor whose value torch keeps beside a fake one.
+
+    Raises:
+        _Incomparable: It is of another kind.
+    """
+    if constant is None:
+        return None
+    if type(constant) is not torch.Tensor or constant.numel() != 1 or not constant.is_cpu:
+        raise _Incomparable
+    with torch_c._DisableTorchDispatch():
+        number = constant.item()
+    if isinstance(number, complex):
+        return (constant.dtype, number.real.hex(), number.imag.hex())
+    return (constant.dtype, number.hex() if isinstance(number, float) else number)
 
 
 def memory_of(tensor: Any) -> int:
@@ -408,6 +435,8 @@ def record(func: Any, operands: _Operands, last: torch.fx.Node, result: Any, siz
         same = id(value) in places
         memory = memory_of(value)
         operand = places[id(value)] if same else memories.get(memory, -1)
+        if operand in operands.constants:
+            return None
         like = detached(value)
         fresh = FakeTensor(value.fake_mode, like, value.fake_device)
         sizes = [(kind, axis, s) for kind, axis, s in sizes_of(value) if id(s) in new_sizes]

@@ -13,8 +13,17 @@ from typing import Any
 
 import torch
 
+from onnxplug.capture.export_passes import lean_passes
 from onnxplug.capture.patching import patched
-from onnxplug.torch_private import ModuleStackTracer, export_trace, proxies, torch_c, use_lazy_graph_module
+from onnxplug.torch_private import (
+    ModuleStackTracer,
+    OpOverload,
+    dispatch_utilities,
+    export_trace,
+    proxies,
+    torch_c,
+    use_lazy_graph_module,
+)
 
 #: Held while classes of torch are patched; torch.export patches some itself, and takes one model at a time.
 ONE_AT_A_TIME = threading.RLock()
@@ -28,11 +37,16 @@ def lean_tracing() -> Iterator[None]:
     """
     with ONE_AT_A_TIME:
         original, original_trace = ModuleStackTracer.create_node, ModuleStackTracer.trace
+        original_call = ModuleStackTracer.call_module
         traces = _StackTraces()
 
         def trace(tracer: Any, *args: Any, **kwargs: Any) -> Any:
             with traces.of(tracer, sys._getframe()):
                 return original_trace(tracer, *args, **kwargs)
+
+        def call_module(tracer: Any, *args: Any, **kwargs: Any) -> Any:
+            with traces.of(tracer, sys._getframe()):
+                return original_call(tracer, *args, **kwargs)
 
         def create_node(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
             recorded = tracer.record_stack_traces and traces.knows(tracer)
@@ -49,6 +63,10 @@ def lean_tracing() -> Iterator[None]:
         with (
             patched(ModuleStackTracer, "create_node", create_node),
             patched(ModuleStackTracer, "trace", trace),
+            patched(ModuleStackTracer, "call_module", call_module),
+            _stride_needs_known(),
+            _types_left_out(),
+            lean_passes(),
             _bindings_replaced_where_there_are_some(),
             _without_function_modes("set_meta"),
             _without_function_modes("track_tensor"),
@@ -97,6 +115,45 @@ def _without_function_modes(name: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _stride_needs_known() -> Iterator[None]:
+    """While it holds, torch's tracer asks each operator once whether its kernel needs the strides of its arguments as they are."""
+    original = getattr(proxies, "_should_save_eager_input_vals", None)
+    if original is None:
+        yield
+        return
+    known: dict[OpOverload, bool] = {}
+
+    def needs_strides(target: Any, args_kwargs: Any = None) -> bool:
+        if type(target) is not OpOverload:
+            return bool(original(target, args_kwargs))
+        found = known.get(target)
+        if found is None:
+            found = known[target] = bool(original(target, args_kwargs))
+        return found
+
+    with patched(proxies, "_should_save_eager_input_vals", needs_strides):
+        yield
+
+
+@contextlib.contextmanager
+def _types_left_out() -> Iterator[None]:
+    """While it holds, torch's tracer, which does not read the types of the tensors in a call, isn't told them."""
+    original = getattr(dispatch_utilities, "handle_dispatch_mode", None)
+    tracing = getattr(proxies, "ProxyTorchDispatchMode", None)
+    if original is None or tracing is None:
+        yield
+        return
+
+    def handle(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(mode) is tracing:
+            return mode.__torch_dispatch__(op, (), args, kwargs)
+        return original(mode, op, *args, **kwargs)
+
+    with patched(dispatch_utilities, "handle_dispatch_mode", handle):
+        yield
+
+
 class _StackTraces:
     """The lines of the model's code that are being run, as torch writes them beside FX nodes.
 
@@ -106,16 +163,23 @@ class _StackTraces:
     def __init__(self) -> None:
         self._kept: dict[CodeType, bool] = {}
         self._texts: dict[tuple[Any, ...], str] = {}
-        self._bases: dict[Any, tuple[FrameType, list[Any]]] = {}
+        self._bases: dict[Any, tuple[FrameType | None, list[Any]]] = {}
 
     @contextlib.contextmanager
     def of(self, tracer: Any, base: FrameType) -> Iterator[None]:
-        """While it holds, a frame calls all code that a tracer traces: it and its callers are looked at once."""
-        self._bases[tracer] = (base, self._lines(tracer, base, None))
+        """While it holds, a frame calls all code that a tracer traces: it and its callers are looked at once.
+
+        Where such a frame is known already, the other one is called by it.
+        """
+        before, outer = known = self._bases.get(tracer, (None, []))
+        self._bases[tracer] = (base, self._lines(tracer, base, before) + outer)
         try:
             yield
         finally:
-            del self._bases[tracer]
+            if before is None:
+                del self._bases[tracer]
+            else:
+                self._bases[tracer] = known
 
     @staticmethod
     def knows(tracer: Any) -> bool:

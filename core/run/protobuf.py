@@ -62,10 +62,7 @@ def to_proto(
     proto = serde.serialize_model_into(onnx.ModelProto() if proto is None else proto, frame)
     described = [value for name, value in graph.initializers.items() if name in tensors]
     skipped = set(apart)
-    for value in described:
-        if value.name in skipped:
-            continue
-        _add_initializer(proto.graph, str(value.name), tensors[str(value.name)])
+    _add_initializers(proto.graph, {str(v.name): tensors[str(v.name)] for v in described if v.name not in skipped})
     attributes: dict[int, onnx.AttributeProto] = {}
     for node in graph:
         if node.overload or node.doc_string or node.device_configurations:
@@ -79,7 +76,18 @@ def to_proto(
     return proto
 
 
-def _add_initializer(proto: onnx.GraphProto, name: str, tensor: ir.TensorProtocol) -> None:
+def _add_initializers(proto: onnx.GraphProto, tensors: Mapping[str, ir.TensorProtocol]) -> None:
+    """Adds the initializers, and then their contents, from the largest to the smallest.
+
+    A tensor's bytes are copied on their way into the message; in this order they fit where those of the tensor before were, and
+    the process asks the system for that memory once.
+    """
+    messages = [(proto.initializer.add(name=name), tensor) for name, tensor in tensors.items()]
+    for message, tensor in sorted(messages, key=lambda entry: -entry[1].nbytes):
+        _fill_initializer(message, tensor)
+
+
+def _fill_initializer(message: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
     if isinstance(tensor, ir.LazyTensor):
         tensor = tensor.raw()
     if (
@@ -87,10 +95,11 @@ def _add_initializer(proto: onnx.GraphProto, name: str, tensor: ir.TensorProtoco
         and type(tensor.raw) is torch.Tensor
         and not (tensor.doc_string or tensor.metadata_props)
     ):
-        content = tensor.tobytes()
-        proto.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.dims, raw_data=content)
+        message.data_type = tensor.dtype.value
+        message.dims.extend(tensor.shape.dims)
+        message.raw_data = tensor.tobytes()
     else:
-        message = proto.initializer.add()
+        name = message.name
         serde.serialize_tensor_into(message, tensor)
         message.name = name
 

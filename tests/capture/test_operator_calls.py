@@ -160,6 +160,24 @@ def attention(i: int, x: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(x, x, x, is_causal=i == 2)
 
 
+def written_constants(i: int, x: torch.Tensor) -> torch.Tensor:
+    once, twice, from_data = torch.tensor(2.0), torch.tensor(2.0), torch.tensor(2.0)
+    once.add_(1)
+    twice.add_(i)
+    from_data.copy_(x.sum())
+    y = x / once + x / twice + x / from_data
+    once.mul_(from_data)
+    return y * once + x * twice.item()
+
+
+def views_of_constants(i: int, x: torch.Tensor) -> torch.Tensor:
+    number = torch.tensor(2.0)
+    y = x + number.expand_as(x) * number.view(1)
+    z = number.unsqueeze(0)
+    z.add_(x.mean())
+    return y * number + z
+
+
 def deterministic(i: int, x: torch.Tensor) -> torch.Tensor:
     torch.use_deterministic_algorithms(i % 2 == 1)
     try:
@@ -231,6 +249,14 @@ FUNCTIONS: dict[str, Callable[[int, torch.Tensor], torch.Tensor]] = {
     "vmap": vectorised,
     "grad": differentiated,
     "a constant": a_constant,
+    "constants of one value": lambda i, x: x / torch.tensor(3.0).sqrt() + torch.tensor(2) * x,
+    "constants of other values": lambda i, x: x / torch.tensor((0.0, -0.0, 2.0, float("nan"))[i]) + torch.tensor(i) * x,
+    "constants of other kinds": lambda i, x: x * torch.tensor((1, 1.0, True, 1)[i]) + x.exp() * torch.tensor([1.0]),
+    "written constants": written_constants,
+    "views of constants": views_of_constants,
+    "branches on constants": lambda i, x: (
+        x * 2 if (torch.tensor(i) * torch.tensor(2) > 3).item() else x * torch.tensor(i)
+    ),
 }
 
 

@@ -1,0 +1,90 @@
+"""torch.export's passes over the graph that it has traced, without what they do for nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from onnxplug.capture.patching import patched
+from onnxplug.torch_private import export_trace, exported_programs, make_graph_module, pytree, set_grad_pass, torch_c
+
+
+@contextlib.contextmanager
+def lean_passes() -> Iterator[None]:
+    """While it holds, what torch.export does to a finished graph takes less time; the program is the same."""
+    with _modes_of_gradients_erased(), _paths_of_modules_shortened_once(), _program_compiled_when_called():
+        yield
+
+
+@contextlib.contextmanager
+def _modes_of_gradients_erased() -> Iterator[None]:
+    """While it holds, nodes that set the mode of gradients to what it is are erased.
+
+    torch.export splits the graph at each of them, and puts the parts together again.
+    """
+    name = "_sequential_split_and_maybe_inline_subgraphs"
+    original = getattr(set_grad_pass, name, None)
+    if original is None:
+        yield
+        return
+
+    def erase(graph_module: Any, signature: Any) -> Any:
+        setting = [n for n in graph_module.graph.nodes if n.target is torch_c._set_grad_enabled]
+        ambient = torch.is_grad_enabled()
+        if any(n.op != "call_function" or n.args != (ambient,) or n.users for n in setting):
+            return original(graph_module, signature)
+        for node in setting:
+            graph_module.graph.erase_node(node)
+        return graph_module, signature
+
+    with patched(set_grad_pass, name, erase):
+        yield
+
+
+@contextlib.contextmanager
+def _paths_of_modules_shortened_once() -> Iterator[None]:
+    """While it holds, torch.export takes its wrapper's name from the paths of modules once for each module, not for each node."""
+    strip_root = getattr(export_trace, "_strip_root", None)
+    if strip_root is None or getattr(export_trace, "pytree", None) is not pytree:
+        yield
+        return
+    with patched(export_trace, "pytree", _Paths(strip_root)):
+        yield
+
+
+class _Paths:
+    """``torch.utils._pytree``, whose ``tree_map`` knows the stacks of modules that it has met.
+
+    Args:
+        strip_root: torch.export's function that takes the name of its wrapper from a path.
+    """
+
+    def __init__(self, strip_root: Callable[[Any], Any]) -> None:
+        self._strip_root = strip_root
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pytree, name)
+
+    def tree_map(self, function: Any, tree: Any, *rests: Any, **options: Any) -> Any:
+        if function is not self._strip_root or rests or options or not isinstance(tree, dict):
+            return pytree.tree_map(function, tree, *rests, **options)
+        key = (type(tree), *tree.items())
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = pytree.tree_map(function, tree)
+        return type(found)(found)
+
+
+@contextlib.contextmanager
+def _program_compiled_when_called() -> Iterator[None]:
+    """While it holds, the graph of an exported program becomes Python code when it is called, or its code is read."""
+    name = "_create_graph_module_for_export"
+    if not hasattr(exported_programs, name):
+        yield
+        return
+    with patched(exported_programs, name, make_graph_module):
+        yield

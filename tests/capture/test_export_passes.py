@@ -1,0 +1,89 @@
+"""torch.export's passes over a finished graph, left out where they change nothing: the program is torch.export's own."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import onnxplug
+import onnxplug.capture.attempts as attempts
+from tests.support.traces import captured, lines
+
+X = torch.randn(3, 4)
+SHAPES: Any = ({0: Dim.DYNAMIC},)
+
+
+class Inner(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.function(x)) + x.shape[0]
+
+
+def model(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Sequential(Inner(function), nn.ReLU()), Inner(function), Inner(torch.sin)).eval()
+
+
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = x * 2
+    return y + x
+
+
+def with_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        y = x * 2
+        with torch.no_grad():
+            y = y.exp()
+    return y + x
+
+
+def within_a_branch(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, without_gradients, with_gradients, (x,))
+
+
+def only_set(x: torch.Tensor) -> torch.Tensor:
+    torch._C._set_grad_enabled(False)
+    return x * 2
+
+
+def from_a_generator(x: torch.Tensor) -> torch.Tensor:
+    return sum((x * i for i in range(1, 3)), start=x)
+
+
+@pytest.mark.parametrize(
+    "function", [torch.cos, without_gradients, with_gradients, within_a_branch, only_set, from_a_generator]
+)
+def test_programs_are_those_of_torch(function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: Any) -> None:
+    found, _ = captured(model(function), (X,), True, dynamic_shapes=SHAPES)
+    monkeypatch.setattr(attempts, "lean_tracing", contextlib.nullcontext)
+    plain, _ = captured(model(function), (X,), False, dynamic_shapes=SHAPES)
+    for line, other in zip(lines(found.program), lines(plain.program), strict=True):
+        assert line == other
+
+
+def test_a_program_runs_is_read_and_copied() -> None:
+    module = model(without_gradients)()
+    found, _ = captured(lambda: module, (X,), True, dynamic_shapes=SHAPES)
+    graph_module, other = found.program.graph_module, torch.randn(5, 4)
+    assert "torch.ops.aten.linear.default" in graph_module.code
+    assert "linear" in str(graph_module)
+    for again in (graph_module, copy.deepcopy(graph_module)):
+        state = [found.program.state_dict[name] for name in found.program.graph_signature.inputs_to_parameters.values()]
+        assert torch.equal(again(*state, other)[0], module(other))
+    assert torch.equal(found.program.module()(other), module(other))
+
+
+@pytest.mark.parametrize("function", [without_gradients, with_gradients])
+def test_numbers(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    onnxplug.to_onnx(model(function)(), (X,), dynamic_shapes=SHAPES, verify=True)
