@@ -365,7 +365,7 @@ def known_number(constant: torch.Tensor | None) -> Any:
     if type(constant) is not torch.Tensor or constant.numel() != 1 or not constant.is_cpu:
         raise _Incomparable
     with torch_c._DisableTorchDispatch():
-        number = constant.item()
+        number: Any = constant.item()
     if isinstance(number, complex):
         return (constant.dtype, number.real.hex(), number.imag.hex())
     return (constant.dtype, number.hex() if isinstance(number, float) else number)
