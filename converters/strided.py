@@ -13,6 +13,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.errors import Unsupported
 from onnxplug.functionalize.layout import source_of
+from onnxplug.functionalize.memory import PART_OF_MEMORY
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -70,8 +71,12 @@ def _memory(x: Value, val: Any) -> _Memory:
     return _Memory(x, order, start, expected if isinstance(expected, int) else None)
 
 
-def _source(g: GraphBuilder, node: FxNode) -> _Memory:
+def _source(g: GraphBuilder, node: FxNode, offset: Any) -> _Memory:
     """The memory of an operator's first argument: that of the tensor which it is a view of.
+
+    Args:
+        g, node: The builder and the operator.
+        offset: Where in the memory the operator begins; ``None`` for where its argument does.
 
     Raises:
         Unsupported: That tensor's memory is not known in full.
@@ -79,6 +84,11 @@ def _source(g: GraphBuilder, node: FxNode) -> _Memory:
     x, fx = node.args[0], node.fx.args[0]
     assert isinstance(fx, torch.fx.Node)
     source = source_of(fx)
+    part = source.meta.get(PART_OF_MEMORY)
+    if part or (part is not None and offset is not None):
+        raise Unsupported(
+            "as_strided of an input whose example is a part of a larger memory, which no model gets; export it with x.clone()"
+        )
     if source is fx:
         return _memory(x, node.meta(0))
     given, found = g.value_of(fx), g.value_of(source)
@@ -123,7 +133,7 @@ def as_strided(g: GraphBuilder, node: FxNode) -> Value:
     Elements of the memory that the tensor lies in, gathered at offset + sum of index times stride.
     """
     _, sizes, strides, offset = node.args
-    memory = _source(g, node)
+    memory = _source(g, node, offset)
     return g.op.Gather(memory.elements(g), _within(g, node, memory, sizes, strides, offset), axis=0)
 
 
@@ -158,7 +168,7 @@ def as_strided_scatter(g: GraphBuilder, node: FxNode) -> Value:
     PyTorch copies the whole memory that the tensor lies in: what is written beside the tensor's own elements is not seen.
     """
     x, source, sizes, strides, offset = node.args
-    memory = _source(g, node)
+    memory = _source(g, node, offset)
     places = _within(g, node, memory, sizes, strides, offset)
     written = g.op.ScatterElements(memory.elements(g), g.reshape(places, [-1]), g.reshape(source, [-1]), axis=0)
     if memory.x is x:

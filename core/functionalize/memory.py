@@ -10,6 +10,24 @@ import torch
 from onnxplug.functionalize.effects import aliased_arguments, effects_of, hides_writes, written_arguments
 from onnxplug.functionalize.views import Inverse
 
+#: A key of an input's metadata: an example lies in a larger memory, of which the capture got a copy of the example alone.
+#: ``True`` where the example has gaps, ``False`` where it only begins later in the memory.
+PART_OF_MEMORY = "onnxplug.part_of_memory"
+
+
+def part_of_memory(tensors: Iterable[torch.Tensor]) -> bool | None:
+    """The value of :data:`PART_OF_MEMORY` for examples; ``None`` where each begins its memory and has no gaps."""
+    found: bool | None = None
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            continue
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel() and extent != tensor.numel():
+            return True
+        if tensor.storage_offset():
+            found = False
+    return found
+
 
 class Storage:
     """A piece of memory.

@@ -18,6 +18,7 @@ from onnxplug.capture.size_guards import Condition
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.functionalize.effects import hidden_views, targets_of, writes
 from onnxplug.functionalize.inplace import Functionalized, make_functional
+from onnxplug.functionalize.memory import PART_OF_MEMORY, part_of_memory
 from onnxplug.functionalize.naming import assign_names, input_places, output_places, result_names
 from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
@@ -57,6 +58,12 @@ def prepare(
     """
     functional = _functional(captured)
     _warn_of_shared_inputs(captured, functional)
+    examples = pytree.tree_leaves((captured.args, captured.kwargs))
+    part = part_of_memory(leaf for leaf in examples if isinstance(leaf, torch.Tensor))
+    if part is not None and captured.strategy != "given":  # torch's own program keeps the strides
+        for given in functional.inputs:
+            if given.kind is InputKind.USER:
+                given.node.meta[PART_OF_MEMORY] = part
     if not mutations:
         for slot in functional.outputs:
             if slot.kind is not OutputKind.USER:
