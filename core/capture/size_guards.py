@@ -189,7 +189,11 @@ def _bounds(
     found: dict[Any, Condition] = {}
     checks = [(question.expr, question.place) for question in questions if question.raises]
     branches = {question.expr for question in questions if not question.raises}
-    operators = [guard for guard in env.guards if not is_of_python(guard.sloc) and guard.expr not in branches]
+    operators = [
+        guard
+        for guard in env.guards
+        if not is_of_python(guard.sloc) and guard.expr not in branches and not _is_at_a_number(guard.expr)
+    ]
     accepted = [(guard.expr, places.get(guard.expr) or user_line(guard.sloc)) for guard in operators]
     for expr, place in [*checks, *accepted]:
         expr = _replaced(expr, env)
@@ -201,6 +205,13 @@ def _bounds(
         if largest is not None and (symbol not in found or largest < found[symbol].expr.rhs):
             found[symbol] = Condition(symbol <= largest, place, fixed=False)
     return list(found.values())
+
+
+def _is_at_a_number(expr: Any) -> bool:
+    """Whether a condition is that an expression has one number: an operator that asks so may have another form elsewhere."""
+    import sympy
+
+    return isinstance(expr, sympy.Eq) and any(side.is_number for side in expr.args)
 
 
 def _largest(expr: Any, symbol: Any, hint: Any) -> int | None:

@@ -128,8 +128,26 @@ def _check_dims(
         if _differs(got, expected, val.shape[axis], symbols):
             raise _mismatch(call, rule, f"returned the shape {text} as result {index} where torch has {_text(spec)}")
         renamed = renamed or not isinstance(got, int)
+        if isinstance(expected, int):
+            _warn_of_constant(call, got, expected, symbols)
     if renamed:
         value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(given, dims, strict=True)])
+
+
+def _warn_of_constant(call: FxNode, got: Any, number: int, symbols: SymbolNames) -> None:
+    """Says that torch takes a size for the number that it has with the example inputs, where the rule knows its expression.
+
+    After an operator has asked of an expression (``1 >= (n - 1) // 64 + 1``), torch knows its value from the answer.
+    """
+    if got.value not in symbols.expressions or (got.value, number) in symbols.constants:
+        return
+    symbols.constants.add((got.value, number))
+    warnings.warn(
+        f"the exported model is right only where {got.value} == {number}: torch takes the size for this number from {call.location} "
+        f"on, as with the example inputs. Give example inputs of other sizes.",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _differs(got: Any, expected: Any, size: Any, symbols: SymbolNames) -> bool:

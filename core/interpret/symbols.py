@@ -22,6 +22,7 @@ class SymbolNames:
     Attributes:
         expressions: Name of every dimension handed out to its sympy expression, whose symbols bear the users' names.
         originals: The same with torch's symbols.
+        constants: Names of dimensions, each with the number that torch takes it for, of which the user was warned.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -31,6 +32,7 @@ class SymbolNames:
         self._by_node: dict[Any, Dim] = {}
         self.expressions: dict[str, Any] = {}
         self.originals: dict[str, Any] = {}
+        self.constants: set[tuple[str, int]] = set()
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The ONNX dimension of one size."""

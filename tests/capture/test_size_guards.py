@@ -413,3 +413,32 @@ def symbols(program: onnxplug.OnnxProgram) -> dict[Any, str]:
     exprs = {s for c in (*program.captured.conditions, *program.captured.assumptions) for s in c.symbols}
     assert all(isinstance(s, sympy.Symbol) for s in exprs)
     return {s: program.captured.dim_names.get(str(s), str(s)) for s in exprs}
+
+
+def test_an_expression_that_an_operator_fixes() -> None:
+    """A convolution asks whether its result has one element; torch then takes the size for 1 in what the code makes of it."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = x[:, None, :, None]
+        for _ in range(3):
+            y = torch.nn.functional.conv2d(y, torch.ones(1, 1, 3, 1), stride=(2, 1), padding=(1, 0))
+        return y.repeat(1, 2, 1, 1).permute(0, 2, 3, 1)[:, :, 0].cumsum(1)
+
+    with pytest.warns(UserWarning, match=r"right only where \(\(\(w - 1\)//8\)\) \+ 1 == 1: torch takes the size"):
+        onnxplug.to_onnx(model, (torch.randn(3, 8),), dynamic_shapes=({0: "b", 1: "w"},))
+    program = onnxplug.to_onnx(model, (torch.randn(3, 9),), dynamic_shapes=({0: "b", 1: "w"},))
+    for width in (30, 8, 17):
+        x = torch.randn(2, width)
+        torch.testing.assert_close(program(x)[0], model(x))
+
+
+def test_a_size_that_is_one_in_the_example_is_no_bound() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.conv1d(x[:, None], torch.ones(1, 1, 3), stride=8, padding=1)
+        return (y.flatten(1) * 2).sum(1) + x.sum(1)
+
+    program = onnxplug.to_onnx(model, (torch.randn(3, 8),), dynamic_shapes=({0: "b", 1: "w"},))
+    assert program.captured is not None
+    assert program.captured.bounds == []
+    x = torch.randn(2, 40)
+    torch.testing.assert_close(program(x)[0], model(x))

@@ -158,9 +158,7 @@ def test_strides_and_offsets_of_views() -> None:
     check(model, torch.ones(3, 4, 5), others=[(torch.ones(2, 6, 7),), (torch.ones(5, 3, 2),)], dynamic=True)
 
 
-@pytest.mark.parametrize(
-    "start", [(slice(1, None),), (slice(None), slice(1, None))], ids=["rows", "columns"]
-)
+@pytest.mark.parametrize("start", [(slice(1, None),), (slice(None), slice(1, None))], ids=["rows", "columns"])
 @pytest.mark.parametrize("op", [torch.as_strided, torch.as_strided_copy])
 def test_an_example_that_is_a_view_of_a_larger_memory(start: tuple[slice, ...], op: Any) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
