@@ -143,8 +143,8 @@ def _warn_of_constant(call: FxNode, got: Any, number: int, symbols: SymbolNames)
         return
     symbols.constants.add((got.value, number))
     warnings.warn(
-        f"the exported model is right only where {got.value} == {number}: torch takes the size for this number from {call.location} "
-        f"on, as with the example inputs. Give example inputs of other sizes.",
+        f"the exported model is right only where {got.value} == {number}: torch takes the size for this number from "
+        f"{call.location} on, as with the example inputs. Give example inputs of other sizes.",
         UserWarning,
         stacklevel=2,
     )
