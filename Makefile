@@ -2,6 +2,7 @@
 #
 #   make demo     export a pretrained sentence encoder, verify it, use it
 #   make test     the tests                  make lint     style problems (and formatting)
+#   make test-all every test, the long ones too
 #   make zoo      whole models, in full      make types    static types
 #   make models   every architecture of transformers, timm and torchvision, small (the last part of make zoo);
 #                 goes on where it was (MODELS_FLAGS="--shard 1/4 --peer")
@@ -38,7 +39,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test zoo models chains opdb bench latency lint format types docs clean
+.PHONY: help demo test test-all zoo models chains opdb bench latency lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,8 +49,12 @@ demo: $(VENV)/installed
 	@PYTHONPATH=. $(BIN)/python docs/demo.py
 
 test: $(VENV)/installed
-	@echo "==> Tests, two workers (the long ones are in 'make zoo')"
+	@echo "==> Tests, two workers (the long ones, and most cases of tests with many, are in 'make test-all')"
 	@$(PYTEST) -n 2 --dist worksteal -m 'not long' $(PYTEST_FLAGS)
+
+test-all: $(VENV)/installed
+	@echo "==> Every test, two workers: over an hour"
+	@$(PYTEST) -n 2 --dist worksteal $(PYTEST_FLAGS)
 
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"

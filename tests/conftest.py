@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from onnxplug.testing import plugin as onnxplug_fixtures
+from tests.support.parts import mark_long
 from tests.support.seeds import pytest_collectstart, seeded
 
 __all__ = ["pytest_collectstart", "seeded"]  # pytest finds them here
@@ -30,6 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """The fixtures of `onnxplug.testing`, also where this checkout was installed before it had its entry point."""
     if not config.pluginmanager.is_registered(onnxplug_fixtures):
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` leaves out the long ones
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of tests with many costly cases a part runs by default."""
+    mark_long(items)
 
 
 @pytest.fixture(autouse=True, scope="session")

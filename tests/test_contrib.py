@@ -85,6 +85,7 @@ except onnxplug.PluginError as error: print(error)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the package is built by g++")
 def test_example_cpp_builds_exports_runs_and_uninstalls(python: Path, tmp_path: Path) -> None:
     """Built from a copy: pip leaves a build folder in the sources."""

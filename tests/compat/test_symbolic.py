@@ -41,7 +41,7 @@ def scale(g: Any, x: Any, dims: Any, factor: float, twice: bool, mode: str, bias
     return y if symbolic_helper._is_none(bias) else g.op("Add", y, bias)
 
 
-@pytest.mark.parametrize("opset", [18, 21, 23])
+@pytest.mark.parametrize("opset", [21, *(pytest.param(n, marks=pytest.mark.long) for n in (18, 23))])
 def test_parsed_arguments(opset: int) -> None:
     bias = torch.tensor([3.0])
     rules = [Rule("cs::scale", compat.symbolic(scale))]

@@ -21,7 +21,7 @@ from tests.run.saved import names, weight
 _CODE = {save.__file__, files.__file__}
 
 
-_QUICK = [("killed", True, True), ("full", True, False), ("interrupted", False, True)]
+_QUICK = [("killed", True, True), ("full", True, False)]
 
 
 def interrupted(action: Any, line: int, fault: Any) -> bool:
