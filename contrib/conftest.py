@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.is_registered(onnxplug_fixtures):
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
     for project in CONTRIB.glob("*/pyproject.toml"):
-        if project.parent.name not in collect_ignore:
+        name = project.parent.name
+        if name not in collect_ignore and find_spec(name.replace("-", "_")) is None:  # `make` installs some
             sys.path.append(str(modules_alone(project.parent)))
 
 

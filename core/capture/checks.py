@@ -203,13 +203,11 @@ def _is_given_to_check(spot: Spot, compared: dis.Instruction) -> bool:
 
 def is_handled_at(spot: Spot) -> bool:
     """Whether an error at an instruction is, or may be, handled by its own code."""
-    code, offset = _code(spot.code), spot.offset
-    while (entry := code.handler(offset)) is not None:
-        again = _passed_on(spot, entry)
-        if again is None:
-            return True
-        offset = again
-    return False
+    entry = _code(spot.code).handler(spot.offset)
+    if entry is None:
+        return False
+    again = _raised_again(spot, entry)
+    return again is None or any(is_handled_at(spot._replace(offset=offset)) for offset in again)
 
 
 def is_called_by_python(code: CodeType, owner: Any) -> bool:
@@ -225,18 +223,33 @@ def is_called_by_python(code: CodeType, owner: Any) -> bool:
     return code.co_name in _PROTOCOLS or is_descriptor
 
 
-def _passed_on(spot: Spot, entry: Any) -> int | None:
-    """Where a handler raises the error again, as that of ``finally`` does; ``None`` where it may not."""
+def _raised_again(spot: Spot, entry: Any) -> set[int] | None:
+    """Where a handler raises the error again, or another one, on every way through it; ``None`` where it may go on without."""
     code = _code(spot.code)
+    found: set[int] = set()
+    seen: set[int] = set()
+    waiting = [code.positions[entry.target]]
     lets_pass = False
-    for step in code.instructions[code.positions[entry.target] :]:
+    while waiting:
+        at = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        step = code.instructions[at]
+        if step.opname in ("RERAISE", "RAISE_VARARGS"):
+            found.add(step.offset)
+            continue
+        is_left = step.opname == "POP_EXCEPT" and code.instructions[at + 1].opname != "RERAISE"
+        if is_left or step.opname.startswith(("RETURN", "YIELD", "SEND")):
+            return None
         if step.opname == "WITH_EXCEPT_START":
             lets_pass = _lets_pass(spot, entry)
-        elif step.opname == "RERAISE":
-            return step.offset
-        elif (is_jump(step) and not lets_pass) or step.opname.startswith(("RETURN", "YIELD", "RAISE")):
-            return None
-    return None
+        if is_jump(step) and not lets_pass:
+            waiting.append(code.target(step))
+        if not step.opname.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")):
+            waiting.append(at + 1)
+        lets_pass = lets_pass and not is_jump(step)  # of the jump alone that asks the manager
+    return found
 
 
 def _lets_pass(spot: Spot, entry: Any) -> bool:

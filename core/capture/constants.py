@@ -66,7 +66,7 @@ class Constants:
         if _CALLS[file] == "split" or number in self._list_lengths:
             return self._list_lengths.get(number)
         if file == "_ops.py":
-            return self._fixed_sizes.get(next(side for side in guard.expr.args if not side.is_number))
+            return None
         # An operator of constants alone leaves no node: torch.hann_window(n // 2).
         whole = _CALLS[file] == "__torch_function__" or (_CALLS[file] == "run_node" and self._is_in_tensors(number))
         return self._arguments.get(number, Constant(None) if whole else None)
@@ -99,22 +99,6 @@ class Constants:
             results = node.meta.get("val")
             if isinstance(results, list) and any(map(_is_dynamic, node.all_input_nodes)):
                 found.setdefault(len(results), Constant(source_location(node)))
-        return found
-
-    @cached_property
-    def _fixed_sizes(self) -> dict[Any, Constant]:
-        """Expressions that are arguments of operators whose results have the example's number as a size, each with the first place.
-
-        Once an operator has asked whether an expression has its number, torch takes the expression for the number.
-        """
-        found: dict[Any, Constant] = {}
-        for node in self._calls():
-            shapes = [t.shape for t in pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
-            static = {size for shape in shapes for size in shape if type(size) is int}
-            for given in node.all_input_nodes if static else ():
-                value = given.meta.get("val")
-                if isinstance(value, torch.SymInt) and not value.node.expr.is_Symbol and value.node.hint in static:
-                    found.setdefault(value.node.expr, Constant(source_location(node)))
         return found
 
     def _calls(self) -> Iterator[torch.fx.Node]:

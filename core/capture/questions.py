@@ -41,6 +41,8 @@ _OPERATORS = (
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DYNAMO = _TORCH + "_dynamo" + os.sep
+#: Where torch makes assertions of what it was asked before.
+_ASSERTIONS = os.path.join(_TORCH, "fx", "passes", "runtime_assert.py")
 _local = threading.local()
 
 
@@ -333,7 +335,7 @@ def _asking(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if file not in skipped:
-            if is_core_file(file):
+            if is_core_file(file) or file == _ASSERTIONS:
                 return None
             if not _is_of_operators(file):
                 return None if of_operator else check or frame

@@ -309,8 +309,8 @@ class State:
             if isinstance(item, base):
                 found = self._keep(owner, item, kind)
                 return found if type(item) is base else [*found, *self._meet_object(item, owner)]
-        for base, kind in _GENERATORS:
-            if isinstance(item, base) and not isinstance(item, random.SystemRandom):
+        for generator, kind in _GENERATORS:
+            if isinstance(item, generator) and not isinstance(item, random.SystemRandom):
                 return [*self._keep(owner, item, kind), *(self._meet_object(item, owner) if _has_state(item) else ())]
         if isinstance(item, np.ndarray):
             if item.flags.writeable:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import onnxplug
 from tests.support.check import Call, check
+from tests.support.tolerances import looser
 
 linalg = torch.linalg
 AUTO = torch.export.Dim.AUTO
@@ -109,7 +110,13 @@ def test_of_no_elements(dtype: torch.dtype) -> None:
         check(linalg.eig, torch.zeros(shape, dtype=dtype))
     dynamic = [dict.fromkeys(range(3), AUTO)]
     others = [(torch.zeros(shape, dtype=dtype),) for shape in ((0, 3, 3), (2, 0, 0))]
-    check(lambda x: linalg.eigvals(x).sum(-1), random(2, 4, 4, dtype=dtype), others=others, dynamic=dynamic, rtol=1e-4)
+    check(
+        lambda x: linalg.eigvals(x).sum(-1),
+        random(2, 4, 4, dtype=dtype),
+        others=others,
+        dynamic=dynamic,
+        **looser("eigenvalues"),
+    )
 
 
 def hard() -> dict[str, Tensor]:
