@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from onnxplug.testing import plugin as onnxplug_fixtures
-from tests.support.contrib import CONTRIB, installed, modules_alone
+from tests.support.contrib import CONTRIB, installed, is_installed, modules_alone
 from tests.support.seeds import pytest_collectstart, seeded
 
 __all__ = ["pytest_collectstart", "seeded"]  # pytest finds them here
@@ -35,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
     for project in CONTRIB.glob("*/pyproject.toml"):
         name = project.parent.name
-        if name not in collect_ignore and find_spec(name.replace("-", "_")) is None:  # `make` installs some
+        if name not in collect_ignore and not is_installed(name):
             sys.path.append(str(modules_alone(project.parent)))
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ def modules_alone(folder: Path) -> Path:
         if (module / "__init__.py").is_file():
             (alone / module.name).symlink_to(module)
     return alone
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is importable as it is: `make` installs some."""
+    return find_spec(package.replace("-", "_")) is not None
 
 
 def _project(package: str) -> Any:
@@ -71,8 +77,8 @@ def plugged(*packages: str) -> tuple[OnnxRegistry, PluginManager]:
     """The builtin rules and those of the packages, as ``to_onnx`` takes them (``registry=``)."""
     points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == BUILTIN]
     for package in packages:
-        folder = CONTRIB / package
-        sys.path.insert(0, str(modules_alone(folder)))
+        if not is_installed(package):
+            sys.path.insert(0, str(modules_alone(CONTRIB / package)))
         points.extend(
             EntryPoint(name, value, ENTRY_POINT_GROUP)
             for name, value in _project(package)["entry-points"][ENTRY_POINT_GROUP].items()
