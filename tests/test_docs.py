@@ -43,7 +43,8 @@ def test_code_blocks_run(
 def test_readme_begins_with_what_a_user_does_first() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = text.splitlines()
-    assert lines[2:4] == ["```bash", 'pip install "onnxplug[ort]"']
+    assert lines[2].startswith("onnxplug exports PyTorch models to ONNX.")
+    assert lines.index('pip install "onnxplug[ort]"') < 15
     example = BLOCK.search(text)
     assert example is not None
     assert len(example[1].splitlines()) <= 14
@@ -51,7 +52,7 @@ def test_readme_begins_with_what_a_user_does_first() -> None:
         "make demo   # a pretrained sentence encoder: PyTorch to ONNX, verified, then used from the ONNX file alone"
     )
     assert lines[make + 1] == "make test   # the tests"
-    assert make < 30
+    assert make < 40
 
 
 def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
