@@ -197,8 +197,10 @@ def check_destination(destination: Any, size: int = 0) -> Path:
         raise SaveError(f"can't write {given}: the file is write-protected", hint="Remove it, or save elsewhere.")
     free = shutil.disk_usage(folder).free
     if size > free:
+        from rich.filesize import decimal
+
         raise SaveError(
-            f"can't write {given}: it needs {size / 1e6:.0f} MB and {folder} has {free / 1e6:.0f} MB free",
+            f"can't write {given}: it needs {decimal(size)} and {folder} has {decimal(free)} free",
             hint="Free some room, or save elsewhere.",
         )
     return path

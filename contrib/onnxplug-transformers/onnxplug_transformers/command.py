@@ -49,6 +49,9 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the output folder holds")] = False,
 ) -> list[ExportedFile]:
     """Exports a folder of ``save_pretrained``."""
+    from onnxplug_transformers.folders import check_folder
+
+    check_folder(Path(request.name), random=random)  # before transformers is imported, which takes seconds
     from onnxplug_transformers.export import export_folder
 
     return export_folder(
