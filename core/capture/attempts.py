@@ -87,6 +87,7 @@ class Attempt(NamedTuple):
         assumptions: What it asks of them that only the size 1 does not fulfil.
         repeated: How many operator calls repeated the nodes of an equal one.
         bounds: The largest sizes that the model accepts.
+        names: torch's symbols of the sizes to the user's names, of sizes that torch took for equal to others.
     """
 
     program: torch.export.ExportedProgram
@@ -95,6 +96,7 @@ class Attempt(NamedTuple):
     assumptions: list[Condition]
     repeated: int
     bounds: list[Condition]
+    names: Mapping[str, str]
 
 
 class _Way(NamedTuple):
@@ -185,8 +187,9 @@ def export_program(
                 break
         else:
             capture.warn()
+            conditions, assumptions = capture.conditions, capture.assumptions
             return Attempt(
-                program, way.text(), capture.conditions, capture.assumptions, capture.repeated, capture.bounds
+                program, way.text(), conditions, assumptions, capture.repeated, capture.bounds, capture.names
             )
     # A dimension found static says more than what torch raises in the other modes.
     for failed in tries:
@@ -248,6 +251,7 @@ class _Capture:
         self.conditions: list[Condition] = []
         self.assumptions: list[Condition] = []
         self.bounds: list[Condition] = []
+        self.names: dict[str, str] = {}
         self._recorded = Recorded(oblivious=True)
         self._fixings: list[list[Fixing]] = []
         self._warnings: list[str] = []
@@ -310,6 +314,8 @@ class _Capture:
     ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
         names = size_names(program, self.shapes, sizes)
+        replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
+        self.names = {str(symbol): names[str(symbol)] for symbol in replaced if str(symbol) in names}
         ranges = declared_ranges(self.shapes, sizes)
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)

@@ -138,7 +138,7 @@ def capture(
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.repeated = attempt.conditions, attempt.assumptions, attempt.repeated
     result.bounds = attempt.bounds
-    result.dim_names = dimension_names(attempt.program, shapes)
+    result.dim_names = {**attempt.names, **dimension_names(attempt.program, shapes)}
     result.examples = list(examples)
     _warn_of_training(attempt.program, whole=module.training)
     return result

@@ -432,6 +432,22 @@ def test_an_expression_that_an_operator_fixes() -> None:
         torch.testing.assert_close(program(x)[0], model(x))
 
 
+def test_sizes_taken_for_equal_keep_their_names() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        if operator.ne(x.shape[0], x.shape[1]):
+            factor: int | None = None
+        else:
+            factor = 3
+        if factor is None:
+            raise ValueError("refused")
+        return x * factor
+
+    with pytest.warns(UserWarning, match="right only where n == b:"):
+        program = onnxplug.to_onnx(model, (torch.randn(3, 3),), dynamic_shapes=({0: "b", 1: "n"},))
+    assert program.captured is not None
+    assert [condition.text(program.captured.dim_names) for condition in program.captured.conditions] == ["n == b"]
+
+
 def test_a_size_that_is_one_in_the_example_is_no_bound() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         y = torch.nn.functional.conv1d(x[:, None], torch.ones(1, 1, 3), stride=8, padding=1)
