@@ -54,7 +54,7 @@ test: $(VENV)/installed
 
 test-all: $(VENV)/installed
 	@echo "==> Every test, two workers: over an hour"
-	@$(PYTEST) -n 2 --dist worksteal $(PYTEST_FLAGS)
+	@$(PYTEST) -n 2 --dist worksteal --hypothesis-profile default $(PYTEST_FLAGS)
 
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"

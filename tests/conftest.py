@@ -19,12 +19,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from onnxplug.testing import plugin as onnxplug_fixtures
 from tests.support.parts import mark_long
 from tests.support.seeds import pytest_collectstart, seeded
 
 __all__ = ["pytest_collectstart", "seeded"]  # pytest finds them here
+
+# `make test` draws the same examples in every run; `make test-all` draws others.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 
 def pytest_configure(config: pytest.Config) -> None:
