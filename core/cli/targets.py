@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from onnxplug.archive import check_archive
@@ -123,17 +124,21 @@ def _load_pt2(path: str) -> Target:
         raise OnnxplugError(f"{path} is not a program that torch.export.save wrote: {error}") from error
 
 
+def _remedy_for_timm(error: Exception) -> str:
+    """What to do where timm can't be imported."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "timm":
+        return "pip install timm"
+    if "torchvision::" in str(error):  # an operator that a build of torchvision for another torch lacks
+        have = " and ".join(f"{name} {version(name)}" for name in ("torchvision", "torch"))
+        return f"timm needs torchvision, and {have} do not fit one another: install the torchvision of that torch."
+    return "timm is installed; `python -c 'import timm'` shows what is wrong with it."
+
+
 def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
     try:
         import timm
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "timm"
-        hint = (
-            "pip install timm"
-            if missing
-            else "timm is installed; `python -c 'import timm'` shows what is wrong with it."
-        )
-        raise OnnxplugError(f"timm can't be imported: {error}", hint=hint) from error
+        raise OnnxplugError(f"timm can't be imported: {error}", hint=_remedy_for_timm(error)) from error
     import torch
 
     try:
