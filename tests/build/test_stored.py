@@ -22,7 +22,9 @@ def test_bytes_are_those_of_onnx_ir(dtype: torch.dtype) -> None:
         tensor = (bits % 2 == 1).any(-1) if dtype == torch.bool else bits.view(dtype).reshape(shape)
         views = [tensor, tensor.permute(tuple(range(len(shape)))[::-1]), tensor[1:] if shape else tensor]
         for view in views:
-            assert WeightTensor(view).tobytes() == TorchTensor(view).tobytes()
+            # onnx_ir 1.1 has no float4, whose pairs are bytes here.
+            plain = view.view(torch.uint8) if dtype == torch.float4_e2m1fn_x2 else view
+            assert WeightTensor(view).tobytes() == TorchTensor(plain).tobytes()
             assert len(WeightTensor(view).tobytes()) == view.numel() * dtype.itemsize
 
 
