@@ -41,7 +41,7 @@ from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.progress import step
 from onnxplug.registry.registry import OnnxRegistry
-from onnxplug.registry.rule import Rule, load_object
+from onnxplug.registry.rule import Rule, load_object, object_of
 from onnxplug.registry.target import checked_names, closeness
 from onnxplug.text import did_you_mean, type_with_article
 
@@ -428,8 +428,8 @@ class PluginManager:
         """
         sources: Sequence[ModelSource] = self._all("onnxplug_sources")
         for source in sources:
-            if source.accepts is not None and _function_of(source.accepts)(model):
-                maker: Callable[[Any], Any] = _function_of(source.module)
+            if source.accepts is not None and object_of(source.accepts, "which models a source accepts")(model):
+                maker: Callable[[Any], Any] = object_of(source.module, "the module of a source")
                 return maker
         return None
 
@@ -573,7 +573,3 @@ def registry_for(
             hint="Without --strict-plugins it is ignored with a warning.",
         )
     return registry, manager
-
-
-def _function_of(named: Any) -> Any:
-    return load_object(named, "a source of models") if isinstance(named, str) else named

@@ -31,7 +31,7 @@ from onnxplug.cli.options import (
 from onnxplug.cli.profile import ProfileOption, profiled
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.plugin_api import ExportedFile, ExportRequest, ModelSource
-from onnxplug.registry.rule import load_object
+from onnxplug.registry.rule import object_of
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
@@ -63,7 +63,7 @@ def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
     """
     if not name:
         raise UsageError(f"{source.scheme}: needs a name after it", hint=source.help or None)
-    load = _function(source.load, source, "load")
+    load = object_of(source.load, f"the load of {_label(source)}")
     takes = "pretrained" in inspect.signature(load).parameters
     if pretrained and not takes:
         of = f"{source.scheme}:NAME, which decides by itself" if source.scheme else "files"
@@ -106,7 +106,7 @@ def _remember_flags(arguments: Sequence[str], ordinary: Any) -> None:
 
 def _command_of(source: ModelSource) -> Any:
     """A command with the options that every export has, and those of the source's function."""
-    function = _function(source.export, source, "export")
+    function = object_of(source.export, f"the export of {_label(source)}")
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -227,5 +227,6 @@ def _not_importable(source: ModelSource, error: ImportError) -> OnnxplugError:
     )
 
 
-def _function(named: Any, source: ModelSource, what: str) -> Any:
-    return load_object(named, f"the {what} of {source.scheme}:") if isinstance(named, str) else named
+def _label(source: ModelSource) -> str:
+    """What a source is called in messages: its scheme, or the files that it loads."""
+    return f"{source.scheme}:" if source.scheme else f"files that end in {' or '.join(source.suffixes)}"

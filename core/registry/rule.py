@@ -140,6 +140,15 @@ class Rule:
         return f"Rule({self.op!r}, {self.name!r}{conditions})"
 
 
+def object_of(given: Any, purpose: str) -> Any:
+    """An object that a plugin gives, or that it names by ``"package.module:attribute"``.
+
+    Raises:
+        PluginError: The module raises or has no such attribute.
+    """
+    return load_object(given, purpose) if isinstance(given, str) else given
+
+
 def load_object(reference: str, purpose: str, source: str = "") -> Any:
     """Imports ``"package.module:attribute"``.
 
