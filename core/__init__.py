@@ -9,15 +9,14 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from onnxplug.packages import HOMES, PACKAGES, is_installed, load
+
 __version__ = "0.1.0"
 
 _HOME = {
     "to_onnx": "exporter",
     "export": "torch_onnx.export",
     "as_torch_onnx": "torch_onnx.install",
-    "bisect": "diagnosis.bisect",
-    "diagnose": "diagnosis.diagnose",
-    "Diagnosis": "diagnosis.diagnose",
     "OnnxProgram": "program",
     "OnnxPieces": "pieces.pieces",
     "Rule": "registry.rule",
@@ -60,6 +59,7 @@ _HOME = {
             "OpsetError",
             "VerificationError",
             "EvaluationError",
+            "MissingPackageError",
             "SaveError",
             "WeightsError",
         ),
@@ -67,13 +67,16 @@ _HOME = {
     ),
 }
 
-__all__ = ["__version__", *sorted(_HOME)]
+_ELSEWHERE = [name for name in HOMES if is_installed(PACKAGES[f"onnxplug.{name}"])]
+
+__all__ = ["__version__", *sorted([*_HOME, *_ELSEWHERE])]
 
 if TYPE_CHECKING:
+    from onnxplug_tools.diagnosis.bisect import bisect as bisect
+    from onnxplug_tools.diagnosis.diagnose import Diagnosis as Diagnosis
+    from onnxplug_tools.diagnosis.diagnose import diagnose as diagnose
+
     from onnxplug.build.builder import GraphBuilder as GraphBuilder
-    from onnxplug.diagnosis.bisect import bisect as bisect
-    from onnxplug.diagnosis.diagnose import Diagnosis as Diagnosis
-    from onnxplug.diagnosis.diagnose import diagnose as diagnose
     from onnxplug.errors import (
         CaptureError as CaptureError,
     )
@@ -85,6 +88,9 @@ if TYPE_CHECKING:
     )
     from onnxplug.errors import (
         EvaluationError as EvaluationError,
+    )
+    from onnxplug.errors import (
+        MissingPackageError as MissingPackageError,
     )
     from onnxplug.errors import (
         MissingRuleError as MissingRuleError,
@@ -187,15 +193,18 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"onnxplug.{name}")
     home = _HOME.get(name)
-    if home is None:
+    if name in HOMES:
+        value = load(f"{HOMES[name]}:{name}", f"onnxplug.{name}")
+    elif home is not None:
+        value = getattr(importlib.import_module(f"onnxplug.{home}"), name)
+    else:
         text = f"module 'onnxplug' has no attribute {name!r}"
         if name in _FORMER:
             text += f"; there is {_FORMER[name]} for it, see docs/recipes/coming-from-other-exporters.md"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
-    value = getattr(importlib.import_module(f"onnxplug.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_MODULES})
+    return sorted({*globals(), *_HOME, *_ELSEWHERE, *_MODULES})

@@ -25,7 +25,7 @@ class OnnxplugError(Exception):
         export: What was captured, how it was to be converted and the plugins that run it, where the conversion failed: what
             ``onnxplug.bisect`` reduces.
         profile: Where the time went until it was raised (:class:`onnxplug.profiling.profile.Profile`), where that was asked for.
-        report: What is known of the export until then (:class:`onnxplug.report.report.ExportReport`), where that was asked for.
+        report: What is known of the export until then (``onnxplug_tools.report.report.ExportReport``), where asked for.
         place: The user's ``file:line`` that it is about; ``None`` where it is about none, or that is not known.
     """
 
@@ -64,6 +64,13 @@ class UsageError(OnnxplugError, ValueError):
     """An argument is malformed: an unknown name, a shape that does not fit, a value out of range.
 
     Remedy: The message names the argument and what it may be. The command line exits with 2 for it.
+    """
+
+
+class MissingPackageError(OnnxplugError, ImportError):
+    """A command, an argument or a public name is in a package of onnxplug that is not installed.
+
+    Remedy: Install the package that the message names; ``pip install "onnxplug[all]"`` installs all of them.
     """
 
 
@@ -190,7 +197,7 @@ class VerificationError(OnnxplugError):
     ONNX Runtime or rounding is to blame.
 
     Attributes:
-        verdict: Who is wrong (``onnxplug.diagnosis.verdict.Verdict``), where that was asked for.
+        verdict: Who is wrong (``onnxplug_tools.diagnosis.verdict.Verdict``), where that was asked for.
         inputs: The flattened inputs on which it was found, by ``verify``.
     """
 

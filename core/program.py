@@ -21,10 +21,10 @@ from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.diagnosis.choices import outputs_of_choices
-from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
+from onnxplug.packages import load
 from onnxplug.progress import showing
 from onnxplug.report.active import verified
 from onnxplug.run.checkpoint import open_checkpoint
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxplug.profiling.profile import Profile
-    from onnxplug.report.report import ExportReport
 
 _SAVE, _VERIFY = logs.logger("save"), logs.logger("verify")
 
@@ -118,7 +117,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.host = host
         self.recipe = recipe
         self.profile: Profile | None = None
-        self.report: ExportReport | None = None
+        self.report: Any = None
         self._runner: Runner | None = None
         self._folded: set[str] = set()
 
@@ -491,6 +490,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         check_mappings(kwargs=kwargs)
         if intermediates and self.recipe is None:
             raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
+        judge = load("onnxplug_tools.diagnosis.verdict:judge_program", "intermediates=True") if intermediates else None
         with showing(bool(progress)) as told, self._timed("verification", _VERIFY), verified(self.report) as note:
             if told is not None:
                 told("verification")
@@ -500,7 +500,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 kwargs=kwargs,
                 tolerances=Tolerances(rtol=rtol, atol=atol),
                 seeds=seeds if seed is None else (seed,),
-                judge=partial(judge_program, self) if intermediates else None,
+                judge=partial(judge, self) if judge is not None else None,
                 replay=partial(outputs_of_choices, self.model, self.recipe, self.host)
                 if self.recipe is not None
                 else None,

@@ -28,6 +28,7 @@ from onnxplug.plugin_api import (
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.loading import (
     LATE_HOOKS,
+    LIST_HOOKS,
     LoadedPlugin,
     check_rules,
     check_runtime,
@@ -122,6 +123,7 @@ class PluginManager:
         skip: Collection[tuple[str, str]] = frozenset(),
         starting: Callable[[PluginRecord], None] | None = None,
         timeouts: bool = True,
+        later: Collection[str] = (),
     ) -> None:
         """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
 
@@ -129,6 +131,7 @@ class PluginManager:
             skip: Distribution and name of entry points to leave alone.
             starting: Called before each plugin is imported.
             timeouts: Name a plugin that hangs on standard error, and give it up after ``ONNXPLUG_PLUGIN_TIMEOUT`` seconds.
+            later: Hooks that are not called.
 
         Raises:
             PluginError: A required plugin is broken; with ``strict``, any.
@@ -147,7 +150,7 @@ class PluginManager:
                     if starting is not None:
                         starting(record)
                     step(record.name)
-                    self._load_one(point, record, seen, None if record.is_builtin else timed)
+                    self._load_one(point, record, seen, None if record.is_builtin else timed, later)
                 if timed is not None:
                     timed.close()
             self._check_broken()
@@ -166,15 +169,21 @@ class PluginManager:
                 )
 
     def _load_one(
-        self, point: EntryPoint, record: PluginRecord, seen: dict[int, str], timed: TimedThread | None
+        self,
+        point: EntryPoint,
+        record: PluginRecord,
+        seen: dict[int, str],
+        timed: TimedThread | None,
+        later: Collection[str],
     ) -> None:
         started, record.loaded = time.perf_counter(), time.time()
         plugin: Any = None
         try:
             if timed is None:
-                loaded = load_plugin(point, seen, later=_TABLES if record.is_builtin else ())
+                loaded = load_plugin(point, seen, later={*later, *_TABLES} if record.is_builtin else later)
             else:
-                loaded = timed.call(functools.partial(load_plugin, point, dict(seen)), f"the plugin {record.label}")
+                loading = functools.partial(load_plugin, point, dict(seen), later)
+                loaded = timed.call(loading, f"the plugin {record.label}")
             plugin = loaded.plugin
             if id(plugin) in seen:
                 record.status, record.error = "blocked", f"the same module as {seen[id(plugin)]}"
@@ -463,9 +472,19 @@ class PluginManager:
         return found[0][1] if found else None
 
     def commands(self, app: Any) -> None:
-        """Lets plugins add subcommands to the command line."""
-        self.load()
-        self._host.hook.onnxplug_commands(app=app)
+        """Lets plugins add subcommands to the command line, before anything else is asked of them: no other hook is called.
+
+        Args:
+            app: A ``typer.Typer``. A plugin whose hook fails is named by a warning.
+        """
+        self.load(skip={(PROJECT_NAME, BUILTIN)}, later=LIST_HOOKS)
+        for name, plugin in self._host.list_name_plugin():
+            others = {other for other in self._host.get_plugins() if other is not plugin}
+            try:
+                self._host.subset_hook_caller("onnxplug_commands", others)(app=app)
+            except Exception as error:
+                text = f"the commands of the plugin {name} can't be read: {type(error).__name__}: {error}"
+                warnings.warn(text, PluginWarning, stacklevel=2)
 
     def explain_missing(self, namespace: str) -> str | None:
         """Why no rule for a namespace is there: the plugin that seems to claim it is broken or left out."""

@@ -12,11 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("ONNXPLUG_PLUGINS", None)
 os.environ.pop("ONNXPLUG_METADATA", None)
 
-import subprocess
 from collections.abc import Generator, Iterator
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -69,15 +65,3 @@ def vision() -> None:
     from tests.support.vision import define_vision_schemas
 
     define_vision_schemas()
-
-
-@pytest.fixture
-def forked_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bisect` tries its scripts in forks of a process that has imported torch, not in new interpreters."""
-    from tests.support.child import run_fork
-
-    def run(command: list[str], *, cwd: Path, **_: Any) -> subprocess.CompletedProcess[str]:
-        return run_fork(*command[1:], env=dict(os.environ), cwd=cwd)
-
-    instead = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr("onnxplug.diagnosis.bisect.subprocess", instead)

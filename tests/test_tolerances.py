@@ -14,9 +14,14 @@ OWN = {"rtol": 1.3e-6, "atol": 1e-5}
 #: The tables themselves, and the tests of the comparison.
 #: What stands in torch_onnx/scripts are programs as others write them, with tolerances of their own.
 SCRIPTS = "torch_onnx/scripts/"
-EXEMPT = {"support/tolerances.py", "opdb/tolerances.py", "run/test_compare.py", "inspection/test_compare_runs.py"}
+EXEMPT = {
+    "support/tolerances.py",
+    "opdb/tolerances.py",
+    "run/test_compare.py",
+    "contrib/onnxplug-tools/tests/inspection/test_compare_runs.py",
+}
 #: The tests of the packages in contrib, which run without this folder: each file has its own table, LOOSER.
-CONTRIB = sorted((TESTS.parent / "contrib").glob("*/tests/*.py"))
+CONTRIB = sorted((TESTS.parent / "contrib").glob("*/tests/**/*.py"))
 
 
 def number(node: ast.expr) -> float | None:

@@ -1,9 +1,11 @@
-"""The command line: ``onnxplug export | run | verify | bisect | diagnose | inspect | bench | compare | plugins | why | ops``."""
+"""The command line: ``onnxplug export | verify | run | why | ops | plugins``, and the commands of plugins."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +14,10 @@ import typer.core
 import typer.main
 
 from onnxplug import logs
-from onnxplug.cli.bench import bench
-from onnxplug.cli.bisect import bisect
-from onnxplug.cli.compare import compare
 from onnxplug.cli.console import forgiving_streams
-from onnxplug.cli.diagnose import diagnose
 from onnxplug.cli.explain import ops, why
-from onnxplug.cli.inspect import inspect
 from onnxplug.cli.options import (
+    HOST,
     AbsolutePathsOption,
     CaptureOption,
     DynamicOption,
@@ -44,6 +42,7 @@ from onnxplug.cli.options import (
     parse_runtime,
     plugin_options,
     registry,
+    selection,
 )
 from onnxplug.cli.plugins import plugins_app
 from onnxplug.cli.profile import ProfileOption, profiled, with_value
@@ -51,30 +50,38 @@ from onnxplug.cli.run import SETTINGS
 from onnxplug.cli.run import run as run_script
 from onnxplug.cli.sources import export_command
 from onnxplug.cli.warned import warnings_shown
-from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UsageError
+from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UnknownPluginError, UsageError
+from onnxplug.packages import PACKAGES, absent
 from onnxplug.profiling.recorder import span
+from onnxplug.registry.rule import load_object
 from onnxplug.registry.target import DEFAULT_RUNTIME
-from onnxplug.text import printable, shortened
+from onnxplug.text import did_you_mean, printable, shortened
 
 #: The exit status of a program that SIGINT ended, as shells have it.
 _INTERRUPTED = 130
 
 
 class PluginGroup(typer.core.TyperGroup):
-    """The commands, and those that plugins add; plugins are imported only for a command that isn't onnxplug's own."""
+    """The commands, and those that plugins add. Plugins are imported for the list of all, and for one that isn't onnxplug's own."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands, in the order in which people need them; those of other packages at the end."""
+        names = [*super().list_commands(ctx), *_commands_of_plugins(ctx)]
+        order = {name: position for position, name in enumerate(_ORDER)}
+        return sorted(dict.fromkeys(names), key=lambda name: order.get(name, len(order)))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command by its name."""
-        found = super().get_command(ctx, cmd_name)
-        if found is not None:
-            return found
-        flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
-        choice.remember(**{flag: ctx.params.get(flag) for flag in flags})
-        host = registry()[1]
-        choice.reset(choice.debug)
-        added = typer.Typer(pretty_exceptions_enable=False)
-        host.commands(added)
-        return typer.main.get_group(added).get_command(ctx, cmd_name)
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        package = PACKAGES.get(f"onnxplug {cmd_name}")
+        command = _commands_of_plugins(ctx, package).get(cmd_name)
+        if command is not None or ctx.resilient_parsing:
+            return command
+        if package is not None:
+            raise absent(f"onnxplug {cmd_name}")
+        raise UsageError(f"No such command {cmd_name!r}.", hint=did_you_mean(cmd_name, self.list_commands(ctx)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A command by the command line; `export` has other options for models that a plugin brings."""
@@ -84,6 +91,35 @@ class PluginGroup(typer.core.TyperGroup):
         rest = with_value(rest)
         return name, export_command(rest, command), rest
 
+
+def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, Any]:
+    """The commands that plugins add, by name.
+
+    Args:
+        ctx: The context, with the flags that stand before the command.
+        package: A package of onnxplug's own: it alone is imported, whatever ``--only-plugin`` says of rules.
+    """
+    known: dict[str | None, Mapping[str, Any]] = ctx.meta.setdefault(f"{__name__}.commands", {})
+    if package in known:
+        return known[package]
+    flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
+    choice.remember(**{flag: ctx.params.get(flag) for flag in flags})
+    chosen = selection()
+    choice.reset(choice.debug)
+    if package is not None:
+        chosen = replace(chosen, only=(package,))
+    added = typer.Typer(pretty_exceptions_enable=False)
+    try:
+        load_object(f"{HOST}:PluginManager", "the plugin manager")(chosen).commands(added)
+    except UnknownPluginError:
+        if package is None:
+            raise
+    known[package] = typer.main.get_group(added).commands
+    return known[package]
+
+
+#: Of the commands in the help.
+_ORDER = ("export", "verify", "run", "diagnose", "bisect", "inspect", "compare", "bench", "why", "ops", "plugins")
 
 app = typer.Typer(
     name="onnxplug",
@@ -97,11 +133,6 @@ app = typer.Typer(
 app.add_typer(plugins_app, name="plugins")
 app.command()(plugin_options(why))
 app.command()(plugin_options(ops))
-app.command()(plugin_options(bisect))
-app.command()(plugin_options(diagnose))
-app.command()(inspect)
-app.command()(bench)
-app.command()(compare)
 app.command("run", context_settings=SETTINGS)(plugin_options(run_script))
 
 

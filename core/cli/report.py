@@ -44,7 +44,6 @@ def reporting(folder: Path | None, *, verify: bool = False) -> Iterator[None]:
 
     Raises:
         SaveError: The folder can't be made, or the report of a command that succeeded can't be written.
-        OnnxplugError: A library that writes reports is not installed.
     """
     if folder is None:
         yield

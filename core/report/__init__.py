@@ -1,1 +1,1 @@
-"""Reports of exports: what was done, why it failed, and how the results compare."""
+"""The report that is being made, if any."""

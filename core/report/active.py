@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from onnxplug.packages import load
+
 if TYPE_CHECKING:
-    from onnxplug.report.collect import Collector
-    from onnxplug.report.report import ExportReport
     from onnxplug.run.report import VerificationReport
 
-_active: ContextVar[Collector | None] = ContextVar("onnxplug_report", default=None)
+_active: ContextVar[Any] = ContextVar("onnxplug_report", default=None)
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def reported(
     report: bool | str | os.PathLike[str] | Callable[[Any, BaseException | None], None],
     arguments: Mapping[str, Any] | None = None,
     defaults: Any = None,
-) -> Iterator[Collector | None]:
+) -> Iterator[Any]:
     """Collects a report of an export while the context lasts; joins the one that is being collected already.
 
     An error that leaves the context has the report as its attribute ``report``, and is raised whether or not that can be
@@ -39,22 +39,21 @@ def reported(
     Raises:
         UsageError: ``report`` is neither a bool nor the path of a folder.
         SaveError: The folder can't be made, or the report of an export that succeeded can't be written.
-        OnnxplugError: A library that writes reports is not installed.
+        MissingPackageError: The package that makes reports is not installed.
     """
     outer = _active.get()
     if outer is None and report is False:
         yield None
         return
-    from onnxplug.report.collect import Collector, begun, ended, failed
-
     if outer is not None:
         outer.joined()
         if arguments:
             outer.call(arguments, defaults)
         yield outer
         return
-    write = begun(report)
-    collector = Collector()
+    collect = load("onnxplug_tools.report.collect", "report=")
+    write = collect.begun(report)
+    collector = collect.Collector()
     with collector.recording():
         if arguments is not None:
             collector.call(arguments, defaults)
@@ -63,14 +62,14 @@ def reported(
             yield collector
         except BaseException as error:
             _active.reset(token)
-            failed(collector, error, write)
+            collect.failed(collector, error, write)
             raise
         _active.reset(token)
-    ended(collector, write)
+    collect.ended(collector, write)
 
 
 @contextlib.contextmanager
-def verified(report: ExportReport | None) -> Iterator[Callable[[VerificationReport], None]]:
+def verified(report: Any) -> Iterator[Callable[[VerificationReport], None]]:
     """Has a program's report measure what verification compares while the context lasts.
 
     Yields:
@@ -79,9 +78,7 @@ def verified(report: ExportReport | None) -> Iterator[Callable[[VerificationRepo
     if report is None:
         yield _nothing
         return
-    from onnxplug.report.verification import measured
-
-    with measured(report) as note:
+    with load("onnxplug_tools.report.verification:measured", "report=")(report) as note:
         yield note
 
 

@@ -36,7 +36,7 @@ class VerificationReport:
     Attributes:
         cases: The sets of inputs on which both agree.
         skipped: Sizes that were drawn and that eager PyTorch itself rejects, with its reason; others were drawn instead.
-        intermediates: The ``onnxplug.diagnosis.verdict.Verdict`` on the first of these sets, with ``intermediates=True``.
+        intermediates: The ``onnxplug_tools.diagnosis.verdict.Verdict`` on the first of these sets, with ``intermediates=True``.
     """
 
     cases: list[VerificationCase] = field(default_factory=list)

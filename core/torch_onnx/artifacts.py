@@ -7,15 +7,14 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from onnxplug.errors import OnnxplugError, SaveError
+from onnxplug.packages import load
 from onnxplug.profiling.profile import Profile
 from onnxplug.program import OnnxProgram
-from onnxplug.report.files import available, write
-from onnxplug.report.markdown import fenced
-from onnxplug.report.report import ExportReport
 from onnxplug.run.files import write_by_torch
 from onnxplug.torch_onnx.request import Request, warn
 
@@ -78,7 +77,7 @@ class Artifacts:
         if self.request.verbose and program is not None:
             sys.stdout.write(f"{program}\n{program.statistics}\n")
 
-    def write(self, reports: Sequence[ExportReport], error: BaseException | None) -> None:
+    def write(self, reports: Sequence[Any], error: BaseException | None) -> None:
         """Writes the report.
 
         Args:
@@ -92,8 +91,8 @@ class Artifacts:
         stage = report.failure.stage if report.failure is not None else "success"
         name = f"onnx_export_{self._stamp}_{'failure' if stage == 'arguments' else stage}"
         path = self.folder / f"{name}.md"
-        write(path, self._text(report))
-        report.save(self.folder, name=name, formats=[item for item in available() if item != "md"])
+        load("onnxplug_tools.report.files:write", "report=")(path, self._text(report))
+        report.save(self.folder, name=name, formats=("html", "sarif", "json"))
         if self._profile is not None:
             self._profile.save(self._trace)
         if error is not None:
@@ -111,7 +110,8 @@ class Artifacts:
         """The file of the profile."""
         return self.folder / f"onnx_export_{self._stamp}_profile.json"
 
-    def _text(self, report: ExportReport) -> str:
+    def _text(self, report: Any) -> str:
+        fenced = load("onnxplug_tools.report.markdown:fenced", "report=")
         lines = [report.markdown()]
         if self._profile is not None:
             lines += ["## Profile", "", f"In `{self._trace.name}` for Perfetto and speedscope.", ""]

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnxplug_tools.diagnosis.draft import draft_findings
 from torch import nn
 
 import onnxplug
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.state import State
-from onnxplug.diagnosis.draft import draft_findings
 
 _TABLE: Any = None
 _LENGTH = 0

@@ -246,7 +246,7 @@ def _profiled(folder: Path) -> float | None:
 
 
 def _page(folder: Path, value: float) -> None:
-    from onnxplug.inspection.pages import save_text
+    from onnxplug_tools.inspection.pages import save_text
 
     save_text(folder / "page.html", f"<html>{value}{'x' * 50_000}</html>", "page")
 

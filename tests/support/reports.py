@@ -7,10 +7,8 @@ from functools import cache
 from typing import Any
 
 import torch
-
-import onnxplug
-from onnxplug.inspection.view import ModelView, ModuleView, NodeView, ValueView
-from onnxplug.report.record import (
+from onnxplug_tools.inspection.view import ModelView, ModuleView, NodeView, ValueView
+from onnxplug_tools.report.record import (
     Attempt,
     Capture,
     Decomposed,
@@ -23,7 +21,9 @@ from onnxplug.report.record import (
     Verification,
     Warned,
 )
-from onnxplug.report.report import ExportReport
+from onnxplug_tools.report.report import ExportReport
+
+import onnxplug
 from onnxplug.run.differences import CaseDifference, Histogram, OutputDifference
 
 #: Text that acts where it is not made inert: markup, ends of elements, links, directions of text, halves of characters.

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.report.collect import ReportWarning
 
 import onnxplug
 from onnxplug import MissingRuleError, SaveError
-from onnxplug.report.collect import ReportWarning
 from onnxplug.torch_onnx.request import ExportWarning
 from tests.profiling.test_chrome import check_trace
 from tests.torch_onnx.test_export import Capped, X, files, net
@@ -76,7 +76,7 @@ def test_a_report_that_cannot_be_written(folder: Path, monkeypatch: pytest.Monke
     def full(file: Any) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("onnxplug.report.files.flush", full)
+    monkeypatch.setattr("onnxplug_tools.report.files.flush", full)
     with pytest.raises(SaveError, match=r"can't write .*success\.md: no room"):
         onnxplug.export(net(), (X,), report=True)
     with pytest.warns(ReportWarning, match="no room"), pytest.raises(MissingRuleError):

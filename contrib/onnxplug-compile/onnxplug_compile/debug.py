@@ -10,12 +10,12 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxplug_tools.diagnosis.verdict import judge
+from onnxplug_tools.diagnosis.walk import walk
 
 from onnxplug.build.dtypes import as_array
 from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.diagnosis.eager import feed_of, placeholder_values
-from onnxplug.diagnosis.verdict import judge
-from onnxplug.diagnosis.walk import walk
 from onnxplug.errors import OnnxplugError, VerificationError
 from onnxplug.host import RuntimeHost
 from onnxplug.reference.evaluator import ExtendedReferenceEvaluator

@@ -14,11 +14,11 @@ import pytest
 import torch
 from onnxplug_compile.debug import DifferenceError, onnxplug_debug_backend
 from onnxplug_compile.options import DebugOptions, parse_options
+from onnxplug_tools.diagnosis.verdict import Culprit
 from torch import nn
 
 import onnxplug
 from onnxplug import Rule
-from onnxplug.diagnosis.verdict import Culprit
 from tests.support.check import Call
 from tests.support.compiled import Everything, compare
 

@@ -1,0 +1,30 @@
+"""An onnxplug plugin: the commands that look at finished models, and those that find what is wrong with an export."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxplug import PluginInfo, hookimpl
+
+
+@hookimpl
+def onnxplug_info() -> PluginInfo:
+    """What the plugin says about itself."""
+    return PluginInfo()
+
+
+@hookimpl
+def onnxplug_commands(app: Any) -> None:
+    """``onnxplug inspect``, ``compare``, ``bench``, ``diagnose`` and ``bisect``."""
+    from onnxplug.cli.options import plugin_options
+    from onnxplug_tools.cli.bench import bench
+    from onnxplug_tools.cli.bisect import bisect
+    from onnxplug_tools.cli.compare import compare
+    from onnxplug_tools.cli.diagnose import diagnose
+    from onnxplug_tools.cli.inspect import inspect
+
+    app.command()(plugin_options(diagnose))
+    app.command()(plugin_options(bisect))
+    app.command()(inspect)
+    app.command()(compare)
+    app.command()(bench)

@@ -1,0 +1,202 @@
+"""``onnxplug bench``: how long models take, in turns, and where their time goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from onnxplug.cli.options import PretrainedOption, plugin_options, registry
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug_tools.cli.models import HtmlOption, JsonOption, SizesOption, parse_feed, parse_sizes
+
+if TYPE_CHECKING:
+    from onnxplug_tools.inspection.bench import Bench
+
+FeedOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", help="'x=FILE.npy', FILE.npz, 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
+]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="Threads within an operator")]
+ProviderOption = Annotated[
+    list[str] | None, typer.Option("--provider", help="Execution provider of ONNX Runtime: cpu, cuda, …")
+]
+#: Operators that the tables on a terminal have.
+_MOST = 12
+
+
+@plugin_options
+def bench(
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL [OTHER…]", help="ONNX files that take the same inputs")
+    ],
+    inputs: FeedOption = None,
+    sizes: SizesOption = None,
+    threads: ThreadsOption = None,
+    provider: ProviderOption = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Rounds; each model runs once in a round")] = 100,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, help="No further round after so many seconds; three in any case")
+    ] = 10,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", help="The PyTorch model, as for export: it runs eagerly in the same turns, on its own inputs"
+        ),
+    ] = None,
+    pretrained: PretrainedOption = False,
+    profile: Annotated[bool, typer.Option("--profile/--no-profile", help="Time by operator and by module")] = True,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Memory, in a process of its own")] = True,
+    depth: Annotated[int, typer.Option("--depth", min=0, help="How deep modules are shown")] = 1,
+    optimized: Annotated[
+        Path | None, typer.Option("--optimized", metavar="FILE", help="Write the graph that ONNX Runtime runs")
+    ] = None,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how long models take, in turns, against PyTorch too, and where ONNX Runtime's time goes."""
+    from onnxplug.cli.report import progress
+    from onnxplug_tools.inspection.load import check_is_onnx, check_to_run
+    from onnxplug_tools.inspection.pages import check_writable
+
+    for path in models:
+        check_is_onnx(path)
+        check_to_run(path)
+    if html is not None:
+        check_writable(html, "page")
+    given = parse_feed(inputs or [])
+    told = parse_sizes(sizes)
+    with progress() as shown:
+        shown("loading")
+        from onnxplug_tools.inspection.bench import Limits
+        from onnxplug_tools.inspection.bench import bench as measure
+        from onnxplug_tools.inspection.load import load_model
+
+        eager = None
+        if target is not None:
+            if told:
+                raise UsageError(
+                    "--sizes: with --target the sizes are those of its inputs", hint="Give other ones by --input."
+                )
+            names = [str(value.name) for value in load_model(models[0]).graph.inputs]
+            eager, given = _eager(target, given, names, pretrained=pretrained)
+        found = measure(
+            models,
+            given=given,
+            sizes=told,
+            threads=threads,
+            providers=provider or (),
+            limits=Limits(repeat, seconds),
+            profile=profile,
+            memory=memory,
+            optimized=optimized,
+            eager=eager,
+            host=registry()[1],
+            progress=shown,
+        )
+    if html is not None:
+        from onnxplug_tools.inspection.benches import to_html
+        from onnxplug_tools.inspection.pages import save_text
+
+        save_text(html, to_html(found, ", ".join(path.name for path in models)), "page")
+    if as_json:
+        from onnxplug_tools.inspection.summary import to_json
+
+        sys.stdout.write(f"{to_json(found)}\n")
+        return
+    _show(found, depth)
+
+
+def _eager(
+    target: str, given: Sequence[tuple[str | None, Any]], names: Sequence[str], *, pretrained: bool
+) -> tuple[Callable[[], Any], list[tuple[str | None, Any]]]:
+    """What runs the PyTorch model, and its inputs by the names of the ONNX model's.
+
+    Raises:
+        UsageError: It takes another number of inputs.
+        OnnxplugError: It does not run.
+    """
+    import torch
+
+    from onnxplug.arguments import positional_and_named
+    from onnxplug.cli.inputs import InputSpec
+    from onnxplug.cli.report import note
+    from onnxplug.cli.targets import load_target
+    from onnxplug.run.verify import input_order
+    from onnxplug.torch_private import pytree
+
+    loaded = load_target(target, [InputSpec(name, value) for name, value in given], pretrained=pretrained)
+    if loaded.note:
+        note(loaded.note)
+    model = loaded.model
+    if isinstance(model, torch.export.ExportedProgram):
+        if not loaded.args and not loaded.kwargs and model.example_inputs is not None:
+            loaded.args, loaded.kwargs = model.example_inputs
+        model = model.module()
+    elif isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        model.eval()
+    args, kwargs = positional_and_named(loaded.model, loaded.args, loaded.kwargs)
+    leaves, _ = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    fed = [position for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    if len(fed) != len(names):
+        raise UsageError(
+            f"the ONNX model takes {len(names)} inputs ({', '.join(names)}), the target gives {len(fed)} tensors",
+            hint="Give its inputs with --input.",
+        )
+    order = input_order(names, fed, args, kwargs or {})
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return model(*args, **(kwargs or {}))
+
+    try:
+        run()
+    except Exception as error:
+        raise OnnxplugError(f"the PyTorch model does not run: {type(error).__name__}: {error}") from error
+    return run, [(name, leaves[position]) for name, position in order.items()]
+
+
+def _show(found: Bench, depth: int) -> None:
+    from onnxplug.cli.report import note, out
+    from onnxplug_tools.inspection.benches import module_times, notes, operator_changes, setting, spent_row, timing_rows
+    from onnxplug_tools.inspection.words import time_text, visible
+
+    out.print(visible(setting(found)), markup=False)
+    heads = ("median", "10 %", "90 %", "ratio", "runs", "loading", "memory", "at most")
+    _table("Latency", ("", *heads), timing_rows(found))
+    for model in found.models:
+        if model.profile is None:
+            continue
+        name, total = model.timing.name, time_text(model.profile.seconds)
+        operators = model.profile.operators
+        _table(
+            f"{name}: time by operator, of {total} a run while it is profiled",
+            ("operator", "nodes", "time", "share"),
+            map(spent_row, operators[:_MOST]),
+        )
+        modules = [spent for spent in module_times(model.profile, depth) if spent.name or depth == 0]
+        if depth and modules:
+            _table(f"{name}: time by module", ("module", "nodes", "time", "share"), map(spent_row, modules))
+        changes = operator_changes(model)
+        if changes:
+            rows = [(operator, str(before), str(after)) for operator, before, after in changes]
+            _table(f"{name}: operators", ("operator", "in the file", "as ONNX Runtime runs it"), rows)
+    for text in notes(found):
+        note(visible(text))
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from onnxplug.cli.report import out
+    from onnxplug_tools.inspection.words import visible
+
+    table = Table(title=escape(visible(title)), title_justify="left")
+    for position, head in enumerate(heads):
+        table.add_column(head, justify="right" if position else "left")
+    for row in rows:
+        table.add_row(*[escape(visible(cell)) for cell in row])
+    out.print(table)

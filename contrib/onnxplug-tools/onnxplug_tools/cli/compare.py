@@ -1,0 +1,119 @@
+"""``onnxplug compare``: two models run on the same inputs, and what they compute."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from onnxplug.cli.options import plugin_options, registry
+from onnxplug_tools.cli.models import (
+    JsonOption,
+    ModelArgument,
+    SizesOption,
+    loaded,
+    parse_feed,
+    parse_sizes,
+    trouble_is_two,
+)
+
+if TYPE_CHECKING:
+    from onnxplug_tools.inspection.compare_runs import Compared, Runtimes
+
+
+@plugin_options
+def compare(
+    model: ModelArgument,
+    other: Annotated[Path, typer.Argument(help="The ONNX file that is compared with it")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="'x=FILE.npy', FILE.npz, 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
+    ] = None,
+    sizes: SizesOption = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the inputs that are not given")] = 0,
+    rtol: Annotated[float | None, typer.Option("--rtol", min=0, help="Tolerance by the expected element")] = None,
+    atol: Annotated[float | None, typer.Option("--atol", min=0, help="Absolute tolerance")] = None,
+    intermediates: Annotated[
+        bool, typer.Option("--intermediates/--no-intermediates", help="Also compare what corresponding nodes compute")
+    ] = True,
+    show_all: Annotated[bool, typer.Option("--all", help="List values that agree too")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run two models on the same inputs and compare what they compute, value by value; exit status 1 if outputs differ."""
+    with trouble_is_two():
+        given, told = parse_feed(inputs or []), parse_sizes(sizes)
+        models = loaded(model), loaded(other)
+        from onnxplug_tools.inspection.load import check_to_run
+
+        for path in (model, other):
+            check_to_run(path)
+        from onnxplug.cli.report import progress
+        from onnxplug_tools.inspection.compare_runs import compare_runs
+
+        with progress() as shown:
+            found = compare_runs(
+                *models,
+                given=given,
+                sizes=told,
+                seed=seed,
+                rtol=rtol,
+                atol=atol,
+                intermediates=intermediates,
+                host=registry()[1],
+                progress=shown,
+            )
+        if as_json:
+            from onnxplug_tools.inspection.summary import to_json
+
+            sys.stdout.write(f"{to_json(found)}\n")
+        else:
+            _show(found, show_all=show_all)
+    if not found.equal:
+        raise typer.Exit(1)
+
+
+def _show(found: Runtimes, *, show_all: bool) -> None:
+    from onnxplug.cli.report import note, out
+    from onnxplug.text import counted
+    from onnxplug_tools.inspection.words import visible
+
+    inputs = ", ".join(f"{name} {text}" for name, text in found.inputs.items())
+    assumed = f"; taken as 1, for want of --sizes: {', '.join(found.assumed)}" if found.assumed else ""
+    out.print(visible(f"inputs: {inputs or 'none'}{assumed}"), markup=False)
+    _table("Outputs", list(found.outputs))
+    for name in found.unmatched:
+        out.print(visible(f"output of one model alone: {name}"), markup=False)
+    if found.problem is not None:
+        note(visible(f"values within the models could not be compared: {found.problem}"))
+    if not found.values:
+        return
+    differing = [value for value in found.values if not value.equal]
+    agree = f"{len(found.values) - len(differing)} of {counted(len(found.values), 'value')} within the models agree"
+    out.print(f"{agree}; {found.alone} of the first model correspond to none in the second")
+    if found.first is not None:
+        out.print(visible(f"the first that differs: {_name(found.first)} ({_place(found.first)})"), markup=False)
+    if differing or show_all:
+        _table("Values within", list(found.values) if show_all else differing)
+
+
+def _table(title: str, values: list[Compared]) -> None:
+    from onnxplug.cli.report import out
+    from onnxplug_tools.inspection.words import visible
+
+    table = Table("value", "node", "largest difference", "", title=title, title_justify="left")
+    for value in values:
+        cells = (_name(value), _place(value), f"{value.largest:.3g}", value.text)
+        table.add_row(*[escape(visible(cell)) for cell in cells])
+    out.print(table)
+
+
+def _name(value: Compared) -> str:
+    return value.before if value.before == value.after else f"{value.before} → {value.after}"
+
+
+def _place(value: Compared) -> str:
+    return f"{value.operator} in {value.module}" if value.module else value.operator

@@ -1,0 +1,76 @@
+"""``onnxplug inspect --diff``: what differs between two models, on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from onnxplug.text import counted
+from onnxplug_tools.cli.models import loaded
+
+if TYPE_CHECKING:
+    from onnxplug_tools.inspection.diff import ModelDiff
+
+#: The most rows of a table; a page has them all.
+_MOST_ROWS = 100
+
+
+def show_difference(before: Path, after: Path, *, html: Path | None, as_json: bool) -> bool:
+    """Prints what differs between two models, and returns whether nothing does.
+
+    Args:
+        before, after: The files.
+        html: A page to write.
+        as_json: Print JSON instead of tables.
+
+    Raises:
+        OnnxplugError: One can't be read, or the page can't be written.
+    """
+    from onnxplug.cli.report import progress
+    from onnxplug_tools.inspection.diff import diff
+    from onnxplug_tools.inspection.differences import node_rows, summary_rows, to_html, weight_rows
+    from onnxplug_tools.inspection.pages import save_text
+    from onnxplug_tools.inspection.summary import to_json
+
+    models = loaded(before), loaded(after)
+    with progress() as shown:
+        shown("comparing")
+        found = diff(*models)
+    if html is not None:
+        save_text(html, to_html(found, str(before), str(after)), "page")
+    if as_json:
+        sys.stdout.write(f"{to_json(found)}\n")
+        return found.equal
+    from onnxplug.cli.report import out
+    from onnxplug_tools.inspection.words import visible
+
+    out.print(f"{visible(str(before))} → {visible(str(after))}: {_verdict(found)}", markup=False)
+    _table("", (("", "before", "after")), summary_rows(found))
+    _table("Nodes", ("module", "", "node", "what"), node_rows(found))
+    _table("Weights", ("before", "after", "what"), weight_rows(found))
+    return found.equal
+
+
+def _verdict(found: ModelDiff) -> str:
+    kept = f"{counted(found.same_nodes, 'node')} and {counted(found.same_weights, 'weight')} without a difference"
+    return kept if not found.equal else f"the same; {kept}"
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from onnxplug.cli.report import out
+    from onnxplug_tools.inspection.words import visible
+
+    every = list(rows)
+    if not every:
+        return
+    table = Table(*heads, title=title or None, title_justify="left")
+    for row in every[:_MOST_ROWS]:
+        table.add_row(*[escape(visible(cell)) for cell in row])
+    out.print(table)
+    if len(every) > _MOST_ROWS:
+        out.print(f"and {len(every) - _MOST_ROWS} more; --html FILE and --json have all", markup=False)

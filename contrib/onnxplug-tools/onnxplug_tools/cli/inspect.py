@@ -1,0 +1,101 @@
+"""``onnxplug inspect``: what is in a model, and what differs between two."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from onnxplug.cli.options import debug_option
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug_tools.cli.difference import show_difference
+from onnxplug_tools.cli.models import (
+    HtmlOption,
+    JsonOption,
+    ModelArgument,
+    SizesOption,
+    loaded,
+    parse_sizes,
+    trouble_is_two,
+)
+
+
+@debug_option
+def inspect(
+    model: ModelArgument,
+    depth: Annotated[int, typer.Option("--depth", min=0, help="How deep the tree of modules is shown")] = 2,
+    top: Annotated[int, typer.Option("--top", min=0, help="How many of the largest weights are shown")] = 5,
+    sizes: SizesOption = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option(
+            "--diff",
+            metavar="OTHER",
+            help="What differs in another model; exit status 0 the same, 1 different, 2 trouble",
+        ),
+    ] = None,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+    open_: Annotated[bool, typer.Option("--open", help="Show the model in the browser, by netron")] = False,
+) -> None:
+    """Show what is in a model: modules, operators, weights, operations; or what differs between two."""
+    if diff is not None:
+        if open_:
+            raise UsageError("--open shows one model; leave --diff away")
+        with trouble_is_two():
+            same = show_difference(model, diff, html=html, as_json=as_json)
+        if not same:
+            raise typer.Exit(1)
+        return
+    _show(model, depth, top, parse_sizes(sizes), html, as_json=as_json)
+    if open_:
+        _open(model)
+
+
+def _show(path: Path, depth: int, top: int, sizes: dict[str, int], html: Path | None, *, as_json: bool) -> None:
+    from onnxplug.cli.report import out, size_text
+    from onnxplug_tools.inspection.pages import save_text
+    from onnxplug_tools.inspection.summary import largest, module_cells, modules, rows, to_html, to_json
+    from onnxplug_tools.inspection.view import view
+    from onnxplug_tools.inspection.words import bytes_text, visible
+
+    seen = view(loaded(path), sizes)
+    facts = rows(seen, f"{path} ({size_text(path)})", sizes)
+    if html is not None:
+        save_text(html, to_html(seen, path.name, facts), "page")
+    if as_json:
+        sys.stdout.write(f"{to_json(seen)}\n")
+        return
+    table = Table(show_header=False)
+    for name, value in facts:
+        table.add_row(name, escape(visible(value)))
+    out.print(table)
+    if depth and seen.root.children:
+        table = Table("module", "class", title="Modules", title_justify="left")
+        for name in ("nodes", "parameters", "bytes", "operations"):
+            table.add_column(name, justify="right")
+        for level, module in modules(seen, depth):
+            cells = ["  " * level + (module.name or "(the model)"), *module_cells(module)]
+            table.add_row(*[escape(visible(cell)) for cell in cells])
+        out.print(table)
+    if top and seen.weights:
+        table = Table("weight", "type", title="Largest weights", title_justify="left")
+        table.add_column("bytes", justify="right")
+        table.add_column("file")
+        for weight in largest(seen, top):
+            cells = [weight.name, weight.type, bytes_text(weight.bytes), weight.location or ""]
+            table.add_row(*[escape(visible(cell)) for cell in cells])
+        out.print(table)
+
+
+def _open(path: Path) -> None:
+    try:
+        import netron
+    except ImportError as error:
+        raise OnnxplugError("--open needs netron, which is not installed", hint="pip install netron") from error
+    netron.start(str(path))
+    netron.wait()  # until it is interrupted: it serves the page itself

@@ -1,0 +1,403 @@
+"""How long models take, measured in turns in one process, and where their time goes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxplug.errors import OnnxplugError, SaveError, UsageError
+from onnxplug.host import RuntimeHost
+from onnxplug.reference.plugins import plugin_host
+from onnxplug.run.kernels import CPU, Kernels, custom_operators, kernels_for, onnxruntime_module
+from onnxplug.run.save import weight_bytes
+from onnxplug.run.session import LOG_SEVERITY, make_session, to_ort_value
+from onnxplug_tools.inspection.feeds import Feed, make_feed
+from onnxplug_tools.inspection.load import load_model
+from onnxplug_tools.inspection.memory import Memory, measure
+from onnxplug_tools.inspection.ort_profile import Profile, operators_of, read_profile
+from onnxplug_tools.inspection.pages import check_writable
+from onnxplug_tools.inspection.view import view_with_model
+
+#: Runs before anything is measured, and runs that are profiled.
+_WARMUP, _PROFILED = 3, 10
+#: The graph that ONNX Runtime runs is written with its weights beside it above this size.
+_BESIDE = 512 << 20
+EAGER = "PyTorch, eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a run takes.
+
+    Attributes:
+        name: What ran.
+        runs: How often.
+        median, p10, p90: Seconds.
+        ratio: The median by the first one's.
+    """
+
+    name: str
+    runs: int
+    median: float
+    p10: float
+    p90: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a model.
+
+    Attributes:
+        timing: How long a run takes.
+        loading: Seconds that making the session took.
+        memory: What the session takes; in words why it could not be measured; ``None`` where that wasn't asked for.
+        operators: How often each operator occurs in the file.
+        profile: Where the time goes; ``None`` where that wasn't asked for.
+    """
+
+    timing: Timing
+    loading: float
+    memory: Memory | str | None
+    operators: dict[str, int]
+    profile: Profile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What was measured.
+
+    Attributes:
+        inputs: The inputs in words, by name.
+        sizes: Sizes of dynamic dimensions by name.
+        assumed: Names of those that nothing said: they are 1.
+        threads: Threads within an operator; ``None`` for the runtimes' own choice.
+        providers: Execution providers.
+        models: The models, in the order in which they were given.
+        eager: The PyTorch model, if there is one.
+    """
+
+    inputs: dict[str, str]
+    sizes: dict[str, int]
+    assumed: tuple[str, ...]
+    threads: int | None
+    providers: tuple[str, ...]
+    models: tuple[Measured, ...]
+    eager: Timing | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long it is measured: so many rounds, or until so many seconds have passed, but three rounds in any case.
+
+    Attributes:
+        repeat: Rounds: in each, every model runs once.
+        seconds: Seconds of all rounds.
+    """
+
+    repeat: int = 100
+    seconds: float = 10.0
+
+
+def bench(
+    paths: Sequence[Path],
+    *,
+    given: Sequence[tuple[str | None, Any]] = (),
+    sizes: Mapping[str, int] | None = None,
+    threads: int | None = None,
+    providers: Sequence[str] = (),
+    limits: Limits | None = None,
+    profile: bool = True,
+    memory: bool = True,
+    optimized: Path | None = None,
+    eager: Callable[[], Any] | None = None,
+    host: RuntimeHost | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Bench:
+    """Measures models on the same inputs, in turns: in each round each of them runs once, beginning with another one.
+
+    Args:
+        paths: ONNX files that take inputs of the same names.
+        given, sizes: Inputs, and sizes of dynamic dimensions (:func:`onnxplug_tools.inspection.feeds.make_feed`).
+        threads: Threads within an operator, of PyTorch too.
+        providers: Execution providers, the CPU's unless told.
+        limits: How long it is measured.
+        profile: Also profile each model, by itself.
+        memory: Also measure the memory of each model, in a process of its own.
+        optimized: Where to write the graph that ONNX Runtime runs, of a single model.
+        eager: Runs a PyTorch model; it takes its turns with the others.
+        host: The plugins whose libraries run custom operators; all that are installed when ``None``.
+        progress: Called with what is being done.
+
+    Raises:
+        UsageError: A file, input, size or provider is not there.
+        OnnxplugError: A file is no ONNX model, or ONNX Runtime can't load or run it.
+        SaveError: The optimised graph can't be written.
+    """
+    if optimized is not None and len(paths) != 1:
+        raise UsageError("the optimised graph can be written of one model at a time")
+    if optimized is not None:
+        check_writable(optimized, "optimised graph")
+    chosen = _providers(providers)
+    models = [load_model(path) for path in paths]
+    feed = make_feed(models[0], given, sizes)
+    subjects = []
+    for path, model in zip(paths, models, strict=True):
+        progress(f"loading {path.name}")
+        subjects.append(_Subject(path, model, _feed_of(path, model, feed), threads, chosen, host))
+    runs: list[Callable[[], Any]] = [subject.run for subject in subjects]
+    if eager is not None:
+        runs.append(eager)
+    progress("measuring")
+    names = _names(paths)
+    with _torch_threads(threads):
+        timings = _timings([*names, *([EAGER] if eager is not None else [])], _in_turns(runs, limits or Limits()))
+    measured = []
+    for subject, timing in zip(subjects, timings, strict=False):
+        subject.session = None  # the next ones have the memory for themselves
+        found = None
+        if profile or optimized is not None:
+            progress(f"profiling {subject.path.name}")
+            found = subject.profiled(optimized)
+        taken = None
+        if memory:
+            progress(f"measuring the memory of {subject.path.name}")
+            taken = subject.memory()
+        measured.append(
+            Measured(timing, subject.loading, taken, operators_of(subject.model), found if profile else None)
+        )
+    return Bench(
+        feed.texts,
+        feed.sizes,
+        feed.assumed,
+        threads,
+        tuple(chosen),
+        tuple(measured),
+        timings[-1] if eager is not None else None,
+    )
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The files' names, with as many of their folders as tell them apart."""
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+
+
+def _providers(asked: Sequence[str]) -> list[str]:
+    """ONNX Runtime's names of providers: ``CUDAExecutionProvider`` of ``cuda``.
+
+    Raises:
+        UsageError: The installed ONNX Runtime has none of that name.
+    """
+    available = onnxruntime_module().get_available_providers()
+    short = {name.removesuffix("ExecutionProvider").lower(): name for name in available}
+    found = []
+    for name in asked:
+        known = name if name in available else short.get(name.lower())
+        if known is None:
+            raise UsageError(
+                f"the installed ONNX Runtime has no provider {name!r}", hint=f"It has {', '.join(sorted(short))}."
+            )
+        found.append(known)
+    return list(dict.fromkeys((*found, CPU)))
+
+
+def _feed_of(path: Path, model: ir.Model, feed: Feed) -> dict[str, torch.Tensor]:
+    """The inputs of one of several models.
+
+    Raises:
+        UsageError: It takes others.
+    """
+    wanted = {str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers}
+    if wanted != set(feed.values):
+        raise UsageError(
+            f"{path} takes the inputs {', '.join(sorted(wanted)) or 'none'}, the first model {', '.join(sorted(feed.values))}",
+            hint="Models are measured and compared on the same inputs, so that their names must be the same.",
+        )
+    return make_feed(model, list(feed.values.items())).values  # checks dtypes and shapes
+
+
+@contextlib.contextmanager
+def _torch_threads(threads: int | None) -> Iterator[None]:
+    """So many threads of PyTorch, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _in_turns(runs: Sequence[Callable[[], Any]], limits: Limits) -> list[list[float]]:
+    """Seconds of each run of each."""
+    for _ in range(_WARMUP):
+        for run in runs:
+            run()
+    seconds: list[list[float]] = [[] for _ in runs]
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection would count for whoever runs then
+    try:
+        until = time.perf_counter() + limits.seconds
+        for number in range(max(1, limits.repeat)):
+            if number >= min(3, limits.repeat) and time.perf_counter() > until:
+                break
+            for turn in range(len(runs)):
+                index = (turn + number) % len(runs)
+                run = runs[index]
+                start = time.perf_counter()
+                run()
+                seconds[index].append(time.perf_counter() - start)
+    finally:
+        if collecting:
+            gc.enable()
+    return seconds
+
+
+def _timings(names: Sequence[str], seconds: Sequence[Sequence[float]]) -> list[Timing]:
+    found: list[Timing] = []
+    for name, times in zip(names, seconds, strict=True):
+        p10, median, p90 = (float(q) for q in np.percentile(times, [10, 50, 90]))
+        first = found[0].median if found else median
+        found.append(Timing(name, len(times), median, p10, p90, median / first if first else 1.0))
+    return found
+
+
+class _Subject:
+    """A model with its session.
+
+    Attributes:
+        path, model: The file, and what is in it.
+        session: The session.
+        loading: Seconds that making it took.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: ir.Model,
+        feed: Mapping[str, torch.Tensor],
+        threads: int | None,
+        providers: Sequence[str],
+        host: RuntimeHost | None,
+    ) -> None:
+        self.path, self.model = path, model
+        self._tensors, self._threads, self._providers = feed, threads, list(providers)
+        custom = custom_operators(model)
+        self._kernels = Kernels()
+        if custom.domains:
+            self._kernels = kernels_for(custom, host if host is not None else plugin_host())
+            self._providers = list(dict.fromkeys((*self._providers, *self._kernels.providers)))
+        self._feed = {name: to_ort_value(value) for name, value in feed.items()}
+        start = time.perf_counter()
+        self.session = self._make()
+        self.loading = time.perf_counter() - start
+
+    def _make(self, options: Any = None) -> Any:
+        try:
+            return make_session(
+                str(self.path),
+                self._threads,
+                libraries=self._kernels.libraries,
+                providers=self._providers,
+                options=options,
+            )
+        except OnnxplugError:
+            raise
+        except Exception as error:
+            raise OnnxplugError(f"ONNX Runtime can't load {self.path}: {error}") from error
+
+    def run(self) -> Any:
+        """Runs it once.
+
+        Raises:
+            OnnxplugError: It does not run.
+        """
+        return self._run(self.session)
+
+    def _run(self, session: Any) -> Any:
+        try:
+            return session.run_with_ort_values(None, self._feed)
+        except Exception as error:
+            raise OnnxplugError(
+                f"{self.path} does not run on these inputs: {error}",
+                hint="Give inputs that it takes: --input 'ids=int64[2,8]{0..99}' or --input mask=FILE.npy, and --sizes.",
+            ) from error
+
+    def profiled(self, optimized: Path | None) -> Profile:
+        """Profiles it in a session of its own.
+
+        Args:
+            optimized: Where to write the graph that ONNX Runtime runs.
+
+        Raises:
+            SaveError: That can't be written.
+        """
+        with _folder_for(optimized) as folder:
+            name = optimized.name if optimized is not None else "optimized.onnx"
+            options = onnxruntime_module().SessionOptions()
+            options.log_severity_level = LOG_SEVERITY
+            options.enable_profiling = True
+            options.profile_file_prefix = str(folder / "profile")
+            options.optimized_model_filepath = str(folder / name)
+            beside = f"{name}.data" if weight_bytes(self.model) > _BESIDE else None
+            if beside is not None:
+                options.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside)
+            session = self._make(options)
+            try:
+                for _ in range(_WARMUP + _PROFILED):
+                    self._run(session)
+            finally:
+                file = Path(session.end_profiling())
+            graph = load_model(folder / name) if (folder / name).is_file() else None
+            found = read_profile(file, view_with_model(self.model), graph, _WARMUP)
+            if optimized is not None:
+                _take(folder / name, optimized, beside)
+        return found
+
+    def memory(self) -> Memory | str:
+        """What a session takes, in a process of its own."""
+        return measure(
+            self.path,
+            self._tensors,
+            threads=self._threads,
+            providers=self._providers,
+            libraries=[library.path for library in self._kernels.libraries],
+        )
+
+
+@contextlib.contextmanager
+def _folder_for(optimized: Path | None) -> Iterator[Path]:
+    """A folder that is removed again; beside a file that is to be written, so that it can be moved there at once."""
+    parent = None if optimized is None else optimized.resolve().parent
+    try:
+        made = tempfile.mkdtemp(prefix=".onnxplug-", dir=parent)
+    except OSError as error:
+        raise SaveError(f"can't write the optimised graph {optimized}: {error}") from error
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _take(written: Path, destination: Path, beside: str | None) -> None:
+    """Moves the graph to where it is wanted, its weights first."""
+    try:
+        if beside is not None and (written.parent / beside).is_file():
+            os.replace(written.parent / beside, destination.resolve().parent / beside)
+        os.replace(written, destination)
+    except OSError as error:
+        raise SaveError(f"can't write the optimised graph {destination}: {error}") from error

@@ -1,0 +1,250 @@
+"""Two models run on the same inputs, and what they compute compared value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.diagnosis.runs import Runs
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.host import RuntimeHost
+from onnxplug.run.compare import Comparison, compare
+from onnxplug_tools.inspection.diff import corresponding
+from onnxplug_tools.inspection.feeds import make_feed
+from onnxplug_tools.inspection.view import view_with_model
+
+#: Values that are asked for in one run; each of them is held until it is compared.
+_AT_ONCE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A value of both models.
+
+    Attributes:
+        before, after: What it is called in each.
+        module, operator: Of the first model's node; empty for an output that is none.
+        equal: Whether it agrees within the tolerance.
+        text: How it does, in words.
+        largest: The largest difference of two finite elements.
+        count, total: How many elements differ by more than the tolerance, of how many.
+    """
+
+    before: str
+    after: str
+    module: str
+    operator: str
+    equal: bool
+    text: str
+    largest: float
+    count: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runtimes:
+    """What two models compute.
+
+    Attributes:
+        inputs: The inputs in words, by name.
+        sizes: Sizes of dynamic dimensions by name.
+        assumed: Names of those that nothing said: they are 1.
+        outputs: The outputs, run as the models are.
+        unmatched: Outputs of one model alone, by name.
+        values: What corresponding nodes compute, in the first model's order; empty where that wasn't asked for.
+        alone: How many values of the first model correspond to none.
+        problem: Why the values within could not be compared; ``None`` where they were, or that wasn't asked for.
+    """
+
+    inputs: dict[str, str]
+    sizes: dict[str, int]
+    assumed: tuple[str, ...]
+    outputs: tuple[Compared, ...]
+    unmatched: tuple[str, ...]
+    values: tuple[Compared, ...]
+    alone: int
+    problem: str | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether the outputs agree."""
+        return not self.unmatched and all(output.equal for output in self.outputs)
+
+    @property
+    def first(self) -> Compared | None:
+        """The first value within that differs."""
+        return next((value for value in self.values if not value.equal), None)
+
+
+def compare_runs(
+    before: ir.Model,
+    after: ir.Model,
+    *,
+    given: Sequence[tuple[str | None, Any]] = (),
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    intermediates: bool = True,
+    host: RuntimeHost | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Runtimes:
+    """Runs two models by ONNX Runtime on the same inputs.
+
+    Outputs are those of the models as they are. For values within they are made outputs, so that ONNX Runtime fuses less: a
+    difference that only its fusion makes shows in the outputs alone.
+
+    Args:
+        before: The model whose values are the expected ones.
+        after: The other one.
+        given, sizes, seed: Inputs, sizes of dynamic dimensions, seed of what is made up
+            (:func:`onnxplug_tools.inspection.feeds.make_feed`).
+        rtol, atol: Tolerances instead of those of ``onnxplug.run.compare``.
+        intermediates: Also compare what corresponding nodes compute.
+        host: The plugins whose libraries run custom operators; all that are installed when ``None``.
+        progress: Called with what is being done.
+
+    Raises:
+        UsageError: An input is unknown or does not fit, or the models take different ones.
+        OnnxplugError: ONNX Runtime can't load or run one of them.
+    """
+    feed = make_feed(before, given, sizes, seed)
+    wanted, taken = (
+        {str(v.name) for v in m.graph.inputs if v.name not in m.graph.initializers} for m in (before, after)
+    )
+    if wanted != taken:
+        raise UsageError(
+            f"the models take different inputs: {', '.join(sorted(wanted))}; {', '.join(sorted(taken))}",
+            hint="Values are compared on the same inputs, so that their names must be the same.",
+        )
+    make_feed(after, list(feed.values.items()))  # checks dtypes and shapes
+    runs = Runs(before, host, feed.values), Runs(after, host, feed.values)
+    progress("running the models")
+    results = [_computed(run, (), which) for run, which in zip(runs, ("first", "second"), strict=True)]
+    pairs, unmatched = _outputs(before, after)
+    seen = view_with_model(before)
+
+    def compared(value: ir.Value, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Compared | None:
+        node = value.producer()
+        found = seen.nodes.get(node) if node is not None else None
+        return _compared(
+            str(value.name),
+            name,
+            "" if found is None else found.module,
+            "" if found is None else found.operator,
+            expected.get(str(value.name)),
+            actual.get(name),
+            rtol,
+            atol,
+        )
+
+    outputs = [compared(value, name, *results) for value, name in pairs]
+    values: list[Compared | None] = []
+    alone, problem = 0, None
+    if intermediates:
+        progress("comparing values within")
+        one_producer = before.producer_name == after.producer_name
+        matched = corresponding(before, after)
+        alone = sum(1 for node in before.graph for v in node.outputs if v.name and v not in matched and v.uses())
+        try:
+            for chunk in _chunks([(value, str(other.name)) for value, other in matched.items()]):
+                expected = _computed(runs[0], [str(value.name) for value, _ in chunk], "first")
+                actual = _computed(runs[1], [name for _, name in chunk], "second")
+                for value, name in chunk:
+                    if one_producer or _same_shape(expected.get(str(value.name)), actual.get(name)):
+                        values.append(compared(value, name, expected, actual))
+                    else:  # two exporters' nodes that only looked alike
+                        alone += 1
+        except OnnxplugError as error:  # the outputs are compared all the same
+            problem = error.message
+    return Runtimes(
+        feed.texts,
+        feed.sizes,
+        feed.assumed,
+        tuple(output for output in outputs if output is not None),
+        tuple(unmatched),
+        tuple(value for value in values if value is not None),
+        alone,
+        problem,
+    )
+
+
+def _computed(runs: Runs, names: Sequence[str], which: str) -> dict[str, torch.Tensor]:
+    try:
+        return runs.computed(names)
+    except OnnxplugError:
+        raise
+    except Exception as error:
+        within = " with the values within it as outputs" if names else ""
+        raise OnnxplugError(
+            f"ONNX Runtime can't run the {which} model{within}: {error}",
+            hint="Give inputs that it takes: --input 'ids=int64[2,8]{0..99}' or --input mask=FILE.npy, and --sizes.",
+        ) from error
+
+
+def _same_shape(expected: torch.Tensor | None, actual: torch.Tensor | None) -> bool:
+    return expected is not None and actual is not None and expected.shape == actual.shape
+
+
+def _outputs(before: ir.Model, after: ir.Model) -> tuple[list[tuple[ir.Value, str]], list[str]]:
+    """Outputs by name, the others by their order; and those of one model alone."""
+    theirs = [str(value.name) for value in after.graph.outputs]
+    free = [name for name in theirs if name not in {value.name for value in before.graph.outputs}]
+    pairs: list[tuple[ir.Value, str]] = []
+    alone = []
+    for value in before.graph.outputs:
+        if value.name in theirs:
+            pairs.append((value, str(value.name)))
+        elif free:
+            pairs.append((value, free.pop(0)))
+        else:
+            alone.append(str(value.name))
+    return pairs, [*alone, *free]
+
+
+def _chunks(items: Sequence[tuple[ir.Value, str]]) -> Iterable[Sequence[tuple[ir.Value, str]]]:
+    for start in range(0, len(items), _AT_ONCE):
+        yield items[start : start + _AT_ONCE]
+
+
+def _compared(
+    before: str,
+    after: str,
+    module: str,
+    operator: str,
+    expected: torch.Tensor | None,
+    actual: torch.Tensor | None,
+    rtol: float | None,
+    atol: float | None,
+) -> Compared | None:
+    """``None`` where there is no tensor to compare: a sequence, or what a model has as a constant."""
+    if expected is None or actual is None:
+        return None
+    found = compare(actual, expected, rtol=rtol, atol=atol)
+    return Compared(
+        before,
+        after,
+        module,
+        operator,
+        found.equal,
+        _text(found, expected, actual),
+        found.max_abs_difference,
+        found.count,
+        found.total,
+    )
+
+
+def _text(found: Comparison, expected: torch.Tensor, actual: torch.Tensor) -> str:
+    if found.problem:
+        kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (expected, actual)]
+        return f"{kinds[0]}, then {kinds[1]}"
+    if found.equal:
+        return "agrees"
+    return (
+        f"at {list(found.index or ())}: {found.expected!r}, then {found.actual!r}, tolerance {found.allowed:.3g}; "
+        f"{found.count:,} of {found.total:,} elements differ"
+    )

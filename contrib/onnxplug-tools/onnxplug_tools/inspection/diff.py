@@ -1,0 +1,543 @@
+"""What differs between two models: nodes aligned by module and operator, their attributes and types, weights by their values.
+
+Nodes are aligned graph by graph and module by module, by the order of their operators; a model whose files tell no modules is
+aligned as a whole. Their names, and what metadata say, are no difference. An attribute that says an operator's default is the same
+as none.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxplug.build.scope import graphs_of
+from onnxplug_tools.inspection.attributes import said
+from onnxplug_tools.inspection.numbers import Difference, difference_of, digests_of
+from onnxplug_tools.inspection.view import ModelView, NodeView, ValueView, WeightView, view_with_model
+from onnxplug_tools.inspection.words import text_of
+
+#: Sequences whose lengths have a larger product are aligned by a rule that takes linear time.
+_LARGEST_PRODUCT = 1_000_000
+#: Weights of fewer elements may be equal by chance.
+_FEWEST_TOLD = 16
+#: Operators of two inputs that may change places.
+_COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean"})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A node that is in both models and not the same.
+
+    Attributes:
+        before, after: The node.
+        what: What differs, in words: ``"attribute epsilon: 1e-05, then 1e-06"``.
+    """
+
+    before: NodeView
+    after: NodeView
+    what: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleDiff:
+    """What differs in a module.
+
+    Attributes:
+        path: The module; empty for the model itself, or where nodes were aligned without regard to modules.
+        graph: The graph, as :class:`~onnxplug_tools.inspection.view.NodeView` says it.
+        same: How many nodes are the same.
+        changed: Nodes of both that differ.
+        removed, added: Nodes of one model alone.
+    """
+
+    path: str
+    graph: str
+    same: int
+    changed: tuple[NodeChange, ...]
+    removed: tuple[NodeView, ...]
+    added: tuple[NodeView, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.changed or self.removed or self.added)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueChange:
+    """An input or output that differs; ``None`` where a model has no such one."""
+
+    before: ValueView | None
+    after: ValueView | None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChange:
+    """A weight that differs.
+
+    Attributes:
+        before, after: The weight; ``None`` where a model has none that corresponds.
+        difference: Of the values; ``None`` where they can't be compared: of other shapes, or of text.
+        transposed: Whether the second model has it transposed; the values are compared so.
+    """
+
+    before: WeightView | None
+    after: WeightView | None
+    difference: Difference | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiff:
+    """What differs between two models.
+
+    Attributes:
+        before, after: The models.
+        opsets: Domain to versions, of those that differ; ``None`` where a model does not import it.
+        inputs, outputs: Those that differ.
+        connections: Outputs of graphs that are the results of other nodes, in words.
+        modules: The modules of which nodes differ.
+        same_nodes: How many nodes are the same.
+        operators: Operator to how often it occurs in each, where that differs.
+        functions: Model-local functions of one model alone, each with whether it is the second.
+        weights: Those that differ.
+        same_weights: How many are the same.
+    """
+
+    before: ModelView
+    after: ModelView
+    opsets: dict[str, tuple[int | None, int | None]]
+    inputs: tuple[ValueChange, ...]
+    outputs: tuple[ValueChange, ...]
+    connections: tuple[str, ...]
+    modules: tuple[ModuleDiff, ...]
+    same_nodes: int
+    operators: dict[str, tuple[int, int]]
+    functions: dict[str, bool]
+    weights: tuple[WeightChange, ...]
+    same_weights: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return not (
+            self.opsets
+            or self.inputs
+            or self.outputs
+            or self.connections
+            or self.modules
+            or self.functions
+            or self.weights
+        )
+
+
+def diff(before: ir.Model, after: ir.Model) -> ModelDiff:
+    """What differs between two models; weights are read one by one.
+
+    Args:
+        before, after: The models; they are not changed.
+
+    Raises:
+        OnnxplugError: The numbers of a weight can't be read.
+    """
+    return _Differ(before, after).diff()
+
+
+def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]:
+    """What nodes of the main graph compute, and what the nodes of the other model that they correspond to do.
+
+    Models of one producer call most values alike, so that equal names count first there, if the module is the same too (a Gelu and
+    the nodes that an older opset has for it). Else nodes are aligned as :func:`diff` does it; of these, nodes correspond that read
+    what corresponds, and constants that are equal: exporters may do the same by the same operators in another order.
+
+    Args:
+        before, after: The models.
+    """
+    differ = _Differ(before, after)
+    differ.align_all()
+    found: dict[ir.Value, ir.Value] = {}
+    taken: set[ir.Value] = set()
+    if before.producer_name == after.producer_name:
+        named = {value.name: value for node in after.graph for value in node.outputs if value.name}
+        for node in before.graph:
+            for value in node.outputs:
+                other = named.get(value.name) if value.name else None
+                if other is not None and differ.alike(value, other):
+                    found[value] = other
+                    taken.add(other)
+    for node in before.graph:
+        pairs = [(value, differ.pairs[value]) for value in node.outputs if value in differ.pairs and value not in found]
+        pairs = [(value, other) for value, other in pairs if value.name and other.name and other not in taken]
+        if pairs and differ.reads_alike(node, pairs[0][1].producer(), found, taken):
+            found.update(pairs)
+            taken.update(other for _, other in pairs)
+    return {value: found[value] for node in before.graph for value in node.outputs if value in found}
+
+
+class _Differ:
+    def __init__(self, before: ir.Model, after: ir.Model) -> None:
+        self._models = before, after
+        self._before, self._after = view_with_model(before), view_with_model(after)
+        self._by_module = bool(self._before.view.root.children and self._after.view.root.children)
+        #: What corresponds to each value of the first model, and the other way round.
+        self.pairs: dict[ir.Value, ir.Value] = {}
+        self._paired: dict[ir.Value, ir.Value] = {}
+        self._graphs: list[tuple[str, ir.Graph, ir.Graph]] = []
+        self._sorted: dict[tuple[str, str], _Sorted] = {}
+
+    def diff(self) -> ModelDiff:
+        before, after = self._models
+        functions = self.align_all()
+        self._compare_nodes()
+        modules = [found.finished(*key) for key, found in self._sorted.items()]
+        weights, same_weights = self._compare_weights()
+        seen, other = self._before.view, self._after.view
+        return ModelDiff(
+            before=seen,
+            after=other,
+            opsets=_both(before.opset_imports, after.opset_imports, None),
+            inputs=_changed_values(seen.inputs, other.inputs),
+            outputs=_changed_values(seen.outputs, other.outputs),
+            connections=tuple(self._connections()),
+            modules=tuple(module for module in modules if not module.equal),
+            same_nodes=sum(module.same for module in modules),
+            operators=_both(seen.operators, other.operators, 0),
+            functions=functions,
+            weights=tuple(weights),
+            same_weights=same_weights,
+        )
+
+    def alike(self, value: ir.Value, other: ir.Value) -> bool:
+        """Whether two results of nodes are of one module, or else of one operator, and of one type as far as it is known."""
+        ours, theirs = value.producer(), other.producer()
+        if ours is None or theirs is None or value.dtype != other.dtype:
+            return False
+        if value.shape is not None and other.shape is not None and len(value.shape) != len(other.shape):
+            return False
+        before, after = self._before.nodes[ours], self._after.nodes[theirs]
+        return before.module == after.module if self._by_module else before.operator == after.operator
+
+    def reads_alike(
+        self,
+        ours: ir.Node,
+        theirs: ir.Node | None,
+        found: Mapping[ir.Value, ir.Value],
+        taken: Collection[ir.Value],
+    ) -> bool:
+        """Whether two nodes read values that correspond, or of which neither corresponds to any, and equal constants."""
+        if theirs is None or len(ours.inputs) != len(theirs.inputs):
+            return False
+        orders = [theirs.inputs]
+        if ours.op_type in _COMMUTATIVE:
+            orders.append(theirs.inputs[::-1])
+        return any(
+            all(self._read_alike(value, other, found, taken) for value, other in zip(ours.inputs, inputs, strict=True))
+            for inputs in orders
+        )
+
+    def _read_alike(
+        self,
+        value: ir.Value | None,
+        other: ir.Value | None,
+        found: Mapping[ir.Value, ir.Value],
+        taken: Collection[ir.Value],
+    ) -> bool:
+        if value is None or other is None:
+            return value is other
+        weight, other_weight = self._before.weights.get(value), self._after.weights.get(other)
+        if weight is not None and other_weight is not None:
+            if "." in weight[0].name and weight[0].name == other_weight[0].name:
+                return True  # a parameter, which may differ
+            difference, _ = difference_of(weight[1], other_weight[1])
+            return difference is not None and difference.equal
+        if weight is not None or other_weight is not None:
+            return False
+        if value.producer() is None or other.producer() is None:
+            return self.pairs.get(value) is other
+        return found[value] is other if value in found else other not in taken
+
+    # -- what corresponds ----------------------------------------------------------------------------------------------
+
+    def align_all(self) -> dict[str, bool]:
+        """Finds what corresponds, and returns the functions of one model alone."""
+        before, after = self._models
+        self._pair_values(before.graph.inputs, after.graph.inputs, by_name=True)
+        self._pair_weights_by_name(
+            lambda name: "." in name
+        )  # parameters have such names, what an exporter makes up has not
+        self._align("", before.graph, after.graph)
+        alone: dict[str, bool] = {}
+        for identifier in dict.fromkeys((*before.functions, *after.functions)):
+            label = "::".join(map(text_of, identifier[:2]))
+            ours, theirs = before.functions.get(identifier), after.functions.get(identifier)
+            if ours is not None and theirs is not None:
+                self._pair_values(ours.inputs, theirs.inputs, by_name=False)
+                self._align(label, ours.graph, theirs.graph)
+            else:
+                alone[label] = ours is None
+        self._pair_weights_by_use()
+        self._pair_weights_by_name(lambda name: True)
+        self._pair_weights_by_content()
+        return alone
+
+    def _pair(self, ours: ir.Value | None, theirs: ir.Value | None) -> None:
+        if ours is not None and theirs is not None and ours not in self.pairs and theirs not in self._paired:
+            self.pairs[ours] = theirs
+            self._paired[theirs] = ours
+
+    def _pair_values(self, ours: Sequence[ir.Value], theirs: Sequence[ir.Value], *, by_name: bool) -> None:
+        """Inputs by name, if asked, and the rest by their order."""
+        if by_name:
+            named = {value.name: value for value in theirs}
+            for value in ours:
+                self._pair(value, named.get(value.name))
+        left = [value for value in ours if value not in self.pairs]
+        for value, other in zip(left, [value for value in theirs if value not in self._paired], strict=False):
+            self._pair(value, other)
+
+    def _pair_weights_by_name(self, counts: Callable[[str], bool]) -> None:
+        """Weights of equal names; where a name occurs several times, in several graphs, in their order."""
+        named: dict[str, list[ir.Value]] = defaultdict(list)
+        for value, (weight, _) in self._after.weights.items():
+            if value not in self._paired and counts(weight.name):
+                named[weight.name].append(value)
+        for value, (weight, _) in self._before.weights.items():
+            if value not in self.pairs and named.get(weight.name):
+                self._pair(value, named[weight.name].pop(0))
+
+    def _pair_weights_by_use(self) -> None:
+        """Weights that are called otherwise in each model: those that nodes which correspond read at the same place."""
+        for found in self._sorted.values():
+            for ours, theirs in found.aligned:
+                for value, other in zip(ours.inputs, theirs.inputs, strict=False):
+                    if value in self._before.weights and other in self._after.weights:
+                        shapes = [
+                            sorted(map(str, seen.weights[weight][1].shape))
+                            for seen, weight in ((self._before, value), (self._after, other))
+                        ]
+                        if shapes[0] == shapes[1]:
+                            self._pair(value, other)
+
+    def _pair_weights_by_content(self) -> None:
+        """What is left and has equal numbers: a product's weights, transposed where the other exporter writes another operator."""
+        known: dict[bytes, ir.Value] = {}
+        for value, (weight, tensor) in self._after.weights.items():
+            if value not in self._paired and weight.elements >= _FEWEST_TOLD:
+                known.setdefault(digests_of(tensor)[0], value)
+        if not known:
+            return
+        for value, (weight, tensor) in self._before.weights.items():
+            if value not in self.pairs and weight.elements >= _FEWEST_TOLD:
+                found = next((known[digest] for digest in digests_of(tensor) if digest in known), None)
+                self._pair(value, found)
+
+    def _align(self, label: str, ours: ir.Graph, theirs: ir.Graph) -> None:
+        """Aligns the nodes of two graphs, and of the bodies of nodes that correspond."""
+        pending = [(label, ours, theirs)]
+        while pending:
+            label, ours, theirs = pending.pop()
+            self._graphs.append((label, ours, theirs))
+            groups: dict[str, tuple[list[ir.Node], list[ir.Node]]] = {}
+            for side, (graph, seen) in enumerate(((ours, self._before), (theirs, self._after))):
+                for node in graph:
+                    if node.outputs and node.outputs[0] in seen.weights:
+                        continue  # a Constant is compared as a weight
+                    module = seen.nodes[node].module if self._by_module else ""
+                    groups.setdefault(module, ([], []))[side].append(node)
+            for module, (before, after) in groups.items():
+                found = self._sorted.setdefault((module, label), _Sorted())
+                keys = [self._before.nodes[node].operator for node in before]
+                others = [self._after.nodes[node].operator for node in after]
+                kept: set[ir.Node] = set()
+                for i, j in aligned(keys, others):
+                    kept |= {before[i], after[j]}
+                    found.aligned.append((before[i], after[j]))
+                    for value, other in zip(before[i].outputs, after[j].outputs, strict=False):
+                        self._pair(value, other)
+                    pending += self._bodies(label, before[i], after[j])
+                found.removed += [self._before.nodes[node] for node in before if node not in kept]
+                found.added += [self._after.nodes[node] for node in after if node not in kept]
+
+    def _bodies(self, label: str, ours: ir.Node, theirs: ir.Node) -> Iterator[tuple[str, ir.Graph, ir.Graph]]:
+        if not graphs_of(ours):
+            return
+        for name, attribute in ours.attributes.items():
+            other = theirs.attributes.get(name)
+            if other is None or attribute.type != other.type or attribute.is_ref() or other.is_ref():
+                continue
+            if attribute.type == ir.AttributeType.GRAPH:
+                pairs = [(attribute.as_graph(), other.as_graph())]
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                pairs = list(zip(attribute.as_graphs(), other.as_graphs(), strict=False))
+            else:
+                continue
+            place = f"{text_of(ours.name or ours.op_type)}/{text_of(name)}"
+            for body, body_of_other in pairs:
+                self._pair_values(body.inputs, body_of_other.inputs, by_name=False)
+                yield f"{label}/{place}" if label else place, body, body_of_other
+
+    # -- what differs --------------------------------------------------------------------------------------------------
+
+    def _compare_nodes(self) -> None:
+        for found in self._sorted.values():
+            for ours, theirs in found.aligned:
+                before, after = self._before.nodes[ours], self._after.nodes[theirs]
+                what = (*self._attributes(ours, theirs), *self._inputs(ours, theirs), *_types(before, after))
+                if what:
+                    found.changed.append(NodeChange(before, after, what))
+                else:
+                    found.same += 1
+
+    def _attributes(self, ours: ir.Node, theirs: ir.Node) -> Iterator[str]:
+        before = said(ours, self._models[0].opset_imports)
+        after = said(theirs, self._models[1].opset_imports)
+        for name in dict.fromkeys((*before, *after)):
+            if before.get(name) != after.get(name):
+                texts = [
+                    seen.attributes.get(name, "not given")
+                    for seen in (self._before.nodes[ours], self._after.nodes[theirs])
+                ]
+                yield f"attribute {name}: {texts[0]}, then {texts[1]}" if texts[0] != texts[1] else f"attribute {name}"
+
+    def _inputs(self, ours: ir.Node, theirs: ir.Node) -> Iterator[str]:
+        before, after = list(ours.inputs), list(theirs.inputs)
+        for inputs in (before, after):
+            while inputs and inputs[-1] is None:
+                inputs.pop()
+        if len(before) != len(after):
+            yield f"{len(before)} inputs, then {len(after)}"
+            return
+        if ours.op_type in _COMMUTATIVE and not ours.domain and not any(map(self._crosses, before, reversed(after))):
+            return
+        for position, (value, other) in enumerate(zip(before, after, strict=True)):
+            if value is None or other is None:
+                if value is not other:
+                    names = ["absent" if v is None else v.name for v in (value, other)]
+                    yield f"input {position}: {names[0]}, then {names[1]}"
+            elif self._crosses(value, other):
+                yield f"input {position}: {value.name}, then {other.name}, which was {self._paired[other].name}"
+
+    def _crosses(self, value: ir.Value | None, other: ir.Value | None) -> bool:
+        """Whether two values correspond to others than each other.
+
+        Where one corresponds to none, the node that makes it, or the weight, is said to be in one model alone.
+        """
+        if value is None or other is None:
+            return value is not other
+        return self.pairs.get(value) is not other and value in self.pairs and other in self._paired
+
+    def _connections(self) -> Iterator[str]:
+        """Outputs of graphs that are the results of other nodes."""
+        for label, ours, theirs in self._graphs:
+            place = f" of {label}" if label else ""
+            for position, (value, other) in enumerate(zip(ours.outputs, theirs.outputs, strict=False)):
+                if self._crosses(value, other):
+                    was = self._paired[other].name
+                    yield f"output {position}{place}: {value.name}, then {other.name}, which was {was}"
+
+    def _compare_weights(self) -> tuple[list[WeightChange], int]:
+        changes: list[WeightChange] = []
+        same = 0
+        for value, (before, tensor) in self._before.weights.items():
+            found = self._after.weights.get(self.pairs[value]) if value in self.pairs else None
+            if found is None:
+                changes.append(WeightChange(before, None))
+                continue
+            after, other = found
+            difference, transposed = difference_of(tensor, other)
+            if difference is not None and difference.equal and not transposed and before.dtype == after.dtype:
+                same += 1
+            else:
+                changes.append(WeightChange(before, after, difference, transposed))
+        for value, (after, _) in self._after.weights.items():
+            if self._paired.get(value) not in self._before.weights:
+                changes.append(WeightChange(None, after))
+        return changes, same
+
+
+class _Sorted:
+    """The nodes of a module in one graph, by what became of them."""
+
+    def __init__(self) -> None:
+        self.aligned: list[tuple[ir.Node, ir.Node]] = []
+        self.same = 0
+        self.changed: list[NodeChange] = []
+        self.removed: list[NodeView] = []
+        self.added: list[NodeView] = []
+
+    def finished(self, path: str, graph: str) -> ModuleDiff:
+        return ModuleDiff(path, graph, self.same, tuple(self.changed), tuple(self.removed), tuple(self.added))
+
+
+def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """The places at which two sequences correspond, equal items in the same order.
+
+    Long ones that differ in much are aligned by counting: the first occurrence of an item with the first, the second with the
+    second. That is linear, and may cross.
+    """
+    start = 0
+    while start < min(len(before), len(after)) and before[start] == after[start]:
+        start += 1
+    end = 0
+    while end < min(len(before), len(after)) - start and before[-1 - end] == after[-1 - end]:
+        end += 1
+    pairs = [(i, i) for i in range(start)]
+    middle, other = before[start : len(before) - end], after[start : len(after) - end]
+    if len(middle) * len(other) <= _LARGEST_PRODUCT:
+        for i, j, size in difflib.SequenceMatcher(None, middle, other, autojunk=False).get_matching_blocks():
+            pairs += [(start + i + k, start + j + k) for k in range(size)]
+    else:
+        places: dict[Hashable, list[int]] = defaultdict(list)
+        for j, item in enumerate(other):
+            places[item].append(j)
+        taken: Counter[Hashable] = Counter()
+        for i, item in enumerate(middle):
+            if taken[item] < len(places[item]):
+                pairs.append((start + i, start + places[item][taken[item]]))
+                taken[item] += 1
+    pairs += [(len(before) - k, len(after) - k) for k in range(end, 0, -1)]
+    return pairs
+
+
+def _changed_values(before: Sequence[ValueView], after: Sequence[ValueView]) -> tuple[ValueChange, ...]:
+    """Inputs or outputs that differ: by name, then those of other names by their order."""
+    named = {value.name: value for value in after}
+    known = {value.name for value in before}
+    new = [value for value in after if value.name not in known]
+    changes = []
+    for value in before:
+        other = named.get(value.name)
+        if other is None and new:
+            other = new.pop(0)
+        if value != other:
+            changes.append(ValueChange(value, other))
+    return (*changes, *(ValueChange(None, value) for value in new))
+
+
+def _both(before: Mapping[str, int], after: Mapping[str, int], absent: Any) -> dict[str, tuple[Any, Any]]:
+    """What two tables say otherwise of the same thing."""
+    pairs = {name: (before.get(name, absent), after.get(name, absent)) for name in dict.fromkeys((*before, *after))}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _types(before: NodeView, after: NodeView) -> Iterator[str]:
+    """Results whose dtype, rank or static sizes differ; names of dynamic sizes, and what a file doesn't say, don't count."""
+    if len(before.outputs) != len(after.outputs):
+        yield f"{len(before.outputs)} outputs, then {len(after.outputs)}"
+    for position, (value, other) in enumerate(zip(before.outputs, after.outputs, strict=False)):
+        if (value.dtype and other.dtype and value.dtype != other.dtype) or not _alike(value.shape, other.shape):
+            yield f"output {position}: {value.type}, then {other.type}"
+
+
+def _alike(shape: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
+    if shape is None or other is None:
+        return True
+    if len(shape) != len(other):
+        return False
+    pairs = zip(shape, other, strict=True)
+    return all(a is None or b is None or a == b or (isinstance(a, str) and isinstance(b, str)) for a, b in pairs)

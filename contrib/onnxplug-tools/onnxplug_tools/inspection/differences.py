@@ -1,0 +1,112 @@
+"""What differs between two models as rows of tables, for the terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnxplug_tools.inspection.diff import ModelDiff, WeightChange
+from onnxplug_tools.inspection.pages import page
+from onnxplug_tools.inspection.view import NodeView, ValueView, WeightView
+from onnxplug_tools.inspection.words import bytes_text, count_text
+
+Row = tuple[str, ...]
+
+
+def summary_rows(found: ModelDiff) -> Iterator[Row]:
+    """What differs of the whole models: a name, and what each has."""
+    before, after = found.before, found.after
+    for name, one, other in (
+        ("producer", before.producer, after.producer),
+        ("nodes", count_text(before.root.total_nodes), count_text(after.root.total_nodes)),
+        ("elements of weights", count_text(before.root.total_parameters), count_text(after.root.total_parameters)),
+        ("bytes of weights", bytes_text(before.root.total_bytes), bytes_text(after.root.total_bytes)),
+    ):
+        if one != other:
+            yield name, one, other
+    for domain, versions in found.opsets.items():
+        yield f"opset of {domain or 'ai.onnx'}", *["none" if version is None else str(version) for version in versions]
+    for kind, changes in (("input", found.inputs), ("output", found.outputs)):
+        for change in changes:
+            yield kind, _value(change.before), _value(change.after)
+    for text in found.connections:
+        yield "connection", *text.split(", then ", 1)
+    for name, is_after in found.functions.items():
+        yield "function", *(("none", name) if is_after else (name, "none"))
+    for operator, (one_count, other_count) in found.operators.items():
+        yield operator, str(one_count), str(other_count)
+
+
+def node_rows(found: ModelDiff) -> Iterator[Row]:
+    """Nodes that differ: module, ``-``, ``+`` or ``~``, the node, and what differs of it."""
+    for module in found.modules:
+        place = module.path or "(the model)"
+        if module.graph:
+            place += f" in {module.graph}"
+        for node in module.removed:
+            yield place, "-", _node(node), ""
+        for node in module.added:
+            yield place, "+", _node(node), ""
+        for change in module.changed:
+            name = change.before.name
+            if change.after.name != name:
+                name = f"{name} → {change.after.name}"
+            yield place, "~", f"{change.before.operator} {name}", "; ".join(change.what)
+
+
+def weight_rows(found: ModelDiff) -> Iterator[Row]:
+    """Weights that differ: what each model has, and how much they differ."""
+    for change in found.weights:
+        yield _weight(change.before), _weight(change.after), _what(change)
+
+
+def _what(change: WeightChange) -> str:
+    if change.before is None or change.after is None:
+        return "only before" if change.after is None else "only after"
+    parts = []
+    if change.before.dtype != change.after.dtype:
+        parts.append("other dtype")
+    if change.transposed:
+        parts.append("transposed")
+    elif change.before.shape != change.after.shape:
+        parts.append("other shape")
+    if change.difference is not None:
+        parts.append(str(change.difference))
+    return "; ".join(parts) or "other text"
+
+
+def _node(node: NodeView) -> str:
+    results = ", ".join(f"{value.name} {value.type}" for value in node.outputs if value.name)
+    return f"{node.operator} {node.name} → {results}" if node.name else f"{node.operator} → {results}"
+
+
+def _value(value: ValueView | None) -> str:
+    return "none" if value is None else f"{value.name} {value.type}"
+
+
+def _weight(weight: WeightView | None) -> str:
+    return "" if weight is None else f"{weight.name} {weight.type}"
+
+
+def to_html(found: ModelDiff, before: str, after: str) -> str:
+    """A page with everything that differs.
+
+    Args:
+        found: What differs.
+        before, after: What the models are called.
+
+    Raises:
+        OnnxplugError: jinja2 is not installed.
+    """
+    import onnxplug
+
+    return page(
+        "diff.html.jinja",
+        {
+            "title": f"{before} → {after}",
+            "version": onnxplug.__version__,
+            "diff": found,
+            "summary": list(summary_rows(found)),
+            "nodes": list(node_rows(found)),
+            "weights": list(weight_rows(found)),
+        },
+    )

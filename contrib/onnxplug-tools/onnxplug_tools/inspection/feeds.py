@@ -1,0 +1,155 @@
+"""Inputs for a model that comes as a file: those that are given, and the others made from its own types and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.dtypes import ONNX_TO_TORCH
+from onnxplug.errors import UsageError
+from onnxplug.text import did_you_mean
+from onnxplug_tools.inspection.dims import size_of
+from onnxplug_tools.inspection.words import type_text
+
+#: What a dynamic dimension is without a size.
+_UNTOLD = 1
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The inputs of a run.
+
+    Attributes:
+        values: Tensors by the names of inputs.
+        sizes: What dynamic dimensions became, by their names.
+        assumed: The names of those that nothing said a size of: they are 1.
+    """
+
+    values: dict[str, torch.Tensor]
+    sizes: dict[str, int]
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Dtypes and shapes of the inputs in words: ``"float32[4, 3]"``."""
+        return {
+            name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for name, value in self.values.items()
+        }
+
+
+def make_feed(
+    model: ir.Model,
+    given: Sequence[tuple[str | None, Any]] = (),
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> Feed:
+    """Inputs for a model. Floats are normal, integers 0 or 1, bools random; the same for the same seed.
+
+    Args:
+        model: The model.
+        given: Inputs by name; ``None`` stands for the first one that isn't named otherwise. The sizes of their dimensions
+            hold for the other inputs.
+        sizes: Sizes of dynamic dimensions; 1 where there is none.
+        seed: Of the values.
+
+    Raises:
+        UsageError: An input is unknown, given twice, of another dtype or shape, or can't be made up; a size is contradicted, or
+            there is no such dimension.
+    """
+    inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
+    named = _by_name(list(inputs), given)
+    told = dict(sizes or {})
+    dims = {dim for value in inputs.values() for dim in _dims(value) or () if isinstance(dim, str)}
+    unknown = [name for name in told if name not in dims and not any(name in dim for dim in dims)]
+    if unknown:
+        raise UsageError(
+            f"no input has a dimension {unknown[0]!r}",
+            hint=did_you_mean(
+                unknown[0], dims, otherwise=f"They are {', '.join(sorted(dims))}." if dims else "All are static."
+            ),
+        )
+    for name, tensor in named.items():
+        _bind(name, inputs[name], tensor, told)
+    plain = {dim: told.get(dim) for dim in sorted(dims) if dim.isidentifier()}
+    assumed = [dim for dim, size in plain.items() if size is None]
+    known = {**told, **dict.fromkeys(assumed, _UNTOLD)}
+    generator = torch.Generator().manual_seed(seed)
+    values: dict[str, torch.Tensor] = {}
+    for name, value in inputs.items():
+        if name in named:
+            values[name] = named[name]
+            continue
+        shape = []
+        for dim in _dims(value, name) or ():
+            size = size_of(dim, known)
+            if size is None and isinstance(dim, str):
+                assumed.append(dim)
+            shape.append(_UNTOLD if size is None else size)
+        values[name] = _random(name, value, shape, generator)
+    return Feed(
+        values,
+        {dim: size for dim in sorted(dims) if (size := size_of(dim, known)) is not None},
+        tuple(dict.fromkeys(assumed)),
+    )
+
+
+def _by_name(names: Sequence[str], given: Sequence[tuple[str | None, Any]]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    said = {name for name, _ in given if name is not None}
+    free = [name for name in names if name not in said]
+    for name, value in given:
+        if name is None:
+            if not free:
+                raise UsageError(f"more inputs are given than the model has: {', '.join(names) or 'none'}")
+            name = free.pop(0)
+        if name not in names:
+            hint = did_you_mean(name, names, otherwise=f"Its inputs are {', '.join(names)}.")
+            raise UsageError(f"the model has no input {name!r}", hint=hint)
+        if name in found:
+            raise UsageError(f"the input {name!r} is given twice")
+        found[name] = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    return found
+
+
+def _dims(value: ir.Value, name: str | None = None) -> list[Any] | None:
+    """The dimensions of an input; an error where the rank is unknown and a name is given."""
+    if value.shape is None:
+        if name is not None:
+            raise UsageError(
+                f"the model does not say how many axes its input {name!r} has", hint="Give it: --input NAME=FILE.npy"
+            )
+        return None
+    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+
+
+def _bind(name: str, value: ir.Value, tensor: torch.Tensor, sizes: dict[str, int]) -> None:
+    """Checks an input that is given, and takes the sizes of its dimensions."""
+    expected = ONNX_TO_TORCH.get(value.dtype) if value.dtype is not None else None
+    if expected is not None and tensor.dtype != expected:
+        raise UsageError(f"the input {name!r} is {tensor.dtype}, the model takes {expected}")
+    dims = _dims(value)
+    if dims is None:
+        return
+    if len(dims) != tensor.dim():
+        raise UsageError(f"the input {name!r} has the shape {list(tensor.shape)}, the model takes {dims}")
+    for dim, size in zip(dims, tensor.shape, strict=True):
+        if isinstance(dim, int) and dim != size:
+            raise UsageError(f"the input {name!r} has the shape {list(tensor.shape)}, the model takes {dims}")
+        if isinstance(dim, str) and dim.isidentifier() and sizes.setdefault(dim, size) != size:
+            raise UsageError(f"the input {name!r} has {dim} = {size}, elsewhere it is {sizes[dim]}")
+
+
+def _random(name: str, value: ir.Value, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    dtype = ONNX_TO_TORCH.get(value.type.dtype) if isinstance(value.type, ir.TensorType) else None
+    if dtype is None:
+        kind = type_text(value.type) or "of no known type"
+        raise UsageError(f"the input {name!r} is {kind}: onnxplug can't make one up")
+    if dtype.is_complex:
+        return torch.randn(list(shape), generator=generator, dtype=torch.complex64).to(dtype)
+    if dtype.is_floating_point:
+        return torch.randn(list(shape), generator=generator).to(dtype)
+    return torch.randint(0, 2, list(shape), generator=generator).to(dtype)

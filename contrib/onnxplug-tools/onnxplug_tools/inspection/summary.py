@@ -1,0 +1,131 @@
+"""A picture of a model as rows of tables, for the terminal and for a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from onnxplug.text import counted
+from onnxplug_tools.inspection.pages import page
+from onnxplug_tools.inspection.view import ModelView, ModuleView, ValueView, WeightView
+from onnxplug_tools.inspection.words import bytes_text, count_text, flops_text, opsets_text
+
+#: The most weights and nodes that a page lists.
+_WEIGHTS_OF_A_PAGE, _NODES_OF_A_PAGE = 200, 20_000
+
+
+def rows(seen: ModelView, file: str, sizes: Mapping[str, int]) -> list[tuple[str, str]]:
+    """What there is to say of the whole model, in names and values.
+
+    Args:
+        seen: The model.
+        file: What its file is called, with its size.
+        sizes: The sizes that the estimate of operations was made for.
+    """
+    bodies = sum(1 for node in seen.nodes if node.graph) - sum(function.nodes for function in seen.functions)
+    within = f", {bodies} of them in the bodies of others" if bodies else ""
+    dtypes = ", ".join(f"{dtype} {bytes_text(size)}" for dtype, size in seen.bytes_by_dtype.items())
+    functions = [f"{f.operator} ({counted(f.nodes, 'node')}, {counted(f.calls, 'call')})" for f in seen.functions]
+    return [
+        ("file", file),
+        ("producer", seen.producer),
+        ("opsets", opsets_text(seen.opsets)),
+        *[("input", _value(value)) for value in seen.inputs],
+        *[("output", _value(value)) for value in seen.outputs],
+        ("nodes", f"{seen.root.total_nodes}{within}"),
+        ("operators", ", ".join(f"{name} {count}" for name, count in seen.operators.items())),
+        ("functions", ", ".join(functions) or "none"),
+        (
+            "weights",
+            f"{counted(len(seen.weights), 'tensor')}, {count_text(seen.root.total_parameters)} elements: {dtypes or 'none'}",
+        ),
+        ("operations", operations_text(seen, sizes)),
+    ]
+
+
+def _value(value: ValueView) -> str:
+    return f"{value.name} {value.type}"
+
+
+def operations_text(seen: ModelView, sizes: Mapping[str, int]) -> str:
+    """The estimate of operations, for which sizes it was made, and how much of the model it leaves out."""
+    root = seen.root
+    missing = [name for name in dynamic_names(seen) if name not in sizes]
+    if root.total_unestimated and missing:
+        return f"not known without the sizes of dynamic dimensions: --sizes {','.join(f'{name}=…' for name in missing)}"
+    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    text = f"{flops_text(root.total_flops)}, estimated{f' at {at}' if at else ''}"
+    if not root.total_unestimated:
+        return text
+    left_out = f"{counted(root.total_unestimated, 'node')} that there is no estimate for"
+    return f"{text}; without {left_out}" if root.total_flops else left_out
+
+
+def dynamic_names(seen: ModelView) -> list[str]:
+    """The names of dynamic dimensions of the inputs, in their order."""
+    dims = [dim for value in seen.inputs for dim in value.shape or () if isinstance(dim, str)]
+    return list(dict.fromkeys(dim for dim in dims if dim.isidentifier()))
+
+
+def modules(seen: ModelView, depth: int) -> Iterator[tuple[int, ModuleView]]:
+    """The modules down to a depth, each after the one that it is part of, with how deep it is."""
+    pending = [(0, seen.root)]
+    while pending:
+        level, module = pending.pop()
+        yield level, module
+        if level < depth:
+            pending += [(level + 1, child) for child in reversed(module.children)]
+
+
+def module_cells(module: ModuleView) -> list[str]:
+    """What a table says of a module beside its name: class, nodes, parameters, bytes, operations."""
+    operations = flops_text(module.total_flops)
+    if module.total_unestimated:
+        operations = f"{operations} + {counted(module.total_unestimated, 'node')}" if module.total_flops else "unknown"
+    return [
+        ", ".join(kind.rpartition(".")[2] for kind in module.classes),
+        count_text(module.total_nodes),
+        count_text(module.total_parameters),
+        bytes_text(module.total_bytes),
+        operations,
+    ]
+
+
+def largest(seen: ModelView, count: int) -> list[WeightView]:
+    """The weights with the most bytes, the largest first."""
+    return sorted(seen.weights, key=lambda weight: -weight.bytes)[:count]
+
+
+def to_json(picture: Any) -> str:
+    """A picture as JSON: the attributes of its classes by their names."""
+    return json.dumps(dataclasses.asdict(picture), indent=1)
+
+
+def to_html(seen: ModelView, title: str, facts: list[tuple[str, str]]) -> str:
+    """A page with everything: modules, operators, weights, nodes.
+
+    Args:
+        seen: The model.
+        title: Its headline.
+        facts: The rows of :func:`rows`.
+
+    Raises:
+        OnnxplugError: jinja2 is not installed.
+    """
+    import onnxplug
+
+    return page(
+        "model.html.jinja",
+        {
+            "title": title,
+            "version": onnxplug.__version__,
+            "model": seen,
+            "module_cells": module_cells,
+            "rows": facts,
+            "most": max(seen.operators.values(), default=1),
+            "weights": largest(seen, _WEIGHTS_OF_A_PAGE),
+            "nodes": seen.nodes[:_NODES_OF_A_PAGE],
+        },
+    )

@@ -1,0 +1,371 @@
+"""Collects a report while an export runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+import torch
+
+from onnxplug.capture.project import relative_line, relative_path
+from onnxplug.errors import UsageError
+from onnxplug.profiling import recorder as profiling
+from onnxplug_tools.report.arguments import model_name, summarised
+from onnxplug_tools.report.failure import failure_of, first_line
+from onnxplug_tools.report.files import prepare
+from onnxplug_tools.report.record import (
+    Attempt,
+    Capture,
+    Decomposed,
+    Plugin,
+    Rewritten,
+    SizeCondition,
+    Warned,
+)
+from onnxplug_tools.report.report import ExportReport
+from onnxplug_tools.report.times import Times
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnxplug.capture.signature import Captured, InputSlot
+    from onnxplug.host import PluginHost
+
+_PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
+#: torch's decomposition of a whole program.
+WHOLE_PROGRAM = "run_decompositions, of the whole program"
+
+
+#: Writes the reports of exports, mostly of one; the error is that which ended the last.
+Write = Callable[[Sequence[ExportReport], BaseException | None], None]
+
+
+class Exported(Protocol):
+    """What a report reads of a program: :class:`onnxplug.OnnxProgram` has it.
+
+    Attributes:
+        model: The ONNX model.
+        statistics: What was done.
+        captured: The capture, with the example inputs.
+        inputs: What the graph's inputs stand for.
+        report: The report.
+    """
+
+    model: ir.Model
+    statistics: Any
+    captured: Captured | None
+    inputs: list[InputSlot]
+    report: ExportReport | None
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The inputs of a call of the PyTorch model in a row."""
+
+
+class ReportWarning(UserWarning):
+    """A report can't be written, and the export has failed of something else."""
+
+
+class Collector:
+    """Collects the report of one export; of several that are made one after the other, a report of each.
+
+    Attributes:
+        reports: What is known so far, the last one of what is at work.
+    """
+
+    def __init__(self) -> None:
+        self.reports: list[ExportReport] = []
+        self._thread = threading.get_ident()
+
+    @property
+    def report(self) -> ExportReport:
+        """That of the export that is at work."""
+        return self.reports[-1]
+
+    def _begin(self) -> None:
+        recorder = profiling.active()
+        assert recorder is not None
+        times = Times(recorder)
+        began = datetime.now().astimezone().isoformat(timespec="seconds")
+        system = f"{platform.system()} {platform.machine()}"
+        self.reports.append(ExportReport(began=began, versions=_versions(), system=system, times=times))
+        times.begin()
+
+    def joined(self) -> None:
+        """An export begins; where another one has been made before, it gets a report of its own."""
+        if self.report.view is not None:
+            self._times.end()
+            self._begin()
+
+    @property
+    def _times(self) -> Times:
+        times = self.report.times
+        assert times is not None
+        return times
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records times and warnings while the context lasts."""
+        with contextlib.ExitStack() as stack:
+            if profiling.active() is None:
+                stack.enter_context(profiling.recording())
+            stack.enter_context(self._warnings())
+            self._begin()
+            try:
+                yield
+            finally:
+                self._times.end()
+
+    @contextlib.contextmanager
+    def _warnings(self) -> Iterator[None]:
+        """Takes down the warnings that are shown; they are shown all the same."""
+        before = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if threading.get_ident() == self._thread:
+                warned = Warned(category.__name__, str(message), f"{relative_path(filename)}:{lineno}")
+                if warned not in self.report.warnings:
+                    self.report.warnings.append(warned)
+            before(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        try:
+            yield
+        finally:
+            if warnings.showwarning is show:
+                warnings.showwarning = before
+
+    def call(self, arguments: Mapping[str, Any], defaults: Any) -> None:
+        """Takes the arguments of the call; of one that calls another, the first are the user's.
+
+        Args:
+            arguments: By name.
+            defaults: The function that was called.
+        """
+        if self.report.model:
+            return
+        given = dict(arguments)
+        self.report.model = model_name(given.pop("model", None))
+        self.report.arguments |= summarised(given, defaults)
+
+    def selected(self, host: PluginHost) -> None:
+        """Takes the plugins."""
+        records: Sequence[Any] = getattr(host, "records", list)()
+        self.report.plugins = [
+            Plugin(r.name, r.distribution, r.version, r.status, (r.error or "").strip().rpartition("\n")[2])
+            for r in records
+        ]
+
+    def captured(self, captured: Captured) -> None:
+        """Takes how the model was captured."""
+        names = captured.dim_names
+        ranges = {
+            names.get(str(symbol), str(symbol)): f"{limits.lower} to {_upper(limits.upper)}"
+            for symbol, limits in captured.program.range_constraints.items()
+        }
+        found = [(condition, False) for condition in captured.conditions]
+        found += [(condition, True) for condition in captured.assumptions]
+        found += [(bound, False) for bound in captured.bounds]
+        self.report.capture = Capture(
+            captured.strategy,
+            captured.seconds,
+            len(captured.program.graph.nodes),
+            repeated=captured.repeated,
+            dimensions=ranges,
+            conditions=[
+                SizeCondition(c.text(names), None if c.place is None else relative_line(c.place), small)
+                for c, small in found
+            ],
+        )
+
+    def exported(self, program: Exported, packages: Mapping[str, str]) -> None:
+        """Takes the program, whose nodes say everything of where they come from.
+
+        Args:
+            program: The program.
+            packages: Rewrite to the distribution that it is of.
+        """
+        from onnxplug_tools.inspection.view import view
+
+        report, statistics = self.report, program.statistics
+        report.opsets = {name or "ai.onnx": version for name, version in program.model.opset_imports.items()}
+        report.take_ends(program.model)
+        report.functions = dict(statistics.functions)
+        report.packages = dict(statistics.packages)
+        report.sizes = _sizes(program)
+        report.view = view(program.model, report.sizes)
+        self._rewrites(packages)
+        report.decomposed += [Decomposed(op, WHOLE_PROGRAM, 1, ()) for op in statistics.decomposed]
+        program.report = report
+
+    def _rewrites(self, packages: Mapping[str, str]) -> None:
+        made = Counter(name for node in self.report.view.nodes for name in node.rewritten) if self.report.view else {}
+        self.report.rewrites = [
+            Rewritten(row.name, packages.get(row.name, ""), row.fired, made.get(row.name, 0), row.seconds)
+            for row in self._times.rewrites()
+            if row.fired
+        ]
+
+    def settle(self, error: BaseException | None) -> None:
+        """Ends the reports.
+
+        Args:
+            error: Why the export failed that is at work.
+        """
+        if error is not None:
+            self.report.failure = failure_of(error, self._times.failed_stage() or "arguments")
+        for report in self.reports:
+            _settle(report)
+
+
+def _settle(report: ExportReport) -> None:
+    """Has a report say what the recorded times tell."""
+    times = report.times
+    if times is not None:
+        report.decomposed = [*_decomposed(times), *report.decomposed]
+        report.folded = _folded(times)
+        attempts = _attempts(times, report.failure.tries if report.failure is not None else ())
+        if report.capture is None and attempts:
+            report.capture = Capture(seconds=sum(attempt.seconds for attempt in attempts))
+        if report.capture is not None:
+            report.capture.attempts = attempts
+
+
+def begun(report: Any) -> Write | None:
+    """Checks where a report is to be written, and returns what writes it.
+
+    Raises:
+        UsageError: ``report`` is neither a bool nor the path of a folder.
+        SaveError: The folder can't be made or written.
+    """
+    if isinstance(report, bool):
+        return None
+    if callable(report):
+        return report
+    if not isinstance(report, str | os.PathLike) or not os.fspath(report):
+        raise UsageError(
+            f"report= takes True, False or the path of a folder, got {report!r}", hint="report='reports/my_model'"
+        )
+    folder = prepare(report)
+
+    def write(made: Sequence[ExportReport], error: BaseException | None) -> None:
+        for number, report in enumerate(made, 1):
+            report.save(folder, name="report" if number == 1 else f"report-{number}")
+        if error is not None:
+            error.add_note(f"A report is in {folder}.")
+
+    return write
+
+
+def ended(collector: Collector, write: Write | None) -> None:
+    """Ends and writes the report of an export that succeeded.
+
+    Raises:
+        SaveError: It can't be written.
+    """
+    collector.settle(None)
+    if write is not None:
+        write(collector.reports, None)
+
+
+def failed(collector: Collector, error: BaseException, write: Write | None) -> None:
+    """Ends and writes the report of an export that failed; the export's own error is what counts."""
+    try:
+        collector.settle(error)
+        with contextlib.suppress(AttributeError, TypeError):  # an error of a class with a layout of its own
+            error.report = collector.report  # type: ignore[attr-defined]
+        if write is not None and isinstance(error, Exception):
+            write(collector.reports, error)
+    except Exception as failure:
+        text = f"the report of the failed export can't be written: {first_line(failure)}"
+        error.add_note(text)
+        with contextlib.suppress(Warning):  # made an error by a filter
+            warnings.warn(text, ReportWarning, stacklevel=4)
+
+
+def _versions() -> dict[str, str]:
+    import onnxplug
+
+    found = {"onnxplug": onnxplug.__version__, "Python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found | {"torch": str(torch.__version__)}  # with its build
+
+
+def _sizes(program: Exported) -> dict[str, int]:
+    """The sizes of the dynamic dimensions in the export's own inputs, by name."""
+    captured = program.captured
+    if captured is None or not (captured.args or captured.kwargs):
+        return {}
+    leaves = program.flatten(captured.args, captured.kwargs)
+    shapes = {value.name: value.shape for value in program.model.graph.inputs}
+    found: dict[str, int] = {}
+    for slot in program.inputs:
+        shape = shapes.get(slot.name)
+        leaf = leaves[slot.position] if slot.position is not None else None
+        if shape is not None and isinstance(leaf, torch.Tensor):
+            # A complex tensor has an axis more in the model.
+            for dim, size in zip(shape, leaf.shape, strict=False):
+                name = None if isinstance(dim, int) else dim.value
+                if name is not None and name.isidentifier():
+                    found.setdefault(name, int(size))
+    return found
+
+
+def _upper(limit: Any) -> str:
+    text = str(limit)
+    return text if text.isdigit() and int(text) < 2**60 else "any"
+
+
+def _attempts(times: Times, tries: Sequence[str]) -> list[Attempt]:
+    """The attempts at capture; where all failed, the error says of what each did."""
+    spans = [span for span in times.spans if span.kind == "stage" and span.name == "attempt"]
+    found = []
+    for position, span in enumerate(spans):
+        error = span.about.get("error")
+        if error is not None:
+            said = tries[position].partition(": ")[2] if position < len(tries) else ""
+            error = said or span.about.get("why") or str(error)
+        found.append(Attempt(str(span.about.get("mode", "")), span.seconds, error))
+    return found
+
+
+def _decomposed(times: Times) -> list[Decomposed]:
+    """The operators that torch decomposed one by one, where the trace of the decomposition succeeded."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for span in times.spans:
+        if span.kind != "decomposition" or "error" in span.about:
+            continue
+        outer = span.parent
+        while outer is not None and outer.kind != "node":
+            outer = outer.parent
+        place = str(outer.about.get("location") or "") if outer is not None else ""
+        found.setdefault((span.name, str(span.about.get("rule", ""))), []).append(place)
+    return [
+        Decomposed(op, by, len(places), tuple(dict.fromkeys(relative_line(p) for p in places if p)))
+        for (op, by), places in found.items()
+    ]
+
+
+def _folded(times: Times) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for span in times.spans:
+        for (kind, name), total in span.totals.items():
+            if kind == "fold" and total.hits:
+                counts[name] += total.hits
+    return dict(counts.most_common())

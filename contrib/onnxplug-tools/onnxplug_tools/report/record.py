@@ -1,0 +1,290 @@
+"""What a report has: plain values, which hold neither the model nor its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from onnxplug.run.differences import CaseDifference, Histogram
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnxplug_tools.inspection.view import ModelView
+    from onnxplug_tools.report.times import Times
+
+
+@dataclass(frozen=True)
+class MissingRule:
+    """An operator that has no rule.
+
+    Attributes:
+        op: The operator.
+        places: The user's lines at which it is called, ``file:line``.
+        reasons: What else is known of each, in words; may be empty.
+    """
+
+    op: str
+    places: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an export failed.
+
+    Attributes:
+        stage: ``"arguments"``, ``"loading"``, ``"plugins"``, ``"capture"``, ``"conversion"``, ``"verification"`` or ``"saving"``.
+        error: Class of the error.
+        message: What is wrong, and where.
+        hint: What to do about it.
+        place: The user's ``file:line``; ``None`` where it is not known.
+        submodule: Path of the submodule at which capture stopped, as far as that is known.
+        tries: What each attempt at capture said.
+        missing: The operators that have no rule.
+        traceback: Of an error that onnxplug did not raise on purpose.
+    """
+
+    stage: str
+    error: str
+    message: str
+    hint: str | None = None
+    place: str | None = None
+    submodule: str | None = None
+    tries: tuple[str, ...] = ()
+    missing: tuple[MissingRule, ...] = ()
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An installed plugin.
+
+    Attributes:
+        name: Its name.
+        distribution, version: What installed it.
+        status: ``"loaded"``, ``"failed"``, ``"blocked"`` or ``"not loaded"``.
+        error: The end of the error of one that failed.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    status: str
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt at capture.
+
+    Attributes:
+        mode: torch.export's mode and the reading of the dynamic shapes, in words.
+        seconds: How long it took.
+        error: Class and first line of what it failed of; ``None`` for the one that succeeded.
+    """
+
+    mode: str
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class SizeCondition:
+    """What the model's Python code asks of dynamic sizes, and the exported model takes for granted.
+
+    Attributes:
+        text: The condition.
+        place: The user's ``file:line``.
+        only_small: Whether only the size 1 does not fulfil it: often the model is right there too.
+    """
+
+    text: str
+    place: str | None
+    only_small: bool
+
+
+@dataclass
+class Capture:
+    """How the model was captured.
+
+    Attributes:
+        strategy: ``"non-strict"``, ``"strict"``, ``"given"`` …
+        seconds: How long it took.
+        nodes: Number of FX nodes.
+        attempts: What was tried, in order.
+        repeated: How many operator calls repeated the nodes of an equal one.
+        dimensions: Name of each dynamic dimension to its range, ``"2 to 128"``.
+        conditions: What is taken for granted of sizes.
+    """
+
+    strategy: str = ""
+    seconds: float = 0.0
+    nodes: int = 0
+    attempts: list[Attempt] = field(default_factory=list)
+    repeated: int = 0
+    dimensions: dict[str, str] = field(default_factory=dict)
+    conditions: list[SizeCondition] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Decomposed:
+    """An operator that torch decomposed.
+
+    Attributes:
+        op: The operator; the whole program was decomposed because of it where ``by`` says so.
+        by: The decomposition.
+        times: How often.
+        places: The user's lines.
+    """
+
+    op: str
+    by: str
+    times: int
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rewrite that was applied.
+
+    Attributes:
+        name: Its name.
+        package: The distribution that it is of.
+        times: How often it replaced something.
+        nodes: Number of nodes of the model that it made, or that were made of what it made.
+        seconds: How long it took, trying included.
+    """
+
+    name: str
+    package: str
+    times: int
+    nodes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning that was shown.
+
+    Attributes:
+        category: Its class.
+        text: What it says.
+        place: The ``file:line`` that it is about.
+    """
+
+    category: str
+    text: str
+    place: str
+
+
+@dataclass
+class Verification:
+    """What verification compared.
+
+    Attributes:
+        cases: The sets of inputs, one that is not accepted included.
+        skipped: Sizes that were drawn and that PyTorch itself rejects.
+        error: Why it failed; ``None`` where everything is accepted.
+    """
+
+    cases: list[CaseDifference] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def histogram(self) -> Histogram:
+        """The differences of all elements of all outputs of all cases."""
+        together = Histogram()
+        for case in self.cases:
+            for output in case.outputs:
+                if output.histogram is not None:
+                    together.add(output.histogram)
+        return together
+
+    @property
+    def max_abs_difference(self) -> float:
+        """The largest difference of all."""
+        return max((output.max_abs_difference for case in self.cases for output in case.outputs), default=0.0)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that was written.
+
+    Attributes:
+        path: Its path, as it was given.
+        bytes: Its size with the data beside it.
+    """
+
+    path: str
+    bytes: int
+
+
+@dataclass
+class Facts:
+    """What an export did, and why it failed if it did.
+
+    Attributes:
+        model: Class of the model, or the name of a function.
+        began: The time of day at which the export began, in ISO 8601.
+        failure: Why it failed; ``None`` where it succeeded.
+        versions: Package to version: onnxplug, torch, onnx, Python and others.
+        system: The operating system and the machine's architecture.
+        plugins: The installed plugins.
+        arguments: The arguments that were given, summarised: tensors by dtype and shape, never by their values.
+        opsets: Domain to version; ai.onnx by that name.
+        inputs, outputs: Name and type (``"float[batch, 3]"``) of each.
+        sizes: Sizes of the dynamic dimensions in the export's own inputs, for which operations are estimated.
+        capture: How the model was captured.
+        decomposed: What torch decomposed.
+        folded: Operator to how often it was computed from constants during the export.
+        rewrites: The rewrites that were applied.
+        functions: Function to the number of calls of modules that it stands for.
+        packages: Distribution to the number of nodes that its rules made.
+        times: Where the time went.
+        verification: What was compared; ``None`` where nothing was.
+        warnings: The warnings that were shown.
+        files: What was written.
+        view: What is in the model; ``None`` where there is none yet.
+    """
+
+    model: str = ""
+    began: str = ""
+    failure: Failure | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    system: str = ""
+    plugins: list[Plugin] = field(default_factory=list)
+    arguments: dict[str, str] = field(default_factory=dict)
+    opsets: dict[str, int] = field(default_factory=dict)
+    inputs: list[tuple[str, str]] = field(default_factory=list)
+    outputs: list[tuple[str, str]] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    capture: Capture | None = None
+    decomposed: list[Decomposed] = field(default_factory=list)
+    folded: dict[str, int] = field(default_factory=dict)
+    rewrites: list[Rewritten] = field(default_factory=list)
+    functions: dict[str, int] = field(default_factory=dict)
+    packages: dict[str, int] = field(default_factory=dict)
+    times: Times | None = None
+    verification: Verification | None = None
+    warnings: list[Warned] = field(default_factory=list)
+    files: list[File] = field(default_factory=list)
+    view: ModelView | None = field(default=None, repr=False)
+
+    @property
+    def status(self) -> str:
+        """``"exported"``, or ``"failed"``."""
+        return "exported" if self.failure is None else "failed"
+
+    @property
+    def seconds(self) -> float:
+        """How long everything took."""
+        return self.times.seconds if self.times is not None else 0.0
+
+    def take_ends(self, model: ir.Model) -> None:
+        """Takes the names and types of a model's inputs and outputs."""
+        from onnxplug.text import value_text
+
+        self.inputs = [(str(value.name), value_text(value)) for value in model.graph.inputs]
+        self.outputs = [(str(value.name), value_text(value)) for value in model.graph.outputs]

@@ -1,0 +1,77 @@
+"""The report of an export: what is known, and how it is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from onnxplug_tools.report.files import FORMATS, file_of, prepare, write_all
+from onnxplug_tools.report.record import Facts
+
+
+class ExportReport(Facts):
+    """What an export did, and why it failed if it did; ``print`` shows the beginning, :meth:`save` writes all of it."""
+
+    def saved(self, destination: Any) -> None:
+        """Takes down where the model was saved.
+
+        Args:
+            destination: The path; what is no path is left out.
+        """
+        if isinstance(destination, str | os.PathLike):
+            self.files.append(file_of(os.fsdecode(destination)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as what JSON can hold; docs/reports.md says what each key is."""
+        from onnxplug_tools.report.data import to_dict
+
+        return to_dict(self)
+
+    def json(self) -> str:
+        """:meth:`to_dict` as text."""
+        from onnxplug_tools.report.data import to_json
+
+        return to_json(self)
+
+    def markdown(self) -> str:
+        """The report in Markdown, without the table of nodes."""
+        from onnxplug_tools.report.markdown import to_markdown
+
+        return to_markdown(self)
+
+    def html(self) -> str:
+        """The report as one page, which loads nothing."""
+        from onnxplug_tools.report.html import to_html
+
+        return to_html(self)
+
+    def sarif(self) -> str:
+        """What is wrong, in SARIF 2.1.0."""
+        from onnxplug_tools.report.sarif import to_sarif
+
+        return to_sarif(self)
+
+    def save(
+        self, folder: str | os.PathLike[str], *, name: str = "report", formats: Sequence[str] = FORMATS
+    ) -> list[str]:
+        """Writes ``report.md``, ``report.html``, ``report.sarif`` and ``report.json``, each complete or not at all.
+
+        Args:
+            folder: Where; it is made if it is not there.
+            name: What the files are called, without their suffixes.
+            formats: The suffixes of those that are written.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            SaveError: They can't be written.
+        """
+        texts = {"json": self.json, "sarif": self.sarif, "md": self.markdown, "html": self.html}
+        return write_all(prepare(folder), name, {suffix: texts[suffix] for suffix in formats})
+
+    def __str__(self) -> str:
+        from onnxplug_tools.report.markdown import summary
+
+        return summary(self)

@@ -1,0 +1,314 @@
+"""``onnxplug.bisect``: the smallest graph that still fails, and a script that shows it by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from onnxplug_tools.diagnosis.bisect import Bisection
+from onnxplug_tools.diagnosis.pieces import Recording
+from onnxplug_tools.diagnosis.trouble import Kind
+from onnxplug_tools.diagnosis.verdict import Culprit
+from torch import nn
+
+import onnxplug
+from onnxplug import Rewrite, Rule, hookimpl
+from tests.support.check import Call
+
+#: A new interpreter runs the script in `test_a_wrong_rule`, and those of the command line's plugins.
+pytestmark = pytest.mark.usefixtures("forked_scripts")
+
+RULES = """
+from onnxplug import Unsupported
+
+def sinh(g, node):
+    return g.op.Sinh(node.args[0])
+
+def static_only(g, node):
+    x = node.args[0]
+    return g.op.Tanh(x) if all(isinstance(d, int) for d in x.shape) else g.op.Sinh(x)
+
+def plain_norm(g, node):
+    return g.op.LayerNormalization(node.args[0], g.op.Expand(1.0, [8]), axis=-1)  # without its weight
+
+def refuses(g, node):
+    raise Unsupported("the moon is full")
+
+def smallest(g, node):
+    return g.op.TopK(node.args[0], [2], largest=0, _outputs=2)
+
+def three(g, node):
+    x, *_ = node.args
+    return g.op.Mul(g.op.Tanh(x), 2.0) if x.producer() is not None and x.producer().op_type == "Relu" else g.op.Tanh(x)
+"""
+
+
+@pytest.fixture
+def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with rules that are wrong, where a script finds it too."""
+    name = f"rules_of_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(RULES, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def run_script(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, folder / "reproduce.py"], capture_output=True, text=True, check=False)
+
+
+def is_whole(found: Bisection, folder: Path) -> str:
+    """Checks what every result must have; returns the script."""
+    assert found.reproduces, found.note
+    script = (folder / "reproduce.py").read_text(encoding="utf-8")
+    assert len(script.splitlines()) <= 30
+    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in found.files)
+    assert {"reproduce.py", "reproduce.pt"} <= {p.name for p in found.files}
+    assert [p.name for p in folder.parent.iterdir() if p.name.startswith(".")] == []
+    return script
+
+
+def layers(*middle: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    before = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()]
+    return nn.Sequential(*before, *middle, nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 3), nn.Softmax(-1)).eval()
+
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_wrong_rule(rules: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    rule = Rule("aten::tanh", f"{rules}:sinh")
+    dynamic = ({0: "batch"},)
+    found = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], dynamic_shapes=dynamic, output=folder)
+    assert found.trouble is not None
+    assert (found.trouble.kind, found.operators) == (Kind.DIFFERENCE, ["aten::tanh.default"])
+    assert found.verdict is not None
+    assert found.verdict.culprit is Culprit.RULE
+    assert found.before >= 10
+    script = is_whole(found, folder)
+    assert "torch.ops.aten.tanh.default(" in script
+    assert "dynamic_shapes" not in script
+    done = run_script(folder)  # from anywhere
+    assert done.returncode == 1
+    assert f"the rule {rules}:sinh" in done.stderr
+    assert [node.op_type for node in onnx.load(folder / "reproduce.onnx").graph.node] == ["Sinh"]
+
+
+def test_an_operator_that_can_not_be_converted(rules: str, tmp_path: Path) -> None:
+    rule = Rule("aten::tanh", f"{rules}:refuses")
+    found = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], output=tmp_path / "out")
+    assert found.trouble is not None
+    assert (found.trouble.kind, found.operators) == (Kind.CONVERSION, ["aten::tanh.default"])
+    assert "the moon is full" in str(found)
+    is_whole(found, tmp_path / "out")
+    assert not (tmp_path / "out" / "reproduce.onnx").exists()
+
+
+def test_a_fault_of_two_operators_together(rules: str) -> None:
+    """The rule is wrong only after a Relu."""
+    rule = Rule("aten::tanh", f"{rules}:three")
+    found = onnxplug.bisect(layers(nn.Tanh(), nn.ReLU(), nn.Tanh()), (X,), rules=[rule])
+    assert found.operators == ["aten::relu.default", "aten::tanh.default"]
+    assert (found.files, found.reproduces) == ([], None)
+
+
+def test_an_operator_with_several_results(rules: str, tmp_path: Path) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        values, places = (x.exp() + 1).topk(2)
+        return values.sum() * places
+
+    rule = Rule("aten::topk", f"{rules}:smallest")
+    found = onnxplug.bisect(Call(model), (X,), rules=[rule], output=tmp_path / "out")
+    assert found.operators == ["aten::topk.default"]
+    is_whole(found, tmp_path / "out")
+
+
+def test_an_optimiser_of_onnxruntime(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(18, 3),
+    )  # fmt: skip
+    found = onnxplug.bisect(model, (torch.randn(1, 1, 6, 6),), target=None, output=tmp_path / "out")
+    assert len(found.operators) == 2
+    assert found.verdict is not None
+    assert found.verdict.name == "its optimiser Pad_Fusion (level 'basic')"
+    assert "target=None" in is_whole(found, tmp_path / "out")
+
+
+def test_a_model_that_onnxruntime_refuses() -> None:
+    model = Call(lambda x: nn.functional.max_pool2d(x.exp(), 2, 4, 0, 5, ceil_mode=True).tanh())
+    found = onnxplug.bisect(model, (torch.rand(1, 1, 20, 20),), target=None)
+    assert found.trouble is not None
+    assert (found.trouble.kind, len(found.operators)) == (Kind.RUN, 1)
+
+
+class WrongRewrite:
+    @hookimpl
+    def onnxplug_rewrites(self) -> list[Rewrite]:
+        return [Rewrite("other_axis", "Softmax", lambda g, n: None if n.attributes.get_int("axis", -1) == 0 else g.op.Softmax(n.inputs[0], axis=0))]  # fmt: skip
+
+
+def test_a_wrong_rewrite(isolated_registry: Any, tmp_path: Path) -> None:
+    """The plugin lives in this process alone: the script runs the ONNX model."""
+    isolated_registry.add_plugin(WrongRewrite(), name="wrong")
+    found = onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
+    assert found.operators == ["aten::softmax.int"]
+    assert found.verdict is not None
+    assert (found.verdict.culprit, found.verdict.name) == (Culprit.REWRITE, "other_axis")
+    assert "InferenceSession" in is_whole(found, tmp_path / "out")
+
+
+def test_rules_that_no_script_can_import(tmp_path: Path) -> None:
+    refusing = Rule("aten::tanh", lambda g, node: 1 / 0)
+    found = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[refusing], output=tmp_path / "other")
+    assert found.operators == ["aten::tanh.default"]
+    assert found.reproduces is False
+    assert "not a function of a module" in found.note
+
+
+def test_weights(rules: str, tmp_path: Path) -> None:
+    """What needs its weights has them."""
+
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.arange(1.0, 9.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.layer_norm(x, (8,), self.scale)
+
+    rule = Rule("aten::layer_norm", f"{rules}:plain_norm")
+    found = onnxplug.bisect(layers(Norm(), Norm()), (X,), rules=[rule], output=tmp_path / "out")
+    assert found.operators == ["aten::layer_norm.default"]
+    data = torch.load(tmp_path / "out" / "reproduce.pt")
+    assert [list(t.shape) for t in data["inputs"]] == [[3, 8]]
+    assert all(tensor.shape == (8,) for tensor in data["state"].values())
+    is_whole(found, tmp_path / "out")
+
+
+def test_a_fault_with_dynamic_sizes_alone(rules: str, tmp_path: Path) -> None:
+    rule = Rule("aten::tanh", f"{rules}:static_only")
+    dynamic = ({0: "batch"},)
+    found = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], dynamic_shapes=dynamic, output=tmp_path / "out")
+    assert found.operators == ["aten::tanh.default"]
+    assert "dynamic_shapes=" in is_whole(found, tmp_path / "out")
+    assert onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule]).trouble is None
+
+
+def test_control_flow_is_loaded(rules: str, tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() - 1, (x,)).exp()
+
+    rule = Rule("aten::sin", f"{rules}:sinh"), Rule("aten::cos", f"{rules}:sinh")
+    found = onnxplug.bisect(layers(Branches()), (X,), rules=rule, output=tmp_path / "out")
+    assert found.operators == ["cond"]
+    assert "torch.export.load" in is_whole(found, tmp_path / "out")
+    assert (tmp_path / "out" / "reproduce.pt2").is_file()
+
+
+# -- what has no fault, and what can't be reduced --------------------------------------------------------------------------
+
+
+def test_a_model_without_fault(tmp_path: Path) -> None:
+    found = onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
+    assert found.trouble is None
+    assert str(found).startswith("no fault")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_fault_of_the_capture(tmp_path: Path) -> None:
+    class Counts(nn.Module):
+        times = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Counts.times += 1
+            return x * Counts.times
+
+    found = onnxplug.bisect(Counts(), (X,), output=tmp_path / "out")
+    assert found.verdict is not None
+    assert found.verdict.culprit is Culprit.CAPTURE
+    assert "nothing to reduce" in str(found)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_can_not_be_captured() -> None:
+    with pytest.raises(onnxplug.CaptureError):
+        onnxplug.bisect(Call(lambda x: x if x.sum().item() > 0 else -x), (X,))
+
+
+def test_an_exported_program_without_inputs(rules: str, tmp_path: Path) -> None:
+    program = torch.export.export(layers(nn.Tanh()), (X,))
+    wrong = [Rule("aten::tanh", f"{rules}:sinh")]
+    assert onnxplug.bisect(program, rules=wrong).operators == ["aten::tanh.default"]
+    program.example_inputs = None
+    with pytest.raises(onnxplug.OnnxplugError, match="example inputs"):
+        onnxplug.bisect(program, rules=wrong)
+    with pytest.raises(onnxplug.OnnxplugError, match="example inputs"):
+        onnxplug.bisect(program, rules=[Rule("aten::tanh", f"{rules}:refuses")])
+
+
+@pytest.mark.parametrize("name", ["f", "verify", "report"])
+def test_options_that_make_no_sense_here(name: str) -> None:
+    with pytest.raises(onnxplug.UsageError, match=f"takes no {name}="):
+        onnxplug.bisect(layers(), (X,), **{name: True})
+
+
+def test_folders_that_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("", encoding="utf-8")
+    for name, message in (("file", "is a file"), ("full", "is not empty"), ("no/where", "there is no folder")):
+        with pytest.raises(onnxplug.UsageError, match=message):
+            onnxplug.bisect(layers(), (X,), output=tmp_path / name)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(onnxplug.UsageError, match="can't be written"):
+        onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
+
+
+def test_nothing_is_left_of_what_could_not_be_written(
+    rules: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("onnxplug_tools.diagnosis.bisect._put", full)
+    with pytest.raises(onnxplug.SaveError, match="no space left"):
+        onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[Rule("aten::tanh", f"{rules}:sinh")], output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_pieces_stand_by_themselves() -> None:
+    """Each single operator of a model, cut out, computes what it does within it."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor, k: int) -> Any:
+            self.calls += 1
+            values, places = self.norm(x).topk(2)
+            y = torch.cond(values.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (values,))
+            return torch.fft.fft(y).abs() * x.shape[0] * k, places
+
+    program = onnxplug.to_onnx(Model().eval(), (X, 2), dynamic_shapes=({0: "batch"}, None))
+    assert program.recipe is not None
+    recording = Recording(program.recipe.functional, [X, 2])
+    assert len(recording.operators) > 8
+    from onnxplug_tools.diagnosis.trouble import trouble_of
+
+    for node in recording.operators:
+        piece = recording.piece([node])
+        if piece is not None:
+            assert [n.name for n in piece.operators] == [node.name]
+            assert trouble_of(piece, program.recipe, program.host)[0] is None, node.format_node()

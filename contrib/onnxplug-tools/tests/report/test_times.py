@@ -1,0 +1,62 @@
+"""The times of one report among others."""
+
+from __future__ import annotations
+
+import pytest
+from onnxplug_tools.report.times import Times
+
+from onnxplug.profiling.recorder import Recorder, recording, span
+
+
+def test_what_else_is_recorded_is_left_out() -> None:
+    with recording() as recorder, span("all"):
+        with span("before"):
+            pass
+        times = Times(recorder)
+        times.begin()
+        with span("mine"), span("part"):
+            pass
+        times.end()
+        with span("after"):
+            pass
+        times.begin()
+        with span("later"):
+            pass
+        times.end()
+    assert [stage.name for stage in times.stages()] == ["mine", "later"]
+    assert [part.name for part in times.stages()[0].parts] == ["part"]
+    assert 0 < times.seconds < recorder.spans[0].seconds
+
+
+@pytest.mark.parametrize(
+    ("names", "stage"),
+    [
+        (("export", "capture", "attempt"), "capture"),
+        (("torch.onnx.export", "export", "conversion", "interpretation"), "conversion"),
+        (("verification",), "verification"),
+        (("export",), None),
+        ((), None),
+    ],
+)
+def test_the_stage_that_failed(names: tuple[str, ...], stage: str | None) -> None:
+    recorder = Recorder()
+    times = Times(recorder)
+    times.begin()
+    spans = [recorder.begin(name) for name in names]
+    for found in spans:
+        found.about["error"] = "ValueError"
+        recorder.finish(found)
+    assert times.failed_stage() == stage
+
+
+def test_an_attempt_that_failed_is_no_stage_that_did() -> None:
+    recorder = Recorder()
+    times = Times(recorder)
+    times.begin()
+    with recorder.span("export"):
+        with recorder.span("capture"), pytest.raises(ValueError, match="no"), recorder.span("attempt"):
+            raise ValueError("no")
+        with pytest.raises(ValueError, match="no"), recorder.span("conversion"):
+            raise ValueError("no")
+    recorder.spans[0].about["error"] = "ValueError"
+    assert times.failed_stage() == "conversion"

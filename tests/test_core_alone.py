@@ -1,0 +1,84 @@
+"""Core without onnxplug's other packages: it exports and verifies, and what is asked for and lacking names its package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.distributions import run_python
+
+#: Every package beside the engine is hidden from imports, and its entry point from plugins' discovery.
+ALONE = """
+import importlib.abc, importlib.metadata, sys, warnings
+warnings.simplefilter("ignore")
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("onnxplug_"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+import importlib.util
+spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.startswith("onnxplug_") else spec(name, *rest)
+points = importlib.metadata.entry_points
+importlib.metadata.entry_points = lambda **by: [p for p in points(**by) if not p.value.startswith("onnxplug_")]
+"""
+MODEL = "import torch\ndef make(): return torch.nn.Linear(3, 2), (torch.randn(4, 3),)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "alone_model.py").write_text(MODEL, encoding="utf-8")
+    return tmp_path
+
+
+def test_it_exports_and_verifies(folder: Path) -> None:
+    code = """
+from onnxplug.cli.app import run
+assert run(["export", "alone_model.py:make", "-o", "m.onnx", "--verify", "--dynamic", "input=batch,_"]) == 0
+assert run(["verify", "m.onnx", "alone_model.py:make"]) == 0
+assert run(["--help"]) == 0
+import onnxplug, torch
+from onnxplug import *
+program = onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3),), verify=True)
+assert not [name for name in sys.modules if name.startswith("onnxplug_")]
+"""
+    printed = run_python(folder, "-c", ALONE + code, fresh=True)
+    assert "Same as PyTorch" in printed
+    assert "inspect" not in printed
+
+
+def test_what_is_lacking_names_its_package(folder: Path) -> None:
+    code = """
+import onnxplug, torch
+from onnxplug.cli.app import run
+for command in ("inspect", "bench", "compare", "bisect", "diagnose"):
+    assert run([command, "m.onnx"]) == 1
+x = torch.randn(3)
+program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
+def bisect():
+    from onnxplug import bisect
+for name, ask in {
+    "report=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), report=True),
+    "intermediates=True": lambda: program.verify(intermediates=True),
+    "onnxplug.bisect": bisect,
+    "onnxplug.diagnose": lambda: onnxplug.diagnose,
+}.items():
+    try:
+        ask()
+    except onnxplug.MissingPackageError as error:
+        print(error.message)
+        assert isinstance(error, ImportError)
+assert "bisect" not in onnxplug.__all__ and "diagnose" not in dir(onnxplug)
+"""
+    printed = run_python(folder, "-c", ALONE + code, fresh=True)
+    for name in (
+        "report=",
+        "intermediates=True",
+        "onnxplug.bisect",
+        "onnxplug.diagnose",
+        "onnxplug inspect",
+        "onnxplug bench",
+    ):
+        assert f"{name} is in the package onnxplug-tools, which is not installed" in printed
+    assert printed.count("hint: pip install onnxplug-tools") == 5
