@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.packages import HOMES, PACKAGES, is_installed, load
+from onnxplug.packages import PACKAGES, load, public_names
 
 __version__ = "0.1.0"
 
@@ -67,9 +67,10 @@ _HOME = {
     ),
 }
 
-_ELSEWHERE = [name for name in HOMES if is_installed(PACKAGES[f"onnxplug.{name}"])]
+#: Subpackages that are public by themselves.
+_MODULES = ("compat", "reference")
 
-__all__ = ["__version__", *sorted([*_HOME, *_ELSEWHERE])]
+__all__ = ["__version__", *sorted({*_HOME, *public_names()} - {*_MODULES})]
 
 if TYPE_CHECKING:
     from onnxplug_tools.diagnosis.bisect import bisect as bisect
@@ -185,16 +186,14 @@ _FORMER = {
     "ONNXFakeContext": "onnxplug.fake_weights",
     "enable_fake_mode": "onnxplug.fake_weights",
 }
-#: Subpackages that are public by themselves.
-_MODULES = ("compat", "reference")
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"onnxplug.{name}")
     home = _HOME.get(name)
-    if name in HOMES:
-        value = load(f"{HOMES[name]}:{name}", f"onnxplug.{name}")
+    if name in PACKAGES:
+        value = load(name)
     elif home is not None:
         value = getattr(importlib.import_module(f"onnxplug.{home}"), name)
     else:
@@ -207,4 +206,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_ELSEWHERE, *_MODULES})
+    return sorted({*globals(), *__all__, *_MODULES})

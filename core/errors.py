@@ -67,13 +67,6 @@ class UsageError(OnnxplugError, ValueError):
     """
 
 
-class MissingPackageError(OnnxplugError, ImportError):
-    """A command, an argument or a public name is in a package of onnxplug that is not installed.
-
-    Remedy: Install the package that the message names; ``pip install "onnxplug[all]"`` installs all of them.
-    """
-
-
 class WeightsError(UsageError):
     """Weights are missing or don't fit the model, or the file that holds them can't be read.
 
@@ -187,6 +180,13 @@ class OpsetError(OnnxplugError):
     """The opset asked for is unknown, unsupported, or contradicted by a node of the graph.
 
     Remedy: Ask for the opset that the message names; a rule that emits one domain in two versions is a fault of its package.
+    """
+
+
+class MissingPackageError(OnnxplugError, ImportError):
+    """A feature is of a package that is not installed.
+
+    Remedy: ``pip install`` of the package that the message names, or of ``"onnxplug[all]"``.
     """
 
 

@@ -1,4 +1,4 @@
-"""What onnxplug's other packages bring, by the names under which users ask for it."""
+"""Names of ``onnxplug``, commands and arguments that packages of their own bring."""
 
 from __future__ import annotations
 
@@ -8,51 +8,56 @@ from typing import Any
 
 from onnxplug.errors import MissingPackageError
 
-_TOOLS = "onnxplug-tools"
-#: Commands, arguments, options and public names, by the package that has them.
+#: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
 PACKAGES = {
-    **dict.fromkeys(("onnxplug inspect", "onnxplug bench", "onnxplug compare"), _TOOLS),
-    **dict.fromkeys(("onnxplug bisect", "onnxplug diagnose"), _TOOLS),
-    **dict.fromkeys(("onnxplug.bisect", "onnxplug.diagnose", "onnxplug.Diagnosis"), _TOOLS),
-    **dict.fromkeys(("report=", "--report", "intermediates=True"), _TOOLS),
-}
-#: Public names of ``onnxplug`` that are in other packages, by their modules.
-HOMES = {
-    "bisect": "onnxplug_tools.diagnosis.bisect",
-    "diagnose": "onnxplug_tools.diagnosis.diagnose",
-    "Diagnosis": "onnxplug_tools.diagnosis.diagnose",
+    "bisect": "onnxplug_tools.diagnosis.bisect:bisect",
+    "diagnose": "onnxplug_tools.diagnosis.diagnose:diagnose",
+    "Diagnosis": "onnxplug_tools.diagnosis.diagnose:Diagnosis",
+    "report=": "onnxplug_tools.report.collect",
+    "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
+    **{f"onnxplug {name}": "onnxplug_tools" for name in ("inspect", "compare", "bench", "diagnose", "bisect")},
 }
 
 
-def absent(name: str) -> MissingPackageError:
-    """The error for what is asked for and not installed.
+def load(name: str) -> Any:
+    """What a package brings under a name.
 
     Args:
         name: A key of :data:`PACKAGES`.
-    """
-    package = PACKAGES[name]
-    return MissingPackageError(
-        f"{name} is in the package {package}, which is not installed", hint=f"pip install {package}"
-    )
-
-
-def is_installed(package: str) -> bool:
-    """Whether a package can be imported."""
-    return find_spec(package.replace("-", "_")) is not None
-
-
-def load(path: str, name: str) -> Any:
-    """A module of another package, or something in it.
-
-    Args:
-        path: The module, ``"onnxplug_tools.report.collect"``, and after a colon the name in it.
-        name: What the user asked for, a key of :data:`PACKAGES`.
 
     Raises:
         MissingPackageError: The package is not installed.
     """
-    if not is_installed(PACKAGES[name]):
-        raise absent(name)
-    home, _, attribute = path.partition(":")
-    module = importlib.import_module(home)
-    return getattr(module, attribute) if attribute else module
+    module, _, attribute = PACKAGES[name].partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise missing_package(name) from None
+    return getattr(found, attribute) if attribute else found
+
+
+def missing_package(name: str, what: str | None = None) -> MissingPackageError:
+    """The error for a package that is not installed.
+
+    Args:
+        name: A key of :data:`PACKAGES`.
+        what: What needs the package; ``name`` when ``None``, with ``onnxplug.`` before a name of that.
+    """
+    package = distribution_of(name)
+    needs = what if what is not None else f"onnxplug.{name}" if name.isidentifier() else name
+    return MissingPackageError(
+        f"{needs} needs the package {package}, which is not installed", hint=f"pip install {package}"
+    )
+
+
+def distribution_of(name: str) -> str:
+    """The distribution that brings a key of :data:`PACKAGES`."""
+    return PACKAGES[name].partition(":")[0].partition(".")[0].replace("_", "-")
+
+
+def public_names() -> list[str]:
+    """The keys that are names of ``onnxplug`` itself, of packages that are installed."""
+    installed = [name for name in PACKAGES if find_spec(distribution_of(name).replace("-", "_")) is not None]
+    return [name for name in installed if name.isidentifier()]

@@ -490,7 +490,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         check_mappings(kwargs=kwargs)
         if intermediates and self.recipe is None:
             raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
-        judge = load("onnxplug_tools.diagnosis.verdict:judge_program", "intermediates=True") if intermediates else None
+        judge = load("intermediates=") if intermediates else None
         with showing(bool(progress)) as told, self._timed("verification", _VERIFY), verified(self.report) as note:
             if told is not None:
                 told("verification")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import onnxplug
-from onnxplug.packages import HOMES
+from onnxplug.packages import PACKAGES, public_names
 from tests.support.child import run_child
 from tests.support.distributions import copy_source
 
@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Folder of the checkout to the package it is, in the direction of imports: each may import those above it.
 LAYERS = {"core": "onnxplug", "converters": "onnxplug.converters", "plugins": "onnxplug.plugins"}
 #: onnxplug's own packages beside the engine, which is without them whole.
-PACKAGES = ("onnxplug_compile", "onnxplug_tools", "onnxplug_torchscript")
+BESIDE = ("onnxplug_compile", "onnxplug_tools", "onnxplug_torchscript")
 FORBIDDEN = {
-    "core": ("onnxplug.converters", "onnxplug.plugins", *PACKAGES),
-    "converters": ("onnxplug.plugins", *PACKAGES),
-    "plugins": PACKAGES,
+    "core": ("onnxplug.converters", "onnxplug.plugins", *BESIDE),
+    "converters": ("onnxplug.plugins", *BESIDE),
+    "plugins": BESIDE,
 }
 #: The folders of core that are stages of an export, each with those that it may import.
 STAGES = {
@@ -265,7 +265,7 @@ def test_public_names_are_known_to_type_checkers() -> None:
         for alias in node.names
     }
     lazy = {(f"onnxplug.{home}", name) for name, home in onnxplug._HOME.items()}
-    lazy |= {(home, name) for name, home in HOMES.items()}
+    lazy |= {(PACKAGES[name].partition(":")[0], name) for name in public_names()}
     assert typed == lazy
 
 

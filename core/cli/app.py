@@ -51,7 +51,7 @@ from onnxplug.cli.run import run as run_script
 from onnxplug.cli.sources import export_command
 from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UnknownPluginError, UsageError
-from onnxplug.packages import PACKAGES, absent
+from onnxplug.packages import PACKAGES, distribution_of, missing_package
 from onnxplug.profiling.recorder import span
 from onnxplug.registry.rule import load_object
 from onnxplug.registry.target import DEFAULT_RUNTIME
@@ -75,12 +75,13 @@ class PluginGroup(typer.core.TyperGroup):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        package = PACKAGES.get(f"onnxplug {cmd_name}")
+        asked = f"onnxplug {cmd_name}"
+        package = distribution_of(asked) if asked in PACKAGES else None
         command = _commands_of_plugins(ctx, package).get(cmd_name)
         if command is not None or ctx.resilient_parsing:
             return command
         if package is not None:
-            raise absent(f"onnxplug {cmd_name}")
+            raise missing_package(asked)
         raise UsageError(f"No such command {cmd_name!r}.", hint=did_you_mean(cmd_name, self.list_commands(ctx)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -51,7 +51,7 @@ def reported(
             outer.call(arguments, defaults)
         yield outer
         return
-    collect = load("onnxplug_tools.report.collect", "report=")
+    collect = load("report=")
     write = collect.begun(report)
     collector = collect.Collector()
     with collector.recording():
@@ -78,7 +78,7 @@ def verified(report: Any) -> Iterator[Callable[[VerificationReport], None]]:
     if report is None:
         yield _nothing
         return
-    with load("onnxplug_tools.report.verification:measured", "report=")(report) as note:
+    with report.measured() as note:
         yield note
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from onnxplug.errors import OnnxplugError, SaveError
-from onnxplug.packages import load
 from onnxplug.profiling.profile import Profile
 from onnxplug.program import OnnxProgram
 from onnxplug.run.files import write_by_torch
@@ -91,8 +90,7 @@ class Artifacts:
         stage = report.failure.stage if report.failure is not None else "success"
         name = f"onnx_export_{self._stamp}_{'failure' if stage == 'arguments' else stage}"
         path = self.folder / f"{name}.md"
-        load("onnxplug_tools.report.files:write", "report=")(path, self._text(report))
-        report.save(self.folder, name=name, formats=("html", "sarif", "json"))
+        report.save(self.folder, name=name, formats=("md", "html", "sarif", "json"), sections=self._sections())
         if self._profile is not None:
             self._profile.save(self._trace)
         if error is not None:
@@ -110,15 +108,15 @@ class Artifacts:
         """The file of the profile."""
         return self.folder / f"onnx_export_{self._stamp}_profile.json"
 
-    def _text(self, report: Any) -> str:
-        fenced = load("onnxplug_tools.report.markdown:fenced", "report=")
-        lines = [report.markdown()]
+    def _sections(self) -> list[tuple[str, str, str]]:
+        """What the report in Markdown has besides: title, text and code."""
+        sections = []
         if self._profile is not None:
-            lines += ["## Profile", "", f"In `{self._trace.name}` for Perfetto and speedscope.", ""]
-            lines += fenced(str(self._profile))
+            text = f"In `{self._trace.name}` for Perfetto and speedscope."
+            sections.append(("Profile", text, str(self._profile)))
         if self._captured is not None:
-            lines += ["## Captured program", "", *fenced(str(self._captured))]
-        return "\n".join(lines)
+            sections.append(("Captured program", "", str(self._captured)))
+        return sections
 
 
 def _captured(program: OnnxProgram | None, error: BaseException | None) -> torch.export.ExportedProgram | None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from onnxplug_tools.report.files import FORMATS, file_of, prepare, write_all
 from onnxplug_tools.report.record import Facts
+
+if TYPE_CHECKING:
+    from onnxplug.run.report import VerificationReport
 
 
 class ExportReport(Facts):
@@ -53,7 +58,12 @@ class ExportReport(Facts):
         return to_sarif(self)
 
     def save(
-        self, folder: str | os.PathLike[str], *, name: str = "report", formats: Sequence[str] = FORMATS
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        name: str = "report",
+        formats: Sequence[str] = FORMATS,
+        sections: Sequence[tuple[str, str, str]] = (),
     ) -> list[str]:
         """Writes ``report.md``, ``report.html``, ``report.sarif`` and ``report.json``, each complete or not at all.
 
@@ -61,6 +71,7 @@ class ExportReport(Facts):
             folder: Where; it is made if it is not there.
             name: What the files are called, without their suffixes.
             formats: The suffixes of those that are written.
+            sections: Title, text and code of what follows in Markdown.
 
         Returns:
             The paths of the files.
@@ -68,8 +79,23 @@ class ExportReport(Facts):
         Raises:
             SaveError: They can't be written.
         """
-        texts = {"json": self.json, "sarif": self.sarif, "md": self.markdown, "html": self.html}
+        markdown = partial(self._markdown, sections)
+        texts = {"json": self.json, "sarif": self.sarif, "md": markdown, "html": self.html}
         return write_all(prepare(folder), name, {suffix: texts[suffix] for suffix in formats})
+
+    def _markdown(self, sections: Sequence[tuple[str, str, str]]) -> str:
+        from onnxplug_tools.report.markdown import fenced
+
+        lines = [self.markdown()]
+        for title, text, code in sections:
+            lines += [f"## {title}", "", *([text, ""] if text else []), *fenced(code)]
+        return "\n".join(lines)
+
+    def measured(self) -> AbstractContextManager[Callable[[VerificationReport], None]]:
+        """Takes what verification compares while the context lasts, and what its report skips when that is given."""
+        from onnxplug_tools.report.verification import measured
+
+        return measured(self)
 
     def __str__(self) -> str:
         from onnxplug_tools.report.markdown import summary
