@@ -51,7 +51,6 @@ def bench(
     ] = None,
     pretrained: PretrainedOption = False,
     profile: Annotated[bool, typer.Option("--profile/--no-profile", help="Time by operator and by module")] = True,
-    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Memory, in a process of its own")] = True,
     depth: Annotated[int, typer.Option("--depth", min=0, help="How deep modules are shown")] = 1,
     optimized: Annotated[
         Path | None, typer.Option("--optimized", metavar="FILE", help="Write the graph that ONNX Runtime runs")
@@ -93,7 +92,6 @@ def bench(
             providers=provider or (),
             limits=Limits(repeat, seconds),
             profile=profile,
-            memory=memory,
             optimized=optimized,
             eager=eager,
             host=registry()[1],
@@ -167,7 +165,7 @@ def _show(found: Bench, depth: int) -> None:
     from onnxplug_tools.inspection.words import time_text, visible
 
     out.print(visible(setting(found)), markup=False)
-    heads = ("median", "10 %", "90 %", "ratio", "runs", "loading", "memory", "at most")
+    heads = ("median", "10 %", "90 %", "ratio", "runs", "loading")
     _table("Latency", ("", *heads), timing_rows(found))
     for model in found.models:
         if model.profile is None:

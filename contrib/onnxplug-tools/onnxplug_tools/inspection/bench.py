@@ -25,7 +25,6 @@ from onnxplug.run.save import weight_bytes
 from onnxplug.run.session import LOG_SEVERITY, make_session, to_ort_value
 from onnxplug_tools.inspection.feeds import Feed, make_feed
 from onnxplug_tools.inspection.load import load_model
-from onnxplug_tools.inspection.memory import Memory, measure
 from onnxplug_tools.inspection.ort_profile import Profile, operators_of, read_profile
 from onnxplug_tools.inspection.pages import check_writable
 from onnxplug_tools.inspection.view import view_with_model
@@ -63,14 +62,12 @@ class Measured:
     Attributes:
         timing: How long a run takes.
         loading: Seconds that making the session took.
-        memory: What the session takes; in words why it could not be measured; ``None`` where that wasn't asked for.
         operators: How often each operator occurs in the file.
         profile: Where the time goes; ``None`` where that wasn't asked for.
     """
 
     timing: Timing
     loading: float
-    memory: Memory | str | None
     operators: dict[str, int]
     profile: Profile | None
 
@@ -120,7 +117,6 @@ def bench(
     providers: Sequence[str] = (),
     limits: Limits | None = None,
     profile: bool = True,
-    memory: bool = True,
     optimized: Path | None = None,
     eager: Callable[[], Any] | None = None,
     host: RuntimeHost | None = None,
@@ -135,7 +131,6 @@ def bench(
         providers: Execution providers, the CPU's unless told.
         limits: How long it is measured.
         profile: Also profile each model, by itself.
-        memory: Also measure the memory of each model, in a process of its own.
         optimized: Where to write the graph that ONNX Runtime runs, of a single model.
         eager: Runs a PyTorch model; it takes its turns with the others.
         host: The plugins whose libraries run custom operators; all that are installed when ``None``.
@@ -171,13 +166,7 @@ def bench(
         if profile or optimized is not None:
             progress(f"profiling {subject.path.name}")
             found = subject.profiled(optimized)
-        taken = None
-        if memory:
-            progress(f"measuring the memory of {subject.path.name}")
-            taken = subject.memory()
-        measured.append(
-            Measured(timing, subject.loading, taken, operators_of(subject.model), found if profile else None)
-        )
+        measured.append(Measured(timing, subject.loading, operators_of(subject.model), found if profile else None))
     return Bench(
         feed.texts,
         feed.sizes,
@@ -295,7 +284,7 @@ class _Subject:
         host: RuntimeHost | None,
     ) -> None:
         self.path, self.model = path, model
-        self._tensors, self._threads, self._providers = feed, threads, list(providers)
+        self._threads, self._providers = threads, list(providers)
         custom = custom_operators(model)
         self._kernels = Kernels()
         if custom.domains:
@@ -367,16 +356,6 @@ class _Subject:
             if optimized is not None:
                 _take(folder / name, optimized, beside)
         return found
-
-    def memory(self) -> Memory | str:
-        """What a session takes, in a process of its own."""
-        return measure(
-            self.path,
-            self._tensors,
-            threads=self._threads,
-            providers=self._providers,
-            libraries=[library.path for library in self._kernels.libraries],
-        )
 
 
 @contextlib.contextmanager

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from onnxplug_tools.inspection.bench import Bench, Measured, Timing
-from onnxplug_tools.inspection.memory import Memory
 from onnxplug_tools.inspection.ort_profile import Profile, Spent
 from onnxplug_tools.inspection.pages import page
-from onnxplug_tools.inspection.words import bytes_text, time_text
+from onnxplug_tools.inspection.words import time_text
 
 #: Colours of bars, which repeat.
 _COLOURS = ("#3b82c4", "#c4563b", "#3b9c5f", "#b98a2f", "#8a5fb4", "#3fa3a3", "#c45c93", "#7c8794")
@@ -25,10 +24,10 @@ def setting(found: Bench) -> str:
 
 
 def timing_rows(found: Bench) -> list[tuple[str, ...]]:
-    """For each model: median, 10th and 90th percentile, ratio to the first, runs, seconds of loading, memory."""
-    rows = [(*_times(model.timing), time_text(model.loading), *_memory(model.memory)) for model in found.models]
+    """For each model: median, 10th and 90th percentile, ratio to the first, runs, seconds of loading."""
+    rows = [(*_times(model.timing), time_text(model.loading)) for model in found.models]
     if found.eager is not None:
-        rows.append((*_times(found.eager), "", "", ""))
+        rows.append((*_times(found.eager), ""))
     return rows
 
 
@@ -37,19 +36,9 @@ def _times(timing: Timing) -> tuple[str, ...]:
     return (timing.name, *times, f"{timing.ratio:.2f}", str(timing.runs))
 
 
-def _memory(memory: Memory | str | None) -> tuple[str, str]:
-    if not isinstance(memory, Memory):
-        return "", "" if memory is None else "?"
-    return "?" if memory.loaded is None else bytes_text(max(0, memory.loaded)), bytes_text(max(0, memory.peak))
-
-
 def notes(found: Bench) -> list[str]:
     """What should be known beside the tables."""
-    texts = [
-        f"the memory of {model.timing.name} could not be measured: {model.memory}"
-        for model in found.models
-        if isinstance(model.memory, str)
-    ]
+    texts = []
     for model in found.models:
         if model.profile is not None and model.profile.unmapped:
             names = ", ".join(spent.name for spent in model.profile.unmapped[:5])
@@ -96,9 +85,6 @@ def to_html(found: Bench, title: str) -> str:
     Args:
         found: What was measured.
         title: Its headline.
-
-    Raises:
-        OnnxplugError: jinja2 is not installed.
     """
     import onnxplug
 

@@ -93,9 +93,6 @@ def to_html(found: ModelDiff, before: str, after: str) -> str:
     Args:
         found: What differs.
         before, after: What the models are called.
-
-    Raises:
-        OnnxplugError: jinja2 is not installed.
     """
     import onnxplug
 

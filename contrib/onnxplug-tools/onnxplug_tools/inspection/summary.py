@@ -110,9 +110,6 @@ def to_html(seen: ModelView, title: str, facts: list[tuple[str, str]]) -> str:
         seen: The model.
         title: Its headline.
         facts: The rows of :func:`rows`.
-
-    Raises:
-        OnnxplugError: jinja2 is not installed.
     """
     import onnxplug
 

@@ -13,7 +13,6 @@ from onnxplug.text import printable
 from onnxplug_tools.inspection import pages
 from onnxplug_tools.inspection.words import bytes_text
 from onnxplug_tools.report.markdown import bin_labels, summary_rows, verification_text
-from onnxplug_tools.report.picture import picture
 from onnxplug_tools.report.text import number_text, seconds_text
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ def to_html(report: Facts) -> str:
         digest=digest,
         data=Markup(_embedded(_nodes(view))) if view is not None else None,
         columns=COLUMNS,
-        picture=picture(view) if view is not None and view.nodes else None,
         tree=_tree(view.root) if view is not None else None,
         whole=view.root if view is not None else None,
         stages=_stages(report),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from onnxplug.run.differences import DECADES
 from onnxplug.text import counted, printable
 from onnxplug_tools.inspection.words import bytes_text
+from onnxplug_tools.report.graph import flowchart
 from onnxplug_tools.report.text import number_text, seconds_text
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ def plain(text: object) -> str:
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 
 
-def fenced(text: str) -> list[str]:
-    """A block of text that is shown as it is."""
+def fenced(text: str, language: str = "") -> list[str]:
+    """A block of text that is shown as it is, or as what its language means."""
     text = printable(text)
     longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return [fence, text.rstrip(), fence, ""]
+    return [f"{fence}{language}", text.rstrip(), fence, ""]
 
 
 def summary(report: Facts) -> str:
@@ -118,6 +119,8 @@ def to_markdown(report: Facts) -> str:
                 for m in top
             ],
         )
+        if report.view.nodes:
+            lines += ["## The graph by modules", "", *fenced(flowchart(report.view), "mermaid")]
     lines += _table(
         "Decomposed by torch",
         ("operator", "by", "times", "lines"),

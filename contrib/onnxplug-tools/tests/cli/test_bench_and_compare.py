@@ -24,7 +24,7 @@ def make():
 def wrong():
     return torch.nn.ReLU(), (torch.randn(3, 4), torch.randn(3))
 """
-QUICK = ["--repeat", "3", "--no-memory"]
+QUICK = ["--repeat", "3"]
 
 
 @pytest.fixture

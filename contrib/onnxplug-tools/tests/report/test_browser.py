@@ -92,7 +92,7 @@ def test_the_page_of_an_export(page: Page, tmp_path: Path) -> None:
     ):
         assert part in text
     folder = Path(os.environ.get("ONNXPLUG_SCREENSHOTS", tmp_path))
-    for section in ("summary", "picture", "nodes", "modules", "verification", "times"):
+    for section in ("summary", "nodes", "modules", "verification", "times"):
         page.run(f"document.getElementById('{section}').scrollIntoView()")
         assert _colours(page, folder / f"{section}.png") > 50
     page.resize(1280, 900, dark=True)
@@ -138,36 +138,6 @@ def test_searching_sorting_and_selecting(page: Page, tmp_path: Path) -> None:
     assert page.run("document.querySelector('#grid tr.at').cells[0].textContent") == str(len(nodes) - 1)
     page.run("document.querySelector('.tree button[data-module=head]').click()")
     assert {row[2] for row in _rows(page)} == {"head"}
-    page.run(
-        "document.querySelector('#graph [data-module=\"blocks.2.up\"]').dispatchEvent(new Event('click', {bubbles: true}))"
-    )
-    assert {row[2] for row in _rows(page)} == {"blocks.2.up"}
-
-
-def test_the_picture_is_moved_and_zoomed(page: Page, tmp_path: Path) -> None:
-    _open(page, tmp_path / "report.html", reports.report().html())
-
-    def box() -> list[float]:
-        return [float(part) for part in page.run("document.getElementById('graph').getAttribute('viewBox')").split()]
-
-    page.run("document.getElementById('fit').click()")
-    whole = box()
-    page.run("document.getElementById('in').click()")
-    assert box()[2] == pytest.approx(0.7 * whole[2], rel=0.01)
-    page.run("document.getElementById('graph').focus()")
-    before = box()
-    page.press("ArrowDown")
-    assert box()[1] > before[1]
-    page.run("document.getElementById('fit').click()")
-    assert box() == whole
-    # Every box is in the picture, and none lies on another.
-    boxes = page.run(
-        "[...document.querySelectorAll('#graph .box rect.body')].map(r => { const b = r.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; })"
-    )
-    assert len(boxes) >= 15
-    for i, (left, top, right, bottom) in enumerate(boxes):
-        for other in boxes[i + 1 :]:
-            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
 
 
 def test_a_failed_export(page: Page, tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ def test_the_original_error_is_not_lost(way: str, tmp_path: Path, monkeypatch: p
     def fails(*args: Any) -> None:
         raise OSError("no room") if way == "write" else ZeroDivisionError("a defect of the report")
 
-    where = "onnxplug_tools.report.files.flush" if way == "write" else "onnxplug_tools.report.html.picture"
+    where = "onnxplug_tools.report.files.flush" if way == "write" else "onnxplug_tools.report.html._tree"
     monkeypatch.setattr(where, fails)
     with pytest.warns(ReportWarning, match="can't be written"), pytest.raises(VerificationError) as caught:
         onnxplug.to_onnx(
