@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -47,7 +47,6 @@ def check_plugins(
     name: str | None = None,
     opsets: Sequence[int] | None = None,
     timeout: float = 10.0,
-    probe: Callable[[Selection, float], list[dict[str, Any]]],
 ) -> list[Finding]:
     """Checks the plugins of a selection.
 
@@ -56,32 +55,27 @@ def check_plugins(
         name: The one to check; all but the builtin one when ``None``.
         opsets: Run samples at these opsets only.
         timeout: Seconds that importing a plugin may take.
-        probe: Loads the plugins in another process first, so that one that hangs is only reported.
 
     Raises:
         UnknownPluginError: There is no plugin of that name.
     """
     selection = replace(selection, strict=False, require=())
-    rows = probe(selection, timeout)
-    if name is not None and not any(name in (row["name"], row["distribution"]) for row in rows):
-        known = sorted({known for row in rows for known in (row["name"], row["distribution"])})
+    manager = PluginManager(selection)
+    if name is not None and not any(name in (r.name, r.distribution) for r in manager.records()):
+        known = sorted({known for r in manager.records() for known in (r.name, r.distribution)})
         raise UnknownPluginError(
             f"no plugin {name!r} is installed",
             hint=did_you_mean(name, known, otherwise="`onnxplug plugins list` shows those that are."),
         )
-    bad = [row for row in rows if row["status"] in ("failed", "hangs")]
-    manager = PluginManager(selection)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        manager.load(skip={(row["distribution"], row["name"]) for row in bad})
+        manager.load(seconds=timeout)
         findings, table = _registry(manager)
-    problems = {(row["distribution"], row["name"]): row for row in bad}
     for record in manager.records():
         if (record.is_builtin and name is None) or name not in (None, record.name, record.distribution):
             continue
-        row = problems.get((record.distribution, record.name))
-        if row is not None:
-            findings.append(Finding(record.name, "error", "import", f"{row['status']}: {row['error']}"))
+        if record.status == "failed":
+            findings.append(Finding(record.name, "error", "import", f"{record.status}: {record.error}"))
         elif record.status == "loaded":
             findings.extend(_check_one(record, manager, table, opsets))
         else:

@@ -120,18 +120,15 @@ class PluginManager:
     def load(
         self,
         *,
-        skip: Collection[tuple[str, str]] = frozenset(),
-        starting: Callable[[PluginRecord], None] | None = None,
-        timeouts: bool = True,
-        later: Collection[str] = (),
+        seconds: float | None = None,
+        commands: bool = False,
     ) -> None:
         """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
 
         Args:
-            skip: Distribution and name of entry points to leave alone.
-            starting: Called before each plugin is imported.
-            timeouts: Name a plugin that hangs on standard error, and give it up after ``ONNXPLUG_PLUGIN_TIMEOUT`` seconds.
-            later: Hooks that are not called.
+            seconds: How long each may take; one that hangs is named on standard error, and given up then. By default as long as
+                ``ONNXPLUG_PLUGIN_TIMEOUT`` says.
+            commands: They are imported for their commands alone: no other hook is called, and the builtin plugin is not loaded.
 
         Raises:
             PluginError: A required plugin is broken; with ``strict``, any.
@@ -139,20 +136,18 @@ class PluginManager:
         logs.configure()
         with self._lock:
             if not self._loaded:
-                timed = TimedThread(timeout()) if timeouts else None
+                timed = TimedThread(timeout() if seconds is None else seconds)
+                later = LIST_HOOKS if commands else ()
                 self._loaded = True
                 seen: dict[int, str] = {}
                 for point, record in zip(self._points, self._records, strict=True):
-                    if not self._wanted(record) or (record.distribution, record.name) in skip:
+                    if not self._wanted(record) or (commands and record.is_builtin):
                         record.status = "blocked"
                         _LOGGER.debug("%s: left out", record.label)
                         continue
-                    if starting is not None:
-                        starting(record)
                     step(record.name)
                     self._load_one(point, record, seen, None if record.is_builtin else timed, later)
-                if timed is not None:
-                    timed.close()
+                timed.close()
             self._check_broken()
 
     def _check_broken(self) -> None:
@@ -477,7 +472,7 @@ class PluginManager:
         Args:
             app: A ``typer.Typer``. A plugin whose hook fails is named by a warning.
         """
-        self.load(skip={(PROJECT_NAME, BUILTIN)}, later=LIST_HOOKS)
+        self.load(commands=True)
         for name, plugin in self._host.list_name_plugin():
             others = {other for other in self._host.get_plugins() if other is not plugin}
             try:

@@ -111,10 +111,7 @@ class TimedThread:
         if not done.wait(None if self._seconds is None else max(0.0, self._seconds - first)):
             where = _where(thread)
             self._thread = None
-            raise PluginError(
-                f"it did not end within {self._seconds:g} s; it was at {where}",
-                hint=f"{ENVIRONMENT} is the number of seconds that a plugin may take.",
-            )
+            raise PluginError(f"it did not end within {self._seconds:g} s; it was at {where}")
 
 
 def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:

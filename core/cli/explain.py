@@ -160,8 +160,8 @@ def ops(
 
 
 def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | None) -> list[dict[str, Any]]:
+    from onnxplug.cli.contents import rule_text
     from onnxplug.cli.inputs import parse_opset
-    from onnxplug.cli.probe import rule_text
     from onnxplug.opsets import resolve_opsets
 
     table, host = registry()

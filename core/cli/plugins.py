@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +13,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from onnxplug.cli.options import debug_option, plugin_options, selection
-from onnxplug.cli.probe import TIMEOUT, probe
+from onnxplug.cli.contents import describe
+from onnxplug.cli.options import HOST, debug_option, plugin_options, selection
 from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError
 from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.registry.rule import load_object
 from onnxplug.text import counted, did_you_mean
 
 plugins_app = typer.Typer(help="Installed plugins.", no_args_is_help=True)
+
+#: Seconds that importing one plugin and calling its hooks may take.
+TIMEOUT = 10.0
+FIELDS = ("name", "distribution", "version", "value", "status", "error", "seconds", "hooks", "rules", "namespaces")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable")]
 TimeoutOption = Annotated[
@@ -29,12 +36,10 @@ TimeoutOption = Annotated[
 @plugin_options
 def plugins_list(as_json: JsonOption = False, timeout: TimeoutOption = TIMEOUT) -> None:
     """List installed plugins, loaded or not, and why."""
-    from onnxplug.cli.report import out, progress
+    from onnxplug.cli.report import out
 
-    chosen = selection()
-    with progress() as shown:
-        shown("importing plugins")
-        records = probe(chosen, timeout)
+    manager, broken = _loaded(timeout)
+    records = [_row(record) for record in manager.records()]
     if as_json:
         sys.stdout.write(json.dumps(records, indent=2) + "\n")
     else:
@@ -53,28 +58,39 @@ def plugins_list(as_json: JsonOption = False, timeout: TimeoutOption = TIMEOUT) 
                 hooks,
             )
         out.print(table)
-    _refuse_broken(chosen, records)
+    if broken is not None:
+        first, *_, last = broken.message.splitlines()  # a traceback is between them
+        raise PluginError(f"{first} {last}", hint="`onnxplug plugins show NAME` says more.")
+
+
+def _loaded(timeout: float) -> tuple[Any, PluginError | None]:
+    """The selected plugins, loaded, and the error of a broken one that must not be.
+
+    What they print meanwhile goes to standard error.
+    """
+    from onnxplug.cli.report import progress
+
+    manager = load_object(f"{HOST}:PluginManager", "the plugin manager")(selection())
+    with progress() as shown, warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        shown("importing plugins")
+        warnings.simplefilter("ignore")
+        import torch  # an export imports it anyway: no plugin's time includes it
+
+        del torch
+        try:
+            manager.load(seconds=timeout)
+        except PluginError as error:
+            return manager, error
+    return manager, None
+
+
+def _row(record: Any) -> dict[str, Any]:
+    return {field: getattr(record, field) for field in FIELDS}
 
 
 def _time_text(record: dict[str, Any]) -> str:
-    if record["status"] == "hangs":
-        return f"[red]> {record['seconds']:.1f} s[/]"
     text = f"{1e3 * record['seconds']:.0f} ms"
     return f"[yellow]{text}, slow[/]" if record["seconds"] > 1 and record["distribution"] != PROJECT_NAME else text
-
-
-def _refuse_broken(chosen: Any, records: list[dict[str, Any]]) -> None:
-    """A broken plugin that is required, or any with ``--strict-plugins``, makes the command fail."""
-    from packaging.requirements import Requirement
-
-    required = {Requirement(text).name for text in chosen.require}
-    for record in records:
-        wanted = chosen.strict or required & {record["name"], record["distribution"]}
-        if wanted and record["status"] in ("failed", "hangs"):
-            raise PluginError(
-                f"the plugin {record['name']} of {record['distribution']} is broken: {record['error'].splitlines()[-1]}",
-                hint=f"`onnxplug plugins show {record['name']}` says more.",
-            )
 
 
 @plugins_app.command("show")
@@ -85,39 +101,41 @@ def plugins_show(
     timeout: TimeoutOption = TIMEOUT,
 ) -> None:
     """Show what one plugin supplies: its rules, domains, rewrites, samples; or why it is broken."""
-    from onnxplug.cli.report import out, progress
+    from onnxplug.cli.report import out
 
-    with progress() as shown:
-        shown("importing plugins")
-        records = probe(selection(), timeout, contents_of=name)
-    found = [r for r in records if name in (r["name"], r["distribution"])]
-    if not found:
-        known = sorted({known for r in records for known in (r["name"], r["distribution"])})
+    manager, _ = _loaded(timeout)
+    chosen = [record for record in manager.records() if name in (record.name, record.distribution)]
+    if not chosen:
+        known = sorted({known for r in manager.records() for known in (r.name, r.distribution)})
         raise UnknownPluginError(
             f"no plugin {name!r} is installed",
             hint=did_you_mean(name, known, otherwise="`onnxplug plugins list` shows those that are."),
         )
+    rows = []
+    for record in chosen:
+        contents = {hook: describe(hook, value) for hook, value in manager.supplied(record).items()}
+        rows.append({**_row(record), "contents": contents})
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
-    for record in found:
+    for row in rows:
         table = Table(show_header=False)
         table.add_column()
         table.add_column(overflow="fold")
-        rows = [
-            ("plugin", f"{record['name']} = {record['value']}"),
-            ("distribution", f"{record['distribution']} {record['version']}"),
-            ("status", record["status"]),
-            ("import", f"{1e3 * record['seconds']:.0f} ms"),
-            ("namespaces", ", ".join(record["namespaces"]) or "not said"),
-            ("hooks", ", ".join(record["hooks"]) or "none"),
+        lines = [
+            ("plugin", f"{row['name']} = {row['value']}"),
+            ("distribution", f"{row['distribution']} {row['version']}"),
+            ("status", row["status"]),
+            ("import", f"{1e3 * row['seconds']:.0f} ms"),
+            ("namespaces", ", ".join(row["namespaces"]) or "not said"),
+            ("hooks", ", ".join(row["hooks"]) or "none"),
         ]
-        for hook, lines in record.get("contents", {}).items():
-            rows.append((hook.removeprefix("onnxplug_"), "\n".join(lines) or "none"))
-        if record["error"]:
-            rows.append(("error", record["error"]))
-        for row, value in rows:
-            table.add_row(row, escape(value))
+        for hook, contents in row["contents"].items():
+            lines.append((hook.removeprefix("onnxplug_"), "\n".join(contents) or "none"))
+        if row["error"]:
+            lines.append(("error", row["error"]))
+        for title, value in lines:
+            table.add_row(title, escape(value))
         out.print(table)
 
 
@@ -131,12 +149,11 @@ def plugins_check(
 ) -> None:
     """Hold plugins to what they promise: samples at every opset, no conflicts, no dead or shadowed rules."""
     from onnxplug.cli.report import out, progress
-    from onnxplug.registry.rule import load_object
 
     with progress() as shown:
         shown("checking plugins")
         findings = load_object("onnxplug.plugins.check:check_plugins", "the plugin check")(
-            selection(), name=name, opsets=opset, timeout=timeout, probe=probe
+            selection(), name=name, opsets=opset, timeout=timeout
         )
     broken = [f for f in findings if f.severity == "error"]
     if as_json:
