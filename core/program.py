@@ -15,11 +15,11 @@ import onnx_ir as ir
 import torch
 
 from onnxplug import logs
+from onnxplug.alignment import Recipe
 from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
-from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.diagnosis.choices import outputs_of_choices
 from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError

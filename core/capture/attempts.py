@@ -70,6 +70,7 @@ from onnxplug.errors import CaptureError
 from onnxplug.profiling.recorder import span
 from onnxplug.progress import step
 from onnxplug.torch_private import ValueRanges, fx_config, int_oo
+from onnxplug.warn import warn
 
 _LOGGER = logs.logger("capture")
 #: How often a model that can't be captured is traced, refined dynamic shapes included.
@@ -411,7 +412,7 @@ class _Capture:
     def warn(self) -> None:
         """Says what was found in the program that is returned."""
         for text in dict.fromkeys(self._warnings):
-            warnings.warn(text, stacklevel=5)
+            warn(text)
 
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         self.left -= 1

@@ -7,21 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from onnxplug.cli.options import flag
 from onnxplug.errors import SaveError, UsageError
 
 #: What ``--profile`` stands for where no file follows it.
 TABLE_ALONE = "-"
 
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="[FILE.json]",
-        help="Print where the time goes; to FILE.json also write it, for Perfetto and speedscope",
-    ),
-]
+ProfileOption = Annotated[str | None, flag("profile")]
 
 
 def with_value(arguments: Sequence[str]) -> list[str]:

@@ -18,9 +18,9 @@ import onnx_ir as ir
 import torch
 
 import onnxplug
+from onnxplug.alignment import Recipe
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured
-from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.diagnosis.delta import minimised
 from onnxplug.diagnosis.eager import feed_of
 from onnxplug.diagnosis.pieces import Piece, Recording

@@ -14,8 +14,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.alignment import Alignment, Recipe
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.diagnosis.eager import call_again, feed_of, placeholder_values, run_graph
 from onnxplug.diagnosis.runs import Runs
 from onnxplug.host import RuntimeHost

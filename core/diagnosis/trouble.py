@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.diagnosis.alignment import Recipe
+from onnxplug.alignment import Recipe
 from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
 from onnxplug.diagnosis.pieces import Piece
 from onnxplug.errors import MissingRuleError, OnnxplugError

@@ -11,8 +11,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.alignment import Alignment, Recipe
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.diagnosis.delta import minimised
 from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
 from onnxplug.diagnosis.optimizers import OPTIMIZERS

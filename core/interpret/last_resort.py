@@ -9,7 +9,6 @@ whose single decomposition fails. What torch asks of the sizes meanwhile is trea
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from onnxplug.registry.names import qualified_name, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import OpOverload, fx_config
+from onnxplug.warn import warn
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -246,10 +246,9 @@ def _further_conditions(captured: Captured, known: int) -> list[Condition]:
                 f"{called} came out static: torch's decomposition of the program holds only where {condition.text(names)}",
                 hint="Make that dimension static in dynamic_shapes, or write the code that depends on its value in another way.",
             )
-        warnings.warn(
+        warn(
             f"the exported model is right only where {condition.text(names)}: torch's decomposition of the program depends on it. "
             "Declare the range (torch.export.Dim(name, min=..., max=...)).",
-            stacklevel=5,
         )
         found.append(condition)
     return found

@@ -14,9 +14,10 @@ from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
 
 from onnxplug import arguments
 from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
-from onnxplug.exporter import plugins_of_call, to_onnx
+from onnxplug.exporter import to_onnx
 from onnxplug.finish.outline.wanted import UnusedClassWarning
 from onnxplug.opsets import resolve_opsets
+from onnxplug.pipeline import plugins_of_call
 from onnxplug.profiling.watch import Watch, watched
 from onnxplug.report.active import reported
 from onnxplug.torch_onnx.artifacts import Artifacts

@@ -307,7 +307,7 @@ def test_an_error_that_nobody_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError("nobody expected it")
 
-    monkeypatch.setattr("onnxplug.exporter.prepare", wrong)
+    monkeypatch.setattr("onnxplug.pipeline.prepare", wrong)
     with pytest.raises(ZeroDivisionError) as caught:
         onnxplug.to_onnx(lambda x: x + 1, (X,), report=True)
     report: Any = getattr(caught.value, "report")  # noqa: B009 - no error of ours has it

@@ -11,8 +11,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.alignment import Alignment, Recipe
 from onnxplug.build.dtypes import as_array
-from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.diagnosis.eager import feed_of, placeholder_values
 from onnxplug.diagnosis.verdict import judge
 from onnxplug.diagnosis.walk import walk
