@@ -8,12 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
 from onnxplug import arguments, pipeline
-from onnxplug.finish.describe import forget
 from onnxplug.options import ExportOptions, with_options
-from onnxplug.profiling.watch import watched
 from onnxplug.program import OnnxProgram
 from onnxplug.registry.rule import load_object
-from onnxplug.report.active import reported
 
 if TYPE_CHECKING:
     from onnxplug.options import Call
@@ -47,7 +44,7 @@ class ToOnnx(Protocol[P]):
 
 
 def _takes(call: Callable[P, Any]) -> Callable[[Callable[..., Any]], ToOnnx[P]]:
-    """A decorator for a function whose keyword arguments are :class:`ExportOptions`; type checkers see the signature of ``call``."""
+    """A decorator for a function that takes :class:`ExportOptions`; type checkers see the signature of ``call``."""
     return lambda function: with_options(ExportOptions, function)
 
 
@@ -80,35 +77,17 @@ def to_onnx(
     if checked.pieces is not None:
         return _pieces(model, args, f, checked)
     given = {"model": model, "args": args, "f": f, **options}
-    with reported(checked.report, given, to_onnx) as told, watched(checked.profile, checked.progress) as stage:
-        plan = pipeline.plan(model, args, f, checked)
-        if told is not None:
-            told.selected(plan.host)
-        stage("capture")
-        captured = pipeline.capture(plan)
-        if told is not None:
-            told.captured(captured)
-        stage("conversion")
-        program = pipeline.convert(plan, captured, describes_all=told is not None)
-        program.profile = stage.profile
-        if told is not None:
-            told.exported(program, pipeline.packages_of_rewrites(plan.host))
-            forget(program.model, full=plan.metadata.nodes)
-        if checked.verify:
-            stage("verification")
-            program.verify()
-        if f is not None:
-            stage("saving")
-            program.save(f, external_data=checked.external_data)
-        return program
+    with pipeline.export(checked, (given, to_onnx)) as call:
+        program = call.result = pipeline.run(model, args, f, checked)
+    return program
 
 
 def _pieces(model: Any, args: Any, folder: Any, options: ExportOptions) -> OnnxPieces:
     """Exports submodules of a model."""
     args, kwargs = arguments.positional_and_named(model, args, options.kwargs)
-    with reported(options.report), watched(options.profile, None) as watch:
-        chain: OnnxPieces = load_object(_PIECES, "the exporter of pieces")(
-            model, args, folder, dataclasses.replace(options, kwargs=kwargs), to_onnx
-        )
-        chain.profile = watch.profile
+    options = dataclasses.replace(options, kwargs=kwargs)
+    # Each piece tells of its own stages.
+    with pipeline.export(dataclasses.replace(options, progress=None)) as call:
+        chain: OnnxPieces = load_object(_PIECES, "the exporter of pieces")(model, args, folder, options, to_onnx)
+        call.result = chain
     return chain

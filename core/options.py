@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from onnxplug.errors import UsageError
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings
+from onnxplug.observers import Observer
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
@@ -267,6 +268,10 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
         "``True`` shows the stage at work and its seconds on standard error, if that is a terminal. A function is called with the "
         "name of each stage as it begins.",
     )
+    observers: Sequence[Observer] = _option(
+        (),
+        ":class:`onnxplug.Observer` objects, which are told of the stages of the export, its rules and its rewrites.",
+    )
     registry: Selected | Callable[[Sequence[Rule]], Selected] | None = _option(
         None,
         "A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select; or a function "
@@ -276,7 +281,10 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             _check(item, getattr(self, item.name))
-        check_lists(plugins=() if self.plugins is None else self.plugins)
+        check_lists(plugins=() if self.plugins is None else self.plugins, observers=self.observers)
+        for observer in self.observers:
+            if not isinstance(observer, Observer):
+                raise UsageError(f"observers= takes objects of onnxplug.Observer, got {observer!r}")
         if self.pieces is not None and (self.input_names or self.output_names or self.examples is not None):
             raise UsageError(
                 "input_names=, output_names= and examples= can't be given together with pieces=",
@@ -307,7 +315,7 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     def common(self) -> dict[str, Any]:
         """The options that exports of several models may share, by name: all but those of one model's inputs and files."""
         own = {"kwargs", "examples", "dynamic_shapes", "input_names", "output_names"}
-        own |= {"verify", "external_data", "pieces", "profile"}
+        own |= {"verify", "external_data", "pieces", "profile", "report", "observers"}
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name not in own}
 
 

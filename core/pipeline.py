@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from onnxplug import arguments, logs
+from onnxplug import arguments, logs, packages
 from onnxplug.alignment import Alignment, Recipe
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collect_if_due, collection_held
 from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
-from onnxplug.build.observed import ObservedBuilder
 from onnxplug.build.quantized import QUANTIZED_PREFIX
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.finish.describe import describe
+from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.finish.outline.outline import outline
 from onnxplug.finish.outline.wanted import Functions
@@ -39,15 +39,15 @@ from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
 from onnxplug.interpret.io_metadata import graph_metadata, value_metadata
 from onnxplug.interpret.last_resort import LastResort, checked_table
-from onnxplug.interpret.observed import LOGGER, ObservedInterpreter
 from onnxplug.interpret.provenance import Describer
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.metadata import Metadata
+from onnxplug.observers import Observer, Span, events, observed, span, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.options import ExportOptions
 from onnxplug.plugin_api import PROJECT_NAME
-from onnxplug.profiling.recorder import active, span
 from onnxplug.program import ExportStatistics, OnnxProgram
+from onnxplug.progress import StageNames, showing
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import Target, check_runtime
@@ -133,8 +133,10 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
 def _selected(options: ExportOptions, rules: Sequence[Rule]) -> tuple[OnnxRegistry, PluginHost]:
     registry = options.registry
     if registry is None:
-        with logs.stage("plugins", logs.logger("plugins")):
-            return plugins_of_call(plugins=options.plugins, call_rules=rules, prefer=options.prefer)
+        with stage("plugins", "plugins") as loading:
+            selected = plugins_of_call(plugins=options.plugins, call_rules=rules, prefer=options.prefer)
+            loading.result = selected
+        return selected
     if options.plugins is not None or options.prefer or (rules and not callable(registry)):
         raise UsageError("registry= can't be given together with rules=, plugins= or prefer=, which it replaces")
     if callable(registry):
@@ -190,7 +192,7 @@ def functionalize(plan: Plan, captured: Captured) -> FunctionalGraph:
     Raises:
         ConversionError: There is no functional form.
     """
-    with logs.stage("functionalization", logs.logger("functionalize")) as about:
+    with stage("functionalization", "functionalize") as work:
         functional = prepare(
             captured,
             input_names=plan.options.input_names,
@@ -198,7 +200,8 @@ def functionalize(plan: Plan, captured: Captured) -> FunctionalGraph:
             mutations=plan.options.mutations == "outputs",
             present_names=plan.options.present_names,
         )
-        about["writes"] = functional.strategy
+        work.about["writes"] = functional.strategy
+        work.result = functional
     return functional
 
 
@@ -289,8 +292,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
     """
     captured, host, target = conversion.captured, conversion.host, conversion.target
     domains = list(host.domains())
-    recorder = active()
-    builder = (GraphBuilder if recorder is None else ObservedBuilder)(
+    builder = GraphBuilder(
         target.opsets,
         optimize=conversion.optimize,
         runtime=target.runtime,
@@ -299,6 +301,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         domains={d.name: d.version for d in domains},
         schemas={d.name: d.schemas for d in domains},
     )
+    builder.events = events().details
     symbols = SymbolNames(captured.dim_names)
     builder.expressions = symbols.expressions
     bound = conversion.registry.bind(target)
@@ -306,8 +309,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
     describer = Describer(Metadata("full", metadata.absolute_paths) if conversion.describes_all else metadata)
     if metadata.is_full:
         describer.of_copy(functional.graph, captured.program.graph)
-    observed = recorder is not None or LOGGER.isEnabledFor(10)
-    interpreter = (ObservedInterpreter if observed else DynamoInterpreter)(
+    interpreter = DynamoInterpreter(
         builder,
         bound,
         symbols,
@@ -321,7 +323,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
     interpreter.module_calls = conversion.calls
     interpreter.assertions = [] if conversion.checks else None
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
-    with logs.stage("interpretation", LOGGER):
+    with stage("interpretation", "convert"):
         env = interpreter.run(functional.graph, values)
     arguments.warn_of_unused_rules(conversion.registry, bound.asked())
     outputs = bind_outputs(builder, env, functional.outputs)
@@ -342,10 +344,11 @@ def rewrite(conversion: Conversion, translated: Translated, alignment: Alignment
         ConversionError: A rewrite failed.
     """
     host = conversion.host
-    with logs.stage("rewrites", logs.logger("rewrite")) as about:
+    with stage("rewrites", "rewrite") as work:
         wanted = [item for item in host.rewrites() if item.name not in conversion.without]
         fired = run_rewrites(translated.builder, translated.graph, wanted, packages_of_rewrites(host))
-        about["replacements"] = fired.total()
+        work.about["replacements"] = fired.total()
+        work.result = fired
     if alignment is not None:
         alignment.fired = fired
     return fired
@@ -363,7 +366,7 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
     if conversion.checks:
         size_checks.insert_assertions(graph, builder, translated.assertions)
         size_checks.insert_checks(graph, builder, captured, functional.inputs)
-    with logs.stage("finish", logs.logger("finish")):
+    with stage("finish", "finish") as work:
         model = finish_model(builder, graph, translated.tensors, metadata=None if metadata.is_none else facts)
         values = None
         if metadata.is_full:
@@ -371,12 +374,64 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
             values = value_metadata(builder, graph, translated.inputs, functional)
         full = True if conversion.describes_all else metadata.nodes
         describe(model, builder.provenance_of, full=full, values=values)
+        work.result = model
     model.meta[_MADE_BY] = builder.made_by
     model.meta[TARGET] = facts[TARGET]
     return model
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
+    """Exports a model: the stages one after the other."""
+    asked = plan(model, args, f, options)
+    now = events()
+    now.add(asked.host.observers(options))
+    with stage("capture", "capture", subject=asked) as work:
+        captured = work.result = capture(asked)
+    with stage("conversion", "convert", subject=asked) as work:
+        program = work.result = convert(asked, captured, describes_all=now.describes)
+    if now.describes:
+        forget(program.model, full=asked.metadata.nodes)
+    program.observers = [observer for observer in now.observers if observer.stays]
+    if options.verify:
+        program.verify()
+    if f is not None:
+        program.save(f, external_data=options.external_data)
+    return program
+
+
+def observers_of(options: ExportOptions) -> list[Observer]:
+    """The observers that the options of a call ask for.
+
+    Raises:
+        UsageError: An option that makes one is malformed, or the package that serves it is not installed.
+        SaveError: What an observer is to write can't be written.
+    """
+    asked = {"report": options.report, "profile": options.profile}
+    made = [packages.observer_of(name)(value) for name, value in asked.items() if value is not False]
+    return [*(observer for observer in made if observer is not None), *options.observers]
+
+
+@contextmanager
+def export(
+    options: ExportOptions, subject: tuple[Mapping[str, Any], Callable[..., Any]] | None = None
+) -> Iterator[Span]:
+    """A call of ``to_onnx`` and its observers, as long as the context lasts; its span takes what the call returns.
+
+    Args:
+        options: The options of the call.
+        subject: The arguments of the call and the function that was called.
+    """
+    logs.configure()
+    with (
+        observed(*observers_of(options)),
+        showing(options.progress) as told,
+        observed(*([StageNames(told)] if told is not None else [])),
+        stage("export", subject=subject) as whole,
+    ):
+        yield whole
 
 
 def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgram:
@@ -409,11 +464,11 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
         model, functional, conversion, decomposed = _converted(plan, conversion)
         outlined: dict[str, int] = {}
         if functions is not None and calls is not None:
-            with logs.stage("functions", logs.logger("finish")) as about:
+            with stage("functions", "finish") as work:
                 version = target.opsets.get(functions.domain, 1)
                 full = True if describes_all else plan.metadata.nodes
                 outlined = outline(model, calls, functions, version, full=full)
-                about["functions"] = len(outlined)
+                work.about["functions"] = len(outlined)
     seconds = time.perf_counter() - started
     arguments.check_domains_used(model, plan.undeclared)
     _warn_of_bfloat16(model, plan.host, target)

@@ -47,7 +47,7 @@ from onnxplug.cli.run import run as run_script
 from onnxplug.cli.sources import export_command
 from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UsageError
-from onnxplug.profiling.recorder import span
+from onnxplug.observers import span
 from onnxplug.text import printable, shortened
 
 #: The exit status of a program that SIGINT ended, as shells have it.
@@ -153,7 +153,8 @@ def export(
     absolute_paths: AbsolutePathsOption = False,
     report: ReportOption = None,
     profile: ProfileOption = None,
-    **options: Any,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_metadata

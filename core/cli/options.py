@@ -13,8 +13,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from onnxplug import logs
 from onnxplug.errors import UsageError
+from onnxplug.observers import stage
 from onnxplug.options import ExportOptions, option
 from onnxplug.registry.rule import load_object
 from onnxplug.text import type_with_article
@@ -174,7 +174,7 @@ _PARAMETERS = {"target": "runtime", "opset_version": "opset"}
 
 
 def to_onnx_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for commands that export: gives them the flags of options of ``to_onnx``, whose values are keyword arguments.
+    """A decorator for commands that export: gives them the flags of options of ``to_onnx``, whose values they get as ``options``.
 
     Args:
         names: The options.
@@ -186,13 +186,13 @@ def to_onnx_options(*names: str) -> Callable[[Callable[..., Any]], Callable[...,
         own = [
             p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
             for p in inspect.signature(function).parameters.values()
-            if p.kind is not inspect.Parameter.VAR_KEYWORD
+            if p.name != "options"
         ]
 
         @functools.wraps(function)
         def command(**values: Any) -> Any:
             options = {name: _read(name, values.pop(p.name)) for name, p in zip(names, flags, strict=True)}
-            return function(**values, **options)
+            return function(**values, options=options)
 
         return _with_signature(command, [*own, *flags])
 
@@ -336,5 +336,8 @@ def preferences() -> dict[str, str]:
 
 def registry() -> tuple[Any, Any]:
     """The rules and the plugins that are selected, loaded."""
-    with logs.stage("plugins", logs.logger("plugins")):
-        return load_object(f"{HOST}:registry_for", "the plugin manager")(prefer=preferences(), selection=selection())
+    with stage("plugins", "plugins") as loading:
+        registry_for = load_object(f"{HOST}:registry_for", "the plugin manager")
+        selected: tuple[Any, Any] = registry_for(prefer=preferences(), selection=selection())
+        loading.result = selected
+    return selected

@@ -49,8 +49,8 @@ def profiled(asked: str | None) -> Iterator[None]:
     if path is not None and (not asked or path.is_dir() or not path.parent.is_dir()):
         raise UsageError(f"--profile: there can be no file {asked!r}", hint="Name one in a folder that is there.")
     from onnxplug.cli.report import err, failure, out
+    from onnxplug.profiling.observer import recording
     from onnxplug.profiling.profile import Profile
-    from onnxplug.profiling.recorder import recording
 
     with recording() as recorder:
         done = False

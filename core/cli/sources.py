@@ -141,7 +141,8 @@ def _common(
     profile: ProfileOption = None,
     metadata: MetadataOption = None,
     absolute_paths: AbsolutePathsOption = False,
-    **options: Any,
+    *,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     """The options that mean the same for every model; returns them by name, those of ``to_onnx`` as ``options``."""
     return dict(locals())

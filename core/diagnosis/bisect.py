@@ -31,7 +31,8 @@ from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationEr
 from onnxplug.exporter import to_onnx
 from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_mappings, check_path, check_seeds
-from onnxplug.progress import showing, step
+from onnxplug.observers import step
+from onnxplug.progress import showing
 from onnxplug.registry.names import qualified_name
 from onnxplug.run.files import write_by_torch
 from onnxplug.run.save import save_model

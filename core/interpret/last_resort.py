@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from onnxplug import logs
 from onnxplug.capture.attempts import quiet
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import Condition, FixedExpressionError, conditions_of_decompositions
@@ -23,6 +22,7 @@ from onnxplug.capture.transforms import transforms_closed
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.functionalize.subgraphs import subgraph_at
 from onnxplug.interpret.shape_env import restore, state_of
+from onnxplug.observers import stage
 from onnxplug.registry.names import qualified_name, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.text import type_with_article
@@ -200,7 +200,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     try:
         # As in capture: sizes 0 and 1 of the example inputs say nothing about other sizes.
         with (
-            logs.stage("decomposition of the program", logs.logger("convert"), operators=len(table)),
+            stage("decomposition of the program", "convert", operators=len(table)),
             quiet(),
             transforms_closed(),
             torch.no_grad(),

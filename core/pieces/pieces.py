@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 import onnxplug
-from onnxplug import logs
 from onnxplug.capture.dynamic import inputs_by_name, name_of, parse_dynamic_shapes
 from onnxplug.capture.eager import copied, inference
 from onnxplug.capture.failure import first_lines
@@ -22,11 +21,11 @@ from onnxplug.capture.patching import patched
 from onnxplug.capture.signature import InputKind, InputSlot, OutputKind
 from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.fake import check_model
+from onnxplug.observers import span, stage
 from onnxplug.options import ExportOptions
 from onnxplug.pieces.record import RecordedCall, Run, Source, record
 from onnxplug.pieces.script import Step, program_text
 from onnxplug.pieces.stamp import KEY, stamp
-from onnxplug.profiling.recorder import span
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
 from onnxplug.run.files import write_whole
@@ -309,11 +308,10 @@ def export_pieces(
         runs = [example, *_further_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
     user_names = {name for _, _, wanted in shapes.asked() if (name := name_of(wanted))}
     common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}
-    common["report"] = options.report is not False
     programs = {path: _program(path, module, runs, user_names, export, common) for path, module in submodules.items()}
     found = OnnxPieces(model, programs, example.calls, _gaps(model, runs), example, spec, shapes.paths, axes)
     if options.verify:
-        with logs.stage("verification", logs.logger("verify"), what="the chain"):
+        with stage("verification", "verify", what="the chain"):
             found.verify()
     if folder is not None:
         found.save(folder, external_data=options.external_data)

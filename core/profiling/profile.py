@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from onnxplug.profiling.recorder import active, recording
 from onnxplug.profiling.sums import Sums
 
 if TYPE_CHECKING:
@@ -21,15 +18,6 @@ class Profile(Sums):
 
     What is done later with the program, :meth:`OnnxProgram.save` and :meth:`OnnxProgram.verify`, is added to its profile.
     """
-
-    @contextlib.contextmanager
-    def resumed(self) -> Iterator[None]:
-        """Records what is done while the context lasts in this profile too, unless something else is being recorded."""
-        if active() is not None:
-            yield
-        else:
-            with recording(self.recorder):
-                yield
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it in Chrome's trace format: https://ui.perfetto.dev, https://www.speedscope.app and chrome://tracing show it.

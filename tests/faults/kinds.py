@@ -230,8 +230,9 @@ _FILES_OF_A_PACKAGE = 5
 
 
 def _profile(folder: Path, value: float) -> None:
+    from onnxplug.observers import span
+    from onnxplug.profiling.observer import recording
     from onnxplug.profiling.profile import Profile
-    from onnxplug.profiling.recorder import recording, span
 
     with recording() as recorder, span(f"stage {value}" * 3000):
         pass

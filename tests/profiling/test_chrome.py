@@ -13,8 +13,9 @@ import torch
 
 import onnxplug
 from onnxplug import SaveError
+from onnxplug.observers import KINDS, span
+from onnxplug.profiling.observer import recording
 from onnxplug.profiling.profile import Profile
-from onnxplug.profiling.recorder import KINDS, recording, span
 
 #: Of the Trace Event Format, for the phases that are used: key to its type. All are required.
 EVENTS: dict[str, dict[str, type | tuple[type, ...]]] = {

@@ -11,8 +11,9 @@ import torch
 
 import onnxplug
 from onnxplug import CaptureError, ConversionError, Rule, SaveError, UsageError
+from onnxplug.observers import span
+from onnxplug.profiling.observer import recording
 from onnxplug.profiling.profile import Profile
-from onnxplug.profiling.recorder import recording, span
 from onnxplug.profiling.sums import StageTime
 
 X = torch.randn(3, 8)

@@ -8,8 +8,9 @@ import torch
 from rich.console import Console
 
 import onnxplug
+from onnxplug.observers import span
+from onnxplug.profiling.observer import recording
 from onnxplug.profiling.profile import Profile
-from onnxplug.profiling.recorder import recording, span
 
 
 def test_text() -> None:

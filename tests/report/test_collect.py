@@ -25,7 +25,7 @@ from onnxplug import (
     UsageError,
     VerificationError,
 )
-from onnxplug.report.collect import ReportWarning
+from onnxplug.report.observer import ReportWarning
 from onnxplug.report.report import ExportReport
 from tests.support import reports
 from tests.support.child import run_child
@@ -134,7 +134,8 @@ def test_verification_and_its_histogram() -> None:
 
 
 def test_times_are_those_of_the_export_alone() -> None:
-    from onnxplug.profiling.recorder import recording, span
+    from onnxplug.observers import span
+    from onnxplug.profiling.observer import recording
 
     with recording(), span("something else"):
         onnxplug.to_onnx(lambda x: x + 1, (X,))
@@ -400,16 +401,16 @@ assert program.report is None
 print(*[name for name in sys.modules if name.startswith(("onnxplug.report", "onnxplug.inspection"))])
 """
     done = run_child("-c", code, check=True)
-    assert done.stdout.split() == ["onnxplug.report", "onnxplug.report.active"]
+    assert done.stdout.split() == []
 
 
 def test_reports_of_a_function_that_is_called_with_them() -> None:
-    from onnxplug.report.active import reported
+    from onnxplug.observers import observed
+    from onnxplug.report.observer import observer
 
     taken: list[tuple[int, BaseException | None]] = []
     write: Callable[[Any, BaseException | None], None] = lambda made, error: taken.append((len(made), error))  # noqa: E731
-    with reported(write) as told:
-        assert told is not None
+    with observed(observer(write)):
         onnxplug.to_onnx(lambda x: x + 1, (X,))
         onnxplug.to_onnx(lambda x: x + 2, (X,), report=True)
     assert taken == [(2, None)]

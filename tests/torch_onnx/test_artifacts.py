@@ -12,7 +12,7 @@ import torch
 
 import onnxplug
 from onnxplug import MissingRuleError, SaveError
-from onnxplug.report.collect import ReportWarning
+from onnxplug.report.observer import ReportWarning
 from onnxplug.torch_onnx.request import ExportWarning
 from tests.profiling.test_chrome import check_trace
 from tests.torch_onnx.test_export import Capped, X, files, net
