@@ -61,6 +61,7 @@ _HOME = {
             "OpsetError",
             "VerificationError",
             "EvaluationError",
+            "MissingPackageError",
             "SaveError",
             "WeightsError",
         ),
@@ -86,6 +87,9 @@ if TYPE_CHECKING:
     )
     from onnxplug.errors import (
         EvaluationError as EvaluationError,
+    )
+    from onnxplug.errors import (
+        MissingPackageError as MissingPackageError,
     )
     from onnxplug.errors import (
         MissingRuleError as MissingRuleError,

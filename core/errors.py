@@ -183,6 +183,13 @@ class OpsetError(OnnxplugError):
     """
 
 
+class MissingPackageError(OnnxplugError, ImportError):
+    """A feature is of a package that is not installed.
+
+    Remedy: ``pip install`` of the package that the message names, or of ``"onnxplug[all]"``.
+    """
+
+
 class VerificationError(OnnxplugError):
     """The exported model does not run, or computes something else than the PyTorch model.
 

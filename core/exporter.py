@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
 from onnxplug import arguments, pipeline
 from onnxplug.options import ExportOptions, with_options
+from onnxplug.packages import load
 from onnxplug.program import OnnxProgram
-from onnxplug.registry.rule import load_object
 
 if TYPE_CHECKING:
     from onnxplug.options import Call
     from onnxplug.pieces.pieces import OnnxPieces
 else:
     Call = ExportOptions
-
-#: It calls `to_onnx` for each piece.
-_PIECES = "onnxplug.pieces.pieces:export_pieces"
 
 
 P = ParamSpec("P")
@@ -88,6 +85,6 @@ def _pieces(model: Any, args: Any, folder: Any, options: ExportOptions) -> OnnxP
     options = dataclasses.replace(options, kwargs=kwargs)
     # Each piece tells of its own stages.
     with pipeline.export(dataclasses.replace(options, progress=None)) as call:
-        chain: OnnxPieces = load_object(_PIECES, "the exporter of pieces")(model, args, folder, options, to_onnx)
+        chain: OnnxPieces = load("pieces=")(model, args, folder, options, to_onnx)
         call.result = chain
     return chain

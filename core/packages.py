@@ -1,30 +1,61 @@
-"""Which package brings what core does not have, and where it is: an absent one is named in the error."""
+"""Names of ``onnxplug``, commands and arguments that packages of their own bring."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from importlib.util import find_spec
 from typing import Any
 
-from onnxplug.errors import UsageError
-from onnxplug.registry.rule import load_object
+from onnxplug.errors import MissingPackageError
 
-#: Option of ``to_onnx`` to the distribution that serves it, and the function of its value that makes the observer.
-OBSERVERS = {
-    "report": ("onnxplug-tools", "onnxplug.report.observer:observer"),
-    "profile": ("onnxplug-tools", "onnxplug.profiling.observer:observer"),
+#: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
+PACKAGES = {
+    "report=": "onnxplug.report.observer:observer",
+    "profile=": "onnxplug.profiling.observer:observer",
+    "intermediates=": "onnxplug.diagnosis.verdict:judge_program",
+    "pieces=": "onnxplug.pieces.pieces:export_pieces",
 }
 
 
-def observer_of(option: str) -> Callable[..., Any]:
-    """The function that makes the observer of an option.
+def load(name: str) -> Any:
+    """What a package brings under a name.
+
+    Args:
+        name: A key of :data:`PACKAGES`.
 
     Raises:
-        UsageError: The package that serves it is not installed.
+        MissingPackageError: The package is not installed.
     """
-    distribution, place = OBSERVERS[option]
-    module = place.partition(":")[0]
-    if find_spec(module.rpartition(".")[0]) is None:
-        raise UsageError(f"{option}= needs {distribution}, which is not installed", hint=f"pip install {distribution}")
-    made: Callable[..., Any] = load_object(place, f"what serves {option}=")
-    return made
+    module, _, attribute = PACKAGES[name].partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise missing_package(name) from None
+    return getattr(found, attribute) if attribute else found
+
+
+def missing_package(name: str, what: str | None = None) -> MissingPackageError:
+    """The error for a package that is not installed.
+
+    Args:
+        name: A key of :data:`PACKAGES`.
+        what: What needs the package; ``name`` when ``None``, with ``onnxplug.`` before a name of that.
+    """
+    package = distribution_of(name)
+    needs = what if what is not None else f"onnxplug.{name}" if name.isidentifier() else name
+    return MissingPackageError(
+        f"{needs} needs the package {package}, which is not installed", hint=f"pip install {package}"
+    )
+
+
+def distribution_of(name: str) -> str:
+    """The distribution that brings a key of :data:`PACKAGES`."""
+    return PACKAGES[name].partition(":")[0].partition(".")[0].replace("_", "-")
+
+
+def public_names() -> list[str]:
+    """The keys that are names of ``onnxplug`` itself, of packages that are installed."""
+    installed = [name for name in PACKAGES if find_spec(distribution_of(name).replace("-", "_")) is not None]
+    return [name for name in installed if name.isidentifier()]

@@ -406,11 +406,12 @@ def observers_of(options: ExportOptions) -> list[Observer]:
     """The observers that the options of a call ask for.
 
     Raises:
-        UsageError: An option that makes one is malformed, or the package that serves it is not installed.
+        UsageError: An option that makes one is malformed.
+        MissingPackageError: The package that serves an option is not installed.
         SaveError: What an observer is to write can't be written.
     """
     asked = {"report": options.report, "profile": options.profile}
-    made = [packages.observer_of(name)(value) for name, value in asked.items() if value is not False]
+    made = [packages.load(f"{name}=")(value) for name, value in asked.items() if value is not False]
     return [*(observer for observer in made if observer is not None), *options.observers]
 
 

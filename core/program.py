@@ -19,14 +19,14 @@ from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
-from onnxplug.diagnosis.choices import outputs_of_choices
-from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
 from onnxplug.observers import Observer, Span, observed, stage
+from onnxplug.packages import load
 from onnxplug.progress import StageNames, Told, showing
 from onnxplug.run.checkpoint import open_checkpoint
+from onnxplug.run.choices import outputs_of_choices
 from onnxplug.run.content import Progress
 from onnxplug.run.outputs import Tolerances
 from onnxplug.run.progress import reporting
@@ -493,7 +493,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 kwargs=kwargs,
                 tolerances=Tolerances(rtol=rtol, atol=atol),
                 seeds=seeds if seed is None else (seed,),
-                judge=partial(judge_program, self) if intermediates else None,
+                judge=partial(load("intermediates="), self) if intermediates else None,
                 replay=partial(outputs_of_choices, self.model, self.recipe, self.host)
                 if self.recipe is not None
                 else None,

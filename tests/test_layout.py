@@ -25,7 +25,7 @@ FORBIDDEN = {
     "converters": ("onnxplug.plugins",),
     "plugins": (),
 }
-#: The folders of core that are stages of an export, each with those that it may import.
+#: The folders of core, each with those that it may import: the stages of an export, and what stands around them.
 STAGES = {
     "registry": (),
     "capture": (),
@@ -36,7 +36,29 @@ STAGES = {
     "finish": ("build",),
     "reference": ("registry", "build"),
     "run": ("registry", "capture", "build", "reference"),
+    "compat": ("registry", "build"),
     "inspection": ("build", "reference", "run"),
+    "profiling": ("run",),
+    "report": ("registry", "capture", "finish", "run", "inspection", "profiling"),
+    "diagnosis": ("registry", "capture", "run"),
+    "pieces": ("capture", "run", "profiling"),
+    "torch_onnx": ("registry", "capture", "build", "finish", "compat", "run", "profiling", "report"),
+    "testing": ("registry", "run"),
+    "scaffold": (),
+    "cli": (
+        "registry",
+        "capture",
+        "build",
+        "interpret",
+        "finish",
+        "run",
+        "inspection",
+        "diagnosis",
+        "pieces",
+        "profiling",
+        "torch_onnx",
+        "scaffold",
+    ),
 }
 MAX_LINES = 600
 CODE = (*LAYERS, "tests", "benchmarks", "docs")
@@ -172,6 +194,14 @@ def _imported(name: str, modules: Mapping[str, Path]) -> str | None:
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name or None
+
+
+def test_every_folder_of_core_has_its_place() -> None:
+    assert {path.name for path in (ROOT / "core").iterdir() if path.is_dir()} - {"__pycache__"} == set(STAGES)
+    seen: set[str] = set()
+    for folder, others in STAGES.items():  # from those that import nothing upwards
+        assert set(others) <= seen, folder
+        seen.add(folder)
 
 
 def test_stages_go_one_way() -> None:

@@ -260,10 +260,10 @@ def verify_(
 ) -> None:
     """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
     from onnxplug.arguments import positional_and_named
+    from onnxplug.cli.file_choices import choices_of_file
     from onnxplug.cli.inputs import check_file, dynamic_axes, parse_dynamic, parse_input
     from onnxplug.cli.report import note, progress, verification
     from onnxplug.cli.targets import load_target
-    from onnxplug.diagnosis.file_choices import choices_of_file
     from onnxplug.run.verify import verify_file
 
     check_file(model)

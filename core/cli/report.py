@@ -50,9 +50,9 @@ def reporting(folder: Path | None, *, verify: bool = False) -> Iterator[None]:
         yield
         return
     from onnxplug.observers import observed
-    from onnxplug.packages import observer_of
+    from onnxplug.packages import load
 
-    observer = observer_of("report")(folder)
+    observer = load("report=")(folder)
     if verify:
         observer.report.arguments["verify"] = "True"
     failed = False

@@ -22,7 +22,6 @@ from onnxplug.alignment import Recipe
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured
 from onnxplug.diagnosis.delta import minimised
-from onnxplug.diagnosis.eager import feed_of
 from onnxplug.diagnosis.pieces import Piece, Recording
 from onnxplug.diagnosis.script import NAME, NotExpressed, Script, dynamic_shapes_of, script_of, script_of_model
 from onnxplug.diagnosis.trouble import Kind, Trouble, trouble_of
@@ -34,6 +33,7 @@ from onnxplug.kinds import check_mappings, check_path, check_seeds
 from onnxplug.observers import step
 from onnxplug.progress import showing
 from onnxplug.registry.names import qualified_name
+from onnxplug.run.eager import feed_of
 from onnxplug.run.files import write_by_torch
 from onnxplug.run.save import save_model
 from onnxplug.text import counted

@@ -13,12 +13,12 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.alignment import Recipe
-from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
 from onnxplug.diagnosis.pieces import Piece
 from onnxplug.errors import MissingRuleError, OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import compare
 from onnxplug.run.conditioning import rounding_slack
+from onnxplug.run.eager import feed_of, placeholder_values, run_graph
 from onnxplug.run.session import Runner
 
 

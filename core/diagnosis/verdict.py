@@ -14,14 +14,14 @@ import torch
 from onnxplug.alignment import Alignment, Recipe
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.diagnosis.delta import minimised
-from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
 from onnxplug.diagnosis.optimizers import OPTIMIZERS
-from onnxplug.diagnosis.runs import LEVELS, Runs
 from onnxplug.diagnosis.walk import Difference, Walk, difference_at, rule_text, walk
 from onnxplug.errors import OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import Comparison, compare
+from onnxplug.run.eager import feed_of, placeholder_values, run_graph
 from onnxplug.run.inputs import clone_leaves
+from onnxplug.run.runs import LEVELS, Runs
 from onnxplug.run.session import lacks_kernel
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.diagnosis.runs import Runs
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.inspection.diff import corresponding
 from onnxplug.inspection.feeds import make_feed
 from onnxplug.inspection.view import view_with_model
 from onnxplug.run.compare import Comparison, compare
+from onnxplug.run.runs import Runs
 
 #: Values that are asked for in one run; each of them is held until it is compared.
 _AT_ONCE = 300

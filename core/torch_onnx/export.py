@@ -18,7 +18,7 @@ from onnxplug.exporter import to_onnx
 from onnxplug.finish.outline.wanted import UnusedClassWarning
 from onnxplug.observers import observed, stage
 from onnxplug.opsets import resolve_opsets
-from onnxplug.packages import observer_of
+from onnxplug.packages import load
 from onnxplug.pipeline import plugins_of_call
 from onnxplug.torch_onnx.artifacts import Artifacts
 from onnxplug.torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
@@ -158,8 +158,8 @@ def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = Tr
         arguments.check_destination(request.f)
         exporter = _Exporter(request, options, verify_drawn)
         artifacts = Artifacts(request)
-        reports = [observer_of("report")(artifacts.write)] if request.report else []
-        profiles = [observer_of("profile")(True)] if request.profile else []
+        reports = [load("report=")(artifacts.write)] if request.report else []
+        profiles = [load("profile=")(True)] if request.profile else []
         with observed(*(observer for observer in reports if observer is not None)):
             try:
                 with (

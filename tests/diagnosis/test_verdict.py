@@ -15,8 +15,8 @@ from torch import nn
 import onnxplug
 from onnxplug import Rewrite, Rule, VerificationError, hookimpl
 from onnxplug.diagnosis import verdict as verdicts
-from onnxplug.diagnosis.runs import Runs
 from onnxplug.diagnosis.verdict import EVALUATOR, ORT_OFF, ORT_ON, PLAIN, Culprit, Verdict, Walk
+from onnxplug.run.runs import Runs
 from tests.support.check import Call
 
 

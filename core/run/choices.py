@@ -16,11 +16,11 @@ import torch
 
 from onnxplug.alignment import Alignment, Recipe
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnosis.eager import call_again, feed_of, placeholder_values, run_graph
-from onnxplug.diagnosis.runs import Runs
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import compare
+from onnxplug.run.eager import call_again, feed_of, placeholder_values, run_graph
 from onnxplug.run.inputs import clone_leaves
+from onnxplug.run.runs import Runs
 
 #: Operators whose last result are indices, where the order of equal elements is open.
 _OPEN = frozenset(
