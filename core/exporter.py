@@ -25,8 +25,8 @@ P = ParamSpec("P")
 class ToOnnx(Protocol[P]):
     """The type of :func:`to_onnx`."""
 
-    @overload
-    def __call__(
+    @overload  # a call with pieces= is one of this kind
+    def __call__(  # type: ignore[overload-overlap]
         self,
         model: Any,
         args: Any = (),

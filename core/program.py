@@ -417,7 +417,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         if unexpected:
             warnings.warn(f"the model has no weights {named(unexpected)}, which are left out", stacklevel=2)
         about = {"file": os.fspath(destination)} if isinstance(destination, str | os.PathLike) else {}
-        with self._stage("saving", "save", **about) as work, collection_held(), reporting(progress) as told:
+        with self._stage("saving", "save", about) as work, collection_held(), reporting(progress) as told:
             save_model(
                 self.model,
                 destination,
@@ -501,11 +501,13 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         return report
 
     @contextmanager
-    def _stage(self, name: str, log: str, told: Told | None = None, **about: Any) -> Iterator[Span]:
+    def _stage(
+        self, name: str, log: str, about: Mapping[str, Any] | None = None, *, told: Told | None = None
+    ) -> Iterator[Span]:
         """A stage that is done with the program; ``told`` is called with its name."""
         logs.configure()
         names = [StageNames(told)] if told is not None else []
-        with observed(*self.observers, *names, ends=False), stage(name, log, subject=self, **about) as work:
+        with observed(*self.observers, *names, ends=False), stage(name, log, subject=self, **(about or {})) as work:
             yield work
 
     def __repr__(self) -> str:

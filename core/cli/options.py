@@ -227,7 +227,7 @@ def _with_signature(command: Any, parameters: Sequence[inspect.Parameter]) -> Ca
     del command.__wrapped__
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    return command  # type: ignore[no-any-return]
+    return command
 
 
 def _with_flags(function: Callable[..., None], described: Callable[..., None]) -> Callable[..., None]:

@@ -38,7 +38,7 @@ class ProfileObserver(Recorder):
 
     def end(self, span: Span) -> None:
         """Gives the profile to what an export made, or to the error that ended it."""
-        made = span.result if span.error is None else span.error
+        made: Any = span.result if span.error is None else span.error
         if span.root is span and made is not None:
             with contextlib.suppress(AttributeError, TypeError):  # an error of a class with a layout of its own
                 made.profile = Profile(self, span)
