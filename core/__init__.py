@@ -23,6 +23,7 @@ _HOME = {
     "Rewrite": "rewrite.rewrite",
     "Functions": "finish.outline.wanted",
     "Metadata": "metadata",
+    "Observer": "observers",
     "fake_weights": "fake",
     "OnnxRegistry": "registry.registry",
     "GraphBuilder": "build.builder",
@@ -132,6 +133,7 @@ if TYPE_CHECKING:
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode
     from onnxplug.metadata import Metadata as Metadata
+    from onnxplug.observers import Observer as Observer
     from onnxplug.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug.plugin_api import (
         Domain as Domain,

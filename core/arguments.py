@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.text import counted, type_with_article
 from onnxplug.torch_private import pytree
+from onnxplug.warn import warn
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -112,49 +112,6 @@ def _call_text(call: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
     return f"{counted(len(call[0]), 'positional input')}{named}"
 
 
-#: What does, or says, the same as an argument of torch.onnx.export that isn't one of to_onnx.
-_INSTEAD = {
-    "dynamic_axes": "dynamic_shapes, by the names of the model's own inputs: {'x': {0: 'batch'}}",
-    "example_inputs": "args and kwargs",
-    "verbose": "progress=True, or print(program)",
-    "do_constant_folding": "optimize=False, for the plain translation",
-    "training": "model.train() or model.eval() before the export",
-    "custom_opsets": "opset_version, as {'': 21, 'com.acme': 1}",
-    "opset": "opset_version",
-    "input_shapes": "args, example inputs",
-    "output_path": "f",
-    "path": "f",
-    "export_params": "program.model.graph.initializers, which can be changed before program.save()",
-    "keep_initializers_as_inputs": "program.apply_weights(), to exchange weights",
-    "autograd_inlining": "rules=[compat.autograd_function(...)], to keep a function whole",
-    "operator_export_type": "rules=, for operators without a translation",
-    "dump_exported_program": "program.exported_program",
-    "artifacts_dir": "report, the path of a folder",
-    "export_modules_as_functions": "functions",
-    "optimizer": "optimize",
-    "dynamo": "nothing: the model is always captured by torch.export",
-    "fallback": "nothing: the model is always captured by torch.export",
-}
-
-
-def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuses arguments that ``to_onnx`` doesn't have, and says which one is meant.
-
-    Args:
-        unknown: What was given.
-        known: The arguments that there are.
-
-    Raises:
-        UsageError: There is one.
-    """
-    for name in unknown:
-        near = difflib.get_close_matches(name, list(known), 1)
-        hint = f"Use {_INSTEAD[name]}." if name in _INSTEAD else f"Did you mean {near[0]!r}?" if near else None
-        if name in inspect.signature(torch.onnx.export).parameters:
-            hint = f"{hint or ''} onnxplug.export takes every argument of torch.onnx.export.".lstrip()
-        raise UsageError(f"to_onnx has no argument {name!r}", hint=hint)
-
-
 def _binds(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call fits the model's signature; True where there is none."""
     try:
@@ -236,19 +193,6 @@ def check_names(
 # -- what runs and where it goes ---------------------------------------------------------------------------------------
 
 
-def repeats_calls(capture: Any) -> bool:
-    """Whether ``capture=`` asks that one of equal operator calls be traced.
-
-    Raises:
-        UsageError: It is neither ``"calls"`` nor ``"whole"``.
-    """
-    if capture not in ("calls", "whole"):
-        raise UsageError(
-            f"capture= takes 'calls' (one of equal operator calls is traced) or 'whole' (each is), not {capture!r}"
-        )
-    return bool(capture == "calls")
-
-
 def functions_asked(functions: Any, model: Any) -> Functions | None:
     """What ``functions=`` asks for; ``None`` for nothing.
 
@@ -281,20 +225,6 @@ def module_calls(wanted: Functions, program: torch.export.ExportedProgram, model
         calls.of(node.meta.get("nn_module_stack"))
     wanted.check(calls.class_names() | _classes_of(model))
     return calls
-
-
-def keeps_mutations(mutations: Any) -> bool:
-    """Whether ``mutations=`` asks that what the model writes be outputs.
-
-    Raises:
-        UsageError: It is neither ``"outputs"`` nor ``"ignore"``.
-    """
-    if mutations not in ("outputs", "ignore"):
-        raise UsageError(
-            "mutations= takes 'outputs' (the new values of inputs and buffers that the model writes are outputs) or 'ignore', "
-            f"not {mutations!r}"
-        )
-    return bool(mutations == "outputs")
 
 
 def check_destination(f: Any) -> None:
@@ -403,10 +333,9 @@ def warn_of_unused_rules(registry: Any, asked: Iterable[str]) -> None:
         packet = without_prefix(rule.op).partition(".")[0]
         others = sorted(name for name in names if name.startswith(f"{packet}."))
         texts.append(f"{rule.op} ({rule.name})" + (f", where the model has {', '.join(others)}" if others else ""))
-    warnings.warn(
+    warn(
         f"the model has none of the operators that these rules of the call are for: {'; '.join(texts)}",
         UnusedRuleWarning,
-        stacklevel=4,
     )
 
 

@@ -24,7 +24,7 @@ class OnnxplugError(Exception):
         located: Whether the message says already which operator, at which of the user's lines, it is about.
         export: What was captured, how it was to be converted and the plugins that run it, where the conversion failed: what
             ``onnxplug.bisect`` reduces.
-        profile: Where the time went until it was raised (:class:`onnxplug.profiling.profile.Profile`), where that was asked for.
+        profile: Where the time went until it was raised (``onnxplug_tools.profiling.profile.Profile``), where asked for.
         report: What is known of the export until then (``onnxplug_tools.report.report.ExportReport``), where asked for.
         place: The user's ``file:line`` that it is about; ``None`` where it is about none, or that is not known.
     """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from onnxplug.observers import Observer
 from onnxplug.plugin_api import Domain
 
 Patch = AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
@@ -48,6 +49,9 @@ class PluginHost(RuntimeHost, Protocol):
 
     def kernels(self, runtime: str | None) -> Mapping[str, str] | None:
         """The kernels of a runtime, where a plugin knows them."""
+
+    def observers(self, options: Any) -> Sequence[Observer]:
+        """Plugins' observers of an export with these options."""
 
     def missing(self, node: Any) -> Callable[..., Any] | None:
         """The first plugin's converter for an operator that no rule translates."""

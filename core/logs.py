@@ -8,12 +8,8 @@ import logging
 import os
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Iterator
 from typing import Any
-
-from onnxplug.profiling.recorder import active
 
 VARIABLE = "ONNXPLUG_LOG"
 ROOT = "onnxplug"
@@ -113,37 +109,3 @@ def parse(text: str) -> dict[str, int]:
 def _known(name: str, names: Any) -> str:
     near = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-
-
-@contextlib.contextmanager
-def stage(name: str, log: logging.Logger, **about: Any) -> Iterator[dict[str, Any]]:
-    """A stage of an export, or a part of one: a span of the profile, and at its end a line of the log, with the seconds.
-
-    Args:
-        name: What it is called.
-        log: The logger.
-        about: What is known of it.
-
-    Yields:
-        What is known of it, to be added to.
-    """
-    recorder = active()
-    told = log.isEnabledFor(logging.INFO)
-    if recorder is None and not told:
-        yield about
-        return
-    started = time.perf_counter()
-    span = recorder.begin(name, "stage") if recorder is not None else None
-    if span is not None:
-        span.about = about
-    try:
-        yield about
-    except BaseException as error:
-        about.setdefault("error", type(error).__name__)
-        raise
-    finally:
-        if recorder is not None and span is not None:
-            recorder.finish(span)
-        if told:
-            known = ", ".join(f"{key} {value}" for key, value in about.items())
-            log.info("%s: %.3f s%s", name, time.perf_counter() - started, f" ({known})" if known else "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 from onnxplug.errors import OpsetError
+from onnxplug.warn import warn
 
 MIN_OPSET = 13
 #: The newest that onnxruntime 1.20 loads without a warning about an unreleased opset, and whose operators it and
@@ -51,8 +51,7 @@ def resolve_opsets(opset_version: int | Mapping[str, int] | None) -> dict[str, i
             "onnxruntime 1.20 and later.",
         )
     if opsets[""] > TESTED_OPSET:
-        warnings.warn(
+        warn(
             f"opset {opsets['']} is newer than those that onnxplug is tested with, {MIN_OPSET} to {TESTED_OPSET}",
-            stacklevel=3,
         )
     return opsets

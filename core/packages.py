@@ -13,17 +13,20 @@ PACKAGES = {
     "bisect": "onnxplug_tools.diagnosis.bisect:bisect",
     "diagnose": "onnxplug_tools.diagnosis.diagnose:diagnose",
     "Diagnosis": "onnxplug_tools.diagnosis.diagnose:Diagnosis",
-    "report=": "onnxplug_tools.report.collect",
+    "report=": "onnxplug_tools.report.observer:observer",
+    "profile=": "onnxplug_tools.profiling.observer:observer",
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
+    "pieces=": "onnxplug.pieces.pieces:export_pieces",
     **{f"onnxplug {name}": "onnxplug_tools" for name in ("inspect", "compare", "bench", "diagnose", "bisect")},
 }
 
 
-def load(name: str) -> Any:
+def load(name: str, what: str | None = None) -> Any:
     """What a package brings under a name.
 
     Args:
         name: A key of :data:`PACKAGES`.
+        what: What needs the package, for the error.
 
     Raises:
         MissingPackageError: The package is not installed.
@@ -34,7 +37,7 @@ def load(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise
-        raise missing_package(name) from None
+        raise missing_package(name, what) from None
     return getattr(found, attribute) if attribute else found
 
 

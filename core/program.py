@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -15,19 +14,19 @@ import onnx_ir as ir
 import torch
 
 from onnxplug import logs
+from onnxplug.alignment import Recipe
 from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
-from onnxplug.diagnosis.alignment import Recipe
-from onnxplug.diagnosis.choices import outputs_of_choices
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
+from onnxplug.observers import Observer, Span, observed, stage
 from onnxplug.packages import load
-from onnxplug.progress import showing
-from onnxplug.report.active import verified
+from onnxplug.progress import StageNames, Told, showing
 from onnxplug.run.checkpoint import open_checkpoint
+from onnxplug.run.choices import outputs_of_choices
 from onnxplug.run.content import Progress
 from onnxplug.run.outputs import Tolerances
 from onnxplug.run.progress import reporting
@@ -42,10 +41,6 @@ from onnxplug.torch_private import pytree
 
 if TYPE_CHECKING:
     import onnx
-
-    from onnxplug.profiling.profile import Profile
-
-_SAVE, _VERIFY = logs.logger("save"), logs.logger("verify")
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             ``None``.
         recipe: How the captured graph is converted again, for :meth:`verify` to say who is wrong; ``None`` for a program made by
             hand.
-        profile: Where the time of the export went, with ``profile=True``; what :meth:`save` and :meth:`verify` take is added.
-        report: What was done, with ``report=True``; what :meth:`save` and :meth:`verify` do is added.
+        observers: Who is told of what :meth:`save` and :meth:`verify` do, as of the export.
+        profile: Where the time went, with ``profile=True``.
+        report: What was done, with ``report=True``.
     """
 
     def __init__(
@@ -116,7 +112,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.statistics = statistics if statistics is not None else ExportStatistics()
         self.host = host
         self.recipe = recipe
-        self.profile: Profile | None = None
+        self.observers: list[Observer] = []
+        self.profile: Any = None
         self.report: Any = None
         self._runner: Runner | None = None
         self._folded: set[str] = set()
@@ -420,7 +417,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         if unexpected:
             warnings.warn(f"the model has no weights {named(unexpected)}, which are left out", stacklevel=2)
         about = {"file": os.fspath(destination)} if isinstance(destination, str | os.PathLike) else {}
-        with self._timed("saving", _SAVE, **about), collection_held(), reporting(progress) as told:
+        with self._stage("saving", "save", about) as work, collection_held(), reporting(progress) as told:
             save_model(
                 self.model,
                 destination,
@@ -432,8 +429,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 external=external,
                 progress=told,
             )
-            if self.report is not None:
-                self.report.saved(destination)
+            work.result = destination
 
     def _weight_names(self) -> list[str]:
         """The initializers that hold a tensor of ``state_dict()``, or are made of one; all where that is not known."""
@@ -490,30 +486,29 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         check_mappings(kwargs=kwargs)
         if intermediates and self.recipe is None:
             raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
-        judge = load("intermediates=") if intermediates else None
-        with showing(bool(progress)) as told, self._timed("verification", _VERIFY), verified(self.report) as note:
-            if told is not None:
-                told("verification")
-            found = verify_program(
+        with showing(bool(progress)) as told, self._stage("verification", "verify", told=told) as work:
+            report = work.result = verify_program(
                 self,
                 args=args,
                 kwargs=kwargs,
                 tolerances=Tolerances(rtol=rtol, atol=atol),
                 seeds=seeds if seed is None else (seed,),
-                judge=partial(judge, self) if judge is not None else None,
+                judge=partial(load("intermediates="), self) if intermediates else None,
                 replay=partial(outputs_of_choices, self.model, self.recipe, self.host)
                 if self.recipe is not None
                 else None,
             )
-            note(found)
-            return found
+        return report
 
     @contextmanager
-    def _timed(self, name: str, log: logging.Logger, **about: Any) -> Iterator[None]:
-        """A stage that is done with the program, in its profile and in the log."""
+    def _stage(
+        self, name: str, log: str, about: Mapping[str, Any] | None = None, *, told: Told | None = None
+    ) -> Iterator[Span]:
+        """A stage that is done with the program; ``told`` is called with its name."""
         logs.configure()
-        with self.profile.resumed() if self.profile is not None else nullcontext(), logs.stage(name, log, **about):
-            yield
+        names = [StageNames(told)] if told is not None else []
+        with observed(*self.observers, *names, ends=False), stage(name, log, subject=self, **(about or {})) as work:
+            yield work
 
     def __repr__(self) -> str:
         graph = self.model.graph

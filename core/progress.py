@@ -9,10 +9,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
+from onnxplug.observers import STAGES, Observer, Span, events, observed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,12 +24,14 @@ WORTH_A_LINE = 1.0
 Told = Callable[[str], Any]
 
 
-class Display:
+class Display(Observer):
     """The stage at work, to be called with its name as it begins.
 
     Args:
         bar: What shows it; ``None``: nothing does.
     """
+
+    stays = False
 
     def __init__(self, bar: Bar | None = None) -> None:
         self._bar = bar
@@ -66,30 +68,41 @@ class Display:
 
             self._update(f"{filesize.decimal(done)} of {filesize.decimal(total)}", done, total, refresh=False)
 
-    def finish(self) -> None:
+    def finish(self, error: BaseException | None = None) -> None:
         """Ends the stage; one that took long leaves a line."""
         seconds = time.perf_counter() - self._started
         if self._bar is not None:
+            from rich.errors import LiveError
+
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
             if self._stage is not None and seconds > WORTH_A_LINE:
-                self._bar.console.print(f"{self._stage}: {seconds:.1f} s", markup=False, highlight=False)
+                with contextlib.suppress(LiveError):
+                    self._bar.console.print(f"{self._stage}: {seconds:.1f} s", markup=False, highlight=False)
         self._stage = None
 
 
-_shown: ContextVar[Display | None] = ContextVar("onnxplug_progress", default=None)
+class StageNames(Observer):
+    """Calls a function with the name of each stage of an export as it begins.
+
+    Args:
+        told: The function.
+    """
+
+    stays = False
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def begin(self, span: Span) -> None:
+        """Calls the function, where it is a stage and no part of one."""
+        if span.kind == "stage" and span.name in STAGES:
+            self._told(span.name)
 
 
 def shown() -> Display | None:
     """What shows the stages of this thread; ``None`` where nothing does."""
-    return _shown.get()
-
-
-def step(text: str, done: int | None = None, total: int | None = None) -> None:
-    """Says what of the stage is at work, where stages are shown (:meth:`Display.step`). For what takes long by itself."""
-    display = _shown.get()
-    if display is not None:
-        display.step(text, done, total)
+    return events().find(Display)
 
 
 @contextlib.contextmanager
@@ -100,7 +113,6 @@ def displayed(console: Console | None = None) -> Iterator[Display]:
         console: Where; standard error unless given.
     """
     from rich.console import Console
-    from rich.errors import LiveError
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, highlight=False, soft_wrap=True) if console is None else console
@@ -115,13 +127,8 @@ def displayed(console: Console | None = None) -> Iterator[Display]:
     )
     with _on_one_stream(console), Progress(*columns, console=console, transient=True) as bar:
         display = Display(bar)
-        token = _shown.set(display)
-        try:
+        with observed(display):
             yield display
-        finally:
-            _shown.reset(token)
-            with contextlib.suppress(LiveError):
-                display.finish()
 
 
 @contextlib.contextmanager
@@ -151,7 +158,7 @@ def showing(progress: Any) -> Iterator[Told | None]:
         yield progress
     elif progress is not True:
         raise UsageError(f"progress takes True, False or a function of the name of a stage, got {progress!r}")
-    elif (display := _shown.get()) is not None:
+    elif (display := shown()) is not None:
         yield display
     else:
         with displayed() as display:

@@ -12,11 +12,11 @@ from itertools import product
 from typing import Any
 
 from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError, UnknownPluginError
+from onnxplug.observers import step
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.plugins.loading import unmet
 from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.records import PluginRecord, Selection
-from onnxplug.progress import step
 from onnxplug.registry.names import is_known_operator, known_namespaces, packet_of, without_prefix
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from onnxplug.observers import Observer
 from onnxplug.plugin_api import Domain, ModelSource, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
 from onnxplug.registry.rule import Rule
 
@@ -58,6 +59,11 @@ def onnxplug_samples() -> Iterable[OpSample]:  # type: ignore[empty-body]
 @hookspec
 def onnxplug_sources() -> Iterable[ModelSource]:  # type: ignore[empty-body]
     """Kinds of models that the command line takes by name, ``SCHEME:NAME``."""
+
+
+@hookspec
+def onnxplug_observers() -> Iterable[Observer | Callable[[Any], Observer | None]]:  # type: ignore[empty-body]
+    """What is told of every export: ``onnxplug.Observer`` objects, or functions of its options that return one or ``None``."""
 
 
 @hookspec

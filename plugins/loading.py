@@ -11,7 +11,8 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from onnxplug.errors import PluginError
+from onnxplug.errors import OnnxplugError, PluginError
+from onnxplug.observers import Observer
 from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, ModelSource, OrtLibrary, PluginInfo, ReferenceOp
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.records import PluginRecord
@@ -24,6 +25,7 @@ LIST_HOOKS = (
     "onnxplug_domains",
     "onnxplug_rewrites",
     "onnxplug_decompositions",
+    "onnxplug_observers",
     "onnxplug_patches",
     "onnxplug_runtime",
     "onnxplug_samples",
@@ -156,3 +158,33 @@ def check_runtime(items: Sequence[Any]) -> None:
                 )
         elif isinstance(item.providers, str) or isinstance(item.domains, str):
             raise PluginError(f"onnxplug_runtime returned {item!r}; its providers and domains are lists of names")
+
+
+def check_observers(items: Sequence[Any]) -> None:
+    """Checks what ``onnxplug_observers`` returned.
+
+    Raises:
+        PluginError: An item is neither an observer nor a function.
+    """
+    for item in items:
+        if not isinstance(item, Observer) and (isinstance(item, type) or not callable(item)):
+            raise PluginError(f"onnxplug_observers returned {item!r}, which is neither an Observer nor a function")
+
+
+def made_observer(item: Any, options: Any, label: str) -> Observer | None:
+    """An observer of ``onnxplug_observers``, or that which a function of the options makes.
+
+    Raises:
+        PluginError: The function raised, or made something else.
+    """
+    if isinstance(item, Observer):
+        return item
+    try:
+        made = item(options)
+    except OnnxplugError:
+        raise
+    except Exception as error:
+        raise PluginError(f"an observer of {label} raised {type(error).__name__}: {error}") from error
+    if made is not None and not isinstance(made, Observer):
+        raise PluginError(f"onnxplug_observers of {label} made {made!r}, which is no Observer")
+    return made

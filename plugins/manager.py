@@ -17,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug import logs
 from onnxplug.errors import PluginError, UnknownPluginError
+from onnxplug.observers import Observer, step
 from onnxplug.plugin_api import (
     API_VERSION,
     ENTRY_POINT_GROUP,
@@ -30,17 +31,18 @@ from onnxplug.plugins.loading import (
     LATE_HOOKS,
     LIST_HOOKS,
     LoadedPlugin,
+    check_observers,
     check_rules,
     check_runtime,
     check_sources,
     load_plugin,
+    made_observer,
     unmet,
 )
 from onnxplug.plugins.patches import PluginPatch
 from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
 from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
-from onnxplug.progress import step
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object, object_of
 from onnxplug.registry.target import checked_names, closeness
@@ -117,12 +119,7 @@ class PluginManager:
             return False
         return record.is_builtin or self.selection.only is None or bool(names & set(self.selection.only))
 
-    def load(
-        self,
-        *,
-        seconds: float | None = None,
-        commands: bool = False,
-    ) -> None:
+    def load(self, *, seconds: float | None = None, commands: bool = False) -> None:
         """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
 
         Args:
@@ -255,6 +252,8 @@ class PluginManager:
                 OnnxRegistry((), [*others, *value])
             elif hook == "onnxplug_runtime":
                 check_runtime(value)
+            elif hook == "onnxplug_observers":
+                check_observers(value)
             elif hook == "onnxplug_sources":
                 check_sources(value)
             self._results.setdefault(hook, []).append((record, value))
@@ -365,6 +364,17 @@ class PluginManager:
         self.load()
         found = self._results.get("onnxplug_patches", ())
         return [*(PluginPatch(patch, record.label) for record, items in found for patch in items), *self._rule_patches]
+
+    def observers(self, options: Any) -> list[Observer]:
+        """Plugins' observers of an export with these options.
+
+        Raises:
+            PluginError: A plugin's function raised, or made something else.
+        """
+        self.load()
+        found = self._results.get("onnxplug_observers", ())
+        made = [made_observer(item, options, record.label) for record, items in found for item in items]
+        return [observer for observer in made if observer is not None]
 
     def runtimes(self) -> list[Any]:
         """What each plugin supplies to run its operators: :class:`~onnxplug.reference.plugins.PluginRuntime` records."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import onnxplug
-import onnxplug.exporter
+import onnxplug.pipeline
 from onnxplug import OnnxplugError, Rule, SaveError, UsageError
 from onnxplug.arguments import UnusedRuleWarning
 from onnxplug.opsets import max_opset
@@ -28,7 +28,7 @@ def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     def entered(*args: Any, **kwargs: Any) -> Any:
         pytest.fail("capture was entered")
 
-    monkeypatch.setattr(onnxplug.exporter, "capture_model", entered)
+    monkeypatch.setattr(onnxplug.pipeline, "capture_model", entered)
 
 
 def relu(g: Any, node: Any) -> Any:
@@ -109,7 +109,7 @@ def test_verification_at_an_opset_that_onnx_runtime_does_not_load(
 
 
 def test_too_many_output_names_are_refused_before_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxplug.exporter, "convert", lambda *a, **k: pytest.fail("conversion was entered"))
+    monkeypatch.setattr(onnxplug.pipeline, "interpret", lambda *a, **k: pytest.fail("conversion was entered"))
     with pytest.raises(UsageError, match="output_names has 2 names for 1 values"):
         onnxplug.to_onnx(lambda x: x.relu(), (X,), output_names=["a", "b"])
 

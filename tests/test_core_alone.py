@@ -59,6 +59,7 @@ program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
 def bisect():
     from onnxplug import bisect
 for name, ask in {
+    "profile=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), profile=True),
     "report=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), report=True),
     "intermediates=True": lambda: program.verify(intermediates=True),
     "onnxplug.bisect": bisect,
@@ -73,6 +74,7 @@ assert "bisect" not in onnxplug.__all__ and "diagnose" not in dir(onnxplug)
 """
     printed = run_python(folder, "-c", ALONE + code, fresh=True)
     for name in (
+        "profile=",
         "report=",
         "intermediates=",
         "onnxplug.bisect",

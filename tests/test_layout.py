@@ -28,7 +28,7 @@ FORBIDDEN = {
     "converters": ("onnxplug.plugins", *BESIDE),
     "plugins": BESIDE,
 }
-#: The folders of core that are stages of an export, each with those that it may import.
+#: The folders of core, each with those that it may import: the stages of an export, and what stands around them.
 STAGES = {
     "registry": (),
     "capture": (),
@@ -39,6 +39,22 @@ STAGES = {
     "finish": ("build",),
     "reference": ("registry", "build"),
     "run": ("registry", "capture", "build", "reference"),
+    "compat": ("registry", "build"),
+    "pieces": ("capture", "run"),
+    "torch_onnx": ("registry", "capture", "build", "finish", "compat", "run"),
+    "testing": ("registry", "run"),
+    "scaffold": (),
+    "cli": (
+        "registry",
+        "capture",
+        "build",
+        "interpret",
+        "finish",
+        "run",
+        "pieces",
+        "torch_onnx",
+        "scaffold",
+    ),
 }
 MAX_LINES = 600
 CODE = (*LAYERS, "tests", "benchmarks", "docs")
@@ -175,6 +191,14 @@ def _imported(name: str, modules: Mapping[str, Path]) -> str | None:
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name or None
+
+
+def test_every_folder_of_core_has_its_place() -> None:
+    assert {path.name for path in (ROOT / "core").iterdir() if path.is_dir()} - {"__pycache__"} == set(STAGES)
+    seen: set[str] = set()
+    for folder, others in STAGES.items():  # from those that import nothing upwards
+        assert set(others) <= seen, folder
+        seen.add(folder)
 
 
 def test_stages_go_one_way() -> None:

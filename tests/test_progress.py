@@ -17,7 +17,8 @@ import onnxplug
 from onnxplug import UsageError, progress
 from onnxplug.cli import report
 from onnxplug.cli.app import run
-from onnxplug.progress import Display, displayed, showing, shown, step
+from onnxplug.observers import step
+from onnxplug.progress import Display, displayed, showing, shown
 
 X = torch.randn(2, 4)
 

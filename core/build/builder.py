@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -26,6 +27,7 @@ from onnxplug.build.spec import OpSpec
 from onnxplug.build.stored import StoredMixin
 from onnxplug.build.widening import Widening
 from onnxplug.errors import ConversionError, OpsetError
+from onnxplug.observers import Events
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 Value = ir.Value
@@ -79,6 +81,8 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         self._asked = frozenset(self.opsets)
         self._constants: dict[Any, Value] = {}
         self._attributes: dict[Any, tuple[ir.Attr, Any]] = {}
+        #: Who is told of what the builder spends time on, where someone is.
+        self.events: Events | None = None
         super().__init__()
 
     # -- emission ------------------------------------------------------------------------------------------------------
@@ -188,6 +192,15 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         return self._append(spec, values, attrs, raw if typed else None, outputs, key)
 
     def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
+        """A value that holds the result already, or is the constant that it is; ``None`` where a node must compute it."""
+        if self.events is None:
+            return self._simplified(spec, values, raw)
+        started = time.perf_counter_ns()
+        found = self._simplified(spec, values, raw)
+        self.events.count("part", "simplification and folding", started)
+        return found
+
+    def _simplified(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
         if spec.simplify is not None:
             found: Value | None = spec.simplify(self, values, raw)
             if found is not None:
@@ -197,7 +210,10 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         for value in values:
             if value is not None and value.const_value is None:
                 return None
-        return self._folded(spec, values, raw)
+        folded = self._folded(spec, values, raw)
+        if self.events is not None:
+            self.events.count("fold", spec.op_type, hit=folded is not None)
+        return folded
 
     def _folded(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
         """The constant that an operator on constants gives; ``None`` where that is left to the runtime."""
@@ -254,9 +270,12 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         raw: Mapping[str, Any],
         outputs: int,
     ) -> Result:
+        started = time.perf_counter_ns() if self.events is not None else 0
         inferred: Result = spec.infer(values, raw, spec) if spec.infer is not None else []
         if not inferred or inferred[0][1] is None:
             inferred = self._infer_by_onnx(spec, values, attrs, outputs) or inferred
+        if self.events is not None:
+            self.events.count("part", "shape inference", started)
         return inferred
 
     def _infer_by_onnx(
@@ -268,7 +287,11 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             return []
         from onnxplug.build.inference.by_onnx import infer_by_onnx
 
-        return infer_by_onnx(spec.schema, values, attrs, outputs, self.opsets)
+        started = time.perf_counter_ns() if self.events is not None else 0
+        inferred = infer_by_onnx(spec.schema, values, attrs, outputs, self.opsets)
+        if self.events is not None:
+            self.events.count("part", "shape inference, by onnx", started)
+        return inferred
 
     # -- inputs and attributes -----------------------------------------------------------------------------------------
 

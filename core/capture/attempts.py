@@ -67,9 +67,9 @@ from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
-from onnxplug.profiling.recorder import span
-from onnxplug.progress import step
+from onnxplug.observers import span, stage, step
 from onnxplug.torch_private import ValueRanges, fx_config, int_oo
+from onnxplug.warn import warn
 
 _LOGGER = logs.logger("capture")
 #: How often a model that can't be captured is traced, refined dynamic shapes included.
@@ -166,14 +166,14 @@ def export_program(
         try:
             if tries:
                 step(f"attempt {len(tries) + 1}, {way.text()}")
-            with logs.stage("attempt", _LOGGER, mode=way.text()) as about:
+            with stage("attempt", "capture", mode=way.text()) as attempt:
                 program = capture.refined(way, capture.shapes.reading(way.tied))
                 with span("conditions on sizes"):
                     program = capture.settled(program, way)
                     check_dynamic(program, shapes)
         except Exception as error:
             tries.append(Try(way.text(), error))
-            about["why"] = tries[-1].text().removeprefix(f"{way.text()}: ")
+            attempt.about["why"] = tries[-1].text().removeprefix(f"{way.text()}: ")
             _LOGGER.debug("attempt %d, %s, failed: %s: %s", len(tries), way.text(), type(error).__name__, error)
             if len(tries) == 1:
                 remaining = _further_attempts(error, shapes, strict)
@@ -411,7 +411,7 @@ class _Capture:
     def warn(self) -> None:
         """Says what was found in the program that is returned."""
         for text in dict.fromkeys(self._warnings):
-            warnings.warn(text, stacklevel=5)
+            warn(text)
 
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         self.left -= 1

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import inspect
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +39,7 @@ from onnxplug.errors import CaptureError, UsageError
 from onnxplug.host import Patch
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, unset_fake_temporarily, warn_if_untested
+from onnxplug.warn import warn
 
 
 def capture(
@@ -133,7 +133,7 @@ def capture(
                     f"{', '.join(lost)}. Register them as buffers, or make the model under onnxplug.fake_weights()."
                 )
             if (text := training_text_of(module)) is not None:
-                warnings.warn(text, stacklevel=3)
+                warn(text)
             raise
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.repeated = attempt.conditions, attempt.assumptions, attempt.repeated
@@ -197,7 +197,7 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
         args, kwargs = program.example_inputs
     found = size_guards(program, {}, one_size=False).conditions  # who exported it has named the sizes
     for condition in found:
-        warnings.warn(warning_text(condition, {}), stacklevel=4)
+        warn(warning_text(condition, {}))
     return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=found)
 
 
@@ -327,7 +327,7 @@ def _record_source_lines(function: Any) -> None:
 def _warn_of_training(program: torch.export.ExportedProgram, *, whole: bool) -> None:
     text = training_text(program, whole)
     if text is not None:
-        warnings.warn(text, stacklevel=4)
+        warn(text)
 
 
 def _check_signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which modules of a model torch.export takes long to trace, for the profile."""
+"""Which modules of a model torch.export takes long to trace, for observers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from onnxplug.capture.patching import patched
 from onnxplug.capture.tracing import ONE_AT_A_TIME
-from onnxplug.profiling.recorder import active
+from onnxplug.observers import events
 from onnxplug.torch_private import ModuleStackTracer
 
 
 @contextlib.contextmanager
 def modules_timed() -> Iterator[None]:
-    """While it holds, each module that torch.export traces in its non-strict mode is a span of the profile, if there is one."""
-    recorder = active()
-    if recorder is None:
+    """While it holds, each module that torch.export traces in its non-strict mode is a span, where an observer wants details."""
+    details = events().details
+    if details is None:
         yield
         return
     with ONE_AT_A_TIME:
@@ -32,7 +32,7 @@ def modules_timed() -> Iterator[None]:
                 return original(tracer, called, forward, args, kwargs)
             if type(module).__module__.startswith("torch.export"):  # what torch.export wraps the model in
                 return original(tracer, called, forward, args, kwargs)
-            with recorder.span(type(module).__name__, "module", path=path):
+            with details.span(type(module).__name__, "module", path=path):
                 return original(tracer, called, forward, args, kwargs)
 
         with patched(ModuleStackTracer, "call_module", call_module):

@@ -19,30 +19,25 @@ from onnxplug.cli.explain import ops, why
 from onnxplug.cli.options import (
     HOST,
     AbsolutePathsOption,
-    CaptureOption,
     DynamicOption,
-    ExactOption,
     ExternalOption,
     FunctionClassesOption,
     FunctionDomainOption,
     FunctionsOption,
     InputOption,
     MetadataOption,
-    ModeOption,
-    OpsetOption,
-    OptimizeOption,
+    PiecesOption,
     PretrainedOption,
     ReportOption,
-    RuntimeOption,
     ShardOption,
     StrictWeightsOption,
     TargetArgument,
     WeightsOption,
     choice,
-    parse_runtime,
     plugin_options,
     registry,
     selection,
+    to_onnx_options,
 )
 from onnxplug.cli.plugins import plugins_app
 from onnxplug.cli.profile import ProfileOption, profiled, with_value
@@ -51,10 +46,9 @@ from onnxplug.cli.run import run as run_script
 from onnxplug.cli.sources import export_command
 from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UnknownPluginError, UsageError
+from onnxplug.observers import span
 from onnxplug.packages import PACKAGES, distribution_of, missing_package
-from onnxplug.profiling.recorder import span
 from onnxplug.registry.rule import load_object
-from onnxplug.registry.target import DEFAULT_RUNTIME
 from onnxplug.text import did_you_mean, printable, shortened
 
 #: The exit status of a program that SIGINT ended, as shells have it.
@@ -157,84 +151,53 @@ def _options(
 
 @app.command()
 @plugin_options
+@to_onnx_options(
+    "opset_version",
+    "target",
+    "exact",
+    "optimize",
+    "strict",
+    "capture",
+    "decompositions",
+    "input_names",
+    "output_names",
+    "present_names",
+    "mutations",
+    "checks",
+    "verify",
+    "external_data",
+)
 def export(
     target: TargetArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; with --pieces the folder")],
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
     pretrained: PretrainedOption = False,
-    opset: OpsetOption = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare with PyTorch at several sizes")] = False,
-    external_data: Annotated[
-        bool | None,
-        typer.Option(
-            "--external-data/--single-file",
-            help="Store the weights in a file beside the model; by default only large ones",
-        ),
-    ] = None,
     weights: WeightsOption = None,
     strict_weights: StrictWeightsOption = None,
     shard: ShardOption = None,
     external: ExternalOption = None,
-    optimize: OptimizeOption = True,
-    runtime: RuntimeOption = DEFAULT_RUNTIME,
-    exact: ExactOption = False,
     functions: FunctionsOption = False,
     function_classes: FunctionClassesOption = None,
     function_domain: FunctionDomainOption = None,
-    strict: ModeOption = None,
-    capture: CaptureOption = "calls",
-    decompositions: Annotated[
-        str | None,
-        typer.Option(
-            "--decompositions", help="core: torch decomposes the program into Core ATen before it is converted"
-        ),
-    ] = None,
-    pieces: Annotated[
-        str | None,
-        typer.Option(
-            "--pieces", help="Submodules, separated by commas: each becomes a model in the folder that --output names"
-        ),
-    ] = None,
-    input_names: Annotated[
-        str | None, typer.Option("--input-names", help="Names of the inputs, separated by commas")
-    ] = None,
-    output_names: Annotated[
-        str | None, typer.Option("--output-names", help="Names of the outputs, separated by commas")
-    ] = None,
-    present_names: Annotated[
-        bool,
-        typer.Option(
-            "--present-names", help="Call the new value of the input past_key_values… present…, of state present_state"
-        ),
-    ] = False,
-    mutations: Annotated[
-        str,
-        typer.Option(
-            "--mutations", help="outputs: what the model writes is among the outputs; ignore: it is left away"
-        ),
-    ] = "outputs",
-    checks: Annotated[
-        bool,
-        typer.Option(
-            "--checks", help="The model fails where sizes are not what the export knows of them, and says why"
-        ),
-    ] = False,
+    pieces: PiecesOption = None,
     metadata: MetadataOption = None,
     absolute_paths: AbsolutePathsOption = False,
     report: ReportOption = None,
     profile: ProfileOption = None,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Export a model to an ONNX file."""
-    from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_metadata, parse_opset
+    from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_metadata
     from onnxplug.cli.report import progress, reporting, summary, summary_of_pieces, verification
     from onnxplug.cli.targets import load_for_export
 
-    said = parse_metadata(metadata, absolute_paths=absolute_paths)
-    opsets = parse_opset(opset)
-    shapes = parse_dynamic(dynamic or [])
+    verify, external_data = options.pop("verify"), options.pop("external_data")
+    options["metadata"] = parse_metadata(metadata, absolute_paths=absolute_paths)
+    options["dynamic_shapes"] = parse_dynamic(dynamic or [])
     specs = [parse_input(text) for text in inputs or []]
-    wanted = parse_functions(functions, function_classes, function_domain)
+    options["functions"] = parse_functions(functions, function_classes, function_domain)
     saving = {"weights": weights, "strict": strict_weights, "shard": shard, "external": external}
     _check_saving(saving, verify=verify, pieces=pieces)
     with profiled(profile), reporting(report, verify=verify):
@@ -258,26 +221,11 @@ def export(
                     except SaveError as error:
                         raise UsageError(error.message, hint=error.hint) from None
                 if verify:
-                    check_verifiable(resolve_opsets(opsets)[""])
+                    check_verifiable(resolve_opsets(options["opset_version"])[""])
                 with onnxplug.fake_weights() if weights else contextlib.nullcontext():
                     loaded = load_for_export(target, specs, pretrained=pretrained)
-            options: dict[str, Any] = {
+            options |= {
                 "kwargs": loaded.kwargs,
-                "dynamic_shapes": shapes,
-                "opset_version": opsets,
-                "target": parse_runtime(runtime),
-                "exact": exact,
-                "optimize": optimize,
-                "functions": wanted,
-                "strict": strict,
-                "capture": capture,
-                "decompositions": decompositions,
-                "input_names": input_names.split(",") if input_names else None,
-                "output_names": output_names.split(",") if output_names else None,
-                "present_names": present_names,
-                "mutations": mutations,
-                "checks": checks,
-                "metadata": said,
                 "registry": registry(),
                 "progress": shown,
                 "report": report is not None,
@@ -344,10 +292,10 @@ def verify_(
 ) -> None:
     """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
     from onnxplug.arguments import positional_and_named
+    from onnxplug.cli.file_choices import choices_of_file
     from onnxplug.cli.inputs import check_file, dynamic_axes, parse_dynamic, parse_input
     from onnxplug.cli.report import note, progress, verification
     from onnxplug.cli.targets import load_target
-    from onnxplug.diagnosis.file_choices import choices_of_file
     from onnxplug.run.verify import verify_file
 
     check_file(model)

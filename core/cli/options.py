@@ -1,24 +1,34 @@
-"""Options that every command shares: which plugins to use, from the command line and the user's ``pyproject.toml``."""
+"""Options that commands share: those of an export, made of :class:`~onnxplug.options.ExportOptions`, and which plugins to use, from
+the command line and the user's ``pyproject.toml``."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from onnxplug import logs
 from onnxplug.errors import UsageError
+from onnxplug.observers import stage
+from onnxplug.options import ExportOptions, option
 from onnxplug.registry.rule import load_object
 from onnxplug.text import type_with_article
 
 #: core knows the plugin host by this name alone.
 HOST = "onnxplug.plugins.manager"
+
+
+def flag(name: str) -> Any:
+    """The command line's option for an option of ``to_onnx``."""
+    described = option(name).flag
+    assert described is not None, f"{name} has no flag"
+    return typer.Option(described.names, help=described.help, metavar=described.metavar)
+
 
 NoPlugin = Annotated[list[str] | None, typer.Option("--no-plugin", help="Leave a plugin out; it is not imported")]
 OnlyPlugin = Annotated[
@@ -26,14 +36,8 @@ OnlyPlugin = Annotated[
 ]
 RequirePlugin = Annotated[list[str] | None, typer.Option("--require-plugin", help="'NAME>=1.2': fail without it")]
 Prefer = Annotated[list[str] | None, typer.Option("--prefer", help="'mylib::nms=DISTRIBUTION': whose rule wins")]
-RuntimeOption = Annotated[
-    str,
-    typer.Option("--target", help="Runtime that runs the model: onnxruntime, onnxruntime:cpu, …; none: portable ONNX"),
-]
-ExactOption = Annotated[
-    bool,
-    typer.Option("--exact", help="NaN, infinities, ties and huge integers as in PyTorch, whatever it costs in time"),
-]
+RuntimeOption = Annotated[str, flag("target")]
+ExactOption = Annotated[bool, flag("exact")]
 TargetArgument = Annotated[
     str,
     typer.Argument(
@@ -49,35 +53,16 @@ PretrainedOption = Annotated[
     bool, typer.Option("--pretrained", help="Trained weights for timm:NAME instead of random ones")
 ]
 DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
-OpsetOption = Annotated[str | None, typer.Option("--opset", help="21, or 21,com.microsoft=1")]
-OptimizeOption = Annotated[bool, typer.Option("--optimize/--no-optimize", help="Simplify and rewrite the graph")]
-ModeOption = Annotated[bool | None, typer.Option("--strict/--no-strict", help="torch.export's mode")]
-CaptureOption = Annotated[
-    str,
-    typer.Option("--capture", help="calls: one of equal operator calls is traced; whole: each is"),
-]
-MetadataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metadata",
-        help="What the model says of where it comes from: none; short: modules, operators, source lines; full: all that "
-        "torch.onnx.export writes, rules, the captured program",
-    ),
-]
+OpsetOption = Annotated[str | None, flag("opset_version")]
+OptimizeOption = Annotated[bool, flag("optimize")]
+ModeOption = Annotated[bool | None, flag("strict")]
+MetadataOption = Annotated[str | None, flag("metadata")]
 AbsolutePathsOption = Annotated[
     bool, typer.Option("--absolute-paths", help="The metadata name source files by their whole paths")
 ]
-ReportOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        metavar="DIR",
-        help="Write a report to DIR, of a failed export too: report.html, report.md, report.sarif, report.json",
-    ),
-]
-FunctionsOption = Annotated[
-    bool, typer.Option("--functions", help="Modules that the model repeats become ONNX functions")
-]
+ReportOption = Annotated[Path | None, flag("report")]
+PiecesOption = Annotated[str | None, flag("pieces")]
+FunctionsOption = Annotated[bool, flag("functions")]
 FunctionClassesOption = Annotated[
     str | None,
     typer.Option("--function-classes", help="'Block,Attention': modules of these classes become ONNX functions"),
@@ -182,6 +167,69 @@ def plugin_options(function: Callable[..., None]) -> Callable[..., None]:
     return _with_flags(function, _flags)
 
 
+# -- options of to_onnx ------------------------------------------------------------------------------------------------
+
+#: The parameters of a command for options whose names mean something else there.
+_PARAMETERS = {"target": "runtime", "opset_version": "opset"}
+
+
+def to_onnx_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for commands that export: gives them the flags of options of ``to_onnx``, whose values they get as ``options``.
+
+    Args:
+        names: The options.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        flags = [_parameter(name) for name in names]
+        hints = get_type_hints(function, include_extras=True)
+        own = [
+            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in inspect.signature(function).parameters.values()
+            if p.name != "options"
+        ]
+
+        @functools.wraps(function)
+        def command(**values: Any) -> Any:
+            options = {name: _read(name, values.pop(p.name)) for name, p in zip(names, flags, strict=True)}
+            return function(**values, options=options)
+
+        return _with_signature(command, [*own, *flags])
+
+    return decorate
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    described = ExportOptions.__dataclass_fields__[name]
+    kinds: dict[Any, Any] = {"bool": bool, "bool | None": bool | None, "str": str}
+    return inspect.Parameter(
+        _PARAMETERS.get(name, name),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=described.default,
+        annotation=Annotated[kinds.get(described.type, str | None), flag(name)],
+    )
+
+
+def _read(name: str, value: Any) -> Any:
+    """The value of an option of ``to_onnx`` that a text of the command line stands for."""
+    if name == "opset_version":
+        from onnxplug.cli.inputs import parse_opset
+
+        return parse_opset(value)
+    if name == "target":
+        return parse_runtime(value)
+    if name in ("input_names", "output_names"):
+        return value.split(",") if value else None
+    return value
+
+
+def _with_signature(command: Any, parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
+    del command.__wrapped__
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
 def _with_flags(function: Callable[..., None], described: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(described, include_extras=True)
     flags = [
@@ -199,10 +247,7 @@ def _with_flags(function: Callable[..., None], described: Callable[..., None]) -
         choice.remember(**{p.name: values.pop(p.name) for p in flags})
         function(**values)
 
-    del command.__wrapped__
-    command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
-    return command
+    return _with_signature(command, [*own, *flags])
 
 
 # -- pyproject.toml ----------------------------------------------------------------------------------------------------
@@ -291,5 +336,8 @@ def preferences() -> dict[str, str]:
 
 def registry() -> tuple[Any, Any]:
     """The rules and the plugins that are selected, loaded."""
-    with logs.stage("plugins", logs.logger("plugins")):
-        return load_object(f"{HOST}:registry_for", "the plugin manager")(prefer=preferences(), selection=selection())
+    with stage("plugins", "plugins") as loading:
+        registry_for = load_object(f"{HOST}:registry_for", "the plugin manager")
+        selected: tuple[Any, Any] = registry_for(prefer=preferences(), selection=selection())
+        loading.result = selected
+    return selected

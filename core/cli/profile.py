@@ -7,21 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from onnxplug.cli.options import flag
 from onnxplug.errors import SaveError, UsageError
 
 #: What ``--profile`` stands for where no file follows it.
 TABLE_ALONE = "-"
 
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="[FILE.json]",
-        help="Print where the time goes; to FILE.json also write it, for Perfetto and speedscope",
-    ),
-]
+ProfileOption = Annotated[str | None, flag("profile")]
 
 
 def with_value(arguments: Sequence[str]) -> list[str]:
@@ -57,16 +49,17 @@ def profiled(asked: str | None) -> Iterator[None]:
     if path is not None and (not asked or path.is_dir() or not path.parent.is_dir()):
         raise UsageError(f"--profile: there can be no file {asked!r}", hint="Name one in a folder that is there.")
     from onnxplug.cli.report import err, failure, out
-    from onnxplug.profiling.profile import Profile
-    from onnxplug.profiling.recorder import recording
+    from onnxplug.observers import observed
+    from onnxplug.packages import load
 
-    with recording() as recorder:
+    recorder = load("profile=", "--profile")(True)
+    with observed(recorder):
         done = False
         try:
             yield
             done = True
         finally:
-            profile = Profile(recorder)
+            profile = recorder.everything()
             console = out if done else err
             console.print(profile)
             if path is not None:

@@ -48,13 +48,15 @@ def reporting(folder: Path | None, *, verify: bool = False) -> Iterator[None]:
     if folder is None:
         yield
         return
-    from onnxplug.report.active import reported
+    from onnxplug.observers import observed
+    from onnxplug.packages import load
 
+    observer = load("report=", "--report")(folder)
+    if verify:
+        observer.report.arguments["verify"] = "True"
     failed = False
     try:
-        with reported(folder) as told:
-            if told is not None and verify:
-                told.report.arguments["verify"] = "True"
+        with observed(observer):
             yield
     except Exception as error:
         failed = True

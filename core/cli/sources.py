@@ -14,25 +14,18 @@ import typer.main
 from onnxplug.cli.inputs import check_file
 from onnxplug.cli.options import (
     AbsolutePathsOption,
-    CaptureOption,
-    ExactOption,
     MetadataOption,
-    ModeOption,
-    OpsetOption,
-    OptimizeOption,
     ReportOption,
-    RuntimeOption,
     TargetArgument,
     choice,
-    parse_runtime,
     plugin_options,
     registry,
+    to_onnx_options,
 )
 from onnxplug.cli.profile import ProfileOption, profiled
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.plugin_api import ExportedFile, ExportRequest, ModelSource
 from onnxplug.registry.rule import object_of
-from onnxplug.registry.target import DEFAULT_RUNTIME
 
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
 
@@ -116,11 +109,7 @@ def _command_of(source: ModelSource) -> Any:
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
-    common_hints = get_type_hints(_common, include_extras=True)
-    common = [
-        parameter.replace(annotation=common_hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(_common).parameters.values()
-    ]
+    common = list(inspect.signature(_common).parameters.values())
     twice = {parameter.name for parameter in own} & {parameter.name for parameter in common}
     if twice:
         raise OnnxplugError(
@@ -130,8 +119,11 @@ def _command_of(source: ModelSource) -> Any:
     def command(**values: Any) -> None:
         from onnxplug.cli.report import reporting
 
-        with profiled(values["profile"]), reporting(values["report"], verify=values["verify"]):
-            _run(source, function, {p.name: values.pop(p.name) for p in common}, values)
+        given = {p.name: values.pop(p.name) for p in own}
+        arguments = _common(**values)
+        verify = arguments["options"]["verify"]
+        with profiled(arguments["profile"]), reporting(arguments["report"], verify=verify):
+            _run(source, function, arguments, given)
 
     command.__doc__ = f"Export {source.scheme}:NAME. {source.help}".strip()
     command.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]
@@ -141,33 +133,23 @@ def _command_of(source: ModelSource) -> Any:
     return typer.main.get_command(app)
 
 
+@to_onnx_options("opset_version", "target", "exact", "optimize", "strict", "capture", "verify", "external_data")
 def _common(
     target: TargetArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write")],
-    opset: OpsetOption = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare with PyTorch at several sizes")] = False,
-    external_data: Annotated[
-        bool | None,
-        typer.Option(
-            "--external-data/--single-file",
-            help="Store the weights in a file beside the model; by default only large ones",
-        ),
-    ] = None,
-    optimize: OptimizeOption = True,
-    runtime: RuntimeOption = DEFAULT_RUNTIME,
-    exact: ExactOption = False,
-    strict: ModeOption = None,
-    capture: CaptureOption = "calls",
     report: ReportOption = None,
     profile: ProfileOption = None,
     metadata: MetadataOption = None,
     absolute_paths: AbsolutePathsOption = False,
-) -> None:
-    """The options that mean the same for every model."""
+    *,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """The options that mean the same for every model; returns them by name, those of ``to_onnx`` as ``options``."""
+    return dict(locals())
 
 
 def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[str, Any]) -> None:
-    from onnxplug.cli.inputs import parse_metadata, parse_opset
+    from onnxplug.cli.inputs import parse_metadata
     from onnxplug.cli.report import note, progress, summary, verification
 
     target: str = common["target"]
@@ -176,8 +158,11 @@ def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[s
         raise UsageError(f"TARGET {target!r} is not {source.scheme}:NAME")
     if not name:
         raise UsageError(f"{source.scheme}: needs a name after it", hint=source.help or None)
-    opsets = parse_opset(common["opset"])
-    said = parse_metadata(common["metadata"], absolute_paths=common["absolute_paths"])
+    options = common["options"] | {
+        "metadata": parse_metadata(common["metadata"], absolute_paths=common["absolute_paths"]),
+        "report": common["report"] is not None,
+    }
+    verify, external_data = options.pop("verify"), options.pop("external_data")
     with progress() as shown:
         shown("loading")
         import torch
@@ -186,19 +171,9 @@ def _run(source: ModelSource, function: Any, common: dict[str, Any], own: dict[s
         request = ExportRequest(
             name,
             common["output"],
-            verify=common["verify"],
-            external_data=common["external_data"],
-            options={
-                "opset_version": opsets,
-                "target": parse_runtime(common["runtime"]),
-                "exact": common["exact"],
-                "optimize": common["optimize"],
-                "strict": common["strict"],
-                "capture": common["capture"],
-                "metadata": said,
-                "registry": registry(),
-                **({"report": True} if common["report"] is not None else {}),
-            },
+            verify=verify,
+            external_data=external_data,
+            options={**options, "registry": registry()},
             stage=shown,
         )
         try:

@@ -23,7 +23,7 @@ from onnxplug.interpret.shape_env import (
     undone_on_error,
     with_current_examples,
 )
-from onnxplug.profiling.recorder import span
+from onnxplug.observers import span
 from onnxplug.registry.names import qualified_name
 from onnxplug.torch_private import (
     DispatchKey,

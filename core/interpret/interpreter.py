@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -109,6 +111,8 @@ class DynamoInterpreter:
         self._says_rules = self.describer.metadata.is_full
         self._operators = Operators()
         self._frame = _Frame({}, None)
+        #: Who is told of nodes and rules, where someone is.
+        self._events = builder.events
         builder.attach(self)
 
     # -- graphs --------------------------------------------------------------------------------------------------------
@@ -332,6 +336,12 @@ class DynamoInterpreter:
             call: The call.
             rules: The rules to try where they are known already.
         """
+        if self._events is None:
+            return self._convert_alone(call, rules)
+        with self._events.span(call.fx.name, "node", op=call.op_name, location=call.location):
+            return self._convert_alone(call, rules)
+
+    def _convert_alone(self, call: FxNode, rules: Sequence[Rule] | None) -> Any:
         builder = self._builder
         outer = builder.current, builder.provenance
         builder.current, builder.provenance = call, self._provenance_of(call.fx, call.location)
@@ -460,6 +470,24 @@ class DynamoInterpreter:
             ) from error
 
     def _apply(self, rule: Rule, call: FxNode) -> Any:
+        events = self._events
+        if events is None:
+            return self._results_of(rule, call)
+        if not rule.is_imported:
+            started = time.perf_counter_ns()
+            with suppress(Exception):  # raised again where its place is known
+                rule.resolve()
+            events.count("part", "imports of converters, once a process", started)
+        subject = call, partial(self._registry.reason, rule, call)
+        about = {"rule": rule.name, "package": rule.source or "rules of the call"}
+        with events.span(call.op_name, "rule", subject=subject, **about) as span:
+            try:
+                return self._results_of(rule, call)
+            except Decline as decline:
+                span.about["declined"] = decline.reason
+                raise
+
+    def _results_of(self, rule: Rule, call: FxNode) -> Any:
         builder = self._builder
         outer, builder.package = builder.package, _package_of(rule)
         provenance = builder.provenance

@@ -9,14 +9,12 @@ whose single decomposition fails. What torch asks of the sizes meanwhile is trea
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from onnxplug import logs
 from onnxplug.capture.attempts import quiet
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import Condition, FixedExpressionError, conditions_of_decompositions
@@ -24,10 +22,12 @@ from onnxplug.capture.transforms import transforms_closed
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.functionalize.subgraphs import subgraph_at
 from onnxplug.interpret.shape_env import restore, state_of
+from onnxplug.observers import stage
 from onnxplug.registry.names import qualified_name, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import OpOverload, fx_config
+from onnxplug.warn import warn
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -200,7 +200,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     try:
         # As in capture: sizes 0 and 1 of the example inputs say nothing about other sizes.
         with (
-            logs.stage("decomposition of the program", logs.logger("convert"), operators=len(table)),
+            stage("decomposition of the program", "convert", operators=len(table)),
             quiet(),
             transforms_closed(),
             torch.no_grad(),
@@ -246,10 +246,9 @@ def _further_conditions(captured: Captured, known: int) -> list[Condition]:
                 f"{called} came out static: torch's decomposition of the program holds only where {condition.text(names)}",
                 hint="Make that dimension static in dynamic_shapes, or write the code that depends on its value in another way.",
             )
-        warnings.warn(
+        warn(
             f"the exported model is right only where {condition.text(names)}: torch's decomposition of the program depends on it. "
             "Declare the range (torch.export.Dim(name, min=..., max=...)).",
-            stacklevel=5,
         )
         found.append(condition)
     return found

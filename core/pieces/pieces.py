@@ -8,13 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 import onnxplug
-from onnxplug import logs
 from onnxplug.capture.dynamic import inputs_by_name, name_of, parse_dynamic_shapes
 from onnxplug.capture.eager import copied, inference
 from onnxplug.capture.failure import first_lines
@@ -22,19 +21,17 @@ from onnxplug.capture.patching import patched
 from onnxplug.capture.signature import InputKind, InputSlot, OutputKind
 from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.fake import check_model
+from onnxplug.observers import span, stage
+from onnxplug.options import ExportOptions
 from onnxplug.pieces.record import RecordedCall, Run, Source, record
 from onnxplug.pieces.script import Step, program_text
 from onnxplug.pieces.stamp import KEY, stamp
-from onnxplug.profiling.recorder import span
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
 from onnxplug.run.files import write_whole
 from onnxplug.run.inputs import ATTEMPTS, resized_inputs
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import pytree
-
-if TYPE_CHECKING:
-    from onnxplug.profiling.profile import Profile
 
 CHAIN = "chain.py"
 CONSTANTS = "constants.npz"
@@ -80,7 +77,7 @@ class OnnxPieces:
     _names: list[str]
     _axes: dict[int, dict[int, str]] = field(default_factory=dict)
     chain_file: Path | None = None
-    profile: Profile | None = None
+    profile: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Runs the chain on what the PyTorch model takes.
@@ -256,15 +253,9 @@ class OnnxPieces:
 def export_pieces(
     model: Any,
     args: Any,
-    kwargs: Mapping[str, Any] | None,
-    pieces: Sequence[str],
-    *,
-    folder: str | os.PathLike[str] | None = None,
-    dynamic_shapes: Any = None,
-    verify: bool = False,
-    external_data: bool | None = None,
+    folder: str | os.PathLike[str] | None,
+    options: ExportOptions,
     export: Callable[..., OnnxProgram],
-    options: Mapping[str, Any],
 ) -> OnnxPieces:
     """Exports submodules of a model as models of their own, with the inputs that they get when the model runs.
 
@@ -272,13 +263,11 @@ def export_pieces(
     input is dynamic where it differs.
 
     Args:
-        model, args, kwargs, dynamic_shapes: As ``to_onnx`` takes them; the model is a module.
-        pieces: The paths of the submodules.
+        model, args: As ``to_onnx`` takes them; the model is a module.
         folder: Where they are saved; nowhere when ``None``.
-        verify: Compare the chain with the whole model.
-        external_data: As ``to_onnx`` takes it.
+        options: Those of the call; ``pieces`` has the paths of the submodules, and ``verify`` compares the chain with the whole
+            model.
         export: ``to_onnx``, which exports one piece.
-        options: Further arguments of it.
 
     Raises:
         UsageError: A path is none of a submodule that runs, or one piece lies within another.
@@ -290,13 +279,14 @@ def export_pieces(
             f"pieces= takes submodules of a torch.nn.Module, but the model is {type_with_article(model)}",
             hint="Give the module that it was made of.",
         )
-    submodules = _submodules(model, pieces)
+    assert options.pieces is not None
+    submodules = _submodules(model, options.pieces)
     check_model(model, "pieces= runs the model, to find what its submodules get")
     if folder is not None:
         check_folder(Path(folder))
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    keywords = dict(kwargs or {})
-    shapes = parse_dynamic_shapes(dynamic_shapes, model, positional, keywords)
+    keywords = dict(options.kwargs or {})
+    shapes = parse_dynamic_shapes(options.dynamic_shapes, model, positional, keywords)
     leaves, spec = pytree.tree_flatten((positional, keywords))
     axes: dict[int, dict[int, str]] = {}
     for leaf, axis, wanted in shapes.asked():
@@ -314,13 +304,14 @@ def export_pieces(
                 raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
         runs = [example, *_further_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
     user_names = {name for _, _, wanted in shapes.asked() if (name := name_of(wanted))}
-    programs = {path: _program(path, module, runs, user_names, export, options) for path, module in submodules.items()}
+    common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}
+    programs = {path: _program(path, module, runs, user_names, export, common) for path, module in submodules.items()}
     found = OnnxPieces(model, programs, example.calls, _gaps(model, runs), example, spec, shapes.paths, axes)
-    if verify:
-        with logs.stage("verification", logs.logger("verify"), what="the chain"):
+    if options.verify:
+        with stage("verification", "verify", what="the chain"):
             found.verify()
     if folder is not None:
-        found.save(folder, external_data=external_data)
+        found.save(folder, external_data=options.external_data)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,19 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxplug import logs
 from onnxplug.build.matching import is_op
 from onnxplug.build.provenance import NOWHERE, Rewritten
 from onnxplug.build.scope import Scope, detach, graphs_of, nodes_of
 from onnxplug.errors import ConversionError
 from onnxplug.plugin_api import PROJECT_NAME
-from onnxplug.profiling.recorder import active
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
     from onnxplug.rewrite.rewrite import Rewrite
 
-_LOGGER = logs.logger("rewrite")
 #: A rewrite that fires more often than this for each node of the graph isn't going to stop.
 MAX_FIRINGS_PER_NODE = 8
 
@@ -56,10 +52,7 @@ def run_rewrites(
             table.setdefault(rewrite.op, []).append(rewrite)
     if not table:
         return Counter()
-    if active() is None and not _LOGGER.isEnabledFor(logging.DEBUG):
-        run = _Run(g, graph, table)
-    else:
-        run = _ObservedRun(g, graph, table)
+    run = _Run(g, graph, table)
     try:
         return run.run()
     except ConversionError as error:
@@ -125,6 +118,7 @@ class _Run:
 
     def run(self) -> Counter[str]:
         """Works the list off."""
+        events = self.g.events
         nodes = list(nodes_of(self.graph))
         work: deque[ir.Node] = deque(node for node in nodes if _key(node) in self.table)
         waiting = set(work)
@@ -136,11 +130,15 @@ class _Run:
                 continue
             for rewrite in self.table[_key(node)]:
                 self.at = rewrite
-                if rewrite.when is not None and not self._may_match(rewrite, node):
-                    continue
-                again = self._try(node, rewrite)
+                started = time.perf_counter_ns() if events is not None else 0
+                may_match = rewrite.when is None or self._may_match(rewrite, node)
+                again = self._try(node, rewrite) if may_match else None
+                if events is not None:
+                    events.count("rewrite", rewrite.name, started, hit=again is not None)
                 if again is None:
                     continue
+                if events is not None:
+                    events.fired(rewrite.name, f"{_key(node)} {node.name or ''}".strip())
                 self.fired[rewrite.name] += 1
                 if self.fired[rewrite.name] > limit:
                     raise ConversionError(
@@ -273,38 +271,6 @@ class _Run:
             for value in node.outputs:
                 if value.name is None:
                     value.name = self.g.names.unique(f"{node.op_type.lower()}_value")
-
-
-class _ObservedRun(_Run):
-    """A run that tells the profile and the log which rewrite is tried, and replaces what."""
-
-    def __init__(self, g: GraphBuilder, graph: ir.Graph, table: Mapping[str, Sequence[Rewrite]]) -> None:
-        super().__init__(g, graph, table)
-        self._recorder = active()
-        self._tells = _LOGGER.isEnabledFor(logging.DEBUG)
-
-    def _may_match(self, rewrite: Rewrite, node: ir.Node) -> bool:
-        started = time.perf_counter_ns()
-        found = super()._may_match(rewrite, node)
-        # What may match is counted when it is tried.
-        self._count(rewrite, started, tried=not found, fired=False)
-        return found
-
-    def _try(self, node: ir.Node, rewrite: Rewrite) -> list[ir.Node] | None:
-        started, where = time.perf_counter_ns(), f"{_key(node)} {node.name or ''}".strip()
-        again = super()._try(node, rewrite)
-        self._count(rewrite, started, tried=True, fired=again is not None)
-        if again is not None and self._tells:
-            _LOGGER.debug("%s replaced %s", rewrite.name, where)
-        return again
-
-    def _count(self, rewrite: Rewrite, started: int, *, tried: bool, fired: bool) -> None:
-        if self._recorder is None:
-            return
-        total = self._recorder.total("rewrite", rewrite.name)
-        total.calls += tried
-        total.hits += fired
-        total.nanoseconds += time.perf_counter_ns() - started
 
 
 def _key(node: ir.Node) -> str:

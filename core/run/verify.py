@@ -17,7 +17,7 @@ from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKin
 from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
-from onnxplug.progress import step
+from onnxplug.observers import step
 from onnxplug.run.compare import compare
 from onnxplug.run.differences import begin_case
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized

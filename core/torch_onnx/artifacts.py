@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from onnxplug.errors import OnnxplugError, SaveError
-from onnxplug.profiling.profile import Profile
 from onnxplug.program import OnnxProgram
 from onnxplug.run.files import write_by_torch
 from onnxplug.torch_onnx.request import Request, warn
@@ -48,7 +47,7 @@ class Artifacts:
         self.stages = Stages(bool(request.verbose))
         self.folder = Path(request.artifacts_dir)
         self._captured: torch.export.ExportedProgram | None = None
-        self._profile: Profile | None = None
+        self._profile: Any = None
         self._stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
         if request.report or request.dump_exported_program:
             try:
@@ -58,7 +57,7 @@ class Artifacts:
             if not os.access(self.folder, os.W_OK | os.X_OK):
                 raise SaveError(f"no permission to write in artifacts_dir={str(self.folder)!r}")
 
-    def finish(self, program: OnnxProgram | None, error: BaseException | None, profile: Profile | None = None) -> None:
+    def finish(self, program: OnnxProgram | None, error: BaseException | None, profile: Any = None) -> None:
         """Does what is asked for besides the report, and takes what that is about.
 
         Args:

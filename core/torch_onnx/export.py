@@ -14,11 +14,12 @@ from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
 
 from onnxplug import arguments
 from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
-from onnxplug.exporter import plugins_of_call, to_onnx
+from onnxplug.exporter import to_onnx
 from onnxplug.finish.outline.wanted import UnusedClassWarning
+from onnxplug.observers import observed, stage
 from onnxplug.opsets import resolve_opsets
-from onnxplug.profiling.watch import Watch, watched
-from onnxplug.report.active import reported
+from onnxplug.packages import load
+from onnxplug.pipeline import plugins_of_call
 from onnxplug.torch_onnx.artifacts import Artifacts
 from onnxplug.torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
 from onnxplug.torch_onnx.request import Request, warn
@@ -157,14 +158,17 @@ def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = Tr
         arguments.check_destination(request.f)
         exporter = _Exporter(request, options, verify_drawn)
         artifacts = Artifacts(request)
-        watch: Watch | None = None
-        with reported(artifacts.write if request.report else False, vars(request), export):
+        reports = [load("report=")(artifacts.write)] if request.report else []
+        profiles = [load("profile=")(True)] if request.profile else []
+        with observed(*(observer for observer in reports if observer is not None)):
             try:
-                with watched(request.profile, None, "torch.onnx.export") as watch:
-                    program = exporter.run(artifacts)
-                    program.profile = watch.profile
+                with (
+                    observed(*profiles),
+                    stage("torch.onnx.export", subject=(vars(request), export)) as whole,
+                ):
+                    program = whole.result = exporter.run(artifacts)
             except Exception as error:
-                artifacts.finish(None, error, watch.profile if watch is not None and request.profile else None)
+                artifacts.finish(None, error, error.profile if request.profile else None)  # type: ignore[attr-defined]
                 raise
             artifacts.finish(program, None, program.profile if request.profile else None)
         return program

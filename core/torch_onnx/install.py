@@ -6,6 +6,7 @@ Nothing here imports torch: a program may set variables of the environment that 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import importlib.abc
@@ -16,37 +17,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
+from onnxplug.options import CommonOptions, takes_common
 
 if TYPE_CHECKING:
-    from onnxplug.registry.rule import Rule
     from onnxplug.torch_onnx.request import Request
 
 _MODULE = "torch.onnx"
-
-
-class Options(TypedDict, total=False):
-    """Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks, and ``verify``."""
-
-    rules: Iterable[Rule]
-    runtime: Iterable[Any]
-    plugins: Sequence[str] | None
-    prefer: Mapping[str, str] | None
-    target: str | None
-    exact: bool
-    functions: Any
-    verify: bool
-    strict: bool | None
-    capture: str
-    mutations: str
-    present_names: bool
-    checks: bool
-    decompositions: Any
 
 
 @dataclass(frozen=True)
@@ -68,16 +50,16 @@ class Exported:
     error: str | None = None
 
 
+@takes_common(CommonOptions)
 @contextlib.contextmanager
-def as_torch_onnx(**options: Unpack[Options]) -> Iterator[list[Exported]]:
-    """While it lasts, ``torch.onnx.export`` is :func:`onnxplug.export`, in the whole process.
+def as_torch_onnx(**options: Any) -> Iterator[list[Exported]]:
+    """While it lasts, ``torch.onnx.export`` is :func:`onnxplug.export`, in the whole process; the options hold for every export.
 
     That holds for the function of torch, wherever a module has it under whatever name, and for the exporter of old in
     ``torch.onnx.utils``. What a module keeps elsewhere (a default argument, a ``functools.partial``) from before is torch's.
 
     Args:
-        options: Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks (``target``, ``plugins``, ``rules``, …), for
-            every export; ``verify=True`` verifies each.
+        {options}
 
     Returns:
         The exports so far, in order.
@@ -85,9 +67,10 @@ def as_torch_onnx(**options: Unpack[Options]) -> Iterator[list[Exported]]:
     Raises:
         UsageError: There is no such option.
     """
+    known = [item.name for item in dataclasses.fields(CommonOptions)]
     for name in options:
-        if name not in Options.__annotations__:
-            near = difflib.get_close_matches(name, Options.__annotations__, 1)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
             raise UsageError(
                 f"as_torch_onnx has no option {name!r}",
                 hint=f"Did you mean {near[0]!r}?"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +10,11 @@ from typing import Any
 import torch
 from torch.onnx import ExportableModule, OperatorExportTypes, TrainingMode
 
-import onnxplug
 from onnxplug.errors import OpsetError, UsageError
 from onnxplug.finish.outline.wanted import Functions
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.text import type_with_article
+from onnxplug.warn import warn as warn_user
 
 #: The first version of ai.onnx whose models may have functions of their own.
 _FUNCTIONS_SINCE = 15
@@ -44,20 +42,13 @@ _MAPPINGS = {
 _HOLDERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 
 
-#: The folder of onnxplug, whose lines are not the user's.
-_PACKAGE = os.path.join(os.path.dirname(onnxplug.__file__), "")
-
-
 class ExportWarning(UserWarning):
     """Something that ``torch.onnx.export`` was asked for is left out, or done in another way than it says."""
 
 
 def warn(text: str) -> None:
     """Warns of something that is done in another way than an argument says, at the line that calls the export."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, ExportWarning, stacklevel=level)
+    warn_user(text, ExportWarning)
 
 
 @dataclass

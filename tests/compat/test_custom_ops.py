@@ -360,6 +360,9 @@ def test_an_operator_reached_through_a_plugins_decomposition(expect_graph: Any) 
         def kernels(self, runtime: str | None) -> None:
             return None
 
+        def observers(self, options: Any) -> tuple[()]:
+            return ()
+
         def module_maker(self, model: Any) -> None:
             return None
 

@@ -230,8 +230,10 @@ _FILES_OF_A_PACKAGE = 5
 
 
 def _profile(folder: Path, value: float) -> None:
-    from onnxplug.profiling.profile import Profile
-    from onnxplug.profiling.recorder import recording, span
+    from onnxplug_tools.profiling.observer import recording
+    from onnxplug_tools.profiling.profile import Profile
+
+    from onnxplug.observers import span
 
     with recording() as recorder, span(f"stage {value}" * 3000):
         pass

@@ -265,7 +265,7 @@ def test_torchs_own_table() -> None:
 )
 def test_what_is_no_table(given: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found before the model is captured."""
-    monkeypatch.setattr("onnxplug.exporter.capture_model", None)
+    monkeypatch.setattr("onnxplug.pipeline.capture_model", None)
     with pytest.raises(UsageError, match=message):
         onnxplug.to_onnx(lambda x: x, (X,), decompositions=given)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 
 import onnxplug
 from onnxplug import ConversionError, OnnxPieces, SaveError, UsageError, VerificationError
-from onnxplug.exporter import ExportOptions, to_onnx
+from onnxplug.exporter import to_onnx
 
 SRC, TGT = torch.randint(0, 20, (2, 5)), torch.randint(0, 20, (2, 7))
 DYNAMIC: Any = {"src": {0: "batch", 1: "source"}, "tgt": {0: "batch", 1: "target"}}
@@ -260,9 +259,3 @@ def test_each_piece_loads(tmp_path: Path) -> None:
     exported(Translator(), (SRC, TGT), f=tmp_path)
     for path in tmp_path.glob("*.onnx"):
         onnxruntime.InferenceSession(str(path))
-
-
-def test_the_options_for_type_checkers_are_those_of_the_function() -> None:
-    parameters = list(inspect.signature(to_onnx).parameters)
-    others = ("model", "args", "f", "pieces", "unknown")
-    assert list(ExportOptions.__annotations__) == [name for name in parameters if name not in others]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from onnxplug_tools.report.collect import ReportWarning
+from onnxplug_tools.report.observer import ReportWarning
 
 import onnxplug
 from onnxplug import MissingRuleError, SaveError
 from onnxplug.torch_onnx.request import ExportWarning
-from tests.profiling.test_chrome import check_trace
+from tests.support.traces import check_trace
 from tests.torch_onnx.test_export import Capped, X, files, net
 
 

@@ -20,7 +20,7 @@ from torch.onnx import OperatorExportTypes, TrainingMode
 from torch.utils import _pytree as pytree
 
 import onnxplug
-import onnxplug.exporter
+import onnxplug.pipeline
 from onnxplug import CaptureError, MissingRuleError, Rule, UsageError, VerificationError
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.torch_onnx.request import ExportWarning

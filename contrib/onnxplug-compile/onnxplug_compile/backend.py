@@ -15,13 +15,13 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from onnxplug.alignment import Recipe
 from onnxplug.capture.attention import let_dynamo_trace_masks
 from onnxplug.capture.signature import Captured
-from onnxplug.diagnosis.alignment import Recipe
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.exporter import plugins_of_call, recipe_of
 from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
+from onnxplug.pipeline import Conversion, plugins_of_call
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.kernels import (
     CallHost,
@@ -299,9 +299,8 @@ def recipe_for(lowered: Lowered, options: BackendOptions) -> tuple[Recipe, Calla
     table, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
     runtime = check_runtime(runtime_of(options), table.targets() | host.targets())
     captured = Captured(None)  # type: ignore[arg-type]
-    recipe = recipe_of(
+    conversion = Conversion(
         captured,
-        lowered.functional,
         table,
         host,
         Target(opsets[""], opsets, runtime, options.exact),
@@ -317,7 +316,7 @@ def recipe_for(lowered: Lowered, options: BackendOptions) -> tuple[Recipe, Calla
             graph.inputs.remove(value)
         return model
 
-    return recipe, transformed, CallHost(host, options.runtime)
+    return conversion.recipe(lowered.functional), transformed, CallHost(host, options.runtime)
 
 
 @contextlib.contextmanager

@@ -13,13 +13,13 @@ import torch
 from onnxplug_tools.diagnosis.verdict import judge
 from onnxplug_tools.diagnosis.walk import walk
 
+from onnxplug.alignment import Alignment, Recipe
 from onnxplug.build.dtypes import as_array
-from onnxplug.diagnosis.alignment import Alignment, Recipe
-from onnxplug.diagnosis.eager import feed_of, placeholder_values
 from onnxplug.errors import OnnxplugError, VerificationError
 from onnxplug.host import RuntimeHost
 from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
 from onnxplug.reference.tensors import to_torch
+from onnxplug.run.eager import feed_of, placeholder_values
 from onnxplug.run.kernels import Kernels, custom_operators, kernels_for
 from onnxplug.run.protobuf import to_proto
 from onnxplug_compile.backend import Compiled, StoredGraph, compile_graphs, recipe_for

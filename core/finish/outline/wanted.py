@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from onnxplug.errors import UsageError
 from onnxplug.text import type_with_article
+from onnxplug.warn import warn
 
 DEFAULT_DOMAIN = "onnxplug.modules"
 _DOMAIN = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -122,10 +122,9 @@ class Functions:
         """
         missing = self.missing(class_names)
         if missing:
-            warnings.warn(
+            warn(
                 f"no function was made of {', '.join(missing)}: no operator of the exported model is one of such modules alone",
                 UnusedClassWarning,
-                stacklevel=4,
             )
 
 

@@ -18,16 +18,17 @@ import onnx_ir as ir
 import torch
 
 import onnxplug
+from onnxplug.alignment import Recipe
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured
-from onnxplug.diagnosis.alignment import Recipe
-from onnxplug.diagnosis.eager import feed_of
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.exporter import to_onnx
 from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_mappings, check_path, check_seeds
-from onnxplug.progress import showing, step
+from onnxplug.observers import step
+from onnxplug.progress import showing
 from onnxplug.registry.names import qualified_name
+from onnxplug.run.eager import feed_of
 from onnxplug.run.files import write_by_torch
 from onnxplug.run.save import save_model
 from onnxplug.text import counted

@@ -21,8 +21,9 @@ from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, Usage
 from onnxplug.exporter import to_onnx
 from onnxplug.fake import is_fake
 from onnxplug.kinds import check_kind, check_lists, check_mappings
+from onnxplug.observers import step
 from onnxplug.opsets import resolve_opsets
-from onnxplug.progress import showing, step
+from onnxplug.progress import showing
 from onnxplug.text import type_with_article
 from onnxplug_tools.diagnosis.draft import DraftFinding, draft_findings
 

@@ -12,12 +12,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.diagnosis.alignment import Recipe
-from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
+from onnxplug.alignment import Recipe
 from onnxplug.errors import MissingRuleError, OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import compare
 from onnxplug.run.conditioning import rounding_slack
+from onnxplug.run.eager import feed_of, placeholder_values, run_graph
 from onnxplug.run.session import Runner
 from onnxplug_tools.diagnosis.pieces import Piece
 

@@ -11,14 +11,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.alignment import Alignment, Recipe
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnosis.alignment import Alignment, Recipe
-from onnxplug.diagnosis.eager import feed_of, placeholder_values, run_graph
-from onnxplug.diagnosis.runs import LEVELS, Runs
 from onnxplug.errors import OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import Comparison, compare
+from onnxplug.run.eager import feed_of, placeholder_values, run_graph
 from onnxplug.run.inputs import clone_leaves
+from onnxplug.run.runs import LEVELS, Runs
 from onnxplug.run.session import lacks_kernel
 from onnxplug_tools.diagnosis.delta import minimised
 from onnxplug_tools.diagnosis.optimizers import OPTIMIZERS

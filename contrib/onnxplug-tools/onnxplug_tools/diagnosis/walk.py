@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
+from onnxplug.alignment import Alignment
 from onnxplug.capture.locations import module_path, source_location
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnosis.alignment import Alignment
-from onnxplug.diagnosis.choices import chooses, chosen, results_of
-from onnxplug.diagnosis.eager import call_again, run_graph
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
+from onnxplug.run.choices import chooses, chosen, results_of
 from onnxplug.run.compare import Comparison, compare
 from onnxplug.run.conditioning import rounding_slack
+from onnxplug.run.eager import call_again, run_graph
 from onnxplug.torch_private import OpOverload
 
 _ATEN = torch.ops.aten

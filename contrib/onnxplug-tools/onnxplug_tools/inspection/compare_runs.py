@@ -9,10 +9,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.diagnosis.runs import Runs
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import Comparison, compare
+from onnxplug.run.runs import Runs
 from onnxplug_tools.inspection.diff import corresponding
 from onnxplug_tools.inspection.feeds import make_feed
 from onnxplug_tools.inspection.view import view_with_model

@@ -13,7 +13,7 @@ from onnxplug_tools.report.graph import flowchart
 from onnxplug_tools.report.text import number_text, seconds_text
 
 if TYPE_CHECKING:
-    from onnxplug.profiling.sums import StageTime
+    from onnxplug_tools.profiling.sums import StageTime
     from onnxplug_tools.report.record import Capture, Facts, Failure, Verification
 
 _LONGEST_TABLE = 40

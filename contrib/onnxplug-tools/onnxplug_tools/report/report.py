@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxplug_tools.report.files import FORMATS, file_of, prepare, write_all
 from onnxplug_tools.report.record import Facts
-
-if TYPE_CHECKING:
-    from onnxplug.run.report import VerificationReport
 
 
 class ExportReport(Facts):
@@ -90,12 +86,6 @@ class ExportReport(Facts):
         for title, text, code in sections:
             lines += [f"## {title}", "", *([text, ""] if text else []), *fenced(code)]
         return "\n".join(lines)
-
-    def measured(self) -> AbstractContextManager[Callable[[VerificationReport], None]]:
-        """Takes what verification compares while the context lasts, and what its report skips when that is given."""
-        from onnxplug_tools.report.verification import measured
-
-        return measured(self)
 
     def __str__(self) -> str:
         from onnxplug_tools.report.markdown import summary

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from onnxplug.profiling.recorder import Recorder, Span
-from onnxplug.profiling.sums import Sums
+from onnxplug.observers import ROOTS, Span
+from onnxplug_tools.profiling.recorder import Recorder
+from onnxplug_tools.profiling.sums import Sums
 
 
 class Times(Sums):
@@ -41,11 +42,7 @@ class Times(Sums):
         failed = {id(span) for span in spans if span.kind == "stage" and "error" in span.about}
         for span in reversed(spans):
             outer = span.parent
-            is_top = outer is None or id(outer) not in known or (id(outer) in failed and outer.name in CONTAINERS)
-            if id(span) in failed and is_top and span.name not in CONTAINERS:
+            is_top = outer is None or id(outer) not in known or (id(outer) in failed and outer.name in ROOTS)
+            if id(span) in failed and is_top and span.name not in ROOTS:
                 return span.name
         return None
-
-
-#: Spans that stand around all stages.
-CONTAINERS = ("export", "torch.onnx.export")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from onnxplug_tools.report.collect import ReportWarning
+from onnxplug_tools.report.observer import ReportWarning
 from onnxplug_tools.report.report import ExportReport
 
 import onnxplug
@@ -134,7 +134,9 @@ def test_verification_and_its_histogram() -> None:
 
 
 def test_times_are_those_of_the_export_alone() -> None:
-    from onnxplug.profiling.recorder import recording, span
+    from onnxplug_tools.profiling.observer import recording
+
+    from onnxplug.observers import span
 
     with recording(), span("something else"):
         onnxplug.to_onnx(lambda x: x + 1, (X,))
@@ -307,7 +309,7 @@ def test_an_error_that_nobody_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError("nobody expected it")
 
-    monkeypatch.setattr("onnxplug.exporter.prepare", wrong)
+    monkeypatch.setattr("onnxplug.pipeline.prepare", wrong)
     with pytest.raises(ZeroDivisionError) as caught:
         onnxplug.to_onnx(lambda x: x + 1, (X,), report=True)
     report: Any = getattr(caught.value, "report")  # noqa: B009 - no error of ours has it
@@ -386,16 +388,17 @@ assert program.report is None
 print(*[name for name in sys.modules if name.startswith(("onnxplug.report", "onnxplug_tools.inspection"))])
 """
     done = run_child("-c", code, check=True)
-    assert done.stdout.split() == ["onnxplug.report", "onnxplug.report.active"]
+    assert done.stdout.split() == []
 
 
 def test_reports_of_a_function_that_is_called_with_them() -> None:
-    from onnxplug.report.active import reported
+    from onnxplug_tools.report.observer import observer
+
+    from onnxplug.observers import observed
 
     taken: list[tuple[int, BaseException | None]] = []
     write: Callable[[Any, BaseException | None], None] = lambda made, error: taken.append((len(made), error))  # noqa: E731
-    with reported(write) as told:
-        assert told is not None
+    with observed(observer(write)):
         onnxplug.to_onnx(lambda x: x + 1, (X,))
         onnxplug.to_onnx(lambda x: x + 2, (X,), report=True)
     assert taken == [(2, None)]

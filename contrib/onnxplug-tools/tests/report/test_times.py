@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from onnxplug_tools.profiling.observer import recording
+from onnxplug_tools.profiling.recorder import Recorder
 from onnxplug_tools.report.times import Times
 
-from onnxplug.profiling.recorder import Recorder, recording, span
+from onnxplug.observers import Events, span
 
 
 def test_what_else_is_recorded_is_left_out() -> None:
@@ -42,10 +44,9 @@ def test_the_stage_that_failed(names: tuple[str, ...], stage: str | None) -> Non
     recorder = Recorder()
     times = Times(recorder)
     times.begin()
-    spans = [recorder.begin(name) for name in names]
-    for found in spans:
-        found.about["error"] = "ValueError"
-        recorder.finish(found)
+    told = Events([recorder])
+    for found in [told.begin(name) for name in names]:
+        told.end(found, ValueError())
     assert times.failed_stage() == stage
 
 
@@ -53,10 +54,11 @@ def test_an_attempt_that_failed_is_no_stage_that_did() -> None:
     recorder = Recorder()
     times = Times(recorder)
     times.begin()
-    with recorder.span("export"):
-        with recorder.span("capture"), pytest.raises(ValueError, match="no"), recorder.span("attempt"):
+    told = Events([recorder])
+    with told.span("export"):
+        with told.span("capture"), pytest.raises(ValueError, match="no"), told.span("attempt"):
             raise ValueError("no")
-        with pytest.raises(ValueError, match="no"), recorder.span("conversion"):
+        with pytest.raises(ValueError, match="no"), told.span("conversion"):
             raise ValueError("no")
     recorder.spans[0].about["error"] = "ValueError"
     assert times.failed_stage() == "conversion"

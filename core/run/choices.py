@@ -14,13 +14,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.alignment import Alignment, Recipe
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.diagnosis.alignment import Alignment, Recipe
-from onnxplug.diagnosis.eager import call_again, feed_of, placeholder_values, run_graph
-from onnxplug.diagnosis.runs import Runs
 from onnxplug.host import RuntimeHost
 from onnxplug.run.compare import compare
+from onnxplug.run.eager import call_again, feed_of, placeholder_values, run_graph
 from onnxplug.run.inputs import clone_leaves
+from onnxplug.run.runs import Runs
 
 #: Operators whose last result are indices, where the order of equal elements is open.
 _OPEN = frozenset(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.diagnosis.choices import outputs_of_choices
 from onnxplug.host import RuntimeHost
+from onnxplug.run.choices import outputs_of_choices
 from onnxplug.run.inputs import clone_leaves
 from onnxplug.run.outputs import Replay
 from onnxplug.run.session import TARGET

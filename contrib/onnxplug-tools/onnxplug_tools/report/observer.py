@@ -17,7 +17,9 @@ import torch
 
 from onnxplug.capture.project import relative_line, relative_path
 from onnxplug.errors import UsageError
-from onnxplug.profiling import recorder as profiling
+from onnxplug.observers import Observer, Span, events
+from onnxplug.run.differences import measuring
+from onnxplug_tools.profiling.recorder import Recorder
 from onnxplug_tools.report.arguments import model_name, summarised
 from onnxplug_tools.report.failure import failure_of, first_line
 from onnxplug_tools.report.files import prepare
@@ -28,6 +30,7 @@ from onnxplug_tools.report.record import (
     Plugin,
     Rewritten,
     SizeCondition,
+    Verification,
     Warned,
 )
 from onnxplug_tools.report.report import ExportReport
@@ -73,16 +76,29 @@ class ReportWarning(UserWarning):
     """A report can't be written, and the export has failed of something else."""
 
 
-class Collector:
+class ReportObserver(Observer):
     """Collects the report of one export; of several that are made one after the other, a report of each.
+
+    Args:
+        write: What writes the reports at the end, if anything.
 
     Attributes:
         reports: What is known so far, the last one of what is at work.
     """
 
-    def __init__(self) -> None:
+    details = True
+    describes = True
+
+    def __init__(self, write: Write | None = None) -> None:
+        self._recorder = Recorder()
         self.reports: list[ExportReport] = []
+        self._write = write
+        self._host: PluginHost | None = None
         self._thread = threading.get_ident()
+        self._stack = contextlib.ExitStack()
+        self._has_ended = False
+        self._measured: contextlib.AbstractContextManager[Any] | None = None
+        self._begin()
 
     @property
     def report(self) -> ExportReport:
@@ -90,19 +106,11 @@ class Collector:
         return self.reports[-1]
 
     def _begin(self) -> None:
-        recorder = profiling.active()
-        assert recorder is not None
-        times = Times(recorder)
+        times = Times(self._recorder)
         began = datetime.now().astimezone().isoformat(timespec="seconds")
         system = f"{platform.system()} {platform.machine()}"
         self.reports.append(ExportReport(began=began, versions=_versions(), system=system, times=times))
         times.begin()
-
-    def joined(self) -> None:
-        """An export begins; where another one has been made before, it gets a report of its own."""
-        if self.report.view is not None:
-            self._times.end()
-            self._begin()
 
     @property
     def _times(self) -> Times:
@@ -110,18 +118,85 @@ class Collector:
         assert times is not None
         return times
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Records times and warnings while the context lasts."""
-        with contextlib.ExitStack() as stack:
-            if profiling.active() is None:
-                stack.enter_context(profiling.recording())
-            stack.enter_context(self._warnings())
+    # -- what it is told -----------------------------------------------------------------------------------------------
+
+    def begin(self, span: Span) -> None:
+        """Takes what a stage begins with."""
+        if not self._recorder.spans:
+            self._stack.enter_context(self._warnings())
+        if span.root is span and not self._has_ended:
+            self._join(span)
+        self._recorder.begin(span)
+        if span.name == "capture" and span.kind == "stage":
+            self._selected(span.subject.host)
+        elif span.name == "verification" and (report := self._report_of(span)) is not None:
+            self._measured = measuring()
+            report.verification = Verification(self._measured.__enter__())
+
+    def end(self, span: Span) -> None:
+        """Takes what a stage made."""
+        if span.kind != "stage":
+            return
+        if span.name == "verification" and self._measured is not None:
+            self._verified(span)
+        if span.error is not None or span.result is None:
+            return
+        if span.name == "plugins":
+            self._selected(span.result[1])
+        elif span.name == "capture":
+            self._captured(span.result)
+        elif span.name == "conversion":
+            self._exported(span.result)
+        elif span.name == "saving" and (report := self._report_of(span)) is not None:
+            report.saved(span.result)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Ends and writes the reports; of an export that failed, its own error is what counts."""
+        self._stack.close()
+        self._times.end()
+        self._has_ended = True
+        if error is None:
+            self._settle(None)
+            if self._write is not None:
+                self._write(self.reports, None)
+            return
+        try:
+            self._settle(error)
+            with contextlib.suppress(AttributeError, TypeError):  # an error of a class with a layout of its own
+                error.report = self.report  # type: ignore[attr-defined]
+            if self._write is not None and isinstance(error, Exception):
+                self._write(self.reports, error)
+        except Exception as failure:
+            text = f"the report of the failed export can't be written: {first_line(failure)}"
+            error.add_note(text)
+            with contextlib.suppress(Warning):  # made an error by a filter
+                warnings.warn(text, ReportWarning, stacklevel=4)
+
+    # -- what it takes -------------------------------------------------------------------------------------------------
+
+    def _report_of(self, span: Span) -> ExportReport | None:
+        """The report of a program with which something is done; ``None`` where it is another observer's."""
+        report = getattr(span.subject, "report", None)
+        return next((known for known in self.reports if known is report), None)
+
+    def _join(self, span: Span) -> None:
+        """An export begins; where another one has been made before, it gets a report of its own."""
+        if self.report.view is not None:
+            self._times.end()
             self._begin()
-            try:
-                yield
-            finally:
-                self._times.end()
+        if span.subject is not None:
+            self._call(*span.subject)
+
+    def _verified(self, span: Span) -> None:
+        """Takes what verification compared; the last one counts."""
+        assert self._measured is not None
+        self._measured.__exit__(None, None, None)
+        self._measured = None
+        found = span.subject.report.verification
+        if span.error is not None:
+            found.error = getattr(span.error, "message", "") or first_line(span.error)
+        else:
+            found.skipped = list(span.result.skipped)
 
     @contextlib.contextmanager
     def _warnings(self) -> Iterator[None]:
@@ -149,7 +224,7 @@ class Collector:
             if warnings.showwarning is show:
                 warnings.showwarning = before
 
-    def call(self, arguments: Mapping[str, Any], defaults: Any) -> None:
+    def _call(self, arguments: Mapping[str, Any], defaults: Any) -> None:
         """Takes the arguments of the call; of one that calls another, the first are the user's.
 
         Args:
@@ -162,15 +237,16 @@ class Collector:
         self.report.model = model_name(given.pop("model", None))
         self.report.arguments |= summarised(given, defaults)
 
-    def selected(self, host: PluginHost) -> None:
+    def _selected(self, host: PluginHost) -> None:
         """Takes the plugins."""
+        self._host = host
         records: Sequence[Any] = getattr(host, "records", list)()
         self.report.plugins = [
             Plugin(r.name, r.distribution, r.version, r.status, (r.error or "").strip().rpartition("\n")[2])
             for r in records
         ]
 
-    def captured(self, captured: Captured) -> None:
+    def _captured(self, captured: Captured) -> None:
         """Takes how the model was captured."""
         names = captured.dim_names
         ranges = {
@@ -192,13 +268,8 @@ class Collector:
             ],
         )
 
-    def exported(self, program: Exported, packages: Mapping[str, str]) -> None:
-        """Takes the program, whose nodes say everything of where they come from.
-
-        Args:
-            program: The program.
-            packages: Rewrite to the distribution that it is of.
-        """
+    def _exported(self, program: Exported) -> None:
+        """Takes the program, whose nodes say everything of where they come from."""
         from onnxplug_tools.inspection.view import view
 
         report, statistics = self.report, program.statistics
@@ -208,7 +279,7 @@ class Collector:
         report.packages = dict(statistics.packages)
         report.sizes = _sizes(program)
         report.view = view(program.model, report.sizes)
-        self._rewrites(packages)
+        self._rewrites(getattr(self._host, "sources_of_rewrites", dict)())
         report.decomposed += [Decomposed(op, WHOLE_PROGRAM, 1, ()) for op in statistics.decomposed]
         program.report = report
 
@@ -220,7 +291,7 @@ class Collector:
             if row.fired
         ]
 
-    def settle(self, error: BaseException | None) -> None:
+    def _settle(self, error: BaseException | None) -> None:
         """Ends the reports.
 
         Args:
@@ -229,10 +300,10 @@ class Collector:
         if error is not None:
             self.report.failure = failure_of(error, self._times.failed_stage() or "arguments")
         for report in self.reports:
-            _settle(report)
+            _complete(report)
 
 
-def _settle(report: ExportReport) -> None:
+def _complete(report: ExportReport) -> None:
     """Has a report say what the recorded times tell."""
     times = report.times
     if times is not None:
@@ -245,17 +316,25 @@ def _settle(report: ExportReport) -> None:
             report.capture.attempts = attempts
 
 
-def begun(report: Any) -> Write | None:
-    """Checks where a report is to be written, and returns what writes it.
+def observer(report: Any) -> ReportObserver | None:
+    """The observer that the option ``report`` asks for; ``None`` where one observes already.
+
+    Args:
+        report: ``True``, the path of a folder, or a function that writes: it gets the reports of all exports that are made, and
+            the error that ended the last.
 
     Raises:
-        UsageError: ``report`` is neither a bool nor the path of a folder.
+        UsageError: It is something else.
         SaveError: The folder can't be made or written.
     """
-    if isinstance(report, bool):
+    if report is False or events().find(ReportObserver) is not None:
         return None
-    if callable(report):
-        return report
+    return ReportObserver(_writer(report))
+
+
+def _writer(report: Any) -> Write | None:
+    if report is True or callable(report):
+        return report if callable(report) else None
     if not isinstance(report, str | os.PathLike) or not os.fspath(report):
         raise UsageError(
             f"report= takes True, False or the path of a folder, got {report!r}", hint="report='reports/my_model'"
@@ -269,32 +348,6 @@ def begun(report: Any) -> Write | None:
             error.add_note(f"A report is in {folder}.")
 
     return write
-
-
-def ended(collector: Collector, write: Write | None) -> None:
-    """Ends and writes the report of an export that succeeded.
-
-    Raises:
-        SaveError: It can't be written.
-    """
-    collector.settle(None)
-    if write is not None:
-        write(collector.reports, None)
-
-
-def failed(collector: Collector, error: BaseException, write: Write | None) -> None:
-    """Ends and writes the report of an export that failed; the export's own error is what counts."""
-    try:
-        collector.settle(error)
-        with contextlib.suppress(AttributeError, TypeError):  # an error of a class with a layout of its own
-            error.report = collector.report  # type: ignore[attr-defined]
-        if write is not None and isinstance(error, Exception):
-            write(collector.reports, error)
-    except Exception as failure:
-        text = f"the report of the failed export can't be written: {first_line(failure)}"
-        error.add_note(text)
-        with contextlib.suppress(Warning):  # made an error by a filter
-            warnings.warn(text, ReportWarning, stacklevel=4)
 
 
 def _versions() -> dict[str, str]:

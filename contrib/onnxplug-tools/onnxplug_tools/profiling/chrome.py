@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxplug.errors import SaveError
-from onnxplug.profiling.sums import Sums
 from onnxplug.run.files import write_whole
+from onnxplug_tools.profiling.sums import Sums
 
 
 def trace(profile: Sums) -> dict[str, Any]:

@@ -10,58 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.profiling.observer import recording
+from onnxplug_tools.profiling.profile import Profile
 
 import onnxplug
 from onnxplug import SaveError
-from onnxplug.profiling.profile import Profile
-from onnxplug.profiling.recorder import KINDS, recording, span
-
-#: Of the Trace Event Format, for the phases that are used: key to its type. All are required.
-EVENTS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "X": {
-        "name": str,
-        "cat": str,
-        "ph": str,
-        "ts": (int, float),
-        "dur": (int, float),
-        "pid": int,
-        "tid": int,
-        "args": dict,
-    },
-    "M": {"name": str, "ph": str, "ts": (int, float), "pid": int, "tid": int, "args": dict},
-}
-
-
-def check_trace(found: Any) -> list[dict[str, Any]]:
-    """Holds an object to the format; returns its complete events."""
-    assert set(found) == {"traceEvents", "displayTimeUnit", "otherData"}
-    assert found["displayTimeUnit"] in ("ms", "ns")
-    complete = []
-    for event in found["traceEvents"]:
-        fields = EVENTS[event["ph"]]
-        assert event.keys() == fields.keys()
-        for key, kind in fields.items():
-            assert isinstance(event[key], kind), (key, event)
-            assert not isinstance(event[key], bool)
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "thread_name")
-            assert isinstance(event["args"]["name"], str)
-        else:
-            assert event["ts"] >= 0
-            assert event["dur"] >= 0
-            assert event["cat"] in KINDS
-            complete.append(event)
-    # One thread's events lie within each other or apart: sorted by their beginning, each ends before the open one does.
-    assert len({(event["pid"], event["tid"]) for event in complete}) <= 1
-    assert [event["ts"] for event in complete] == sorted(event["ts"] for event in complete)
-    ends: list[float] = []
-    for event in complete:
-        while ends and ends[-1] <= event["ts"]:
-            ends.pop()
-        end = event["ts"] + event["dur"]
-        assert not ends or end <= ends[-1] + 1e-3, event  # times are in microseconds, measured in nanoseconds
-        ends.append(end)
-    return complete
+from onnxplug.observers import span
+from tests.support.traces import check_trace
 
 
 def test_of_an_export(tmp_path: Path) -> None:
@@ -89,7 +44,7 @@ def test_names_and_values_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_what_lasts_still_ends_now() -> None:
-    from onnxplug.profiling.chrome import trace
+    from onnxplug_tools.profiling.chrome import trace
 
     with recording() as recorder, span("export"):
         (event,) = check_trace(json.loads(json.dumps(trace(Profile(recorder)))))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 
 import torch
+from onnxplug_tools.profiling.observer import recording
+from onnxplug_tools.profiling.profile import Profile
 from rich.console import Console
 
 import onnxplug
-from onnxplug.profiling.profile import Profile
-from onnxplug.profiling.recorder import recording, span
+from onnxplug.observers import span
 
 
 def test_text() -> None:

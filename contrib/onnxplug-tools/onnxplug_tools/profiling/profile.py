@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from onnxplug.profiling.recorder import active, recording
-from onnxplug.profiling.sums import Sums
+from onnxplug_tools.profiling.sums import Sums
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -22,15 +19,6 @@ class Profile(Sums):
     What is done later with the program, :meth:`OnnxProgram.save` and :meth:`OnnxProgram.verify`, is added to its profile.
     """
 
-    @contextlib.contextmanager
-    def resumed(self) -> Iterator[None]:
-        """Records what is done while the context lasts in this profile too, unless something else is being recorded."""
-        if active() is not None:
-            yield
-        else:
-            with recording(self.recorder):
-                yield
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it in Chrome's trace format: https://ui.perfetto.dev, https://www.speedscope.app and chrome://tracing show it.
 
@@ -40,7 +28,7 @@ class Profile(Sums):
         Raises:
             SaveError: It can't be written.
         """
-        from onnxplug.profiling.chrome import save_trace
+        from onnxplug_tools.profiling.chrome import save_trace
 
         save_trace(self, path)
 
@@ -50,7 +38,7 @@ class Profile(Sums):
         Args:
             rows: The rows that are shown of each table, the most expensive ones.
         """
-        from onnxplug.profiling.tables import plain_text
+        from onnxplug_tools.profiling.tables import plain_text
 
         return plain_text(self, rows)
 
@@ -61,6 +49,6 @@ class Profile(Sums):
         return f"<Profile of {self.seconds:.2f} s: {len(self.spans)} spans>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from onnxplug.profiling.tables import tables
+        from onnxplug_tools.profiling.tables import tables
 
         yield from tables(self, _LONGEST_TABLE)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from onnxplug.profiling.sums import StageTime, Sums
+from onnxplug_tools.profiling.sums import StageTime, Sums
 
 #: Of the tables as text: wide enough for names of rules and places in the code.
 _WIDTH = 160

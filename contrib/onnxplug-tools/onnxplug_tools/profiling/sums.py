@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from onnxplug.profiling.recorder import Recorder, Span, Total
+from onnxplug.observers import Span, Total
+from onnxplug_tools.profiling.recorder import Recorder
 
 #: Of :meth:`Sums.to_dict`; counted up when a key changes its meaning or is gone.
 FORMAT = 1

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.profiling.observer import recording
+from onnxplug_tools.profiling.profile import Profile
+from onnxplug_tools.profiling.sums import StageTime
 
 import onnxplug
 from onnxplug import CaptureError, ConversionError, Rule, SaveError, UsageError
-from onnxplug.profiling.profile import Profile
-from onnxplug.profiling.recorder import recording, span
-from onnxplug.profiling.sums import StageTime
+from onnxplug.observers import span
 
 X = torch.randn(3, 8)
 

@@ -1,0 +1,31 @@
+"""Records what an export does, and when: spans that lie within each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime
+
+from onnxplug.observers import Observer, Span
+
+
+class Recorder(Observer):
+    """The spans of one or more exports, in the order in which they began; used by one thread at a time.
+
+    Attributes:
+        spans: All of them.
+        began: The time of day at which it was made.
+        thread: The thread that made it.
+    """
+
+    details = True
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.began = datetime.now().astimezone()
+        self.origin = time.perf_counter_ns()
+        self.thread = threading.get_native_id()
+
+    def begin(self, span: Span) -> None:
+        """Keeps a span."""
+        self.spans.append(span)

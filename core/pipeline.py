@@ -1,0 +1,552 @@
+"""The stages of an export in their order, functions with typed results: plan, capture, functionalize, interpret, rewrite, finish.
+
+Where nothing translates an operator, torch decomposes the whole program, and functionalization and what follows begin again
+(:func:`_converted`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug import arguments, logs, packages
+from onnxplug.alignment import Alignment, Recipe
+from onnxplug.build.assemble import assemble
+from onnxplug.build.builder import GraphBuilder
+from onnxplug.build.collection import collect_if_due, collection_held
+from onnxplug.build.kernels import Kernels, lacking
+from onnxplug.build.module_calls import ModuleCalls
+from onnxplug.build.quantized import QUANTIZED_PREFIX
+from onnxplug.build.scope import nodes_of
+from onnxplug.capture.capture import capture as capture_model
+from onnxplug.capture.signature import Captured, FunctionalGraph
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.finish.describe import describe, forget
+from onnxplug.finish.finish import finish as finish_model
+from onnxplug.finish.outline.outline import outline
+from onnxplug.finish.outline.wanted import Functions
+from onnxplug.functionalize.prepare import prepare
+from onnxplug.host import PluginHost, RuntimeHost
+from onnxplug.interpret import size_checks
+from onnxplug.interpret.bindings import bind_inputs, bind_outputs
+from onnxplug.interpret.interpreter import DynamoInterpreter
+from onnxplug.interpret.io_metadata import graph_metadata, value_metadata
+from onnxplug.interpret.last_resort import LastResort, checked_table
+from onnxplug.interpret.provenance import Describer
+from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.metadata import Metadata
+from onnxplug.observers import Observer, Span, events, observed, span, stage
+from onnxplug.opsets import resolve_opsets
+from onnxplug.options import ExportOptions
+from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.program import ExportStatistics, OnnxProgram
+from onnxplug.progress import StageNames, showing
+from onnxplug.registry.registry import OnnxRegistry
+from onnxplug.registry.rule import Rule, load_object
+from onnxplug.registry.target import Target, check_runtime
+from onnxplug.rewrite.driver import run_rewrites
+from onnxplug.run.kernels import CallHost
+from onnxplug.run.session import TARGET
+from onnxplug.torch_private import unset_fake_temporarily
+from onnxplug.warn import warn
+
+#: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
+_PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
+#: The key of a model's ``meta`` that holds which nodes were made by rules of other packages.
+_MADE_BY = "onnxplug.made_by"
+
+
+# -- plan: what the call asks for --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A call of ``to_onnx`` whose arguments are checked, and its plugins.
+
+    Attributes:
+        model, args, kwargs: The model and its example inputs.
+        calls: Inputs of further calls, of ``examples=``.
+        options: The options.
+        registry, host: The rules and the plugins.
+        runners: What runs custom operators.
+        rules: The rules of the call.
+        target: What the model is made for.
+        functions: Which modules become functions.
+        metadata: What the model says of where it comes from.
+        undeclared: The domains that the call names and no plugin declares.
+    """
+
+    model: Any
+    args: Any
+    kwargs: Mapping[str, Any] | None
+    calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+    options: ExportOptions
+    registry: OnnxRegistry
+    host: PluginHost
+    runners: RuntimeHost
+    rules: Sequence[Rule]
+    target: Target
+    functions: Functions | None
+    metadata: Metadata
+    undeclared: Sequence[str]
+
+
+def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
+    """Checks everything that can be checked before the model is captured, and loads the plugins.
+
+    Raises:
+        UsageError: An argument is malformed, or two contradict each other.
+        OnnxplugError: It can't be verified or saved as is asked for.
+    """
+    opsets = resolve_opsets(options.opset_version)
+    functions = arguments.functions_asked(options.functions, model)
+    metadata = Metadata.asked(options.metadata)
+    items = tuple(CallHost.checked(options.runtime))
+    rules = arguments.rules_of_call(options.rules, options.custom_translation_table)
+    checked_table(options.decompositions)
+    args, kwargs, calls = arguments.with_examples(model, args, options.kwargs, options.examples)
+    arguments.check_inputs((args, kwargs))
+    arguments.check_names(options.input_names, options.output_names, (args, kwargs) if args or kwargs else None)
+    arguments.check_destination(f)
+    if options.verify:
+        arguments.check_verifiable(opsets[""])
+    registry, host = _selected(options, rules)
+    runtime = check_runtime(options.target, registry.targets() | host.targets())
+    own = {functions.domain} if functions is not None else set()
+    undeclared = arguments.unknown_domains(opsets, registry, host, items, own)
+    if options.strict and any(rule.patches() for rule in rules):
+        raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
+    target = Target(opsets[""], opsets, runtime, bool(options.exact))
+    runners = CallHost(host, items) if items else host
+    return Plan(
+        model, args, kwargs, calls, options, registry, host, runners, rules, target, functions, metadata, undeclared
+    )
+
+
+def _selected(options: ExportOptions, rules: Sequence[Rule]) -> tuple[OnnxRegistry, PluginHost]:
+    registry = options.registry
+    if registry is None:
+        with stage("plugins", "plugins") as loading:
+            selected = plugins_of_call(plugins=options.plugins, call_rules=rules, prefer=options.prefer)
+            loading.result = selected
+        return selected
+    if options.plugins is not None or options.prefer or (rules and not callable(registry)):
+        raise UsageError("registry= can't be given together with rules=, plugins= or prefer=, which it replaces")
+    if callable(registry):
+        return registry(rules)
+    if not (isinstance(registry, tuple) and len(registry) == 2 and isinstance(registry[0], OnnxRegistry)):
+        raise UsageError(f"registry= takes a registry with its plugin manager, or a function, got {registry!r}")
+    return registry
+
+
+def plugins_of_call(
+    *, plugins: Sequence[str] | None, call_rules: Sequence[Rule], prefer: Mapping[str, str] | None
+) -> tuple[OnnxRegistry, PluginHost]:
+    """The registry and the plugin manager that the arguments of a call select."""
+    selected: tuple[OnnxRegistry, PluginHost] = load_object(_PLUGIN_HOST, "the plugin manager")(
+        plugins=plugins, call_rules=call_rules, prefer=prefer
+    )
+    return selected
+
+
+# -- capture and functionalize -----------------------------------------------------------------------------------------
+
+
+def capture(plan: Plan) -> Captured:
+    """Captures the model by torch.export.
+
+    Raises:
+        CaptureError: torch.export can't capture it, or a dynamic dimension came out static.
+    """
+    collect_if_due()
+    options, host = plan.options, plan.host
+    patches = [patch for rule in plan.rules for patch in rule.patches()]
+    is_program = isinstance(plan.model, torch.export.ExportedProgram)
+    captured = capture_model(
+        plan.model,
+        plan.args,
+        plan.kwargs,
+        dynamic_shapes=options.dynamic_shapes,
+        input_names=options.input_names,
+        strict=False if patches else options.strict,
+        repeats=options.capture == "calls",
+        examples=plan.calls,
+        make_module=host.module_maker(plan.model),
+        patches=[*host.patches(), *patches] if not is_program else (),
+        quantised=not options.exact and not plan.registry.has_own_rules(QUANTIZED_PREFIX),
+    )
+    arguments.check_operators(plan.rules, late=True)
+    return captured
+
+
+def functionalize(plan: Plan, captured: Captured) -> FunctionalGraph:
+    """Makes values of the writes and views in a captured program.
+
+    Raises:
+        ConversionError: There is no functional form.
+    """
+    with stage("functionalization", "functionalize") as work:
+        functional = prepare(
+            captured,
+            input_names=plan.options.input_names,
+            output_names=plan.options.output_names,
+            mutations=plan.options.mutations == "outputs",
+            present_names=plan.options.present_names,
+        )
+        work.about["writes"] = functional.strategy
+        work.result = functional
+    return functional
+
+
+# -- interpret, rewrite and finish: from the functional graph to the model ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How a functional graph becomes a model: what its stages have in common.
+
+    Attributes:
+        captured: The capture that the graph is of.
+        registry, host: The rules and the plugins.
+        target: What the model is made for.
+        optimize: As ``to_onnx`` takes it.
+        without: Names of rewrites that are left out.
+        calls: The calls of modules that nodes come from, where they become functions.
+        checks: Whether the model checks its sizes.
+        metadata: What the model says of where it comes from.
+        describes_all: Whether its nodes say everything, whatever the metadata are to be.
+    """
+
+    captured: Captured
+    registry: OnnxRegistry
+    host: PluginHost
+    target: Target
+    optimize: bool = True
+    without: Collection[str] = ()
+    calls: ModuleCalls | None = None
+    checks: bool = False
+    metadata: Metadata = field(default_factory=Metadata)
+    describes_all: bool = False
+
+    def model(self, functional: FunctionalGraph, alignment: Alignment | None = None) -> ir.Model:
+        """The model of a graph; ``alignment`` takes what FX nodes became.
+
+        Raises:
+            MissingRuleError: Operators have no rule.
+            ConversionError: A converter or a rewrite failed.
+        """
+        translated = interpret(self, functional, alignment)
+        if self.optimize:
+            rewrite(self, translated, alignment)
+        return finish(self, translated)
+
+    def recipe(self, functional: FunctionalGraph) -> Recipe:
+        """How the graph, or a part of it, is converted again, without functions and checks."""
+        plain = replace(self, calls=None, checks=False, describes_all=False)
+
+        def build(
+            graph: FunctionalGraph, optimize: bool, without: Collection[str], alignment: Alignment | None
+        ) -> ir.Model:
+            with collection_held():
+                return replace(plain, optimize=optimize, without=without).model(graph, alignment)
+
+        return Recipe(functional, build, self.optimize, frozenset(self.without))
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A graph of ONNX nodes, as the rules and their builder made it.
+
+    Attributes:
+        builder: The builder.
+        graph: The graph.
+        tensors: The weights by name.
+        functional: The FX graph that it translates.
+        inputs: What the placeholders of that are bound to.
+        describer: What nodes say of where they come from.
+        assertions: The messages of what the graph asserts of its data; the conditions are its last outputs.
+    """
+
+    builder: GraphBuilder
+    graph: ir.Graph
+    tensors: Any
+    functional: FunctionalGraph
+    inputs: Mapping[torch.fx.Node, Any]
+    describer: Describer
+    assertions: Sequence[str]
+
+
+def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Alignment | None = None) -> Translated:
+    """Applies the rule of each node of a functional graph.
+
+    Raises:
+        MissingRuleError: Operators have no rule; all are listed.
+        ConversionError: A converter failed.
+    """
+    captured, host, target = conversion.captured, conversion.host, conversion.target
+    domains = list(host.domains())
+    builder = GraphBuilder(
+        target.opsets,
+        optimize=conversion.optimize,
+        runtime=target.runtime,
+        exact=target.exact,
+        kernels=_kernels_of(host, target.runtime),
+        domains={d.name: d.version for d in domains},
+        schemas={d.name: d.schemas for d in domains},
+    )
+    builder.events = events().details
+    symbols = SymbolNames(captured.dim_names)
+    builder.expressions = symbols.expressions
+    bound = conversion.registry.bind(target)
+    metadata = conversion.metadata
+    describer = Describer(Metadata("full", metadata.absolute_paths) if conversion.describes_all else metadata)
+    if metadata.is_full:
+        describer.of_copy(functional.graph, captured.program.graph)
+    interpreter = DynamoInterpreter(
+        builder,
+        bound,
+        symbols,
+        decompositions=host.decompositions(),
+        missing=host.missing,
+        explain_missing=host.explain_missing,
+        describer=describer,
+    )
+    if alignment is not None:
+        interpreter.applied = alignment.rules
+    interpreter.module_calls = conversion.calls
+    interpreter.assertions = [] if conversion.checks else None
+    values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
+    with stage("interpretation", "convert"):
+        env = interpreter.run(functional.graph, values)
+    arguments.warn_of_unused_rules(conversion.registry, bound.asked())
+    outputs = bind_outputs(builder, env, functional.outputs)
+    asserted = interpreter.assertions or []
+    # Outputs until the rewrites are done, so that nothing takes them for dead.
+    outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
+    with span("assembly"):
+        graph, tensors = assemble(builder, inputs, outputs, state)
+    if alignment is not None:
+        alignment.record(graph, env)
+    return Translated(builder, graph, tensors, functional, values, describer, [message for _, message in asserted])
+
+
+def rewrite(conversion: Conversion, translated: Translated, alignment: Alignment | None = None) -> Counter[str]:
+    """Replaces patterns of nodes until none is left, in place; returns how often each rewrite fired.
+
+    Raises:
+        ConversionError: A rewrite failed.
+    """
+    host = conversion.host
+    with stage("rewrites", "rewrite") as work:
+        wanted = [item for item in host.rewrites() if item.name not in conversion.without]
+        fired = run_rewrites(translated.builder, translated.graph, wanted, packages_of_rewrites(host))
+        work.about["replacements"] = fired.total()
+        work.result = fired
+    if alignment is not None:
+        alignment.fired = fired
+    return fired
+
+
+def finish(conversion: Conversion, translated: Translated) -> ir.Model:
+    """Makes the model of a graph: checks of sizes, names, opset imports, metadata."""
+    captured, target, metadata = conversion.captured, conversion.target, conversion.metadata
+    builder, graph, functional = translated.builder, translated.graph, translated.functional
+    facts = {
+        "onnxplug.torch_version": torch.__version__,
+        TARGET: f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
+        **size_checks.metadata(captured),
+    }
+    if conversion.checks:
+        size_checks.insert_assertions(graph, builder, translated.assertions)
+        size_checks.insert_checks(graph, builder, captured, functional.inputs)
+    with stage("finish", "finish") as work:
+        model = finish_model(builder, graph, translated.tensors, metadata=None if metadata.is_none else facts)
+        values = None
+        if metadata.is_full:
+            graph.metadata_props.update(graph_metadata(captured.program, translated.describer))
+            values = value_metadata(builder, graph, translated.inputs, functional)
+        full = True if conversion.describes_all else metadata.nodes
+        describe(model, builder.provenance_of, full=full, values=values)
+        work.result = model
+    model.meta[_MADE_BY] = builder.made_by
+    model.meta[TARGET] = facts[TARGET]
+    return model
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
+    """Exports a model: the stages one after the other."""
+    asked = plan(model, args, f, options)
+    now = events()
+    now.add(asked.host.observers(options))
+    with stage("capture", "capture", subject=asked) as work:
+        captured = work.result = capture(asked)
+    with stage("conversion", "convert", subject=asked) as work:
+        program = work.result = convert(asked, captured, describes_all=now.describes)
+    if now.describes:
+        forget(program.model, full=asked.metadata.nodes)
+    program.observers = [observer for observer in now.observers if observer.stays]
+    if options.verify:
+        program.verify()
+    if f is not None:
+        program.save(f, external_data=options.external_data)
+    return program
+
+
+def observers_of(options: ExportOptions) -> list[Observer]:
+    """The observers that the options of a call ask for.
+
+    Raises:
+        UsageError: An option that makes one is malformed.
+        MissingPackageError: The package that serves an option is not installed.
+        SaveError: What an observer is to write can't be written.
+    """
+    asked = {"report": options.report, "profile": options.profile}
+    made = [packages.load(f"{name}=")(value) for name, value in asked.items() if value is not False]
+    return [*(observer for observer in made if observer is not None), *options.observers]
+
+
+@contextmanager
+def export(
+    options: ExportOptions, subject: tuple[Mapping[str, Any], Callable[..., Any]] | None = None
+) -> Iterator[Span]:
+    """A call of ``to_onnx`` and its observers, as long as the context lasts; its span takes what the call returns.
+
+    Args:
+        options: The options of the call.
+        subject: The arguments of the call and the function that was called.
+    """
+    logs.configure()
+    with (
+        observed(*observers_of(options)),
+        showing(options.progress) as told,
+        observed(*([StageNames(told)] if told is not None else [])),
+        stage("export", subject=subject) as whole,
+    ):
+        yield whole
+
+
+def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgram:
+    """Converts a captured model.
+
+    Args:
+        plan: The call.
+        captured: The capture.
+        describes_all: Whether the nodes say everything of where they come from, whatever the metadata are to be.
+
+    Raises:
+        MissingRuleError: Operators have no rule, and torch can't decompose them either.
+        ConversionError: A converter or a rewrite failed.
+    """
+    functions, target = plan.functions, plan.target
+    calls = arguments.module_calls(functions, captured.program, plan.model) if functions is not None else None
+    started = time.perf_counter()
+    with collection_held(), unset_fake_temporarily():
+        conversion = Conversion(
+            captured,
+            plan.registry,
+            plan.host,
+            target,
+            optimize=plan.options.optimize,
+            calls=calls,
+            checks=plan.options.checks,
+            metadata=plan.metadata,
+            describes_all=describes_all,
+        )
+        model, functional, conversion, decomposed = _converted(plan, conversion)
+        outlined: dict[str, int] = {}
+        if functions is not None and calls is not None:
+            with stage("functions", "finish") as work:
+                version = target.opsets.get(functions.domain, 1)
+                full = True if describes_all else plan.metadata.nodes
+                outlined = outline(model, calls, functions, version, full=full)
+                work.about["functions"] = len(outlined)
+    seconds = time.perf_counter() - started
+    arguments.check_domains_used(model, plan.undeclared)
+    _warn_of_bfloat16(model, plan.host, target)
+    captured = conversion.captured
+    operators = Counter(n.op_type for n in nodes_of(model.graph))
+    return OnnxProgram(
+        model,
+        captured.program,
+        inputs=functional.inputs,
+        outputs=functional.outputs,
+        captured=captured,
+        statistics=ExportStatistics(
+            capture_seconds=captured.seconds,
+            conversion_seconds=seconds,
+            fx_nodes=len(functional.graph.nodes),
+            onnx_nodes=operators.total(),
+            operators=dict(operators.most_common()),
+            opset=target.opset,
+            repeated=captured.repeated,
+            strategy=captured.strategy,
+            decomposed=decomposed,
+            functions=outlined,
+            packages=_packages(model, operators.total()),
+        ),
+        host=plan.runners,
+        recipe=conversion.recipe(functional),
+    )
+
+
+def _converted(plan: Plan, conversion: Conversion) -> tuple[ir.Model, FunctionalGraph, Conversion, Sequence[str]]:
+    """Functionalizes and converts; as long as operators have no translation, torch decomposes the program, and both begin again.
+
+    Returns:
+        The model, the graph that it is of, how that was converted, and the operators because of which torch decomposed the program.
+
+    Raises:
+        OnnxplugError: What the first attempt failed of, where no decomposition helps.
+    """
+    table = checked_table(plan.options.decompositions)
+    resort = LastResort(conversion.captured, registry=plan.registry, table=table)
+    recipe = None
+    while True:
+        conversion = replace(conversion, captured=resort.captured)
+        try:
+            functional = functionalize(plan, conversion.captured)
+            recipe = conversion.recipe(functional)
+            return conversion.model(functional), functional, conversion, resort.reasons
+        except OnnxplugError as error:
+            if recipe is not None:
+                error.export = (conversion.captured, recipe, plan.runners)
+            resort.further(error)
+
+
+def _packages(model: ir.Model, nodes: int) -> dict[str, int]:
+    """Distribution to the number of nodes that its rules made; the rest of so many are onnxplug's own."""
+    made_by: Mapping[ir.Node, str] = model.meta.get(_MADE_BY) or {}
+    packages = Counter(made_by[n] for n in nodes_of(model.graph) if n in made_by) if made_by else Counter[str]()
+    packages[PROJECT_NAME] = nodes - packages.total()
+    return dict(packages.most_common())
+
+
+def packages_of_rewrites(host: PluginHost) -> dict[str, str]:
+    """Rewrite to the distribution that it is of, as far as the host knows it."""
+    return dict(getattr(host, "sources_of_rewrites", dict)())
+
+
+def _warn_of_bfloat16(model: ir.Model, host: PluginHost, target: Target) -> None:
+    """Says which operators keep ONNX Runtime from loading a model of bfloat16 on the CPU, and which target does not have them."""
+    kernels = _kernels_of(host, "onnxruntime:cpu") if target.runtime == "onnxruntime" else None
+    found = lacking(kernels, model.graph, target.opset, ir.DataType.BFLOAT16) if kernels is not None else []
+    if found:
+        warn(
+            f"ONNX Runtime's CPU provider can't load this model: it has no kernel for bfloat16 of {', '.join(found)}. "
+            'target="onnxruntime:cpu" has them computed in float32.',
+        )
+
+
+def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:
+    table = host.kernels(runtime)
+    return Kernels(table) if table is not None else None

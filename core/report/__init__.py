@@ -1,1 +1,0 @@
-"""The report that is being made, if any."""
