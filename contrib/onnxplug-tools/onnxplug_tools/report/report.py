@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,7 +76,12 @@ class ExportReport(Facts):
             SaveError: They can't be written.
         """
         markdown = partial(self._markdown, sections)
-        texts = {"json": self.json, "sarif": self.sarif, "md": markdown, "html": self.html}
+        texts: dict[str, Callable[[], str]] = {
+            "json": self.json,
+            "sarif": self.sarif,
+            "md": markdown,
+            "html": self.html,
+        }
         return write_all(prepare(folder), name, {suffix: texts[suffix] for suffix in formats})
 
     def _markdown(self, sections: Sequence[tuple[str, str, str]]) -> str:
