@@ -37,6 +37,7 @@ _HOME = {
             "ModelSource",
             "OrtLibrary",
             "ReferenceOp",
+            "Evaluator",
             "OpSample",
             "PluginInfo",
             "TargetInfo",
@@ -60,6 +61,7 @@ _HOME = {
             "OpsetError",
             "VerificationError",
             "EvaluationError",
+            "MissingPackageError",
             "SaveError",
             "WeightsError",
         ),
@@ -85,6 +87,9 @@ if TYPE_CHECKING:
     )
     from onnxplug.errors import (
         EvaluationError as EvaluationError,
+    )
+    from onnxplug.errors import (
+        MissingPackageError as MissingPackageError,
     )
     from onnxplug.errors import (
         MissingRuleError as MissingRuleError,
@@ -128,6 +133,9 @@ if TYPE_CHECKING:
     from onnxplug.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug.plugin_api import (
         Domain as Domain,
+    )
+    from onnxplug.plugin_api import (
+        Evaluator as Evaluator,
     )
     from onnxplug.plugin_api import (
         ExportedFile as ExportedFile,

@@ -183,6 +183,13 @@ class OpsetError(OnnxplugError):
     """
 
 
+class MissingPackageError(OnnxplugError, ImportError):
+    """A feature is of a package that is not installed.
+
+    Remedy: ``pip install`` of the package that the message names, or of ``"onnxplug[all]"``.
+    """
+
+
 class VerificationError(OnnxplugError):
     """The exported model does not run, or computes something else than the PyTorch model.
 
@@ -199,7 +206,7 @@ class VerificationError(OnnxplugError):
 
 
 class EvaluationError(OnnxplugError):
-    """An evaluator of ``onnxplug.reference`` can't compute a node; the message names operator, node and inputs.
+    """An evaluator can't compute a node; the message names operator, node and inputs.
 
     Remedy: An operator of a domain of its own needs its kernel: a ``ReferenceOp``, or the library in ONNX Runtime.
     """

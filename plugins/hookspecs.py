@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from onnxplug.plugin_api import Domain, ModelSource, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
+from onnxplug.plugin_api import Domain, Evaluator, ModelSource, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
 from onnxplug.registry.rule import Rule
 
 
@@ -43,6 +43,11 @@ def onnxplug_patches() -> Iterable[Any]:  # type: ignore[empty-body]
 @hookspec
 def onnxplug_runtime() -> Iterable[OrtLibrary | ReferenceOp]:  # type: ignore[empty-body]
     """ONNX Runtime libraries and Python kernels that run the plugin's operators."""
+
+
+@hookspec
+def onnxplug_evaluators() -> Iterable[Evaluator]:  # type: ignore[empty-body]
+    """What runs models node by node where ONNX Runtime lacks a kernel; onnx's own evaluator is the last that is asked."""
 
 
 @hookspec(firstresult=True)

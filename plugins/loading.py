@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import PluginError
-from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, ModelSource, OrtLibrary, PluginInfo, ReferenceOp
+from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, Evaluator, ModelSource, OrtLibrary, PluginInfo, ReferenceOp
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.records import PluginRecord
 from onnxplug.registry.rule import Rule
@@ -26,6 +26,7 @@ LIST_HOOKS = (
     "onnxplug_decompositions",
     "onnxplug_patches",
     "onnxplug_runtime",
+    "onnxplug_evaluators",
     "onnxplug_samples",
     "onnxplug_sources",
 )
@@ -142,8 +143,14 @@ def check_sources(items: Sequence[Any]) -> None:
                 )
 
 
+def check_evaluators(items: Sequence[Any]) -> None:
+    for item in items:
+        if not isinstance(item, Evaluator):
+            raise PluginError(f"onnxplug_evaluators returned {item!r}, which is not an Evaluator")
+
+
 def check_runtime(items: Sequence[Any]) -> None:
-    from onnxplug.reference.plugins import is_kernel
+    from onnxplug.run.plugin_runtime import is_kernel
 
     for item in items:
         if not isinstance(item, OrtLibrary | ReferenceOp):

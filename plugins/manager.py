@@ -21,6 +21,7 @@ from onnxplug.plugin_api import (
     API_VERSION,
     ENTRY_POINT_GROUP,
     PROJECT_NAME,
+    Evaluator,
     ModelSource,
     PluginInfo,
     TargetInfo,
@@ -29,6 +30,7 @@ from onnxplug.plugins import hookspecs
 from onnxplug.plugins.loading import (
     LATE_HOOKS,
     LoadedPlugin,
+    check_evaluators,
     check_rules,
     check_runtime,
     check_sources,
@@ -251,6 +253,8 @@ class PluginManager:
                 OnnxRegistry((), [*others, *value])
             elif hook == "onnxplug_runtime":
                 check_runtime(value)
+            elif hook == "onnxplug_evaluators":
+                check_evaluators(value)
             elif hook == "onnxplug_sources":
                 check_sources(value)
             self._results.setdefault(hook, []).append((record, value))
@@ -363,14 +367,18 @@ class PluginManager:
         return [*(PluginPatch(patch, record.label) for record, items in found for patch in items), *self._rule_patches]
 
     def runtimes(self) -> list[Any]:
-        """What each plugin supplies to run its operators: :class:`~onnxplug.reference.plugins.PluginRuntime` records."""
-        from onnxplug.reference.plugins import PluginRuntime
+        """What each plugin supplies to run its operators: :class:`~onnxplug.run.plugin_runtime.PluginRuntime` records."""
+        from onnxplug.run.plugin_runtime import PluginRuntime
 
         self.load()
         return [
             PluginRuntime(record.label, self._domains_of(record), tuple(items))
             for record, items in self._results.get("onnxplug_runtime", ())
         ]
+
+    def evaluators(self) -> list[Evaluator]:
+        """What runs models node by node."""
+        return self._all("onnxplug_evaluators")
 
     def _domains_of(self, record: PluginRecord) -> tuple[str, ...]:
         return tuple(d.name for r, ds in self._results.get("onnxplug_domains", ()) if r is record for d in ds)

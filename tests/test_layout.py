@@ -34,9 +34,8 @@ STAGES = {
     "interpret": ("registry", "capture", "functionalize", "build"),
     "rewrite": ("registry", "build"),
     "finish": ("build",),
-    "reference": ("registry", "build"),
-    "run": ("registry", "capture", "build", "reference"),
-    "inspection": ("build", "reference", "run"),
+    "run": ("registry", "capture", "build"),
+    "inspection": ("build", "run"),
 }
 MAX_LINES = 600
 CODE = (*LAYERS, "tests", "benchmarks", "docs")

@@ -25,8 +25,8 @@ from onnxplug.inspection.memory import Memory, measure
 from onnxplug.inspection.ort_profile import Profile, operators_of, read_profile
 from onnxplug.inspection.pages import check_writable
 from onnxplug.inspection.view import view_with_model
-from onnxplug.reference.plugins import plugin_host
 from onnxplug.run.kernels import CPU, Kernels, custom_operators, kernels_for, onnxruntime_module
+from onnxplug.run.plugin_runtime import plugin_host
 from onnxplug.run.save import weight_bytes
 from onnxplug.run.session import LOG_SEVERITY, make_session, to_ort_value
 

@@ -10,16 +10,15 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxplug_reference import ExtendedReferenceEvaluator
 
-from onnxplug.build.dtypes import as_array
+from onnxplug.build.dtypes import as_array, to_torch
 from onnxplug.diagnosis.alignment import Alignment, Recipe
 from onnxplug.diagnosis.eager import feed_of, placeholder_values
 from onnxplug.diagnosis.verdict import judge
 from onnxplug.diagnosis.walk import walk
 from onnxplug.errors import OnnxplugError, VerificationError
 from onnxplug.host import RuntimeHost
-from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
-from onnxplug.reference.tensors import to_torch
 from onnxplug.run.kernels import Kernels, custom_operators, kernels_for
 from onnxplug.run.protobuf import to_proto
 from onnxplug_compile.backend import Compiled, StoredGraph, compile_graphs, recipe_for

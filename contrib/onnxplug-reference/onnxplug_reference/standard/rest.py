@@ -1,0 +1,126 @@
+"""Operators that onnx's evaluator has no kernel of, and that belong to no larger family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.numeric import typed
+
+
+def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int = 0) -> np.ndarray:
+    """ScatterElements without a reduction, as it was called before opset 11."""
+    result = data.copy()
+    places = np.where(indices < 0, indices + data.shape[axis], indices)
+    np.put_along_axis(result, places, updates, axis)
+    return result
+
+
+def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
+    """The elements at indices along an axis; the other axes of the indices may be shorter than the data's."""
+    inside = tuple(slice(None) if i == axis % data.ndim else slice(n) for i, n in enumerate(indices.shape))
+    return np.take_along_axis(data[inside], indices.astype(np.int64), axis)
+
+
+def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    """values[1] at each index along a new axis, values[0] elsewhere; an index outside is nowhere."""
+    count = int(depth.reshape(()))
+    axis %= indices.ndim + 1
+    places = np.arange(count).reshape(-1, *[1] * (indices.ndim - axis))
+    wrapped = np.expand_dims(np.where(indices < 0, indices + count, indices), axis)
+    return np.where(wrapped == places, values[1], values[0])
+
+
+def global_lp_pool(x: np.ndarray, *, p: int = 2) -> np.ndarray:
+    """(sum of |x|^p)^(1/p) over the spatial axes, which stay with size 1."""
+    axes = tuple(range(2, x.ndim))
+    return typed((np.abs(x.astype(np.float64)) ** p).sum(axes, keepdims=True) ** (1 / p), x)
+
+
+def max_roi_pool(
+    x: np.ndarray, rois: np.ndarray, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
+) -> np.ndarray:
+    """The largest element of each cell of a grid over each region: [batch index, x1, y1, x2, y2], ends included.
+
+    A cell that covers nothing of the image is 0.
+    """
+    rows, columns = pooled_shape
+    result = np.zeros((len(rois), x.shape[1], rows, columns), x.dtype)
+    for number, roi in enumerate(rois):
+        x1, y1, x2, y2 = (int(np.floor(v * spatial_scale + 0.5)) for v in roi[1:])
+        heights = _cells(y1, max(y2 - y1 + 1, 1), rows, x.shape[2])
+        widths = _cells(x1, max(x2 - x1 + 1, 1), columns, x.shape[3])
+        for i, (top, bottom) in enumerate(heights):
+            for j, (left, right) in enumerate(widths):
+                if bottom > top and right > left:
+                    result[number, :, i, j] = x[int(roi[0]), :, top:bottom, left:right].max((1, 2))
+    return result
+
+
+def _cells(start: int, length: int, count: int, size: int) -> list[tuple[int, int]]:
+    """Begin and end of the cells that divide a length, within an axis."""
+    step = length / count
+    return [
+        (
+            min(max(int(np.floor(i * step)) + start, 0), size),
+            min(max(int(np.ceil((i + 1) * step)) + start, 0), size),
+        )
+        for i in range(count)
+    ]
+
+
+_CASTS: dict[str, Callable[[Any], Any]] = {
+    "TO_FLOAT": np.float32,
+    "TO_INT64": np.int64,
+    "TO_STRING": str,
+}
+
+
+def cast_map(x: dict[Any, Any], *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1) -> np.ndarray:
+    """The values of a map in the order of its keys, [1, n]; a sparse one has ``max_map`` places, filled by key."""
+    kind: Any = object if cast_to == "TO_STRING" else _CASTS[cast_to]
+    if map_form == "SPARSE":
+        result = np.full((1, max_map), "" if kind is object else 0, kind)
+        for key, value in x.items():
+            result[0, key] = _CASTS[cast_to](value)
+        return result
+    return np.array([[_CASTS[cast_to](x[key]) for key in sorted(x)]], kind)
+
+
+def category_mapper(
+    x: np.ndarray,
+    *,
+    cats_int64s: Sequence[int] = (),
+    cats_strings: Sequence[str] = (),
+    default_int64: int = -1,
+    default_string: str = "_Unused",
+) -> np.ndarray:
+    """Text to numbers, or numbers to text."""
+    if x.dtype.kind in "OUS":
+        numbers = dict(zip(cats_strings, cats_int64s, strict=True))
+        return np.array([numbers.get(str(v), default_int64) for v in x.reshape(-1)], np.int64).reshape(x.shape)
+    names = dict(zip(cats_int64s, cats_strings, strict=True))
+    return np.array([names.get(int(v), default_string) for v in x.reshape(-1)], object).reshape(x.shape)
+
+
+def zip_map(
+    x: np.ndarray, *, classlabels_int64s: Sequence[int] = (), classlabels_strings: Sequence[str] = ()
+) -> tuple[list[dict[Any, Any]]]:
+    """A map of labels to values for each row."""
+    labels: Sequence[Any] = classlabels_strings or classlabels_int64s
+    return ([dict(zip(labels, row, strict=True)) for row in np.atleast_2d(x)],)
+
+
+KERNELS = [
+    Kernel("Scatter", scatter, since=9, widen=False),
+    Kernel("GatherElements", gather_elements, since=11, widen=False),
+    Kernel("OneHot", one_hot, since=9, widen=False),
+    Kernel("GlobalLpPool", global_lp_pool, since=2),
+    Kernel("MaxRoiPool", max_roi_pool),
+    Kernel("CastMap", cast_map, domain="ai.onnx.ml"),
+    Kernel("CategoryMapper", category_mapper, domain="ai.onnx.ml"),
+    Kernel("ZipMap", zip_map, domain="ai.onnx.ml"),
+]

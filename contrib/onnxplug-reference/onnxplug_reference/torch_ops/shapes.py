@@ -1,0 +1,341 @@
+"""Operators that move elements, by PyTorch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onnxplug.errors import EvaluationError
+from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.torch_ops.arrays import to_tensor, torch_dtype
+
+
+def ints(values: Tensor) -> list[int]:
+    """A tensor of sizes as Python ints."""
+    return [int(v) for v in values.reshape(-1).tolist()]
+
+
+def reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
+    """Another shape of the same elements; 0 keeps a size unless ``allowzero``, -1 is worked out."""
+    sizes = ints(shape)
+    if not allowzero:
+        sizes = [x.shape[i] if n == 0 else n for i, n in enumerate(sizes)]
+    return x.reshape(sizes)
+
+
+def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
+    """Two axes: those before one, and the rest."""
+    axis = axis + x.dim() if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+
+def squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
+    """Without axes of size 1."""
+    return x.squeeze() if axes is None else _squeezed(x, ints(axes))
+
+
+def squeeze_1(x: Tensor, *, axes: Sequence[int] | None = None) -> Tensor:
+    """The same with axes as an attribute."""
+    return x.squeeze() if axes is None else _squeezed(x, axes)
+
+
+def _squeezed(x: Tensor, axes: Sequence[int]) -> Tensor:
+    if any(x.shape[a] != 1 for a in axes):
+        raise EvaluationError(f"the axes {list(axes)} of the shape {list(x.shape)} are not all of size 1")
+    return x.squeeze(tuple(axes))
+
+
+def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
+    """With axes of size 1."""
+    return unsqueeze_1(x, axes=ints(axes))
+
+
+def unsqueeze_1(x: Tensor, *, axes: Sequence[int]) -> Tensor:
+    """The same with axes as an attribute."""
+    rank = x.dim() + len(axes)
+    for axis in sorted(a % rank for a in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def transpose(x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
+    """Axes in another order, the reverse one by default."""
+    return x.permute(*(perm if perm is not None else reversed(range(x.dim()))))
+
+
+def concat(*inputs: Tensor, axis: int) -> Tensor:
+    """Tensors one after the other."""
+    return torch.cat(inputs, axis)
+
+
+def split(
+    x: Tensor, sizes: Tensor | None = None, *, axis: int = 0, num_outputs: int | None = None, outputs: int
+) -> tuple[Tensor, ...]:
+    """Pieces of an axis, of sizes that are given or as equal as can be; the last one may be smaller."""
+    if sizes is not None:
+        return x.split(ints(sizes), axis)
+    count = num_outputs or outputs
+    each = -(-x.shape[axis] // count)
+    full = [each] * count
+    left = x.shape[axis]
+    for i in range(count):
+        full[i] = min(each, left)
+        left -= full[i]
+    return x.split(full, axis)
+
+
+def split_2(x: Tensor, *, axis: int = 0, split: Sequence[int] | None = None, outputs: int) -> tuple[Tensor, ...]:
+    """The same with sizes as an attribute."""
+    return x.split(list(split) if split else x.shape[axis] // outputs, axis)
+
+
+def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
+    """Every step-th element from start to end of some axes."""
+    begin, stop = ints(starts), ints(ends)
+    places = ints(axes) if axes is not None else list(range(len(begin)))
+    strides = ints(steps) if steps is not None else [1] * len(begin)
+    for a, b, axis, step in zip(begin, stop, places, strides, strict=True):
+        indices = (
+            range(*slice(a, b, step).indices(x.shape[axis])) if step > 0 else _backwards(a, b, step, x.shape[axis])
+        )
+        x = x.index_select(axis, torch.tensor(list(indices), dtype=torch.int64, device=x.device))
+    return x
+
+
+def _backwards(start: int, end: int, step: int, size: int) -> range:
+    """Indices of a slice with a negative step; an end below -size goes to the first element."""
+    first = min(start + size if start < 0 else start, size - 1)
+    last = max(end + size if end < 0 else end, -1)
+    return range(first, last, step)
+
+
+def expand(x: Tensor, shape: Tensor) -> Tensor:
+    """Broadcast in both directions."""
+    return x.expand(torch.broadcast_shapes(x.shape, tuple(ints(shape))))
+
+
+def tile(x: Tensor, repeats: Tensor) -> Tensor:
+    """Repeated along each axis."""
+    return x.repeat(ints(repeats)) if x.dim() else x
+
+
+def shape(x: Tensor, *, end: int | None = None, start: int = 0) -> Tensor:
+    """Sizes, of the axes from start to end."""
+    return torch.tensor(list(x.shape)[start:end], dtype=torch.int64, device=x.device)
+
+
+def size(x: Tensor) -> Tensor:
+    """The number of elements."""
+    return torch.tensor(x.numel(), dtype=torch.int64, device=x.device)
+
+
+def pad(
+    x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None, *, mode: str = "constant"
+) -> Tensor:
+    """More elements, or fewer, at both ends of axes."""
+    places = [a % x.dim() for a in ints(axes)] if axes is not None else list(range(x.dim()))
+    amounts = ints(pads)
+    for number, axis in enumerate(places):
+        before, after = amounts[number], amounts[number + len(places)]
+        for at_end, count in ((False, before), (True, after)):
+            if count < 0:
+                x = x.narrow(axis, 0 if at_end else -count, x.shape[axis] + count)
+    for number, axis in enumerate(places):
+        before, after = (max(amounts[number + k], 0) for k in (0, len(places)))
+        x = _padded(x, axis, before, after, mode, 0 if value is None else value.reshape(()).to(x.dtype))
+    return x
+
+
+def _padded(x: Tensor, axis: int, before: int, after: int, mode: str, value: Any) -> Tensor:
+    if not before and not after:
+        return x
+    if mode == "constant":
+        ends = []
+        for count in (before, after):
+            sizes = [count if i == axis else n for i, n in enumerate(x.shape)]
+            ends.append(torch.zeros(sizes, dtype=x.dtype, device=x.device) + value)
+        return torch.cat([ends[0].to(x.dtype), x, ends[1].to(x.dtype)], axis)
+    n = x.shape[axis]
+    places = torch.arange(-before, n + after, device=x.device)
+    if mode == "edge":
+        places = places.clamp(0, n - 1)
+    elif mode == "wrap":
+        places = places.remainder(n)
+    else:
+        period = max(2 * (n - 1), 1)
+        places = (n - 1) - ((places.remainder(period)) - (n - 1)).abs()
+    return x.index_select(axis, places)
+
+
+def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    """Slices at indices of an axis."""
+    axis %= x.dim()
+    flat = indices.reshape(-1).long()
+    found = x.index_select(axis, torch.where(flat < 0, flat + x.shape[axis], flat))
+    return found.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+
+
+def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    """Elements at indices of an axis."""
+    places = torch.where(indices < 0, indices + x.shape[axis], indices).long()
+    return x.gather(axis, places)
+
+
+def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+    """Slices at tuples of indices; the first axes of both may be a batch."""
+    batch = x.shape[:batch_dims]
+    count = math.prod(batch)
+    rows, places = x.reshape((count, *x.shape[batch_dims:])), indices.reshape(count, -1, indices.shape[-1]).long()
+    number = torch.arange(count, device=x.device)[:, None].expand(places.shape[:2])
+    found = rows[(number, *places.unbind(-1))]
+    return found.reshape((*indices.shape[:-1], *x.shape[batch_dims + indices.shape[-1] :]))
+
+
+_REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none") -> Tensor:
+    """Elements at indices of an axis replaced, or reduced with what is there."""
+    places = torch.where(indices < 0, indices + x.shape[axis], indices).long()
+    if reduction == "none":
+        return x.scatter(axis, places, updates)
+    return x.scatter_reduce(axis, places, updates, _REDUCE[reduction])
+
+
+def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
+    """Slices at tuples of indices replaced, or reduced with what is there."""
+    depth = indices.shape[-1]
+    inner = x.shape[depth:]
+    width = math.prod(inner)
+    rows = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=x.device)
+    for k, n in enumerate(x.shape[:depth]):
+        part = indices[..., k].long()
+        rows = rows * n + torch.where(part < 0, part + n, part)
+    flat = x.reshape(-1, width).clone()
+    places = rows.reshape(-1, 1).expand(-1, width)
+    values = updates.reshape(-1, width)
+    if reduction == "none":
+        return flat.scatter(0, places, values).reshape(x.shape)
+    return flat.scatter_reduce(0, places, values, _REDUCE[reduction]).reshape(x.shape)
+
+
+def range_(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    """start, start + delta, … before limit."""
+    first, step = start.reshape(()), delta.reshape(())
+    count = max(math.ceil((limit.reshape(()).double() - first.double()) / step.double()), 0)
+    return first + torch.arange(count, device=start.device).to(start.dtype) * step
+
+
+def constant_of_shape(sizes: Tensor, *, value: np.ndarray | None = None) -> Tensor:
+    """A tensor full of one value, float32 0 by default."""
+    fill = to_tensor(np.zeros(1, np.float32) if value is None else value, sizes.device)
+    return fill.reshape(()).expand(ints(sizes)).clone()
+
+
+def cast(x: Tensor, *, round_mode: str = "up", saturate: int = 1, to: int) -> Tensor:
+    """Elements of another type."""
+    return _cast(x, torch_dtype(to))
+
+
+def cast_like(x: Tensor, like: Tensor, *, round_mode: str = "up", saturate: int = 1) -> Tensor:
+    """Elements of another tensor's type."""
+    return _cast(x, like.dtype)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        raise NotImplementedError("8-bit floats are rounded in NumPy: torch does not saturate as ONNX does")
+    return x.to(dtype)
+
+
+def one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
+    """values[1] at each index along a new axis, values[0] elsewhere."""
+    count = int(depth.reshape(()))
+    axis = axis % (indices.dim() + 1)
+    places = torch.arange(count, device=indices.device).reshape(-1, *[1] * (indices.dim() - axis))
+    wrapped = torch.where(indices < 0, indices + count, indices)
+    return torch.where(wrapped.unsqueeze(axis) == places, values[1], values[0])
+
+
+def non_zero(x: Tensor) -> Tensor:
+    """Indices of elements that are not 0, [rank, n]."""
+    return torch.nonzero(x).T.contiguous()
+
+
+def compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
+    """Slices where a condition holds; it may be shorter than the axis."""
+    x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
+    return x.index_select(axis, torch.nonzero(condition).reshape(-1))
+
+
+def trilu(x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
+    """The triangle above or below a diagonal."""
+    number = 0 if k is None else int(k.reshape(()))
+    return x.triu(number) if upper else x.tril(number)
+
+
+def eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
+    """1 on a diagonal, 0 elsewhere."""
+    kind = x.dtype if dtype is None else torch_dtype(dtype)
+    rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
+    return (columns[None] - rows[:, None] == k).to(kind)
+
+
+def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    """Blocks of channels to blocks of the plane."""
+    n, c, h, w = x.shape
+    b = blocksize
+    if mode == "CRD":
+        return F.pixel_shuffle(x, b)
+    return x.reshape(n, b, b, c // b**2, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // b**2, h * b, w * b)
+
+
+def space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    """Blocks of the plane to blocks of channels."""
+    n, c, h, w = x.shape
+    b = blocksize
+    blocks = x.reshape(n, c, h // b, b, w // b, b)
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    return blocks.permute(order).reshape(n, c * b**2, h // b, w // b)
+
+
+KERNELS = [
+    Kernel("Cast", cast, since=6),
+    Kernel("CastLike", cast_like, since=15),
+    Kernel("Compress", compress, since=9),
+    Kernel("Concat", concat, since=4),
+    Kernel("ConstantOfShape", constant_of_shape, since=9),
+    Kernel("DepthToSpace", depth_to_space),
+    Kernel("Expand", expand, since=8),
+    Kernel("EyeLike", eye_like, since=9),
+    Kernel("Flatten", flatten),
+    Kernel("Gather", gather),
+    Kernel("GatherElements", gather_elements, since=11),
+    Kernel("GatherND", gather_nd, since=11),
+    Kernel("NonZero", non_zero, since=9),
+    Kernel("OneHot", one_hot, since=9),
+    Kernel("Pad", pad, since=11),
+    Kernel("Range", range_, since=11),
+    Kernel("Reshape", reshape, since=5),
+    Kernel("ScatterElements", scatter_elements, since=11),
+    Kernel("ScatterND", scatter_nd, since=11),
+    Kernel("Shape", shape),
+    Kernel("Size", size),
+    Kernel("Slice", slice_, since=10),
+    Kernel("SpaceToDepth", space_to_depth),
+    Kernel("Split", split_2, since=2),
+    Kernel("Split", split, since=13),
+    Kernel("Squeeze", squeeze_1),
+    Kernel("Squeeze", squeeze, since=13),
+    Kernel("Tile", tile, since=6),
+    Kernel("Transpose", transpose),
+    Kernel("Trilu", trilu, since=14),
+    Kernel("Unsqueeze", unsqueeze_1),
+    Kernel("Unsqueeze", unsqueeze, since=13),
+]
