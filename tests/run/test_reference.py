@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnxplug import Evaluator, MissingPackageError, VerificationError, hookimpl
 from onnxplug.plugins.manager import host_for
 from onnxplug.run.session import Runner
 from onnxplug.testing import IsolatedRegistry
+
 
 def test_onnx_verifies_what_onnxruntime_lacks() -> None:
     """Core alone, with the builtin plugin only: ONNX Runtime has no AveragePool of doubles."""
@@ -80,8 +82,6 @@ def test_kernels_and_functions_of_functions() -> None:
 
 
 def _plugin(**hooks: Any) -> Any:
-    from types import SimpleNamespace
-
     return SimpleNamespace(**{name: hookimpl(function) for name, function in hooks.items()})
 
 
@@ -119,17 +119,21 @@ def test_an_evaluator_that_is_none(name: str, make: Any) -> None:
 
 
 def test_a_hook_that_returns_no_evaluator() -> None:
-    with IsolatedRegistry().active() as registry, pytest.warns(UserWarning, match="which is not an Evaluator"):
+    with IsolatedRegistry().active() as registry:
         registry.add_plugin(_plugin(onnxplug_evaluators=lambda: [3]), name="acme", distribution="acme")
-        assert host_for().evaluators() == []
+        with pytest.warns(UserWarning, match="which is not an Evaluator"):
+            assert host_for().evaluators() == []
 
 
 def test_the_package_by_its_name_in_onnxplug(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxplug_reference
+
     from onnxplug.reference import Kernel
 
     assert Kernel is onnxplug_reference.Kernel is onnxplug.reference.Kernel
     monkeypatch.setitem(sys.modules, "onnxplug_reference", None)
-    with pytest.raises(MissingPackageError, match=r"onnxplug\.reference needs the package onnxplug-reference") as caught:
+    with pytest.raises(
+        MissingPackageError, match=r"onnxplug\.reference needs the package onnxplug-reference"
+    ) as caught:
         onnxplug.reference.Kernel  # noqa: B018
     assert caught.value.hint == "pip install onnxplug-reference"

@@ -2,48 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from onnxplug.errors import EvaluationError
 from onnxplug_reference.kernels import Kernel
-from onnxplug_reference.numeric import normalized, typed
-
-
-def group_normalization(
-    x: np.ndarray, scale: np.ndarray, bias: np.ndarray, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
-) -> np.ndarray:
-    """Each group of channels of x, [N, C, ...], normalised; scale and bias are [C]. Computed in float64 (``stash_type``)."""
-    return _grouped(x, scale, bias, epsilon, num_groups, per_group=False)
-
-
-def group_normalization_18(
-    x: np.ndarray, scale: np.ndarray, bias: np.ndarray, *, epsilon: float = 1e-5, num_groups: int
-) -> np.ndarray:
-    """The same with scale and bias for groups, [num_groups]."""
-    return _grouped(x, scale, bias, epsilon, num_groups, per_group=True)
-
-
-def _grouped(
-    x: np.ndarray, scale: np.ndarray, bias: np.ndarray, epsilon: float, groups: int, *, per_group: bool
-) -> np.ndarray:
-    if x.shape[1] % groups:
-        raise EvaluationError(f"{x.shape[1]} channels are not divided by num_groups={groups}")
-    rows = x.astype(np.float64).reshape(x.shape[0], groups, -1)
-    result, _, _ = normalized(rows, (2,), epsilon)
-    if per_group:
-        return typed(result * scale[:, None] + bias[:, None], x).reshape(x.shape)
-    shape = (-1, *[1] * (x.ndim - 2))
-    return typed(result.reshape(x.shape) * scale.reshape(shape) + bias.reshape(shape), x)
-
-
-def mean_variance_normalization(x: np.ndarray, *, axes: Sequence[int] = (0, 2, 3)) -> np.ndarray:
-    """x - mean over its deviation, to which ONNX's function adds 1e-9."""
-    wide = x.astype(np.float64)
-    mean = wide.mean(tuple(axes), keepdims=True)
-    deviation = np.sqrt((wide * wide).mean(tuple(axes), keepdims=True) - mean * mean)
-    return typed((wide - mean) / (deviation + 1e-9), x)
+from onnxplug_reference.numeric import typed
 
 
 def batch_normalization(
@@ -120,7 +82,4 @@ KERNELS = [
     Kernel("LpNormalization", lp_normalization),
     Kernel("BatchNormalization", batch_normalization_7, since=7),
     Kernel("BatchNormalization", batch_normalization, since=14),
-    Kernel("GroupNormalization", group_normalization_18, since=18),
-    Kernel("GroupNormalization", group_normalization, since=21),
-    Kernel("MeanVarianceNormalization", mean_variance_normalization, since=9),
 ]

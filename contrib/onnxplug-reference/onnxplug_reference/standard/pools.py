@@ -119,22 +119,6 @@ def average_pool(
     return typed(found.of(x, 0).sum(-1) / found.counted(x, padding=bool(count_include_pad)), x)
 
 
-def lp_pool(
-    x: np.ndarray,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int],
-    p: int = 2,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> np.ndarray:
-    """(sum of |x|^p)^(1/p) of each window."""
-    found = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return typed((np.abs(found.of(x, 0).astype(np.float64)) ** p).sum(-1) ** (1 / p), x)
-
-
 def pad(
     x: np.ndarray,
     pads: np.ndarray,
@@ -165,7 +149,6 @@ def pad_2(x: np.ndarray, *, mode: str = "constant", pads: Sequence[int], value: 
 
 KERNELS = [
     Kernel("AveragePool", average_pool, since=7),
-    Kernel("LpPool", lp_pool, since=2),
     Kernel("MaxPool", max_pool),
     Kernel("Pad", pad_2, since=2),
     Kernel("Pad", pad, since=11),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -72,55 +71,10 @@ def _cells(start: int, length: int, count: int, size: int) -> list[tuple[int, in
     ]
 
 
-_CASTS: dict[str, Callable[[Any], Any]] = {
-    "TO_FLOAT": np.float32,
-    "TO_INT64": np.int64,
-    "TO_STRING": str,
-}
-
-
-def cast_map(x: dict[Any, Any], *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1) -> np.ndarray:
-    """The values of a map in the order of its keys, [1, n]; a sparse one has ``max_map`` places, filled by key."""
-    kind: Any = object if cast_to == "TO_STRING" else _CASTS[cast_to]
-    if map_form == "SPARSE":
-        result = np.full((1, max_map), "" if kind is object else 0, kind)
-        for key, value in x.items():
-            result[0, key] = _CASTS[cast_to](value)
-        return result
-    return np.array([[_CASTS[cast_to](x[key]) for key in sorted(x)]], kind)
-
-
-def category_mapper(
-    x: np.ndarray,
-    *,
-    cats_int64s: Sequence[int] = (),
-    cats_strings: Sequence[str] = (),
-    default_int64: int = -1,
-    default_string: str = "_Unused",
-) -> np.ndarray:
-    """Text to numbers, or numbers to text."""
-    if x.dtype.kind in "OUS":
-        numbers = dict(zip(cats_strings, cats_int64s, strict=True))
-        return np.array([numbers.get(str(v), default_int64) for v in x.reshape(-1)], np.int64).reshape(x.shape)
-    names = dict(zip(cats_int64s, cats_strings, strict=True))
-    return np.array([names.get(int(v), default_string) for v in x.reshape(-1)], object).reshape(x.shape)
-
-
-def zip_map(
-    x: np.ndarray, *, classlabels_int64s: Sequence[int] = (), classlabels_strings: Sequence[str] = ()
-) -> tuple[list[dict[Any, Any]]]:
-    """A map of labels to values for each row."""
-    labels: Sequence[Any] = classlabels_strings or classlabels_int64s
-    return ([dict(zip(labels, row, strict=True)) for row in np.atleast_2d(x)],)
-
-
 KERNELS = [
     Kernel("Scatter", scatter, since=9, widen=False),
     Kernel("GatherElements", gather_elements, since=11, widen=False),
     Kernel("OneHot", one_hot, since=9, widen=False),
     Kernel("GlobalLpPool", global_lp_pool, since=2),
     Kernel("MaxRoiPool", max_roi_pool),
-    Kernel("CastMap", cast_map, domain="ai.onnx.ml"),
-    Kernel("CategoryMapper", category_mapper, domain="ai.onnx.ml"),
-    Kernel("ZipMap", zip_map, domain="ai.onnx.ml"),
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,23 +11,6 @@ from torch.nn import functional as F
 
 from onnxplug.errors import EvaluationError
 from onnxplug_reference.kernels import Kernel
-
-
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """A product of matrices."""
-    return torch.matmul(a, b)
-
-
-def matmul_integer(a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
-    """A product of bytes less their zero points, in int32; those of A are of rows."""
-    left, right = a.to(torch.int64), b.to(torch.int64)
-    if a_zero is not None:
-        left = left - (
-            a_zero.to(torch.int64)[:, None] if a_zero.dim() == 1 and a_zero.numel() > 1 else a_zero.to(torch.int64)
-        )
-    if b_zero is not None:
-        right = right - b_zero.to(torch.int64)
-    return torch.matmul(left, right).to(torch.int32)
 
 
 def gemm(
@@ -217,38 +199,6 @@ def average_pool(
     return sums / _windows(_padded(counted, rest, 0), kernel_shape, step, spread).sum(-1)
 
 
-def lp_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int],
-    p: int = 2,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    """(sum of |x|^p)^(1/p) of each window."""
-    step, spread, ends = _window(x, kernel_shape, auto_pad, strides, pads, dilations)
-    ends = _ceiled(x, kernel_shape, step, spread, ends, ceil_mode)
-    return _windows(_padded(x.abs() ** p, ends, 0), kernel_shape, step, spread).sum(-1) ** (1 / p)
-
-
-def global_average_pool(x: Tensor) -> Tensor:
-    """The mean of the spatial axes, which stay with size 1."""
-    return x.mean(tuple(range(2, x.dim())), keepdim=True)
-
-
-def global_max_pool(x: Tensor) -> Tensor:
-    """The largest element of the spatial axes."""
-    return x.amax(tuple(range(2, x.dim())), keepdim=True)
-
-
-def global_lp_pool(x: Tensor, *, p: int = 2) -> Tensor:
-    """(sum of |x|^p)^(1/p) of the spatial axes."""
-    return (x.abs() ** p).sum(tuple(range(2, x.dim())), keepdim=True) ** (1 / p)
-
-
 def batch_normalization(
     x: Tensor,
     scale: Tensor,
@@ -274,23 +224,6 @@ def batch_normalization(
     return result, *(
         old * momentum + new.to(old.dtype) * (1 - momentum) for old, new in ((mean, used_mean), (var, used_var))
     )
-
-
-def batch_normalization_9(
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    outputs: int,
-) -> tuple[Tensor, ...]:
-    """The same before opset 14: a node with more than one output is in training."""
-    if outputs > 1:
-        raise NotImplementedError("training before opset 14 is computed in NumPy")
-    return batch_normalization(x, scale, bias, mean, var, epsilon=epsilon)
 
 
 def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
@@ -326,25 +259,6 @@ def rms_normalization(
     return (wide * torch.rsqrt(wide.pow(2).mean(axes, keepdim=True) + epsilon)).to(x.dtype) * scale
 
 
-def lrn(x: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> Tensor:
-    """Each element over a power of the mean square of its neighbours in the channels."""
-    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
-    squares = F.pad((x * x).movedim(1, -1), (before, after)).unfold(-1, size, 1).sum(-1).movedim(-1, 1)
-    return x / (bias + alpha / size * squares) ** beta
-
-
-def lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
-    """x over its norm along an axis; 0 where the norm is 0."""
-    return F.normalize(x, p, axis, eps=torch.finfo(x.dtype).tiny)
-
-
-def dropout(x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None, *, seed: int | None = None) -> Any:
-    """The input, and a mask of all; dropout itself is random."""
-    if training is not None and bool(training) and (ratio is None or float(ratio) > 0):
-        raise NotImplementedError("random numbers are drawn in NumPy")
-    return x, torch.ones(x.shape, dtype=torch.bool, device=x.device)
-
-
 _GRID = {"linear": "bilinear", "cubic": "bicubic"}
 
 
@@ -357,80 +271,61 @@ def grid_sample(
     return F.grid_sample(x, grid, _GRID.get(mode, mode), padding_mode, bool(align_corners))
 
 
-def _scaled_zero(value: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int) -> tuple[Tensor, Any]:
-    """Scale and zero point in the form of the value."""
-
-    def formed(parameter: Tensor) -> Tensor:
-        if block:
-            return parameter.repeat_interleave(block, axis).narrow(axis, 0, value.shape[axis])
-        if parameter.numel() == 1:
-            return parameter.reshape(())
-        return parameter.reshape([-1 if i == axis % value.dim() else 1 for i in range(value.dim())])
-
-    return formed(scale), None if zero is None else formed(zero)
-
-
-def dequantize_linear(
-    x: Tensor,
-    scale: Tensor,
-    zero: Tensor | None = None,
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
     *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
-) -> Tensor:
-    """(x - zero point) * scale."""
-    if output_dtype or (x.is_floating_point() and x.element_size() == 1):
-        raise NotImplementedError("8-bit floats and given types are computed in NumPy")
-    factor, offset = _scaled_zero(x, scale, zero, axis, block_size)
-    wide = x.to(torch.int64) if offset is None else x.to(torch.int64) - offset.to(torch.int64)
-    return (wide.to(torch.float32) * factor.to(torch.float32)).to(scale.dtype)
-
-
-def quantize_linear(
-    x: Tensor,
-    scale: Tensor,
-    zero: Tensor | None = None,
-    *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
-    precision: int = 0,
-    saturate: int = 1,
-) -> Tensor:
-    """x / scale + zero point, rounded to the nearest even and kept within the integers."""
-    kind = torch.uint8 if zero is None else zero.dtype
-    if output_dtype or precision or kind not in (torch.uint8, torch.int8) or x.dtype != torch.float32:
-        raise NotImplementedError("other types than float32 and bytes are computed in NumPy")
-    factor, offset = _scaled_zero(x, scale, zero, axis, block_size)
-    limits = torch.iinfo(kind)
-    codes = torch.round(x / factor) + (0 if offset is None else offset.to(torch.float32))
-    return codes.clamp(limits.min, limits.max).to(kind)
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    outputs: int,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> tuple[Tensor, ...]:
+    """Attention of heads by ``scaled_dot_product_attention``."""
+    if softcap or outputs > 3 or (mask is not None and mask.dtype == torch.bool) or q.dtype == torch.float16:
+        raise NotImplementedError("softcap, scores, float16, and masks that may hide a whole row are computed in NumPy")
+    flat = q.dim() == 3
+    if flat:
+        heads = (q_num_heads, kv_num_heads, kv_num_heads)
+        q, k, v = (x.unflatten(-1, (n, -1)).transpose(1, 2) for x, n in zip((q, k, v), heads, strict=True))
+    rows, before = q.shape[2], 0
+    if past_key is not None and past_value is not None:
+        before = past_key.shape[2]
+        k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
+    if mask is not None and (mask.shape[-1] != k.shape[2] or torch.isneginf(mask).any()):
+        raise NotImplementedError("masks that may hide a whole row are computed in NumPy")
+    if is_causal:
+        if rows > k.shape[2] - before:
+            raise NotImplementedError("rows without keys are computed in NumPy")
+        later = torch.ones(rows, k.shape[2], dtype=torch.bool, device=q.device).triu(1 + before)
+        hidden = torch.zeros(rows, k.shape[2], dtype=q.dtype, device=q.device).masked_fill(later, -torch.inf)
+        mask = hidden if mask is None else mask + hidden
+    result = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return (result.transpose(1, 2).flatten(2) if flat else result), k, v
 
 
 KERNELS = [
+    Kernel("Attention", attention, since=23),
     Kernel("AveragePool", average_pool, since=7),
-    Kernel("BatchNormalization", batch_normalization_9, since=9),
     Kernel("BatchNormalization", batch_normalization, since=14),
     Kernel("Conv", conv),
     Kernel("ConvTranspose", conv_transpose),
-    Kernel("DequantizeLinear", dequantize_linear, since=10),
-    Kernel("Dropout", dropout, since=12),
     Kernel("Einsum", einsum, since=12),
     Kernel("Gemm", gemm, since=7),
-    Kernel("GlobalAveragePool", global_average_pool),
-    Kernel("GlobalLpPool", global_lp_pool, since=2),
-    Kernel("GlobalMaxPool", global_max_pool),
+    Kernel("GlobalAveragePool", lambda x: x.mean(tuple(range(2, x.dim())), keepdim=True)),
+    Kernel("GlobalMaxPool", lambda x: x.amax(tuple(range(2, x.dim())), keepdim=True)),
     Kernel("GridSample", grid_sample, since=16),
     Kernel("GroupNormalization", group_normalization, since=21),
     Kernel("InstanceNormalization", instance_normalization, since=6),
     Kernel("LayerNormalization", layer_normalization, since=17),
-    Kernel("LpPool", lp_pool, since=2),
-    Kernel("LpNormalization", lp_normalization),
-    Kernel("LRN", lrn),
-    Kernel("MatMul", matmul),
-    Kernel("MatMulInteger", matmul_integer, since=10),
+    Kernel("MatMul", torch.matmul),
     Kernel("MaxPool", max_pool, since=8),
-    Kernel("QuantizeLinear", quantize_linear, since=10),
     Kernel("RMSNormalization", rms_normalization, since=23),
 ]

@@ -114,11 +114,6 @@ def cumsum(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> 
     return _running(torch.cumsum, 0, x, int(axis), exclusive, reverse)
 
 
-def cumprod(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    """Running products along an axis."""
-    return _running(torch.cumprod, 1, x, int(axis), exclusive, reverse)
-
-
 def _running(
     function: Callable[..., Tensor], neutral: int, x: Tensor, axis: int, exclusive: int, reverse: int
 ) -> Tensor:
@@ -169,7 +164,6 @@ KERNELS = [
     Kernel("ArgMax", _arg(True)),
     Kernel("ArgMin", _arg(False)),
     Kernel("CumSum", cumsum, since=11),
-    Kernel("CumProd", cumprod, since=26),
     Kernel("TopK", top_k, since=11),
     Kernel("Softmax", _flattened(softmax)),
     Kernel("Softmax", softmax, since=13),

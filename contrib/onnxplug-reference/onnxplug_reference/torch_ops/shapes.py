@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from onnxplug.errors import EvaluationError
 from onnxplug_reference.kernels import Kernel
@@ -254,24 +253,9 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
-    """values[1] at each index along a new axis, values[0] elsewhere."""
-    count = int(depth.reshape(()))
-    axis = axis % (indices.dim() + 1)
-    places = torch.arange(count, device=indices.device).reshape(-1, *[1] * (indices.dim() - axis))
-    wrapped = torch.where(indices < 0, indices + count, indices)
-    return torch.where(wrapped.unsqueeze(axis) == places, values[1], values[0])
-
-
 def non_zero(x: Tensor) -> Tensor:
     """Indices of elements that are not 0, [rank, n]."""
     return torch.nonzero(x).T.contiguous()
-
-
-def compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
-    """Slices where a condition holds; it may be shorter than the axis."""
-    x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
-    return x.index_select(axis, torch.nonzero(condition).reshape(-1))
 
 
 def trilu(x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
@@ -280,46 +264,17 @@ def trilu(x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
     return x.triu(number) if upper else x.tril(number)
 
 
-def eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
-    """1 on a diagonal, 0 elsewhere."""
-    kind = x.dtype if dtype is None else torch_dtype(dtype)
-    rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
-    return (columns[None] - rows[:, None] == k).to(kind)
-
-
-def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
-    """Blocks of channels to blocks of the plane."""
-    n, c, h, w = x.shape
-    b = blocksize
-    if mode == "CRD":
-        return F.pixel_shuffle(x, b)
-    return x.reshape(n, b, b, c // b**2, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // b**2, h * b, w * b)
-
-
-def space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
-    """Blocks of the plane to blocks of channels."""
-    n, c, h, w = x.shape
-    b = blocksize
-    blocks = x.reshape(n, c, h // b, b, w // b, b)
-    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
-    return blocks.permute(order).reshape(n, c * b**2, h // b, w // b)
-
-
 KERNELS = [
     Kernel("Cast", cast, since=6),
     Kernel("CastLike", cast_like, since=15),
-    Kernel("Compress", compress, since=9),
     Kernel("Concat", concat, since=4),
     Kernel("ConstantOfShape", constant_of_shape, since=9),
-    Kernel("DepthToSpace", depth_to_space),
     Kernel("Expand", expand, since=8),
-    Kernel("EyeLike", eye_like, since=9),
     Kernel("Flatten", flatten),
     Kernel("Gather", gather),
     Kernel("GatherElements", gather_elements, since=11),
     Kernel("GatherND", gather_nd, since=11),
     Kernel("NonZero", non_zero, since=9),
-    Kernel("OneHot", one_hot, since=9),
     Kernel("Pad", pad, since=11),
     Kernel("Range", range_, since=11),
     Kernel("Reshape", reshape, since=5),
@@ -328,7 +283,6 @@ KERNELS = [
     Kernel("Shape", shape),
     Kernel("Size", size),
     Kernel("Slice", slice_, since=10),
-    Kernel("SpaceToDepth", space_to_depth),
     Kernel("Split", split_2, since=2),
     Kernel("Split", split, since=13),
     Kernel("Squeeze", squeeze_1),
