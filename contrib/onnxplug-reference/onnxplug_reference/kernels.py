@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ class Kernel:
     domain: str = ""
     widen: bool = True
     until: int | None = None
+
+
+#: A kernel of ONNX Runtime's own domain.
+microsoft = partial(Kernel, domain="com.microsoft")
 
 
 class KernelTable:

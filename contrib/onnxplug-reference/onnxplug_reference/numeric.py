@@ -37,6 +37,15 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x * sigmoid(x)
 
 
+def gelu(x: np.ndarray, *, approximate: str = "none") -> np.ndarray:
+    """x times the normal distribution function, or its approximation by tanh."""
+    wide = x.astype(np.float64)
+    if approximate == "tanh":
+        inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
+        return typed(0.5 * wide * (1 + np.tanh(inner)), x)
+    return typed(0.5 * wide * (1 + erf(wide / np.sqrt(2))), x)
+
+
 def normalized(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """x - mean over its deviation, the mean, and 1 over the deviation, along axes that are kept."""
     mean = x.mean(axes, keepdims=True)

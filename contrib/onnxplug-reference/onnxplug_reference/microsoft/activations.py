@@ -1,32 +1,11 @@
-"""Activations of com.microsoft."""
+"""Activations of com.microsoft; a bias is of the last axis."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from onnxplug_reference.kernels import Kernel
-from onnxplug_reference.numeric import sigmoid, typed
-from onnxplug_reference.standard.activations import gelu
-
-
-def gelu_(x: np.ndarray) -> np.ndarray:
-    """x times the normal distribution function."""
-    return gelu(x)
-
-
-def bias_gelu(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Gelu of x + bias; bias is [C], of the last axis."""
-    return gelu(x + bias)
-
-
-def fast_gelu(x: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Gelu's approximation by tanh, of x + bias."""
-    return gelu(x if bias is None else x + bias, approximate="tanh")
-
-
-def quick_gelu(x: np.ndarray, *, alpha: float = 1.702) -> np.ndarray:
-    """x sigmoid(alpha x)."""
-    return typed(x * sigmoid(np.float64(np.float32(alpha)) * x), x)
+from onnxplug_reference.kernels import microsoft
+from onnxplug_reference.numeric import gelu, sigmoid, typed
 
 
 def bias_split_gelu(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -35,14 +14,10 @@ def bias_split_gelu(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
     return typed(first * gelu(second), x)
 
 
-def _kernel(op: str, function: object) -> Kernel:
-    return Kernel(op, function, domain="com.microsoft")  # type: ignore[arg-type]
-
-
 KERNELS = [
-    _kernel("Gelu", gelu_),
-    _kernel("BiasGelu", bias_gelu),
-    _kernel("FastGelu", fast_gelu),
-    _kernel("QuickGelu", quick_gelu),
-    _kernel("BiasSplitGelu", bias_split_gelu),
+    microsoft("Gelu", lambda x: gelu(x)),
+    microsoft("BiasGelu", lambda x, bias: gelu(x + bias)),
+    microsoft("FastGelu", lambda x, bias=None: gelu(x if bias is None else x + bias, approximate="tanh")),
+    microsoft("QuickGelu", lambda x, *, alpha=1.702: typed(x * sigmoid(np.float64(np.float32(alpha)) * x), x)),
+    microsoft("BiasSplitGelu", bias_split_gelu),
 ]

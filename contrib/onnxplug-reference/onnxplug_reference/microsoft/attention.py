@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from onnxplug.errors import EvaluationError
-from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.kernels import microsoft
 from onnxplug_reference.numeric import typed
 
 #: What ONNX Runtime adds to masked scores where ``mask_filter_value`` does not say.
@@ -226,12 +225,8 @@ def attention(
     return typed(rows_of(probabilities(scores) @ v), x), typed(present, x)
 
 
-def _kernel(op: str, function: Callable[..., Any]) -> Kernel:
-    return Kernel(op, function, domain="com.microsoft")
-
-
 KERNELS = [
-    _kernel("RotaryEmbedding", rotary_embedding),
-    _kernel("MultiHeadAttention", multi_head_attention),
-    _kernel("Attention", attention),
+    microsoft("RotaryEmbedding", rotary_embedding),
+    microsoft("MultiHeadAttention", multi_head_attention),
+    microsoft("Attention", attention),
 ]

@@ -8,9 +8,8 @@ from functools import partial
 import numpy as np
 
 from onnxplug.errors import EvaluationError
-from onnxplug_reference.kernels import Kernel
-from onnxplug_reference.numeric import sigmoid, silu, typed
-from onnxplug_reference.standard.activations import gelu
+from onnxplug_reference.kernels import microsoft
+from onnxplug_reference.numeric import gelu, sigmoid, silu, typed
 from onnxplug_reference.standard.softmax import softmax
 
 Activation = Callable[[np.ndarray], np.ndarray]
@@ -105,4 +104,4 @@ def _swiglu(gate: np.ndarray, linear: np.ndarray, *, alpha: float, beta: float, 
     return gate * sigmoid(alpha * gate) * (linear + beta)
 
 
-KERNELS = [Kernel("MoE", moe, domain="com.microsoft")]
+KERNELS = [microsoft("MoE", moe)]

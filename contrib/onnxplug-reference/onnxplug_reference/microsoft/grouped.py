@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxplug.errors import EvaluationError
-from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.kernels import microsoft
 from onnxplug_reference.microsoft.attention import heads_of, probabilities, rotated, rows_of
 from onnxplug_reference.numeric import typed
 
@@ -180,4 +180,4 @@ def _attended(
     return found @ v, found if qk_output == 2 else np.where(hidden, 0, scores)
 
 
-KERNELS = [Kernel("GroupQueryAttention", group_query_attention, domain="com.microsoft")]
+KERNELS = [microsoft("GroupQueryAttention", group_query_attention)]

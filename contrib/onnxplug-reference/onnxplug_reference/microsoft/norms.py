@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.kernels import Kernel, microsoft
 from onnxplug_reference.numeric import normalized, typed
 
 #: Normalised, mean or None, 1 over the deviation, and the sum that was normalised.
@@ -85,14 +82,10 @@ def embed_layer_normalization(
     return typed(result, word_embedding), counts, typed(total, word_embedding)
 
 
-def _kernel(op: str, function: Callable[..., Any]) -> Kernel:
-    return Kernel(op, function, domain="com.microsoft")
-
-
 KERNELS = [
-    _kernel("SkipLayerNormalization", skip_layer_normalization),
-    _kernel("SkipSimplifiedLayerNormalization", skip_simplified_layer_normalization),
-    _kernel("SimplifiedLayerNormalization", simplified_layer_normalization),
+    microsoft("SkipLayerNormalization", skip_layer_normalization),
+    microsoft("SkipSimplifiedLayerNormalization", skip_simplified_layer_normalization),
+    microsoft("SimplifiedLayerNormalization", simplified_layer_normalization),
     Kernel("SimplifiedLayerNormalization", simplified_layer_normalization),  # ONNX Runtime has it in ONNX's own domain
-    _kernel("EmbedLayerNormalization", embed_layer_normalization),
+    microsoft("EmbedLayerNormalization", embed_layer_normalization),
 ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from onnxplug.errors import EvaluationError
-from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.kernels import microsoft
 from onnxplug_reference.numeric import sigmoid, typed
 
 
@@ -222,17 +221,13 @@ def gather_block_quantized(
     return typed(np.where(inside.reshape(shape), taken, 0), scales)
 
 
-def _kernel(op: str, function: Callable[..., Any], **options: Any) -> Kernel:
-    return Kernel(op, function, domain="com.microsoft", **options)
-
-
 KERNELS = [
-    _kernel("FusedMatMul", fused_matmul),
-    _kernel("TransposeMatMul", transpose_matmul),
-    _kernel("FusedGemm", fused_gemm),
-    _kernel("FusedConv", fused_conv),
-    _kernel("MatMulNBits", matmul_nbits),
-    _kernel("MatMulIntegerToFloat", matmul_integer_to_float),
-    _kernel("DynamicQuantizeMatMul", dynamic_quantize_matmul),
-    _kernel("GatherBlockQuantized", gather_block_quantized, widen=False),
+    microsoft("FusedMatMul", fused_matmul),
+    microsoft("TransposeMatMul", transpose_matmul),
+    microsoft("FusedGemm", fused_gemm),
+    microsoft("FusedConv", fused_conv),
+    microsoft("MatMulNBits", matmul_nbits),
+    microsoft("MatMulIntegerToFloat", matmul_integer_to_float),
+    microsoft("DynamicQuantizeMatMul", dynamic_quantize_matmul),
+    microsoft("GatherBlockQuantized", gather_block_quantized, widen=False),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx.reference.ops.op_grid_sample import GridSample
@@ -21,6 +21,43 @@ _einsum: Any = np.einsum
 _grid_sample: Any = GridSample.eval
 _resize: Any = Resize.eval
 _roi_align: Any = RoiAlign.eval
+
+
+class Transposed(NamedTuple):
+    """What is left of a transposed convolution's whole result: of each spatial axis, so many elements from a start on."""
+
+    steps: list[int]
+    spread: list[int]
+    starts: list[int]
+    sizes: list[int]
+
+
+def transposed(
+    x: Any,
+    w: Any,
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    output_padding: Sequence[int] | None,
+    output_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    auto_pad: str,
+) -> Transposed:
+    """What the attributes of a transposed convolution mean, of arrays or tensors."""
+    rank = len(x.shape) - 2
+    step, spread, extra = (list(v or [d] * rank) for v, d in ((strides, 1), (dilations, 1), (output_padding, 0)))
+    starts, sizes = [], []
+    for i in range(rank):
+        full = step[i] * (x.shape[i + 2] - 1) + extra[i] + (w.shape[i + 2] - 1) * spread[i] + 1
+        if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            wanted = output_shape[-rank:][i] if output_shape else x.shape[i + 2] * step[i]
+            total = full - wanted
+            before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        else:
+            before, after = (pads[i], pads[i + rank]) if pads else (0, 0)
+            wanted = full - before - after
+        starts.append(before)
+        sizes.append(wanted)
+    return Transposed(step, spread, starts, sizes)
 
 
 def conv_transpose(
@@ -42,21 +79,15 @@ def conv_transpose(
     The whole of it is cut at both ends: by ``pads``, or so that ``output_shape`` (or strides times the input's size, for
     SAME_UPPER and SAME_LOWER) is left.
     """
-    rank = x.ndim - 2
-    step, spread, extra = (list(v or [d] * rank) for v, d in ((strides, 1), (dilations, 1), (output_padding, 0)))
-    kernel = w.shape[2:]
-    starts, sizes = [], []
-    for i in range(rank):
-        full = step[i] * (x.shape[i + 2] - 1) + extra[i] + (kernel[i] - 1) * spread[i] + 1
-        if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            wanted = output_shape[-rank:][i] if output_shape else x.shape[i + 2] * step[i]
-            total = full - wanted
-            before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        else:
-            before, after = (pads[i], pads[i + rank]) if pads else (0, 0)
-            wanted = full - before - after
-        starts.append(before)
-        sizes.append(wanted)
+    found = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
+    step, spread, starts, sizes, kernel, rank = (
+        found.steps,
+        found.spread,
+        found.starts,
+        found.sizes,
+        w.shape[2:],
+        x.ndim - 2,
+    )
     groups = x.astype(np.float64).reshape(x.shape[0], group, -1, *x.shape[2:])
     weights = w.astype(np.float64).reshape(group, -1, *w.shape[1:])
     room = []

@@ -30,10 +30,14 @@ class Window(NamedTuple):
     pads: list[tuple[int, int]]
     room: list[int]
 
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """What is added before and after each axis, ``ceil_mode``'s room included."""
+        return [(before, after + more) for (before, after), more in zip(self.pads, self.room, strict=True)]
+
     def of(self, x: np.ndarray, value: Any) -> np.ndarray:
         """Windows of x, padded with a value: [N, C, counts..., elements]."""
-        ends = [(before, after + more) for (before, after), more in zip(self.pads, self.room, strict=True)]
-        return self._windows(np.pad(x, [(0, 0), (0, 0), *ends], constant_values=value))
+        return self._windows(np.pad(x, [(0, 0), (0, 0), *self.ends], constant_values=value))
 
     def _windows(self, x: np.ndarray) -> np.ndarray:
         rank = len(self.kernel)
@@ -43,7 +47,7 @@ class Window(NamedTuple):
         view = view[(slice(None), slice(None), *steps[0], *steps[1])]
         return view.reshape(*view.shape[: 2 + rank], -1)
 
-    def counted(self, x: np.ndarray, *, padding: bool) -> np.ndarray:
+    def counted(self, x: Any, *, padding: bool) -> np.ndarray:
         """How many elements each window has: those of x, with or without padding; what ``ceil_mode`` adds never counts."""
         ends = [(0, 0), (0, 0), *self.pads]
         ones = np.pad(np.ones((1, 1, *x.shape[2:])), ends, constant_values=float(padding))
@@ -51,7 +55,7 @@ class Window(NamedTuple):
 
 
 def window(
-    x: np.ndarray,
+    x: Any,
     kernel: Sequence[int],
     strides: Sequence[int] | None,
     dilations: Sequence[int] | None,
@@ -59,8 +63,8 @@ def window(
     auto_pad: str,
     ceil_mode: int = 0,
 ) -> Window:
-    """The windows that the attributes of a pool mean."""
-    rank = x.ndim - 2
+    """The windows that the attributes of a pool or convolution mean, of an array or tensor [N, C, ...]."""
+    rank = len(kernel)
     steps, spread = list(strides or [1] * rank), list(dilations or [1] * rank)
     both = list(pads or [0] * 2 * rank) if auto_pad in ("NOTSET", "") else [0] * 2 * rank
     ends, room = [], []

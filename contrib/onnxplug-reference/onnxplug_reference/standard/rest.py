@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import onnx
 
 from onnxplug_reference.kernels import Kernel
-from onnxplug_reference.numeric import typed
+from onnxplug_reference.numeric import gelu, typed
 
 
 def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int = 0) -> np.ndarray:
@@ -71,7 +73,52 @@ def _cells(start: int, length: int, count: int, size: int) -> list[tuple[int, in
     ]
 
 
+def optional(value: Any = None, *, type: Any = None) -> Any:
+    """An optional that holds a value, or the empty one of a type."""
+    return (value,)
+
+
+# Equal seeds give equal numbers, other than those of any runtime.
+
+
+def _generator(seed: float | None) -> np.random.Generator:
+    return np.random.default_rng(None if seed is None else int(np.float32(seed).view(np.uint32)))
+
+
+def _dtype(number: int) -> Any:
+    return onnx.helper.tensor_dtype_to_np_dtype(number)
+
+
+def random_normal_like(
+    x: np.ndarray, *, dtype: int | None = None, mean: float = 0.0, scale: float = 1.0, seed: float | None = None
+) -> np.ndarray:
+    """Normally distributed numbers of a tensor's shape, and of its dtype when none is given."""
+    kind = x.dtype if dtype is None else _dtype(dtype)
+    return np.asarray(_generator(seed).normal(mean, scale, x.shape)).astype(kind)
+
+
+def random_uniform_like(
+    x: np.ndarray, *, dtype: int | None = None, low: float = 0.0, high: float = 1.0, seed: float | None = None
+) -> np.ndarray:
+    """Uniformly distributed numbers of a tensor's shape, and of its dtype when none is given."""
+    kind = x.dtype if dtype is None else _dtype(dtype)
+    return np.asarray(_generator(seed).uniform(low, high, x.shape)).astype(kind)
+
+
+def multinomial(
+    x: np.ndarray, *, dtype: int = onnx.TensorProto.INT32, sample_size: int = 1, seed: float | None = None
+) -> np.ndarray:
+    """Class numbers drawn by unnormalised logarithms of probabilities, [batch, classes], to [batch, sample_size]."""
+    noise = _generator(seed).gumbel(size=(x.shape[0], sample_size, x.shape[1]))
+    return (x.astype(np.float64)[:, None, :] + noise).argmax(-1).astype(_dtype(dtype))
+
+
 KERNELS = [
+    Kernel("Gelu", gelu, since=20),
+    Kernel("Optional", optional, since=15, widen=False),
+    Kernel("RandomNormalLike", random_normal_like, widen=False),
+    Kernel("RandomUniformLike", random_uniform_like, widen=False),
+    Kernel("Multinomial", multinomial, since=7, widen=False),
     Kernel("Scatter", scatter, since=9, widen=False),
     Kernel("GatherElements", gather_elements, since=11, widen=False),
     Kernel("OneHot", one_hot, since=9, widen=False),

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from onnxplug.errors import EvaluationError
 from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.standard.planes import transposed
+from onnxplug_reference.standard.pools import Window, window
 
 
 def gemm(
@@ -33,30 +35,6 @@ def gemm(
 def einsum(*inputs: Tensor, equation: str) -> Tensor:
     """Products and sums by letters of axes."""
     return torch.einsum(equation.replace(" ", ""), *inputs)
-
-
-def _window(
-    x: Tensor,
-    kernel: Sequence[int],
-    auto_pad: str,
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Strides, dilations and padding at both ends of the spatial axes."""
-    rank = x.dim() - 2
-    step, spread = list(strides or [1] * rank), list(dilations or [1] * rank)
-    if auto_pad in ("NOTSET", ""):
-        both = list(pads or [0] * 2 * rank)
-        return step, spread, [(both[i], both[i + rank]) for i in range(rank)]
-    if auto_pad == "VALID":
-        return step, spread, [(0, 0)] * rank
-    found = []
-    for n, k, s, d in zip(x.shape[2:], kernel, step, spread, strict=True):
-        total = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
-        small = total // 2
-        found.append((small, total - small) if auto_pad == "SAME_UPPER" else (total - small, small))
-    return step, spread, found
 
 
 def _padded(x: Tensor, pads: Sequence[tuple[int, int]], value: float) -> Tensor:
@@ -87,8 +65,8 @@ def conv(
     """A convolution of 1, 2 or 3 spatial axes."""
     if x.dim() - 2 not in _CONV:
         raise NotImplementedError("torch convolves 1, 2 or 3 axes")
-    step, spread, ends = _window(x, w.shape[2:], auto_pad, strides, pads, dilations)
-    return _CONV[x.dim() - 2](_padded(x, ends, 0), w, b, step, 0, spread, group)
+    found = window(x, w.shape[2:], strides, dilations, pads, auto_pad)
+    return _CONV[x.dim() - 2](_padded(x, found.pads, 0), w, b, found.strides, 0, found.dilations, group)
 
 
 def conv_transpose(
@@ -109,52 +87,19 @@ def conv_transpose(
     rank = x.dim() - 2
     if rank not in _CONV_TRANSPOSE:
         raise NotImplementedError("torch convolves 1, 2 or 3 axes")
-    step, spread = list(strides or [1] * rank), list(dilations or [1] * rank)
-    extra = list(output_padding or [0] * rank)
-    whole = _CONV_TRANSPOSE[rank](x, w, None, step, 0, 0, group, spread)
-    for i in range(rank):
-        axis = i + 2
-        size = whole.shape[axis] + extra[i]
-        if output_shape is not None:
-            wanted = output_shape[-rank:][i]
-        elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            wanted = x.shape[axis] * step[i]
-        else:
-            before, after = (pads[i], pads[i + rank]) if pads else (0, 0)
-            wanted = size - before - after
-        if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            total = size - wanted
-            before = -(-total // 2) if auto_pad != "SAME_UPPER" else total // 2
-        flat = [0] * 2 * whole.dim()
-        flat[2 * (whole.dim() - 1 - axis)] = -before
-        flat[2 * (whole.dim() - 1 - axis) + 1] = wanted - (whole.shape[axis] - before)
-        whole = F.pad(whole, flat)
+    found = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
+    whole = _CONV_TRANSPOSE[rank](x, w, None, found.steps, 0, 0, group, found.spread)
+    rows = zip(found.starts, found.sizes, whole.shape[2:], strict=True)
+    whole = _padded(whole, [(-start, start + size - full) for start, size, full in rows], 0)
     return whole if b is None else whole + b.reshape(-1, *[1] * rank)
 
 
-def _ceiled(
-    x: Tensor, kernel: Sequence[int], step: list[int], spread: list[int], ends: list[tuple[int, int]], ceil_mode: int
-) -> list[tuple[int, int]]:
-    """Padding with what ``ceil_mode`` needs at the ends: no window starts in it."""
-    if not ceil_mode:
-        return ends
-    found = []
-    for n, k, s, d, (before, after) in zip(x.shape[2:], kernel, step, spread, ends, strict=True):
-        width = d * (k - 1) + 1
-        count = -(-(n + before + after - width) // s) + 1
-        if (count - 1) * s >= n + before:
-            count -= 1
-        found.append((before, max((count - 1) * s + width - n - before, 0)))
-    return found
-
-
-def _windows(x: Tensor, kernel: Sequence[int], step: Sequence[int], spread: Sequence[int]) -> Tensor:
-    """The windows of the spatial axes, [N, C, counts..., window]."""
-    rank = x.dim() - 2
-    for i, (k, s, d) in enumerate(zip(kernel, step, spread, strict=True)):
-        width = d * (k - 1) + 1
-        x = x.unfold(2 + i, width, s)[..., ::d]
-    return x.flatten(2 + rank)
+def _windows(x: Tensor, found: Window, value: float) -> Tensor:
+    """The windows of the spatial axes of x, padded with a value: [N, C, counts..., elements]."""
+    x = _padded(x, found.ends, value)
+    for i, (k, s, d) in enumerate(zip(found.kernel, found.strides, found.dilations, strict=True)):
+        x = x.unfold(2 + i, d * (k - 1) + 1, s)[..., ::d]
+    return x.flatten(2 + len(found.kernel))
 
 
 def max_pool(
@@ -172,10 +117,8 @@ def max_pool(
     """The largest element of each window; padding never counts."""
     if outputs > 1:
         raise NotImplementedError("places of the largest elements are found in NumPy")
-    step, spread, ends = _window(x, kernel_shape, auto_pad, strides, pads, dilations)
-    ends = _ceiled(x, kernel_shape, step, spread, ends, ceil_mode)
     lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-    return _windows(_padded(x, ends, lowest), kernel_shape, step, spread).amax(-1)
+    return _windows(x, window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode), lowest).amax(-1)
 
 
 def average_pool(
@@ -189,14 +132,9 @@ def average_pool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    """The mean of each window; padding counts if ``count_include_pad``, what ``ceil_mode`` adds never does."""
-    step, spread, ends = _window(x, kernel_shape, auto_pad, strides, pads, dilations)
-    wide = _ceiled(x, kernel_shape, step, spread, ends, ceil_mode)
-    sums = _windows(_padded(x, wide, 0), kernel_shape, step, spread).sum(-1)
-    ones = torch.ones_like(x[:1, :1])
-    counted = _padded(ones, ends, 1) if count_include_pad else _padded(ones, ends, 0)
-    rest = [(0, max(w[1] - e[1], 0)) for w, e in zip(wide, ends, strict=True)]
-    return sums / _windows(_padded(counted, rest, 0), kernel_shape, step, spread).sum(-1)
+    """The mean of each window."""
+    found = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return _windows(x, found, 0).sum(-1) / torch.from_numpy(found.counted(x, padding=bool(count_include_pad))).to(x)
 
 
 def batch_normalization(

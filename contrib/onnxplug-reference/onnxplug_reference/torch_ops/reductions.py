@@ -151,13 +151,6 @@ def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
     return torch.zeros_like(x).scatter(axis, x.argmax(axis, keepdim=True), 1)
 
 
-def _flattened(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(x: Tensor, *, axis: int = 1) -> Tensor:
-        return function(x.flatten(axis % x.dim()), axis=-1).reshape(x.shape)
-
-    return run
-
-
 KERNELS = [
     *(Kernel(op, _by_attribute(function)) for op, function in _REDUCTIONS.items()),
     *(Kernel(op, _by_input(f), since=13 if op == "ReduceSum" else 18) for op, f in _REDUCTIONS.items()),
@@ -165,10 +158,7 @@ KERNELS = [
     Kernel("ArgMin", _arg(False)),
     Kernel("CumSum", cumsum, since=11),
     Kernel("TopK", top_k, since=11),
-    Kernel("Softmax", _flattened(softmax)),
     Kernel("Softmax", softmax, since=13),
-    Kernel("LogSoftmax", _flattened(log_softmax)),
     Kernel("LogSoftmax", log_softmax, since=13),
-    Kernel("Hardmax", _flattened(hardmax)),
     Kernel("Hardmax", hardmax, since=13),
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,37 +27,18 @@ def reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
     return x.reshape(sizes)
 
 
-def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
-    """Two axes: those before one, and the rest."""
-    axis = axis + x.dim() if axis < 0 else axis
-    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
-
-
 def squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
     """Without axes of size 1."""
-    return x.squeeze() if axes is None else _squeezed(x, ints(axes))
-
-
-def squeeze_1(x: Tensor, *, axes: Sequence[int] | None = None) -> Tensor:
-    """The same with axes as an attribute."""
-    return x.squeeze() if axes is None else _squeezed(x, axes)
-
-
-def _squeezed(x: Tensor, axes: Sequence[int]) -> Tensor:
-    if any(x.shape[a] != 1 for a in axes):
-        raise EvaluationError(f"the axes {list(axes)} of the shape {list(x.shape)} are not all of size 1")
-    return x.squeeze(tuple(axes))
+    places = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else ints(axes)
+    if any(x.shape[a] != 1 for a in places):
+        raise EvaluationError(f"the axes {places} of the shape {list(x.shape)} are not all of size 1")
+    return x.squeeze(tuple(places))
 
 
 def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
     """With axes of size 1."""
-    return unsqueeze_1(x, axes=ints(axes))
-
-
-def unsqueeze_1(x: Tensor, *, axes: Sequence[int]) -> Tensor:
-    """The same with axes as an attribute."""
-    rank = x.dim() + len(axes)
-    for axis in sorted(a % rank for a in axes):
+    places = ints(axes)
+    for axis in sorted(a % (x.dim() + len(places)) for a in places):
         x = x.unsqueeze(axis)
     return x
 
@@ -87,11 +67,6 @@ def split(
         full[i] = min(each, left)
         left -= full[i]
     return x.split(full, axis)
-
-
-def split_2(x: Tensor, *, axis: int = 0, split: Sequence[int] | None = None, outputs: int) -> tuple[Tensor, ...]:
-    """The same with sizes as an attribute."""
-    return x.split(list(split) if split else x.shape[axis] // outputs, axis)
 
 
 def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
@@ -127,49 +102,6 @@ def tile(x: Tensor, repeats: Tensor) -> Tensor:
 def shape(x: Tensor, *, end: int | None = None, start: int = 0) -> Tensor:
     """Sizes, of the axes from start to end."""
     return torch.tensor(list(x.shape)[start:end], dtype=torch.int64, device=x.device)
-
-
-def size(x: Tensor) -> Tensor:
-    """The number of elements."""
-    return torch.tensor(x.numel(), dtype=torch.int64, device=x.device)
-
-
-def pad(
-    x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None, *, mode: str = "constant"
-) -> Tensor:
-    """More elements, or fewer, at both ends of axes."""
-    places = [a % x.dim() for a in ints(axes)] if axes is not None else list(range(x.dim()))
-    amounts = ints(pads)
-    for number, axis in enumerate(places):
-        before, after = amounts[number], amounts[number + len(places)]
-        for at_end, count in ((False, before), (True, after)):
-            if count < 0:
-                x = x.narrow(axis, 0 if at_end else -count, x.shape[axis] + count)
-    for number, axis in enumerate(places):
-        before, after = (max(amounts[number + k], 0) for k in (0, len(places)))
-        x = _padded(x, axis, before, after, mode, 0 if value is None else value.reshape(()).to(x.dtype))
-    return x
-
-
-def _padded(x: Tensor, axis: int, before: int, after: int, mode: str, value: Any) -> Tensor:
-    if not before and not after:
-        return x
-    if mode == "constant":
-        ends = []
-        for count in (before, after):
-            sizes = [count if i == axis else n for i, n in enumerate(x.shape)]
-            ends.append(torch.zeros(sizes, dtype=x.dtype, device=x.device) + value)
-        return torch.cat([ends[0].to(x.dtype), x, ends[1].to(x.dtype)], axis)
-    n = x.shape[axis]
-    places = torch.arange(-before, n + after, device=x.device)
-    if mode == "edge":
-        places = places.clamp(0, n - 1)
-    elif mode == "wrap":
-        places = places.remainder(n)
-    else:
-        period = max(2 * (n - 1), 1)
-        places = (n - 1) - ((places.remainder(period)) - (n - 1)).abs()
-    return x.index_select(axis, places)
 
 
 def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
@@ -224,13 +156,6 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
     return flat.scatter_reduce(0, places, values, _REDUCE[reduction]).reshape(x.shape)
 
 
-def range_(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    """start, start + delta, … before limit."""
-    first, step = start.reshape(()), delta.reshape(())
-    count = max(math.ceil((limit.reshape(()).double() - first.double()) / step.double()), 0)
-    return first + torch.arange(count, device=start.device).to(start.dtype) * step
-
-
 def constant_of_shape(sizes: Tensor, *, value: np.ndarray | None = None) -> Tensor:
     """A tensor full of one value, float32 0 by default."""
     fill = to_tensor(np.zeros(1, np.float32) if value is None else value, sizes.device)
@@ -253,43 +178,23 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def non_zero(x: Tensor) -> Tensor:
-    """Indices of elements that are not 0, [rank, n]."""
-    return torch.nonzero(x).T.contiguous()
-
-
-def trilu(x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
-    """The triangle above or below a diagonal."""
-    number = 0 if k is None else int(k.reshape(()))
-    return x.triu(number) if upper else x.tril(number)
-
-
 KERNELS = [
     Kernel("Cast", cast, since=6),
     Kernel("CastLike", cast_like, since=15),
     Kernel("Concat", concat, since=4),
     Kernel("ConstantOfShape", constant_of_shape, since=9),
     Kernel("Expand", expand, since=8),
-    Kernel("Flatten", flatten),
     Kernel("Gather", gather),
     Kernel("GatherElements", gather_elements, since=11),
     Kernel("GatherND", gather_nd, since=11),
-    Kernel("NonZero", non_zero, since=9),
-    Kernel("Pad", pad, since=11),
-    Kernel("Range", range_, since=11),
     Kernel("Reshape", reshape, since=5),
     Kernel("ScatterElements", scatter_elements, since=11),
     Kernel("ScatterND", scatter_nd, since=11),
     Kernel("Shape", shape),
-    Kernel("Size", size),
-    Kernel("Slice", slice_, since=10),
-    Kernel("Split", split_2, since=2),
-    Kernel("Split", split, since=13),
-    Kernel("Squeeze", squeeze_1),
     Kernel("Squeeze", squeeze, since=13),
+    Kernel("Unsqueeze", unsqueeze, since=13),
+    Kernel("Slice", slice_, since=10),
+    Kernel("Split", split, since=13),
     Kernel("Tile", tile, since=6),
     Kernel("Transpose", transpose),
-    Kernel("Trilu", trilu, since=14),
-    Kernel("Unsqueeze", unsqueeze_1),
-    Kernel("Unsqueeze", unsqueeze, since=13),
 ]
