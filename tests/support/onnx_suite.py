@@ -68,7 +68,7 @@ def _stored(folder: str, model: onnx.ModelProto) -> list[tuple[list[Any], list[A
 
 
 def _read(folder: str, kind: str, declared: Any) -> list[Any]:
-    values = []
+    values: list[Any] = []
     for number, value in enumerate(declared):
         path = os.path.join(folder, f"{kind}_{number}.pb")
         if not os.path.exists(path):

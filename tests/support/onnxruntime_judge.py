@@ -74,7 +74,7 @@ def agree(
     model, feeds = node_model(op, inputs, outputs, **attributes)
     expected = by_onnxruntime(model, feeds)
     for evaluator in (ExtendedReferenceEvaluator, TorchReferenceEvaluator):
-        _same(evaluator(model).run(None, feeds), expected, rtol, atol)
+        _same(list(evaluator(model).run(None, feeds)), expected, rtol, atol)
 
 
 def _same(got: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float) -> None:
