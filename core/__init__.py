@@ -37,6 +37,7 @@ _HOME = {
             "ModelSource",
             "OrtLibrary",
             "ReferenceOp",
+            "Evaluator",
             "OpSample",
             "PluginInfo",
             "TargetInfo",
@@ -137,6 +138,9 @@ if TYPE_CHECKING:
     from onnxplug.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug.plugin_api import (
         Domain as Domain,
+    )
+    from onnxplug.plugin_api import (
+        Evaluator as Evaluator,
     )
     from onnxplug.plugin_api import (
         ExportedFile as ExportedFile,

@@ -206,7 +206,7 @@ class VerificationError(OnnxplugError):
 
 
 class EvaluationError(OnnxplugError):
-    """An evaluator of ``onnxplug.reference`` can't compute a node; the message names operator, node and inputs.
+    """An evaluator can't compute a node; the message names operator, node and inputs.
 
     Remedy: An operator of a domain of its own needs its kernel: a ``ReferenceOp``, or the library in ONNX Runtime.
     """

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import Domain
+from onnxplug.plugin_api import Domain, Evaluator
 
 Patch = AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
 """What holds during capture: a context manager, or a function that makes one."""
@@ -17,7 +17,10 @@ class RuntimeHost(Protocol):
     """The plugin host as far as running a model needs it."""
 
     def runtimes(self) -> Sequence[Any]:
-        """What each plugin supplies to run its operators (``onnxplug.reference.plugins.PluginRuntime``)."""
+        """What each plugin supplies to run its operators (``onnxplug.run.plugin_runtime.PluginRuntime``)."""
+
+    def evaluators(self) -> Sequence[Evaluator]:
+        """What runs models node by node."""
 
     def explain_domain(self, domain: str) -> str:
         """Which plugin could run the operators of a domain, and why none does."""

@@ -10,6 +10,7 @@ from onnxplug.errors import MissingPackageError
 
 #: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
 PACKAGES = {
+    "reference": "onnxplug_reference",
     "bisect": "onnxplug_tools.diagnosis.bisect:bisect",
     "diagnose": "onnxplug_tools.diagnosis.diagnose:diagnose",
     "Diagnosis": "onnxplug_tools.diagnosis.diagnose:Diagnosis",

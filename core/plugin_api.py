@@ -80,6 +80,30 @@ class ReferenceOp:
 
 
 @dataclass(frozen=True)
+class Evaluator:
+    """What runs models node by node where ONNX Runtime lacks a kernel, and for ``call_reference``.
+
+    Attributes:
+        name: How reports and ``OnnxProgram.runtime`` call it.
+        make: A function of the model (a file's path, or the bytes) and of the ``OpRun`` classes of its custom operators, or
+            ``"package.module:function"``. It returns an object with ``input_names``, ``output_names`` and
+            ``run(output_names, feeds)``, like an ``onnx.reference.ReferenceEvaluator``, and raises where it lacks a kernel:
+            the next evaluator is then asked.
+    """
+
+    name: str
+    make: Callable[[str | bytes, Sequence[type]], Any] | str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise UsageError(f"Evaluator: the name is a text such as 'acme.reference', got {self.name!r}")
+        if not callable(self.make) and not (isinstance(self.make, str) and self.make.count(":") == 1):
+            raise UsageError(
+                f"Evaluator {self.name!r}: make is a function or 'package.module:function', got {self.make!r}"
+            )
+
+
+@dataclass(frozen=True)
 class OpSample:
     """Inputs with which a plugin's operator is tested and documented.
 

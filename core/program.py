@@ -151,7 +151,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     @property
     def runtime(self) -> str | None:
-        """What ran the last call of the program: ``"onnxruntime"``, or ``"onnxplug.reference"`` where ONNX Runtime can't run it.
+        """What ran the last call of the program: ``"onnxruntime"``, or an evaluator where ONNX Runtime lacks a kernel.
+
+        ``"onnxplug.reference"`` is the evaluator of the package onnxplug-reference, ``"onnx.reference"`` onnx's own.
 
         ``None`` before the first call and after :meth:`release`.
         """
@@ -160,7 +162,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         return self._runner.runtime if self._runner is not None else None
 
     def call_reference(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
-        """Runs the model by ``onnxplug.reference``, custom operators by the plugins' reference kernels.
+        """Runs the model by the evaluator of onnxplug-reference, else by onnx's own.
+
+        Custom operators are run by the plugins' reference kernels.
 
         Args:
             args, kwargs: The inputs of the PyTorch model.

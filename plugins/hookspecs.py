@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import Domain, ModelSource, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
+from onnxplug.plugin_api import Domain, Evaluator, ModelSource, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
 from onnxplug.registry.rule import Rule
 
 
@@ -44,6 +44,11 @@ def onnxplug_patches() -> Iterable[Any]:  # type: ignore[empty-body]
 @hookspec
 def onnxplug_runtime() -> Iterable[OrtLibrary | ReferenceOp]:  # type: ignore[empty-body]
     """ONNX Runtime libraries and Python kernels that run the plugin's operators."""
+
+
+@hookspec
+def onnxplug_evaluators() -> Iterable[Evaluator]:  # type: ignore[empty-body]
+    """What runs models node by node where ONNX Runtime lacks a kernel; onnx's own evaluator is the last that is asked."""
 
 
 @hookspec(firstresult=True)

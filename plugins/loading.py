@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import OnnxplugError, PluginError
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, ModelSource, OrtLibrary, PluginInfo, ReferenceOp
+from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, Evaluator, ModelSource, OrtLibrary, PluginInfo, ReferenceOp
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.records import PluginRecord
 from onnxplug.registry.rule import Rule
@@ -28,6 +28,7 @@ LIST_HOOKS = (
     "onnxplug_observers",
     "onnxplug_patches",
     "onnxplug_runtime",
+    "onnxplug_evaluators",
     "onnxplug_samples",
     "onnxplug_sources",
 )
@@ -144,8 +145,14 @@ def check_sources(items: Sequence[Any]) -> None:
                 )
 
 
+def check_evaluators(items: Sequence[Any]) -> None:
+    for item in items:
+        if not isinstance(item, Evaluator):
+            raise PluginError(f"onnxplug_evaluators returned {item!r}, which is not an Evaluator")
+
+
 def check_runtime(items: Sequence[Any]) -> None:
-    from onnxplug.reference.plugins import is_kernel
+    from onnxplug.run.plugin_runtime import is_kernel
 
     for item in items:
         if not isinstance(item, OrtLibrary | ReferenceOp):
@@ -188,3 +195,12 @@ def made_observer(item: Any, options: Any, label: str) -> Observer | None:
     if made is not None and not isinstance(made, Observer):
         raise PluginError(f"onnxplug_observers of {label} made {made!r}, which is no Observer")
     return made
+
+
+#: Hook to the check of what it returned.
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "onnxplug_runtime": check_runtime,
+    "onnxplug_observers": check_observers,
+    "onnxplug_evaluators": check_evaluators,
+    "onnxplug_sources": check_sources,
+}

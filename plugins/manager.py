@@ -22,19 +22,18 @@ from onnxplug.plugin_api import (
     API_VERSION,
     ENTRY_POINT_GROUP,
     PROJECT_NAME,
+    Evaluator,
     ModelSource,
     PluginInfo,
     TargetInfo,
 )
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.loading import (
+    CHECKS,
     LATE_HOOKS,
     LIST_HOOKS,
     LoadedPlugin,
-    check_observers,
     check_rules,
-    check_runtime,
-    check_sources,
     load_plugin,
     made_observer,
     unmet,
@@ -250,12 +249,8 @@ class PluginManager:
                     if r.distribution == record.distribution
                 ]
                 OnnxRegistry((), [*others, *value])
-            elif hook == "onnxplug_runtime":
-                check_runtime(value)
-            elif hook == "onnxplug_observers":
-                check_observers(value)
-            elif hook == "onnxplug_sources":
-                check_sources(value)
+            elif hook in CHECKS:
+                CHECKS[hook](value)
             self._results.setdefault(hook, []).append((record, value))
 
     def _collect_builtin_tables(self) -> None:
@@ -377,14 +372,18 @@ class PluginManager:
         return [observer for observer in made if observer is not None]
 
     def runtimes(self) -> list[Any]:
-        """What each plugin supplies to run its operators: :class:`~onnxplug.reference.plugins.PluginRuntime` records."""
-        from onnxplug.reference.plugins import PluginRuntime
+        """What each plugin supplies to run its operators: :class:`~onnxplug.run.plugin_runtime.PluginRuntime` records."""
+        from onnxplug.run.plugin_runtime import PluginRuntime
 
         self.load()
         return [
             PluginRuntime(record.label, self._domains_of(record), tuple(items))
             for record, items in self._results.get("onnxplug_runtime", ())
         ]
+
+    def evaluators(self) -> list[Evaluator]:
+        """What runs models node by node."""
+        return self._all("onnxplug_evaluators")
 
     def _domains_of(self, record: PluginRecord) -> tuple[str, ...]:
         return tuple(d.name for r, ds in self._results.get("onnxplug_domains", ()) if r is record for d in ds)

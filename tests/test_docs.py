@@ -13,7 +13,7 @@ from tests.support.contrib import CONTRIB, installed, modules_alone
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 #: Pages of packages that the environment of development has installed.
-PAGES += [CONTRIB / name / "README.md" for name in ("onnxplug-compile", "onnxplug-tools", "onnxplug-torchscript")]
+PAGES += [CONTRIB / f"onnxplug-{name}" / "README.md" for name in ("compile", "reference", "tools", "torchscript")]
 #: Pages that tell of packages under contrib/, by these packages.
 PLUGINS = {
     "generation.md": ("onnxplug-transformers",),

@@ -108,3 +108,30 @@ def as_array(value: Any, dtype: ir.DataType | None = None) -> np.ndarray:
             with np.errstate(all="ignore"):
                 array = array.astype(target)
     return np.ascontiguousarray(array) if array.ndim else array
+
+
+#: Element types that torch has no tensors of, and what they come as.
+_COMES_AS = {
+    **dict.fromkeys(("int4", "int2"), np.int8),
+    **dict.fromkeys(("uint4", "uint2"), np.uint8),
+    **dict.fromkeys(("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e8m0fnu"), np.float32),
+}
+
+
+def to_torch(value: Any, device: Any = None) -> Any:
+    """Arrays as torch tensors. 2-bit and 4-bit integers come as int8 or uint8, floats of 4 and 6 bits as float32.
+
+    Text, which torch has no tensors of, stays an array.
+    """
+    if isinstance(value, list | tuple):
+        return [to_torch(v, device) for v in value]
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind in "OUS":
+        return value
+    array = np.array(value, copy=True)
+    if array.dtype.name in _COMES_AS:
+        array = array.astype(_COMES_AS[array.dtype.name])
+    dtype = ONNX_TO_TORCH[ir.DataType.from_numpy(array.dtype)]
+    if array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8"):
+        bits = array.view(np.uint16 if array.itemsize == 2 else np.uint8)
+        return torch.from_numpy(bits).view(dtype).to(device)
+    return torch.from_numpy(array).to(device)

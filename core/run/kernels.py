@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_lists
-from onnxplug.plugin_api import OrtLibrary, ReferenceOp
-from onnxplug.reference.plugins import PluginRuntime, plugin_host, reference_kernels
+from onnxplug.plugin_api import Evaluator, OrtLibrary, ReferenceOp
+from onnxplug.run.plugin_runtime import PluginRuntime, plugin_host, reference_kernels
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -88,6 +88,11 @@ class CallHost:
     def runtimes(self) -> list[PluginRuntime]:
         """What the call gives, then what each plugin supplies."""
         return [PluginRuntime(None, (), self._items), *self._plugins().runtimes()]
+
+    def evaluators(self) -> Sequence[Evaluator]:
+        """What runs models node by node."""
+        found: Sequence[Evaluator] = self._plugins().evaluators()
+        return found
 
     def explain_domain(self, domain: str) -> str:
         """Which plugin could run the operators of a domain, and why none does."""

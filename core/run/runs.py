@@ -8,13 +8,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.build.dtypes import as_array
+from onnxplug.build.dtypes import as_array, to_torch
 from onnxplug.build.scope import detach
 from onnxplug.host import RuntimeHost
-from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
-from onnxplug.reference.plugins import plugin_host
-from onnxplug.reference.tensors import to_torch
 from onnxplug.run.kernels import Kernels, custom_operators, kernels_for, onnxruntime_module
+from onnxplug.run.plugin_runtime import plugin_host
+from onnxplug.run.reference import make_evaluator
 from onnxplug.run.session import from_ort_value, make_session, model_source, to_ort_value
 
 _FATAL = 4
@@ -43,6 +42,7 @@ class Runs:
 
     def __init__(self, model: ir.Model, host: RuntimeHost | None, feed: Mapping[str, torch.Tensor]) -> None:
         self.model = model
+        self._host = host
         taken = {value.name for value in model.graph.inputs}
         self._feed = {name: value for name, value in feed.items() if name in taken}
         custom = custom_operators(model)
@@ -57,13 +57,14 @@ class Runs:
         return [name for name in names if name in self._values]
 
     def evaluated(self, names: Collection[str]) -> dict[str, Any]:
-        """Values by the evaluator in NumPy.
+        """Values by the evaluator.
 
         Raises:
             OnnxplugError: It can't run the model.
         """
         source, folder = model_source(self.model)
-        evaluator = ExtendedReferenceEvaluator(source, new_ops=self._kernels.reference.values(), plugins=())
+        host = self._host if self._host is not None else plugin_host()
+        _, evaluator = make_evaluator(source, self._kernels.reference.values(), host)
         known = self.known(names)
         results = evaluator.run(known, {name: as_array(value) for name, value in self._feed.items()})
         del folder

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions and the reference evaluator."""
+"""ONNX Runtime sessions, and an evaluator where ONNX Runtime lacks a kernel."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ import onnx_ir as ir
 import torch
 
 from onnxplug import logs
-from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array
+from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array, to_torch
 from onnxplug.errors import EvaluationError, OnnxplugError, PluginError, VerificationError
 from onnxplug.host import RuntimeHost
-from onnxplug.reference.evaluator import ExtendedReferenceEvaluator
-from onnxplug.reference.plugins import plugin_host
-from onnxplug.reference.resolve import has_kernel
-from onnxplug.reference.tensors import to_torch
 from onnxplug.run.kernels import (
     CPU,
     MISSING_HINT,
@@ -36,6 +32,7 @@ from onnxplug.run.kernels import (
     onnxruntime_module,
     unknown_operators,
 )
+from onnxplug.run.plugin_runtime import plugin_host
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 from onnxplug.run.weights import check_numbers
 from onnxplug.text import in_a_line
@@ -123,7 +120,7 @@ def model_source(model: ir.Model) -> tuple[str | bytes, tempfile.TemporaryDirect
 
 
 class Runner:
-    """Runs a model: by ONNX Runtime, or by ``onnxplug.reference`` where ONNX Runtime has no kernel.
+    """Runs a model: by ONNX Runtime, or by an evaluator (:mod:`onnxplug.run.reference`) where ONNX Runtime has no kernel.
 
     A kernel that is there and refuses an element type at run time counts as none for portable models (``target=None``) alone:
     those for ONNX Runtime must not need it.
@@ -132,10 +129,10 @@ class Runner:
         model: The model, or a file's path.
         host: The plugins whose libraries and reference kernels run its custom operators; all that are installed when
             ``None``.
-        reference: Run it by ``onnxplug.reference`` in any case.
+        reference: Run it by an evaluator in any case.
 
     Attributes:
-        runtime: ``"onnxruntime"`` or ``"onnxplug.reference"``: what ran it.
+        runtime: What ran it: ``"onnxruntime"``, or the evaluator's name, such as ``"onnx.reference"``.
         libraries: The libraries of custom operators that were loaded.
 
     Raises:
@@ -145,7 +142,7 @@ class Runner:
 
     def __init__(self, model: ir.Model | str, host: RuntimeHost | None = None, *, reference: bool = False) -> None:
         self._model = model
-        self.runtime = "onnxplug.reference" if reference else "onnxruntime"
+        self.runtime = "onnxruntime"
         self._session: Any = None
         self._tempdir: tempfile.TemporaryDirectory[str] | None = None
         self._custom = custom_operators(model)
@@ -184,33 +181,31 @@ class Runner:
             )
 
     def _use_reference(self, reason: Exception | None) -> None:
-        """Goes on with ``onnxplug.reference``; ``reason`` is why ONNX Runtime does not run the model."""
-        self.runtime, self._session = "onnxplug.reference", None
-        _LOGGER.debug("onnxplug.reference runs the model: %s", reason if reason is not None else "it was asked to")
-        lacking = [op for op in lacking_kernels(self._custom, self._kernels) if not has_kernel(*op)]
-        if lacking:
-            unknown = unknown_operators(reason, self._custom) if reason is not None and lacks_operator(reason) else []
-            wanted = [op for op in lacking if op in unknown]
-            if wanted:
-                raise VerificationError(
-                    missing_text(self._kernels, self._host or plugin_host(), wanted), hint=MISSING_HINT
-                ) from reason
-            names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
-            why = f"ONNX Runtime does not run the model ({reason}), and " if reason is not None else ""
-            raise VerificationError(
-                f"{why}onnxplug.reference has no kernel for {names}",
-                hint="A plugin supplies one as a ReferenceOp, through its hook onnxplug_runtime.",
-            ) from reason
+        """Goes on with an evaluator; ``reason`` is why ONNX Runtime does not run the model."""
+        from onnxplug.run.reference import make_evaluator
+
+        self._session = None
+        host = self._host if self._host is not None else plugin_host()
         try:
-            self._reference = ExtendedReferenceEvaluator(
-                self._source, new_ops=self._kernels.reference.values(), plugins=()
-            )
-        except OnnxplugError as error:
-            raise VerificationError(
-                f"onnxplug.reference can't run the model: {error.message}", hint=error.hint
-            ) from error
+            self.runtime, self._reference = make_evaluator(self._source, self._kernels.reference.values(), host)
+        except EvaluationError as error:
+            raise self._nothing_runs(error, reason, host) from (reason or error)
+        _LOGGER.debug("%s runs the model: %s", self.runtime, reason if reason is not None else "it was asked to")
         if reason is not None and lacks_kernel(reason):
-            warnings.warn(f"{_no_kernel_text(reason)}: onnxplug.reference ran the model instead", stacklevel=4)
+            warnings.warn(f"{_no_kernel_text(reason)}: {self.runtime} ran the model instead", stacklevel=4)
+
+    def _nothing_runs(self, error: EvaluationError, reason: Exception | None, host: RuntimeHost) -> VerificationError:
+        """The error for a model that no evaluator takes: what plugins lack where that is the cause, else what these say."""
+        if reason is None:
+            return VerificationError(error.message, hint=error.hint)
+        if lacks_operator(reason):
+            lacking = lacking_kernels(self._custom, self._kernels)
+            unknown = [op for op in unknown_operators(reason, self._custom) if op in lacking and op[1] in error.message]
+            if unknown:
+                return VerificationError(missing_text(self._kernels, host, unknown), hint=MISSING_HINT)
+        return VerificationError(
+            f"ONNX Runtime does not run the model ({in_a_line(reason)}), and {error.message}", hint=error.hint
+        )
 
     @property
     def input_names(self) -> list[str]:

@@ -190,7 +190,7 @@ def _others() -> list[Case]:
 
     def evaluator(*args: Any, **options: Any) -> Callable[[], Any]:
         def run() -> Any:
-            from onnxplug.reference import ExtendedReferenceEvaluator
+            from onnxplug_reference import ExtendedReferenceEvaluator
 
             return ExtendedReferenceEvaluator(*args, **options)
 
@@ -198,7 +198,7 @@ def _others() -> list[Case]:
 
     def evaluated(feeds: Any, names: Any = None) -> Callable[[], Any]:
         def run() -> Any:
-            from onnxplug.reference import ExtendedReferenceEvaluator
+            from onnxplug_reference import ExtendedReferenceEvaluator
 
             return ExtendedReferenceEvaluator(models.good()).run(names, feeds)
 

@@ -24,7 +24,7 @@ def verify(name: str, write: models.Write, expected: tuple[int, ...] = (FAILED, 
 
 def evaluate(name: str, write: models.Write, expected: tuple[str, ...] = ("UsageError", "EvaluationError")) -> Case:
     def run() -> Any:
-        from onnxplug.reference import ExtendedReferenceEvaluator
+        from onnxplug_reference import ExtendedReferenceEvaluator
 
         return ExtendedReferenceEvaluator(models.BAD).run(None, _FEEDS)
 

@@ -216,7 +216,13 @@ def _exported(
     dynamic = shapes is not None
     try:
         program = onnxplug.to_onnx(
-            module, inputs, dynamic_shapes=shapes, opset_version=opset, plugins=[], target=target, exact=exact
+            module,
+            inputs,
+            dynamic_shapes=shapes,
+            opset_version=opset,
+            plugins=["reference"],
+            target=target,
+            exact=exact,
         )
     except CaptureError as error:
         # Ours to answer for only where torch.export itself can do it.
@@ -247,7 +253,7 @@ def _exported(
 def _builtin() -> Any:
     from onnxplug.plugins.manager import registry_for
 
-    return registry_for(plugins=[])[0]
+    return registry_for(plugins=["reference"])[0]
 
 
 def _how(program: Any) -> str:

@@ -79,7 +79,7 @@ _WORDS = {
     Culprit.REWRITE: "the rewrite",
     Culprit.CHANGE: "a change of program.model after the export",
     Culprit.ONNX_RUNTIME: "ONNX Runtime,",
-    Culprit.EVALUATOR: "onnxplug.reference, the evaluator",
+    Culprit.EVALUATOR: "the evaluator (onnxplug-reference, or onnx's own)",
     Culprit.CAPTURE: "torch.export; the graph that it captured computes something else than the model",
     Culprit.UNKNOWN: "unknown; no operator that was compared differs on its own inputs",
 }

@@ -1,0 +1,324 @@
+"""``ExtendedReferenceEvaluator``: ONNX models in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from onnxplug.build.dtypes import to_torch
+from onnxplug.errors import UsageError
+from onnxplug.kinds import check_kind, check_lists
+from onnxplug.run.plugin_runtime import plugin_host, reference_kernels
+from onnxplug_reference.arrays import Arrays, NumpyArrays
+from onnxplug_reference.control import CONTROL
+from onnxplug_reference.engine import Engine, Frame, Hook, Step, Steps, drain
+from onnxplug_reference.feeds import checked_feeds
+from onnxplug_reference.graphs import Library, Preparer, ReadyGraph, Resolver
+from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.loading import load_proto, opset_versions
+from onnxplug_reference.resolve import NumpyResolver
+from onnxplug_reference.tensors import from_torch, has_torch
+from onnxplug_reference.trace import Trace
+
+
+class ExtendedReferenceEvaluator(ReferenceEvaluator):
+    """Runs a model node by node in NumPy: slow, and as close to ONNX's specification as we know how.
+
+    It is an ``onnx.reference.ReferenceEvaluator`` and takes that one's kernels where it has none of its own. Beyond that: all
+    operators of ai.onnx, those of ``com.microsoft`` that rewrites emit, element types narrower than
+    float32 computed in float32 and rounded once, functions in any order, hooks, steps, and memory freed after the last use.
+
+    Args:
+        proto: A path, the serialised model, a ``ModelProto``, ``GraphProto``, ``FunctionProto`` or ``NodeProto``, an
+            ``onnx_ir.Model`` or an ``OnnxProgram``.
+        opsets: Versions of the domains, of a GraphProto alone.
+        functions: Functions beside those of the model, ``FunctionProto`` objects or evaluators of them.
+        verbose: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs, constants and results; 3 their first five
+            elements; 10 all elements.
+        new_ops: ``OpRun`` classes; they go before everything else.
+        check_shape_annotations: Taken for :class:`ReferenceEvaluator`'s sake; it must be ``False``.
+        kernels: Further kernels, as functions; they go before ours.
+        plugins: Names of the plugins whose ``ReferenceOp`` kernels are used; ``None``: those that an ``OnnxProgram`` was
+            exported with, all that are installed for any other model.
+        before: Called with the :class:`~onnxplug_reference.engine.Step` before each node, those of subgraphs and functions
+            included. A list that it returns replaces the node's inputs.
+        after: Likewise after each node; a list replaces its outputs.
+        write: Takes each line that ``verbose`` asks for; the standard output when ``None``.
+
+    Raises:
+        UsageError: ``proto`` is not a model, or can't be read.
+        EvaluationError: Nothing computes an operator.
+        PluginError: A plugin that is named is not installed, or its kernel is none.
+    """
+
+    def __init__(
+        self,
+        proto: Any,
+        opsets: Mapping[str, int] | None = None,
+        functions: Iterable[Any] | None = None,
+        verbose: int = 0,
+        new_ops: Iterable[type[OpRun]] | None = None,
+        check_shape_annotations: bool = False,
+        *,
+        kernels: Iterable[Kernel] = (),
+        plugins: Sequence[str] | None = None,
+        before: Hook | None = None,
+        after: Hook | None = None,
+        write: Callable[[str], None] | None = None,
+    ) -> None:
+        if check_shape_annotations:
+            raise UsageError("check_shape_annotations is onnx.reference.ReferenceEvaluator's alone")
+        self.proto_ = load_proto(proto)
+        self.opsets_ = dict(opsets) if opsets is not None else opset_versions(self.proto_)
+        self.verbose = verbose
+        given = [*_checked_classes(new_ops or ()), *_plugin_classes(proto, self.proto_, plugins)]
+        self.new_ops_ = {}
+        for kernel in given:
+            self.new_ops_.setdefault((kernel.op_domain, kernel.__name__), kernel)
+        for function in functions or ():
+            if not isinstance(getattr(function, "proto_", function), onnx.FunctionProto):
+                raise UsageError(f"functions= takes FunctionProto objects or evaluators of them, got {function!r}")
+        for item in kernels:
+            if not isinstance(item, Kernel):
+                raise UsageError(f"kernels= takes Kernel objects, got {item!r}")
+        library = Library([*getattr(self.proto_, "functions", ()), *(getattr(f, "proto_", f) for f in functions or ())])
+        trace = Trace(verbose, write)
+        self._engine = Engine(self._arrays(), CONTROL, before, after, trace)
+        resolver = self._resolver(NumpyResolver(self.new_ops_, self._nested(), trace), tuple(kernels), self.new_ops_)
+        self._preparer = Preparer(resolver, self._engine.arrays, library, CONTROL)
+        self._graph = self._ready(())
+        self._describe()
+
+    def _arrays(self) -> Arrays:
+        """Operations on the kind of tensor that values are."""
+        return NumpyArrays()
+
+    def _resolver(
+        self, numpy: NumpyResolver, kernels: Sequence[Kernel], classes: Mapping[tuple[str, str], type[OpRun]]
+    ) -> Resolver:
+        """What finds kernels; ``kernels`` are those of the call."""
+        numpy.give(kernels)
+        return numpy
+
+    def _taken(self, value: Any) -> Any:
+        """An input as the kind of tensor that values are."""
+        return from_torch(value)
+
+    def _as_arrays(self, value: Any) -> Any:
+        """A value as ``OpRun`` classes take it."""
+        return value
+
+    def _given_back(self, feeds: Mapping[str, Any]) -> Callable[[Any], Any]:
+        """How results are returned for these inputs."""
+        device = has_torch(feeds.values())
+        return (lambda value: to_torch(value, device)) if device is not None else (lambda value: value)
+
+    def _ready(self, attributes: Iterable[onnx.AttributeProto]) -> ReadyGraph:
+        proto = self.proto_
+        graph = _graph_of(proto)
+        if graph is not None:
+            return self._preparer.graph(graph, self.opsets_)
+        if isinstance(proto, onnx.FunctionProto):
+            return self._preparer.function(proto, attributes)
+        return self._preparer.node(proto, self.opsets_)
+
+    def _describe(self) -> None:
+        """What :class:`ReferenceEvaluator` has as attributes."""
+        proto = self.proto_
+        types = self._graph.types
+        self.onnx_graph_: Any = _graph_of(proto)
+        self.input_names_, self.output_names_ = list(self._graph.inputs), list(self._graph.outputs)
+        self.input_types_ = [types.get(name) for name in self.input_names_] if types else None
+        self.output_types_ = [types.get(name) for name in self.output_names_] if types else None
+        self.all_types_ = dict(types)
+        self.attributes_ = list(getattr(proto, "attribute", ())) if isinstance(proto, onnx.FunctionProto) else []
+
+    def _nested(self) -> Callable[..., Any]:
+        """Makes the evaluators that an ``OpRun`` class asks for to run a subgraph by itself."""
+
+        def make(proto: Any, opsets: Mapping[str, int] | None = None, **_: Any) -> _Subgraph:
+            if isinstance(proto, onnx.FunctionProto):
+                ready = self._preparer.function(proto)
+            else:
+                ready = self._preparer.graph(proto, opsets if opsets is not None else self.opsets_)
+            return _Subgraph(proto, ready, self._engine, self._taken, self._as_arrays)
+
+        return make
+
+    @property
+    def has_linked_attribute(self) -> bool:
+        """``False``: attributes of functions are filled in before anything runs."""
+        return False
+
+    def run(  # type: ignore[override]
+        self,
+        output_names: Sequence[str] | None,
+        feed_inputs: Mapping[str, Any],
+        attributes: Mapping[str, Any] | None = None,
+        intermediate: bool = False,
+    ) -> list[Any] | dict[str, Any]:
+        """Runs the model.
+
+        Args:
+            output_names: Names of the results to return, intermediate ones too; the graph's outputs when ``None``.
+            feed_inputs: Arrays or tensors by input name; lists of them for sequences, ``None`` for an optional that is empty.
+                Of torch tensors the results are torch tensors too, on the first one's device.
+            attributes: Values of a FunctionProto's attributes.
+            intermediate: Return every value of the graph by name. Nothing is freed then.
+
+        Returns:
+            The results in order; by name when ``intermediate``.
+
+        Raises:
+            UsageError: Inputs are missing, unknown or of another type than the graph declares, or there is no such result.
+            EvaluationError: A node fails.
+        """
+        frame, convert = self._start(output_names, feed_inputs, attributes, intermediate)
+        results = drain(self._engine.run(frame))
+        if intermediate:
+            return {name: convert(value) for name, value in frame.visible().items()}
+        if output_names is not None:
+            results = [frame[name] for name in output_names]
+        return [convert(value) for value in results]
+
+    def steps(self, feed_inputs: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Run:
+        """Runs the model in steps: an iterator over the nodes, those of subgraphs and functions included, each after it ran.
+
+        Args:
+            feed_inputs: As :meth:`run` takes them.
+            attributes: As :meth:`run` takes them.
+
+        Raises:
+            UsageError: As :meth:`run`.
+        """
+        frame, convert = self._start(None, feed_inputs, attributes, False)
+        return Run(self._engine.run(frame), convert)
+
+    def _start(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, Any],
+        attributes: Mapping[str, Any] | None,
+        intermediate: bool,
+    ) -> tuple[Frame, Callable[[Any], Any]]:
+        check_kind("feed_inputs", feeds, Mapping, "a dict from names of inputs to arrays")
+        check_lists(output_names=() if output_names is None else output_names)
+        graph = self._graph
+        if attributes:
+            graph = self._ready([onnx.helper.make_attribute(name, value) for name, value in attributes.items()])
+        if output_names is not None:
+            made = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.proto.output)}
+            unknown = [name for name in output_names if name not in made]
+            if unknown:
+                raise UsageError(
+                    f"the model has no result {', '.join(map(repr, unknown))}; its outputs are {graph.outputs}"
+                )
+        values = checked_feeds(graph, {name: self._taken(value) for name, value in feeds.items()})
+        self._engine.trace.start(graph.initializers, values)
+        frame = Frame(graph, values, keep=None if intermediate else frozenset(output_names or ()))
+        return frame, self._given_back(feeds)
+
+
+def evaluator_of(source: str | bytes, kernels: Iterable[type[OpRun]]) -> ExtendedReferenceEvaluator:
+    """The evaluator of a model with plugins' kernels, as the hook ``onnxplug_evaluators`` has it."""
+    return ExtendedReferenceEvaluator(source, new_ops=kernels, plugins=())
+
+
+class Run:
+    """A run in steps: iterate over it.
+
+    Attributes:
+        outputs: The model's outputs once the last node ran; ``None`` before.
+    """
+
+    def __init__(self, steps: Steps, convert: Callable[[Any], Any]) -> None:
+        self._steps = steps
+        self._convert = convert
+        self.outputs: list[Any] | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        try:
+            return next(self._steps)
+        except StopIteration as end:
+            if self.outputs is None:
+                self.outputs = [self._convert(value) for value in end.value or ()]
+            raise StopIteration from None
+
+
+class _Subgraph(ReferenceEvaluator):
+    """A subgraph as ``OpRun`` classes know it: inputs and the values around it come in one dict."""
+
+    def __init__(
+        self,
+        proto: Any,
+        graph: ReadyGraph,
+        engine: Engine,
+        taken: Callable[[Any], Any],
+        as_arrays: Callable[[Any], Any],
+    ) -> None:
+        self.proto_ = proto
+        self.onnx_graph_ = proto
+        self.input_names_, self.output_names_ = list(graph.inputs), list(graph.outputs)
+        self.attributes_ = list(getattr(proto, "attribute", ())) if isinstance(proto, onnx.FunctionProto) else []
+        self._graph = graph
+        self._engine = engine
+        self._taken = taken
+        self._as_arrays = as_arrays
+
+    @property
+    def has_linked_attribute(self) -> bool:
+        return False
+
+    def run(  # type: ignore[override]
+        self, output_names: Sequence[str] | None, feed_inputs: Mapping[str, Any], **_: Any
+    ) -> list[Any]:
+        """Runs the subgraph."""
+        keep = frozenset(output_names or ())
+        outer = self._engine.trace.frame
+        values = {name: self._taken(value) for name, value in feed_inputs.items() if name}
+        frame = Frame(self._graph, values, outer, ("subgraph",), keep)
+        results = drain(self._engine.run(frame))
+        wanted = results if output_names is None else [frame[name] for name in output_names]
+        return [self._as_arrays(value) for value in wanted]
+
+
+def _graph_of(proto: Any) -> onnx.GraphProto | None:
+    """The graph of a model, or a graph itself; ``None`` of a function or node."""
+    found = proto.graph if isinstance(proto, onnx.ModelProto) else proto
+    return found if isinstance(found, onnx.GraphProto) else None
+
+
+def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
+    """``OpRun`` classes.
+
+    Raises:
+        UsageError: One is none.
+    """
+    found = list(classes)
+    for kernel in found:
+        if not isinstance(kernel, type) or not issubclass(kernel, OpRun):
+            raise UsageError(f"new_ops takes OpRun classes, got {kernel!r}", hint="kernels= takes functions.")
+    return found
+
+
+def _plugin_classes(model: Any, proto: Any, plugins: Sequence[str] | None) -> list[type[OpRun]]:
+    """The kernels that plugins bring for the operators of a model."""
+    domains = _custom_domains(proto)
+    if not domains:
+        return []
+    host = getattr(model, "host", None) if plugins is None else None
+    return list(reference_kernels(domains, (host or plugin_host(plugins)).runtimes()).values())
+
+
+def _custom_domains(proto: Any) -> frozenset[str]:
+    imports = [*getattr(proto, "opset_import", ())]
+    for function in getattr(proto, "functions", ()):
+        imports += function.opset_import
+    return frozenset(i.domain for i in imports if not i.domain.startswith("ai.onnx") and i.domain)

@@ -1,0 +1,64 @@
+"""The inputs of a run, held to what the graph declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxplug.build.dtypes import ONNX_TO_TORCH
+from onnxplug.errors import UsageError
+from onnxplug_reference.graphs import ReadyGraph
+from onnxplug_reference.trace import short
+
+
+def checked_feeds(graph: ReadyGraph, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by input name; an initializer may be replaced too.
+
+    Raises:
+        UsageError: An input is missing or unknown, or is of another type than the graph declares.
+    """
+    known = {*graph.inputs, *graph.initializers}
+    unknown = [name for name in feeds if name not in known]
+    if unknown:
+        raise UsageError(
+            f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {', '.join(graph.inputs) or 'none'}"
+        )
+    missing = [name for name in graph.inputs if name not in feeds and name not in graph.initializers]
+    if missing:
+        raise UsageError(f"the model needs the input {', '.join(map(repr, missing))}")
+    values = {name: _array(value) for name, value in feeds.items()}
+    for name, value in values.items():
+        declared = graph.types.get(name)
+        if declared is not None and declared.HasField("tensor_type") and value is not None:
+            _check_tensor(name, value, declared.tensor_type)
+    return values
+
+
+def _array(value: Any) -> Any:
+    """Numbers as arrays; arrays, sequences, maps and absent values as they are."""
+    return np.asarray(value) if isinstance(value, bool | int | float | np.generic) else value
+
+
+def _check_tensor(name: str, value: Any, declared: onnx.TypeProto.Tensor) -> None:
+    """Holds an array, or a tensor of PyTorch, to what is declared."""
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise UsageError(f"the input {name!r} is a tensor, got a {type(value).__name__}")
+    wanted = ir.DataType(declared.elem_type)
+    if not isinstance(value, np.ndarray):
+        fits = not declared.elem_type or ONNX_TO_TORCH.get(wanted) == value.dtype
+    elif declared.elem_type == onnx.TensorProto.STRING:
+        fits = value.dtype.kind in "OUS"
+    else:
+        fits = not declared.elem_type or value.dtype == wanted.numpy()
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
+    if declared.HasField("shape"):
+        fits = fits and len(dims) == len(value.shape)
+        fits = fits and all(size in (None, got) for size, got in zip(dims, value.shape, strict=True))
+    if not fits:
+        sizes = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in declared.shape.dim]
+        shape = f"[{', '.join(map(str, sizes))}]" if declared.HasField("shape") else ""
+        raise UsageError(f"the input {name!r} is {wanted.name.lower()}{shape} in the model, got {short(value)}")

@@ -1,0 +1,15 @@
+"""Operators of ai.onnx that onnx's evaluator lacks, computes by less than the specification, or far slower."""
+
+from __future__ import annotations
+
+from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.standard import normalization, planes, pools, recurrent, rest, softmax
+
+KERNELS: list[Kernel] = [
+    *normalization.KERNELS,
+    *planes.KERNELS,
+    *pools.KERNELS,
+    *recurrent.KERNELS,
+    *rest.KERNELS,
+    *softmax.KERNELS,
+]

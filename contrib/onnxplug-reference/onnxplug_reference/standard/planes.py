@@ -1,0 +1,173 @@
+"""Convolutions and samples of planes where onnx's kernel lacks a case or a version."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx.reference.ops.op_grid_sample import GridSample
+from onnx.reference.ops.op_resize import Resize
+from onnx.reference.ops.op_roi_align import RoiAlign
+
+from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.numeric import typed
+
+#: [N, g, C/g, ...] by [g, C/g, M/g] to [N, g, M/g, ...]
+_SPREAD = "ngc...,gcm->ngm..."
+_einsum: Any = np.einsum
+#: onnx declares that its kernels take lists.
+_grid_sample: Any = GridSample.eval
+_resize: Any = Resize.eval
+_roi_align: Any = RoiAlign.eval
+
+
+class Transposed(NamedTuple):
+    """What is left of a transposed convolution's whole result: of each spatial axis, so many elements from a start on."""
+
+    steps: list[int]
+    spread: list[int]
+    starts: list[int]
+    sizes: list[int]
+
+
+def transposed(
+    x: Any,
+    w: Any,
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    output_padding: Sequence[int] | None,
+    output_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    auto_pad: str,
+) -> Transposed:
+    """What the attributes of a transposed convolution mean, of arrays or tensors."""
+    rank = len(x.shape) - 2
+    step, spread, extra = (list(v or [d] * rank) for v, d in ((strides, 1), (dilations, 1), (output_padding, 0)))
+    starts, sizes = [], []
+    for i in range(rank):
+        full = step[i] * (x.shape[i + 2] - 1) + extra[i] + (w.shape[i + 2] - 1) * spread[i] + 1
+        if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            wanted = output_shape[-rank:][i] if output_shape else x.shape[i + 2] * step[i]
+            total = full - wanted
+            before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        else:
+            before, after = (pads[i], pads[i + rank]) if pads else (0, 0)
+            wanted = full - before - after
+        starts.append(before)
+        sizes.append(wanted)
+    return Transposed(step, spread, starts, sizes)
+
+
+def conv_transpose(
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    output_padding: Sequence[int] | None = None,
+    output_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> np.ndarray:
+    """A transposed convolution of x, [N, C, ...], by w, [C, M / group, ...]: each element spread over its window.
+
+    The whole of it is cut at both ends: by ``pads``, or so that ``output_shape`` (or strides times the input's size, for
+    SAME_UPPER and SAME_LOWER) is left.
+    """
+    found = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
+    step, spread, starts, sizes, kernel, rank = (
+        found.steps,
+        found.spread,
+        found.starts,
+        found.sizes,
+        w.shape[2:],
+        x.ndim - 2,
+    )
+    groups = x.astype(np.float64).reshape(x.shape[0], group, -1, *x.shape[2:])
+    weights = w.astype(np.float64).reshape(group, -1, *w.shape[1:])
+    room = []
+    for i, (k, n) in enumerate(zip(kernel, x.shape[2:], strict=True)):
+        room.append(max(starts[i] + sizes[i], (k - 1) * spread[i] + 1 + step[i] * (n - 1)))
+    whole = np.zeros((x.shape[0], group, w.shape[1], *room))
+    taps = weights.reshape(*weights.shape[:3], -1)
+    for number, place in enumerate(itertools.product(*map(range, kernel))):
+        part = _einsum(_SPREAD, groups, taps[..., number])
+        where = tuple(
+            slice(k * d, k * d + p * (m - 1) + 1, p)
+            for k, d, p, m in zip(place, spread, step, x.shape[2:], strict=True)
+        )
+        whole[(slice(None),) * 3 + where] += part
+    cut = whole.reshape(x.shape[0], -1, *room)
+    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True), 2):
+        if start < 0:
+            cut = np.concatenate([np.zeros((*cut.shape[:axis], -start, *cut.shape[axis + 1 :])), cut], axis)
+        cut = np.take(cut, range(max(start, 0), max(start, 0) + size), axis)
+    return typed(cut if b is None else cut + b.reshape(-1, *[1] * rank), x)
+
+
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+def grid_sample_16(
+    x: np.ndarray, grid: np.ndarray, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
+) -> np.ndarray:
+    """GridSample under the names of modes that it had before opset 20."""
+    options: dict[str, Any] = {"align_corners": align_corners, "padding_mode": padding_mode}
+    return _grid_sample(x, grid, mode=_MODES.get(mode, mode), **options)
+
+
+def roi_align_10(
+    x: np.ndarray,
+    rois: np.ndarray,
+    batch_indices: np.ndarray,
+    *,
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> np.ndarray:
+    """RoiAlign before opset 16, whose coordinates are not shifted by half a pixel."""
+    return _roi_align(
+        x,
+        rois,
+        batch_indices,
+        coordinate_transformation_mode="output_half_pixel",
+        mode=mode,
+        output_height=output_height,
+        output_width=output_width,
+        sampling_ratio=sampling_ratio,
+        spatial_scale=spatial_scale,
+    )
+
+
+def resize_10(x: np.ndarray, scales: np.ndarray, *, mode: str = "nearest") -> np.ndarray:
+    """Resize before opset 11, and Upsample: a place times 1 / scale, rounded down for the nearest."""
+    return _resize(
+        x,
+        np.empty(0, np.float32),
+        scales,
+        mode=mode,
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
+
+
+def upsample_7(x: np.ndarray, *, mode: str = "nearest", scales: Sequence[float]) -> np.ndarray:
+    """Upsample with scales as an attribute."""
+    return resize_10(x, np.array(scales, np.float32), mode=mode)
+
+
+KERNELS = [
+    Kernel("ConvTranspose", conv_transpose),
+    Kernel("GridSample", grid_sample_16, since=16, until=19),
+    Kernel("Resize", resize_10, since=10, until=10),
+    Kernel("RoiAlign", roi_align_10, since=10, until=15),
+    Kernel("Upsample", upsample_7, since=7),
+    Kernel("Upsample", resize_10, since=9),
+]

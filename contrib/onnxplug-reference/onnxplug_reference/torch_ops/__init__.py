@@ -1,0 +1,11 @@
+"""Kernels that call PyTorch's operators: those of layers, and what moves and reduces elements between them.
+
+NumPy computes what is not here; a kernel that raises ``NotImplementedError`` leaves the case to NumPy.
+"""
+
+from __future__ import annotations
+
+from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.torch_ops import elementwise, networks, reductions, shapes
+
+KERNELS: list[Kernel] = [*elementwise.KERNELS, *networks.KERNELS, *reductions.KERNELS, *shapes.KERNELS]

@@ -1,0 +1,349 @@
+"""The evaluator itself: inputs, hooks, steps, text, memory, functions, control flow, errors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from onnxplug_reference import ExtendedReferenceEvaluator, Kernel, Step
+
+import onnxplug
+from onnxplug.errors import EvaluationError, PluginError, UsageError
+
+X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
+
+
+def parsed(text: str, version: int = 21) -> onnx.ModelProto:
+    """A model of onnx's own text form."""
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {version}, "local": 1]> {text}')
+
+
+TWO = parsed("g (float[N, 3] x) => (float[N, 3] y) { a = Abs(x)\n b = Neg(a)\n c = Exp(b)\n y = Add(a, c) }")
+LOOP = parsed(
+    """g (int64 n, float[3] x, float bias) => (float[3] last, float[T, 3] every) {
+        last, every = Loop(n, , x) <body = b (int64 i, bool go, float[3] s) => (bool more, float[3] t, float[3] row)
+        { more = Identity(go)\n u = Add(s, bias)\n t = Identity(u)\n row = Neg(u) }>
+    }"""
+)
+CALL = parsed(
+    """g (float[N] x) => (float[N] y) { y = local.twice <k = 3.0> (x) }
+    <opset_import: ["": 21, "local": 1], domain: "local"> twice <k> (a) => (b) { c = local.scaled <by: float = @k> (a)\n b = local.scaled(c) }
+    <opset_import: ["": 21], domain: "local"> scaled <by: float = 10.0> (a, shift) => (b)
+    { f = Constant <value_float: float = @by> ()\n b = Mul(a, f) }"""
+)
+
+
+def test_it_is_onnxs_evaluator_with_more() -> None:
+    evaluator = ExtendedReferenceEvaluator(TWO)
+    assert isinstance(evaluator, ReferenceEvaluator)
+    assert (evaluator.input_names, evaluator.output_names, evaluator.opsets[""]) == (["x"], ["y"], 21)
+    (mine,), (theirs,) = evaluator.run(None, {"x": X}), ReferenceEvaluator(TWO).run(None, {"x": X})
+    np.testing.assert_array_equal(mine, theirs)
+
+
+def test_every_form_of_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(TWO, path)
+    expected = np.abs(X) + np.exp(-np.abs(X))
+    for form in (TWO, path, str(path), TWO.SerializeToString(), ir.serde.deserialize_model(TWO)):
+        np.testing.assert_allclose(ExtendedReferenceEvaluator(form).run(None, {"x": X})[0], expected, rtol=1e-6)
+    graph = ExtendedReferenceEvaluator(TWO.graph, opsets={"": 21})
+    np.testing.assert_allclose(graph.run(None, {"x": X})[0], expected, rtol=1e-6)
+    (node,) = ExtendedReferenceEvaluator(onnx.helper.make_node("Abs", ["p"], ["q"])).run(None, {"p": X})
+    np.testing.assert_array_equal(node, np.abs(X))
+    program = onnxplug.to_onnx(lambda x: x.abs() + 1, (torch.from_numpy(X),), plugins=[])
+    np.testing.assert_array_equal(ExtendedReferenceEvaluator(program).run(None, {"x": X})[0], np.abs(X) + 1)
+    function = ExtendedReferenceEvaluator(CALL.functions[1])
+    np.testing.assert_array_equal(function.run(None, {"a": X, "shift": None})[0], X * 10)
+    np.testing.assert_array_equal(function.run(None, {"a": X, "shift": None}, attributes={"by": 2.0})[0], X * 2)
+
+
+def test_weights_in_a_file_beside_the_model(tmp_path: Path) -> None:
+    model = parsed("g (float[3] x) => (float[3] y) { y = Mul(x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 2, 3], np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    (y,) = ExtendedReferenceEvaluator(tmp_path / "m.onnx").run(None, {"x": np.ones(3, np.float32)})
+    np.testing.assert_array_equal(y, [1, 2, 3])
+    alone = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    with pytest.raises(EvaluationError, match=r"the weight 'w' is in a file.*\n?.*model's path"):
+        ExtendedReferenceEvaluator(alone)
+
+
+def test_hooks_see_every_node_and_may_replace() -> None:
+    seen: list[str] = []
+
+    def before(step: Step) -> list[Any] | None:
+        seen.append(f"before {step.op_type} {list(step.named_inputs())}")
+        return [step.inputs[0] * 2] if step.op_type == "Abs" else None
+
+    def after(step: Step) -> list[Any] | None:
+        seen.append(f"after {step.op_type} {list(step.named_outputs())}")
+        return [np.zeros_like(step.outputs[0])] if step.op_type == "Exp" else None
+
+    (y,) = ExtendedReferenceEvaluator(TWO, before=before, after=after).run(None, {"x": X})
+    np.testing.assert_array_equal(y, np.abs(2 * X))
+    assert seen[:4] == ["before Abs ['x']", "after Abs ['a']", "before Neg ['a']", "after Neg ['b']"]
+    assert len(seen) == 8
+
+
+def test_steps_go_through_subgraphs_and_functions() -> None:
+    feeds = {"n": np.array(2), "x": np.ones(3, np.float32), "bias": np.float32(1)}
+    run = ExtendedReferenceEvaluator(LOOP).steps(feeds)
+    assert run.outputs is None
+    places = [(step.op_type, step.path[-1:] or "graph") for step in run]
+    assert places[0] == ("Identity", ("Loop body, iteration 0",))
+    assert [op for op, _ in places] == ["Identity", "Add", "Identity", "Neg"] * 2 + ["Loop"]
+    assert places[-1] == ("Loop", "graph")
+    assert run.outputs is not None
+    np.testing.assert_array_equal(run.outputs[0], np.full(3, 3, np.float32))
+    np.testing.assert_array_equal(run.outputs[1], -np.array([[2] * 3, [3] * 3], np.float32))
+    called = [step.path for step in ExtendedReferenceEvaluator(CALL).steps({"x": np.ones(2, np.float32)})]
+    assert called[0] == ("function local::twice", "function local::scaled")
+
+
+def test_a_loop_that_never_runs() -> None:
+    feeds = {"n": np.array(0), "x": np.ones(3, np.float32), "bias": np.float32(1)}
+    last, every = ExtendedReferenceEvaluator(LOOP).run(None, feeds)
+    np.testing.assert_array_equal(last, np.ones(3))
+    assert (every.shape, every.dtype) == ((0, 3), np.float32)
+
+
+def test_functions_in_any_order_with_defaults_and_absent_inputs() -> None:
+    (y,) = ExtendedReferenceEvaluator(CALL).run(None, {"x": np.array([1, 2], np.float32)})
+    np.testing.assert_array_equal(y, [30, 60])
+
+
+def test_text() -> None:
+    lines: list[str] = []
+
+    def text(verbose: int) -> list[str]:
+        lines.clear()
+        model = parsed("g (float[N] x) => (float[N] y) <float w = {2}> { y = Mul(x, w) }")
+        ExtendedReferenceEvaluator(model, verbose=verbose, write=lines.append).run(
+            None, {"x": np.array([1, np.nan, 3, 4, 5, 6], np.float32)}
+        )
+        return list(lines)
+
+    assert text(0) == []
+    assert text(1) == ["Mul(x, w) -> y"]
+    assert text(2) == [
+        " +C w: float32:() in [2.0, 2.0]",
+        " +I x: float32:(6,) in [1.0, 6.0], 1 NaN",
+        "Mul(x, w) -> y",
+        " + y: float32:(6,) in [2.0, 12.0], 1 NaN",
+    ]
+    assert text(3)[-1] == " + y: float32:(6,):2.0,nan,6.0,8.0,10.0..."
+    assert text(10)[-1] == " + y: float32:(6,):2.0,nan,6.0,8.0,10.0,12.0"
+
+
+def test_the_text_goes_to_the_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    ExtendedReferenceEvaluator(LOOP, verbose=1).run(None, {"n": np.array(1), "x": X[0], "bias": np.float32(1)})
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "Loop(n, , x) -> last, every",
+        "  Identity(go) -> more",
+        "  Add(s, bias) -> u",
+    ]
+
+
+def test_memory_is_freed_after_the_last_use() -> None:
+    alive: dict[str, list[str]] = {}
+    made: dict[str, weakref.ref[Any]] = {}
+
+    def after(step: Step) -> None:
+        gc.collect()
+        alive[step.op_type] = sorted(name for name, ref in made.items() if ref() is not None)
+        made.update({name: weakref.ref(value) for name, value in step.named_outputs().items()})
+
+    evaluator = ExtendedReferenceEvaluator(TWO, after=after)
+    evaluator.run(None, {"x": X})
+    assert alive == {"Abs": [], "Neg": ["a"], "Exp": ["a", "b"], "Add": ["a", "c"]}
+    made.clear()
+    kept = evaluator.run(None, {"x": X}, intermediate=True)
+    assert set(kept) == {"x", "a", "b", "c", "y"}
+    np.testing.assert_array_equal(evaluator.run(["b", "y"], {"x": X})[0], -np.abs(X))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.uint8]
+)
+def test_torch_tensors_in_and_out(dtype: torch.dtype) -> None:
+    element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(ir.DataType[_ONNX[dtype]].numpy()))
+    names = [onnx.helper.make_tensor_value_info(name, element, ["N"]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", names[:1], names[1:])
+    evaluator = ExtendedReferenceEvaluator(onnx.helper.make_model(graph))
+    x = torch.tensor([0.0, 1.0, 2.5]).to(dtype)
+    (y,) = evaluator.run(None, {"x": x})
+    assert y.dtype == dtype
+    assert torch.equal(y.float(), x.float())
+
+
+_ONNX = {
+    torch.float32: "FLOAT",
+    torch.float16: "FLOAT16",
+    torch.bfloat16: "BFLOAT16",
+    torch.float8_e4m3fn: "FLOAT8E4M3FN",
+    torch.int64: "INT64",
+    torch.bool: "BOOL",
+    torch.uint8: "UINT8",
+}
+
+
+@pytest.mark.parametrize(
+    ("feeds", "text"),
+    [
+        ({}, "the model needs the input 'x'"),
+        ({"x": X, "z": X}, "the model has no input 'z'; its inputs are x"),
+        ({"x": X.astype(np.float64)}, r"the input 'x' is float\[N, 3\] in the model, got float64\[2, 3\]"),
+        ({"x": X[0]}, r"the input 'x' is float\[N, 3\] in the model, got float32\[3\]"),
+        ({"x": X[:, :2]}, r"the input 'x' is float\[N, 3\] in the model, got float32\[2, 2\]"),
+        ({"x": [X]}, "the input 'x' is a tensor, got a list"),
+    ],
+)
+def test_wrong_inputs(feeds: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        ExtendedReferenceEvaluator(TWO).run(None, feeds)
+
+
+def test_errors_name_the_node_its_place_and_its_inputs() -> None:
+    model = parsed("g (float[N] x, float[M] y) => (float[N] z) { a = Abs(x)\n [sum] z = Add(a, y) }")
+    with pytest.raises(
+        EvaluationError, match=r"the node Add 'sum' \(number 1\) on a=float32\[2\], y=float32\[3\]: "
+    ) as e:
+        ExtendedReferenceEvaluator(model).run(None, {"x": np.ones(2, np.float32), "y": np.ones(3, np.float32)})
+    assert "Hint" in str(e.value)
+    feeds = {"n": np.array(3), "x": np.ones(3, np.float32), "bias": np.array(1.0, np.float32)}
+
+    def broken(step: Step) -> list[Any] | None:
+        return [np.ones(2, np.float32), step.inputs[1]] if step.op_type == "Neg" else None
+
+    evaluator = ExtendedReferenceEvaluator(
+        LOOP, before=lambda s: [np.ones(2, np.float32), X] if "1" in str(s) and s.op_type == "Add" else None
+    )
+    with pytest.raises(EvaluationError, match=r"the node Add \(number 1 in Loop body, iteration 1\) on s="):
+        evaluator.run(None, feeds)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("g (float[N] x) => (float[N] y) { [odd] y = local.Nothing(x) }", "nothing computes local::Nothing .* 'odd'"),
+        ("g (float[N] x) => (float[N] y) { [odd] y = other.Op(x) }", "imports no version of the domain 'other'.*'odd'"),
+        ("g (float[N] x) => (float[N] y) { y = Abs(nowhere) }", r"the node Abs \(number 0\) reads 'nowhere'"),
+        ("g (float[N] x) => (float[N] y) { z = Abs(x) }", "nothing in the graph makes its output 'y'"),
+    ],
+)
+def test_broken_models(text: str, message: str) -> None:
+    with pytest.raises(EvaluationError, match=message):
+        ExtendedReferenceEvaluator(parsed(text)).run(None, {"x": X[0]})
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text("no model")
+    for wrong, message in (
+        (3, "an object of type int is not an ONNX model"),
+        (tmp_path / "none.onnx", "there is no file"),
+        (tmp_path / "text.onnx", "is not an ONNX model that can be read"),
+        (TWO.graph, "does not say which opsets"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            ExtendedReferenceEvaluator(wrong)
+    with pytest.raises(UsageError, match="the model has no result 'q'"):
+        ExtendedReferenceEvaluator(TWO).run(["q"], {"x": X})
+    recursive = parsed(
+        """g (float[N] x) => (float[N] y) { y = local.f(x) }
+        <opset_import: ["": 21, "local": 1], domain: "local"> f (a) => (b) { b = local.f(a) }"""
+    )
+    with pytest.raises(EvaluationError, match="the function local::f calls itself"):
+        ExtendedReferenceEvaluator(recursive)
+
+
+class Twice(OpRun):
+    op_domain = "local"
+
+    def _run(self, x: Any, by: float = 2.0) -> Any:
+        return (x * np.float32(by),)
+
+
+CUSTOM = parsed("g (float[N] x) => (float[N] y) { y = local.Twice <by = 3.0> (x) }")
+
+
+def test_kernels_of_the_call() -> None:
+    x = np.array([1, 2], np.float32)
+    (y,) = ExtendedReferenceEvaluator(CUSTOM, new_ops=[Twice]).run(None, {"x": x})
+    np.testing.assert_array_equal(y, x * 3)
+    kernel = Kernel("Twice", lambda x, *, by=2.0: x + by, domain="local")
+    np.testing.assert_array_equal(ExtendedReferenceEvaluator(CUSTOM, kernels=[kernel]).run(None, {"x": x})[0], x + 3)
+    with pytest.raises(UsageError, match="new_ops takes OpRun classes"):
+        ExtendedReferenceEvaluator(CUSTOM, new_ops=[kernel])
+    narrower = Kernel("Twice", lambda x: x, domain="local")
+    with pytest.raises(EvaluationError, match="the kernel of local::Twice of the node '' does not know by"):
+        ExtendedReferenceEvaluator(CUSTOM, kernels=[narrower])
+    with pytest.raises(PluginError):
+        ExtendedReferenceEvaluator(CUSTOM, plugins=["no-such-plugin"])
+
+
+def test_kernels_of_the_plugins_of_an_export() -> None:
+    """What ``runtime=`` gave the export serves its evaluator too."""
+    with torch.library._scoped_library("reference_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 5, "CompositeExplicitAutograd")
+        library.impl("twice", torch.empty_like, "Meta")
+        rule = onnxplug.Rule("reference_test::twice", lambda g, node: g.domain("local", 1).Twice(node.args[0], by=5.0))
+        program = onnxplug.to_onnx(
+            lambda x: torch.ops.reference_test.twice(x) + 1,
+            (torch.from_numpy(X),),
+            rules=[rule],
+            runtime=[onnxplug.ReferenceOp(Twice)],
+            plugins=[],
+        )
+    np.testing.assert_array_equal(ExtendedReferenceEvaluator(program).run(None, {"x": X})[0], X * 5 + 1)
+    with pytest.raises(EvaluationError, match="nothing computes local::Twice"):
+        ExtendedReferenceEvaluator(program, plugins=[])
+
+
+def test_a_kernel_replaces_a_function_of_the_model() -> None:
+    (y,) = ExtendedReferenceEvaluator(
+        CALL, kernels=[Kernel("scaled", lambda a, shift=None, *, by=10.0: a + by, domain="local")]
+    ).run(None, {"x": np.array([1, 2], np.float32)})
+    np.testing.assert_array_equal(y, [14, 15])
+
+
+class Applied(OpRun):
+    """A custom operator that runs a subgraph by itself, which reads a value around it."""
+
+    op_domain = "local"
+
+    def need_context(self) -> bool:
+        return True
+
+    def _run(self, x: Any, body: Any = None, context: Any = None, attributes: Any = None) -> Any:
+        return tuple(self._run_body({**context, body.input_names[0]: x}))
+
+
+def test_a_custom_operator_with_a_subgraph() -> None:
+    model = parsed(
+        """g (float[N] x, float[N] z) => (float[N] y) {
+            w = Neg(z)\n y = local.Applied(x) <body = b (float[N] p) => (float[N] q) { q = Add(p, w) }>
+        }"""
+    )
+    feeds = {"x": np.array([1, 2], np.float32), "z": np.array([10, 20], np.float32)}
+    np.testing.assert_array_equal(ExtendedReferenceEvaluator(model, new_ops=[Applied]).run(None, feeds)[0], [-9, -18])
+
+
+def test_four_bit_results_for_torch() -> None:
+    model = parsed("g (float[N] x) => (int4[N] y) { y = Cast <to = 22> (x) }")
+    (y,) = ExtendedReferenceEvaluator(model).run(None, {"x": torch.tensor([-8.0, 3.0])})
+    assert y.dtype == torch.int8
+    assert y.tolist() == [-8, 3]
+    (y,) = ExtendedReferenceEvaluator(model).run(None, {"x": np.array([-8, 3], np.float32)})
+    assert y.dtype == ml_dtypes.int4

@@ -1,0 +1,85 @@
+"""What plugins bring to run their operators: libraries of ONNX Runtime, and reference kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnxplug.errors import PluginError
+from onnxplug.host import RuntimeHost
+from onnxplug.plugin_api import OrtLibrary, ReferenceOp
+from onnxplug.registry.rule import load_object
+
+#: core knows the plugin host by this name alone.
+_HOST = "onnxplug.plugins.manager:host_for"
+
+
+@dataclass(frozen=True)
+class PluginRuntime:
+    """What one plugin's ``onnxplug_runtime`` hook returned, or what a call gave.
+
+    Attributes:
+        plugin: The plugin, for messages: its name, distribution and version; ``None`` for what a call gave.
+        domains: ONNX domains that it declares.
+        items: Its libraries and reference kernels.
+    """
+
+    plugin: str | None
+    domains: tuple[str, ...]
+    items: tuple[OrtLibrary | ReferenceOp, ...]
+
+    @property
+    def owner(self) -> str:
+        """The plugin's name and distribution, for messages."""
+        return f"the plugin {self.plugin}" if self.plugin is not None else "this call (runtime=)"
+
+
+def plugin_host(plugins: Sequence[str] | None = None) -> RuntimeHost:
+    """The plugins of a process: all that are installed, or those named.
+
+    Raises:
+        PluginError: One that is named is not installed.
+    """
+    return load_object(_HOST, "the plugin manager")(plugins)
+
+
+def reference_kernels(domains: Collection[str], runtimes: Iterable[PluginRuntime]) -> dict[tuple[str, str], type]:
+    """The ``OpRun`` classes that plugins bring for the operators of some domains, by domain and operator.
+
+    Raises:
+        PluginError: Two plugins supply one for the same operator, or what one supplies is not a kernel.
+    """
+    found: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
+    for runtime in runtimes:
+        for item in runtime.items:
+            if not isinstance(item, ReferenceOp):
+                continue
+            if runtime.domains and not set(runtime.domains) & set(domains):
+                continue
+            kernel = _kernel_class(item, runtime)
+            key = (getattr(kernel, "op_domain", ""), kernel.__name__)
+            if key[0] not in domains:
+                continue
+            if key not in found:
+                found[key] = (kernel, runtime)
+            elif found[key][0] is not kernel and found[key][1].plugin is not None:
+                raise PluginError(
+                    f"the operator {key[0]}::{key[1]} has two reference kernels, of {found[key][1].owner} and {runtime.owner}",
+                    hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
+                )
+    return {key: kernel for key, (kernel, _) in found.items()}
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether it is an ``OpRun`` class of a domain; onnx is not imported to tell."""
+    return isinstance(value, type) and hasattr(value, "eval") and hasattr(value, "op_domain")
+
+
+def _kernel_class(item: ReferenceOp, runtime: PluginRuntime) -> type:
+    kernel = item.kernel
+    if isinstance(kernel, str):
+        kernel = load_object(kernel, "a reference kernel", runtime.owner)
+    if not is_kernel(kernel):
+        raise PluginError(f"the ReferenceOp {item.kernel!r} of {runtime.owner} is not an OpRun class with an op_domain")
+    return kernel
