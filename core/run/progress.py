@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxplug.errors import UsageError
 from onnxplug.progress import shown
-from onnxplug.run.content import Progress
+from onnxplug.run.save import Progress
 
 #: Bytes from which on a bar is shown without being asked for.
 _WORTH_A_BAR = 1_000_000_000
