@@ -25,11 +25,10 @@ from onnxplug.diagnosis.verdict import judge_program
 from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
-from onnxplug.progress import showing
+from onnxplug.progress import reporting, showing
 from onnxplug.report.active import verified
 from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.outputs import Tolerances
-from onnxplug.run.progress import reporting
 from onnxplug.run.protobuf import to_proto
 from onnxplug.run.report import VerificationReport
 from onnxplug.run.save import Progress, check_settings, save_model
