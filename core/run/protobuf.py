@@ -89,34 +89,33 @@ def to_proto(
 def _fill(message: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
     if isinstance(tensor, ir.LazyTensor):
         tensor = tensor.raw()
-    name = message.name
+    name = message.name  # the tensor's own is the name of what it holds elsewhere
     serde.serialize_tensor_into(message, tensor)
     message.name = name
 
 
 def _describe(proto: onnx.GraphProto, values: Iterable[ir.Value]) -> None:
     """Describes values inside of a graph: their types, shapes, metadata and annotations."""
-    types: dict[tuple[Any, ...], onnx.TypeProto] = {}
+    types: dict[tuple[ir.DataType, int], onnx.TypeProto] = {}  # by the shape's id: most values share theirs
     for value in values:
         if _metadata(value) and (annotation := value.meta.get("quant_parameter_tensor_names")):
             entry = proto.quantization_annotation.add(tensor_name=value.name)
             for key in sorted(annotation):
                 entry.quant_parameter_tensor_names.add(key=key, value=annotation[key])
-        kind, shape = value.type, value.shape
-        plain = (
-            type(kind) is ir.TensorType and not kind.denotation and not value.doc_string and not value.metadata_props
-        )
-        if plain and shape is not None:
-            plain = not any(map(shape.get_denotation, range(len(shape))))
-        key = (kind.dtype, None if shape is None else shape.dims) if plain and kind is not None else ()
-        known = types.get(key)
-        if known is not None and value.name:
-            proto.value_info.add(name=value.name, type=known)
-        elif value.name and (kind is not None or shape is not None or value.metadata_props or value.doc_string):
+        kind, shape, name = value.type, value.shape, value.name
+        noted = value.metadata_props or value.doc_string
+        if not name or (kind is None and shape is None and not noted):
+            continue
+        if type(kind) is not ir.TensorType or kind.denotation or noted:
+            serde.serialize_value_into(proto.value_info.add(), value)
+            continue
+        known = types.get((kind.dtype, id(shape)))
+        if known is not None:
+            proto.value_info.add(name=name, type=known)
+        else:
             info = proto.value_info.add()
             serde.serialize_value_into(info, value)
-            if plain:
-                types[key] = info.type
+            types[kind.dtype, id(shape)] = info.type
 
 
 def content(tensor: ir.TensorProtocol) -> Any:

@@ -303,9 +303,11 @@ class _Saver:
             self._clean_up(data)
 
     def _write_data(self, files: Sequence[IO[bytes]], places: Mapping[str, Place]) -> None:
+        like = self._path
         with contextlib.suppress(OSError):
             old = sorted(name for name in data_files(self._path) if is_data_file(name, self._path))
             like = self._path.parent / old[0] if old else self._path
+        with contextlib.suppress(FileNotFoundError):
             for file in files:
                 _copy_permissions(like, file)
         done, total = 0, sum(place.length for place in places.values())
