@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnxplug.inspection.view import ModelView, ModuleView
     from onnxplug.profiling.sums import StageTime
     from onnxplug.report.record import Facts
-    from onnxplug.run.differences import Histogram
+    from onnxplug.run.report import Histogram
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: The columns of the table of nodes; docs/reports.md names them.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxplug.inspection.words import bytes_text
 from onnxplug.report.text import number_text, seconds_text
-from onnxplug.run.differences import DECADES
+from onnxplug.run.report import DECADES
 from onnxplug.text import counted, printable
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 from onnxplug.report.failure import first_line
 from onnxplug.report.record import Facts, Verification
-from onnxplug.run.differences import measuring
-from onnxplug.run.report import VerificationReport
+from onnxplug.run.report import VerificationReport, measuring
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onnxplug.report.record import Verification
 from onnxplug.report.report import ExportReport
-from onnxplug.run.differences import CaseDifference, OutputDifference
+from onnxplug.run.report import CaseDifference, OutputDifference
 from tests.support import reports
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
