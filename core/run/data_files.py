@@ -183,20 +183,22 @@ def remove_unread(model: Path, kept: Collection[str]) -> None:
 
     A process that saves keeps a staged file from before it makes data files until its model mentions them. So what was there
     before the staged files are looked for, and is mentioned after that by none, is read by no model that is being saved either.
+    While another process saves the same model, nothing is removed: that one does it.
 
     Args:
         model: The model's file.
         kept: Names of files that stay.
     """
-    names = [
-        entry.name
-        for entry in os.scandir(model.parent)
-        if is_data_file(entry.name, model)
-        and entry.name not in kept
-        and entry.is_file(follow_symlinks=False)
-        and os.access(entry, os.W_OK)
-    ]
-    if not names or remove_leftovers(model.parent):
+    with os.scandir(model.parent) as entries:
+        names = [
+            entry.name
+            for entry in entries
+            if is_data_file(entry.name, model)
+            and entry.name not in kept
+            and entry.is_file(follow_symlinks=False)
+            and os.access(entry, os.W_OK)
+        ]
+    if not names or remove_leftovers(model):
         return
     mentioned = _Mentions(model)
     for name in names:

@@ -12,59 +12,67 @@ import errno
 import io
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 try:
     import fcntl
-except ImportError:  # Windows has no fcntl, and removes no file that is open
+except ImportError:  # Windows has no fcntl: what killed processes leave there stays
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _SUFFIX = ".onnxplug-", ".tmp"
 
 
 @contextlib.contextmanager
-def staged(folder: Path) -> Iterator[IO[bytes]]:
-    """A new file under a hidden name; it is removed in the end unless it has another name by then."""
-    file = staged_file(folder)
+def staged(path: Path) -> Iterator[IO[bytes]]:
+    """A new file under a hidden name beside ``path``; it is removed in the end unless it has another name by then."""
+    file = staged_file(path)
     try:
         yield file
     finally:
-        path = Path(file.name)
         with contextlib.suppress(OSError):
-            if _is_at(file, path):
-                os.unlink(path)
+            if _is_at(file, file.name):
+                os.unlink(file.name)
         with contextlib.suppress(OSError):
             file.close()
 
 
-def staged_file(folder: Path) -> IO[bytes]:
-    """A new file under a hidden name, locked until it is closed. What killed processes left beside it is removed."""
-    remove_leftovers(folder)
+def staged_file(path: Path) -> IO[bytes]:
+    """A new file under a hidden name beside ``path``, locked until it is closed. What killed processes left there is removed."""
+    remove_leftovers(path)
     while True:
-        path = folder / f"{_PREFIX}{secrets.token_hex(6)}{_SUFFIX}"
-        file = open(path, "xb")  # noqa: SIM115 - the caller closes it
-        with contextlib.suppress(OSError):  # a file system without locks: the file is never taken for a leftover
+        file = open(path.parent / f"{_prefix(path)}{secrets.token_hex(6)}{_SUFFIX}", "xb")  # noqa: SIM115 - closed by the caller
+        is_ours = True
+        try:
             _lock(file)
-        if _is_at(file, path):  # else another process took it for a leftover before it was locked
+        except BlockingIOError:  # another process takes it for a leftover, and removes it
+            is_ours = False
+        except OSError:  # a file system without locks: nobody takes it for a leftover
+            pass
+        if is_ours and _is_at(file, file.name):
             return file
         file.close()
 
 
-def remove_leftovers(folder: Path) -> bool:
-    """Removes the hidden files of killed processes; whether another process or thread is writing one, or may be."""
+def remove_leftovers(path: Path) -> bool:
+    """Removes the hidden files of killed processes beside ``path``; whether a process or thread is writing ``path``, or may be."""
     is_busy = False
-    for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+    for leftover in path.parent.glob(f"{_PREFIX}*{_SUFFIX}"):
         try:
-            with open(path, "rb") as file:
+            with open(leftover, "rb") as file:
                 _lock(file)
-                os.unlink(path)
+                os.unlink(leftover)
         except FileNotFoundError:
             continue
         except OSError:
-            is_busy = True
+            is_busy |= leftover.name.startswith(_prefix(path))
     return is_busy
+
+
+def _prefix(path: Path) -> str:
+    return f"{_PREFIX}{zlib.crc32(os.fsencode(path.name)):08x}-"
 
 
 def _lock(file: IO[bytes]) -> None:
@@ -72,7 +80,7 @@ def _lock(file: IO[bytes]) -> None:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _is_at(file: IO[bytes], path: Path) -> bool:
+def _is_at(file: IO[bytes], path: str | Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     except FileNotFoundError:
@@ -92,7 +100,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    with staged(path.parent) as file:
+    with staged(path) as file:
         write(file)
         file.flush()
         os.replace(file.name, path)

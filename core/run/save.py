@@ -279,7 +279,7 @@ class _Saver:
         path, data = self._path, []
         try:
             check_destination(path, size)
-            with staged(path.parent) as file:
+            with staged(path) as file:
                 with contextlib.suppress(FileNotFoundError):
                     _copy_permissions(path, file)
                 if beside:
