@@ -389,9 +389,10 @@ class _Pair:
 
     def _assumed(self, leaves: Sequence[Any]) -> str | None:
         """A hint, where the inputs have a size of 1 and the model's code has a branch for it."""
-        sizes = self.sizes(leaves)
-        captured = self.program and self.program.captured
-        for assumption in captured.assumptions if captured else ():
+        if self.program is None:
+            return None
+        captured, sizes = _captured(self.program)[0], self.sizes(leaves)
+        for assumption in captured.assumptions:
             if assumption.symbols <= sizes.keys() and not assumption.allows(integers(sizes)):
                 return (
                     f"The model's code asks {assumption.text(captured.dim_names)} at {assumption.place}, and the exported model "
