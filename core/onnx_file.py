@@ -12,7 +12,7 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PureWindowsPath
 
 import onnx
@@ -20,8 +20,6 @@ import onnx_ir as ir
 
 from onnxplug.errors import UsageError
 from onnxplug.text import shortened
-
-Proto = onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto
 
 #: The largest protocol buffer.
 _LIMIT = 2**31 - 1
@@ -45,6 +43,17 @@ _FIELDS: dict[int, tuple[str, int]] = {
 _TYPED = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
 
 
+#: The field that an attribute of a type must have; a number that is 0 need not be written.
+_CONTENTS = {
+    onnx.AttributeProto.TENSOR: "t",
+    onnx.AttributeProto.GRAPH: "g",
+    onnx.AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+    onnx.AttributeProto.TYPE_PROTO: "tp",
+}
+#: Domain, name and overload of an operator or a function.
+_Key = tuple[str, str, str]
+
+
 class _Wrong(Exception):
     """What is wrong with a model."""
 
@@ -62,10 +71,9 @@ def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: 
             model may not reach: outside of its folder, in a device, in other tensors' bytes.
     """
     name = shortened(os.fspath(path), 300)
-    content = _content(path, name)
-    model = _parsed(content, name)
+    model = _parsed(_content(path, name), name)
     folder = os.path.dirname(os.path.abspath(path))
-    check(model, name, folder if to_run else None, os.path.realpath(path))
+    _check(model, name, folder if to_run else None, os.path.realpath(path))
     if external:
         try:
             onnx.external_data_helper.load_external_data_for_model(model, folder)
@@ -93,7 +101,7 @@ def parse_model(content: bytes) -> onnx.ModelProto:
         UsageError: They are no model, or one that nothing can run.
     """
     model = _parsed(content, "the bytes")
-    check(model, "the bytes", os.curdir)
+    _check(model, "the bytes", os.curdir)
     return model
 
 
@@ -131,8 +139,8 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}{': ' if lines else ''}{shortened(lines[0], 300) if lines else ''}"
 
 
-def check(model: onnx.ModelProto, name: str, folder: str | None = None, own: str | None = None) -> None:
-    """Checks a model that was read.
+def _check(model: onnx.ModelProto, name: str, folder: str | None, own: str | None = None) -> None:
+    """Checks a model.
 
     Args:
         model: The model.
@@ -144,41 +152,210 @@ def check(model: onnx.ModelProto, name: str, folder: str | None = None, own: str
         UsageError: Nothing can run it.
     """
     try:
-        _check(model, folder, own)
+        _Checker(folder).check(model, own)
     except _Wrong as error:
         raise UsageError(f"{name} is not a sound ONNX model: {error}") from None
 
 
-def _check(model: onnx.ModelProto, folder: str | None, own: str | None) -> None:
-    if not model.HasField("graph"):
-        raise _Wrong("it has no graph")
-    _check_opsets(model.opset_import, folder is not None)
-    regions: dict[str, list[tuple[int, int, str]]] = {}
-    graphs: list[onnx.GraphProto] = []
-    calls: dict[_Key, Counter[_Key]] = {}
-    of_graph: Counter[_Key] = Counter()
-    graphs.append(model.graph)
-    while graphs:
-        graph = graphs.pop()
-        of_graph += _check_nodes(graph.node, graphs, folder, regions)
-        _check_graph(graph, folder, regions)
-    for function in model.functions:
-        for name in (function.name, function.domain, function.overload):
-            _check_identifier(name, folder is not None)
-        _check_opsets(function.opset_import, folder is not None)
-        key = (_domain(function.domain), function.name, function.overload)
-        if key in calls:
-            raise _Wrong(f"it has two functions {_said(function.name)} of the domain {_said(function.domain)}")
-        calls[key] = _check_nodes(function.node, graphs, folder, regions)
+class _Checker:
+    """Checks a model part by part; each method raises :class:`_Wrong`.
+
+    Args:
+        folder: Where its external data are; ``None``: the model is not to be run.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+        #: The places of external data in each file: begin, end, and what is there.
+        self._regions: dict[str, list[tuple[int, int, str]]] = {}
+
+    def check(self, model: onnx.ModelProto, own: str | None) -> None:
+        """Checks a whole model; ``own`` is its file."""
+        if not model.HasField("graph"):
+            raise _Wrong("it has no graph")
+        self._opsets(model.opset_import)
+        of_graph = self._nodes_within([model.graph])
+        calls: dict[_Key, Counter[_Key]] = {}
+        for function in model.functions:
+            for name in (function.name, function.domain, function.overload):
+                self._identifier(name)
+            self._opsets(function.opset_import)
+            key = (_domain(function.domain), function.name, function.overload)
+            if key in calls:
+                raise _Wrong(f"it has two functions {_said(function.name)} of the domain {_said(function.domain)}")
+            graphs: list[onnx.GraphProto] = []
+            calls[key] = self._nodes(function.node, graphs) + self._nodes_within(graphs)
+        _check_calls(calls, of_graph)
+        for file, places in self._regions.items():
+            if file == own:
+                raise _Wrong(f"{places[0][2]} is in the model's own file")
+            _check_overlap(file, places)
+
+    def _opsets(self, imports: Iterable[onnx.OperatorSetIdProto]) -> None:
+        newest = onnx.defs.onnx_opset_version()
+        versions: dict[str, int] = {}
+        for imported in imports:
+            self._identifier(imported.domain)
+            domain, version = _domain(imported.domain), imported.version
+            if not 1 <= version < 2**31 or (self._folder is not None and domain == "" and version > newest):
+                known = f"; the installed onnx knows ai.onnx up to {newest}" if domain == "" else ""
+                raise _Wrong(f"it imports opset {version} of {_said(imported.domain or 'ai.onnx')}{known}")
+            if versions.setdefault(domain, version) != version:
+                raise _Wrong(f"it imports two opsets of {_said(imported.domain or 'ai.onnx')}")
+
+    def _nodes_within(self, graphs: list[onnx.GraphProto]) -> Counter[_Key]:
+        """Checks graphs and those in them; how often their nodes call what."""
+        calls: Counter[_Key] = Counter()
         while graphs:
             graph = graphs.pop()
-            calls[key] += _check_nodes(graph.node, graphs, folder, regions)
-            _check_graph(graph, folder, regions)
-    _check_calls(calls, of_graph)
-    for file, places in regions.items():
-        if file == own:
-            raise _Wrong(f"{places[0][2]} is in the model's own file")
-        _check_overlap(file, places)
+            calls += self._nodes(graph.node, graphs)
+            self._graph(graph)
+        return calls
+
+    def _nodes(self, nodes: Iterable[onnx.NodeProto], graphs: list[onnx.GraphProto]) -> Counter[_Key]:
+        """Checks nodes and the tensors in their attributes; how often they call what. Graphs in them are added to ``graphs``."""
+        calls: Counter[_Key] = Counter()
+        for node in nodes:
+            calls[_domain(node.domain), node.op_type, node.overload] += 1
+            for name in (*node.input, *node.output, node.name):
+                _check_name(name)
+            self._identifier(node.op_type)
+            self._identifier(node.domain)
+            for attribute in node.attribute:
+                self._attribute(attribute, node)
+                graphs += attribute.graphs
+                if attribute.HasField("g"):
+                    graphs.append(attribute.g)
+        return calls
+
+    def _attribute(self, attribute: onnx.AttributeProto, node: onnx.NodeProto) -> None:
+        _check_name(attribute.name)
+        where = f"the attribute {_said(attribute.name)} of {_said(node.name or node.op_type)}"
+        if not attribute.type:
+            raise _Wrong(f"{where} has no type")
+        needed = _CONTENTS.get(attribute.type)
+        if needed is not None and not attribute.ref_attr_name and not attribute.HasField(needed):
+            raise _Wrong(f"{where} has no content")
+        for tensor in (*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])):
+            self._tensor(tensor, where)
+        sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+        for each in (*attribute.sparse_tensors, *sparse):
+            self._sparse(each, where)
+
+    def _identifier(self, name: str | bytes) -> None:
+        """Checks the name of an operator or domain, an identifier in ONNX: it has no control characters at least."""
+        _check_name(name)
+        if self._folder is not None and not str(name).isprintable():
+            raise _Wrong(f"{_said(str(name))} is no name of an operator or a domain")
+
+    def _graph(self, graph: onnx.GraphProto) -> None:
+        sparse = [tensor.values for tensor in graph.sparse_initializer]
+        for named in (graph, *graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse):
+            _check_name(named.name)
+        for what, named_alike in (("weights", (*graph.initializer, *sparse)), ("inputs", graph.input)):
+            for name, count in Counter(each.name for each in named_alike).items():
+                if count > 1:
+                    raise _Wrong(f"it has two {what} {_said(name)}")
+        for tensor in graph.initializer:
+            self._tensor(tensor, f"the weight {_said(tensor.name)}")
+        for each in graph.sparse_initializer:
+            self._sparse(each, f"the weight {_said(each.values.name)}")
+
+    def _tensor(self, tensor: onnx.TensorProto, where: str) -> None:
+        try:
+            dtype = ir.DataType(tensor.data_type)
+        except ValueError:
+            raise _Wrong(f"{where} is of the data type {tensor.data_type}, which there is none of") from None
+        if dtype == ir.DataType.UNDEFINED:
+            raise _Wrong(f"{where} has no data type")
+        dims = list(tensor.dims)
+        if len(dims) > _MOST_DIMS or any(size < 0 for size in dims):
+            raise _Wrong(f"{where} has the dimensions {shortened(str(dims), 100)}")
+        count = math.prod(dims)
+        size = None if dtype == ir.DataType.STRING else -(-count * dtype.bitwidth // 8)
+        if max(count, size or 0) > _MOST_BYTES:
+            raise _Wrong(f"{where} has the dimensions {shortened(str(dims), 100)}, which is more than there can be")
+        if tensor.data_location == _T.EXTERNAL:
+            self._external(tensor, where, size)
+            return
+        filled = [field for field in (*_TYPED, "raw_data") if len(getattr(tensor, field))]
+        if len(filled) > 1:
+            raise _Wrong(f"{where} has its content twice: in {' and in '.join(filled)}")
+        if not filled:
+            if count:
+                raise _Wrong(f"{where} has {count} elements, and no content")
+            return
+        if filled == ["raw_data"]:
+            if size is None:
+                raise _Wrong(f"{where} holds strings as raw bytes")
+            wanted = size
+        else:
+            field, entries = _FIELDS.get(tensor.data_type, ("int32_data", 1))
+            if filled != [field]:
+                raise _Wrong(f"{where} is of {dtype.name} and has its content in {filled[0]}")
+            wanted = size if size is not None and dtype.bitwidth < 8 else count * entries
+        length = len(getattr(tensor, filled[0]))
+        if length != wanted:
+            raise _Wrong(f"{where} has {length} {'bytes' if filled == ['raw_data'] else 'entries'}, and takes {wanted}")
+
+    def _sparse(self, sparse: onnx.SparseTensorProto, where: str) -> None:
+        """Checks a sparse tensor: as many indices as values, each within the shape."""
+        dims = list(sparse.dims)
+        self._tensor(sparse.values, where)
+        self._tensor(sparse.indices, f"{where}, its indices")
+        locations = (sparse.indices.data_location, sparse.values.data_location)
+        if sparse.indices.data_type != _T.INT64 or _T.EXTERNAL in locations:
+            raise _Wrong(f"{where} is sparse, and its indices are no integers in the model")
+        if any(size < 0 for size in dims) or math.prod(dims) > 1 << 33:
+            raise _Wrong(f"{where} is sparse, and has the dimensions {shortened(str(dims), 100)}")
+        indices = onnx.numpy_helper.to_array(sparse.indices)
+        count = math.prod(sparse.values.dims)
+        bounds = [math.prod(dims)] if indices.ndim == 1 else dims
+        fits = indices.shape in ((count,), (count, len(dims))) and (
+            not count or bool((indices >= 0).all() and (indices < bounds).all())
+        )
+        if not fits:
+            raise _Wrong(f"{where} is sparse, and its indices are not those of {count} elements of {dims}")
+
+    def _external(self, tensor: onnx.TensorProto, where: str, size: int | None) -> None:
+        entries: dict[str, str] = {}
+        for entry in tensor.external_data:
+            _check_name(entry.key)
+            _check_name(entry.value)
+            if entries.setdefault(entry.key, entry.value) != entry.value:
+                raise _Wrong(f"{where} says twice what {_said(entry.key)} is")
+        location = entries.get("location", "")
+        if size is None:
+            raise _Wrong(f"{where} holds strings, which can't be in another file")
+        file, length_of_file = self._external_file(location, where)
+        offset = _number(entries.get("offset", "0"), where, "offset")
+        length = _number(entries.get("length", str(size)), where, "length")
+        if length != size:
+            raise _Wrong(f"{where} takes {size} bytes, and is said to have {length} in {_said(location)}")
+        end = offset + length
+        if end > length_of_file:
+            raise _Wrong(f"{where} is at the bytes {offset} to {end} of {_said(location)}, which has {length_of_file}")
+        self._regions.setdefault(file, []).append((offset, end, where))
+
+    def _external_file(self, location: str, where: str) -> tuple[str, int]:
+        """The file of external data, all links followed, and its size; where nothing is looked at, its name and no limit."""
+        parts = PureWindowsPath(location)  # whose separators are those of POSIX too
+        if not location or "\0" in location or parts.anchor or ".." in parts.parts:
+            raise _Wrong(f"{where} is in the file {_said(location)}, which is not one of the model's folder")
+        if self._folder is None:
+            return os.path.normpath(location), 1 << 63
+        try:
+            folder = os.path.realpath(self._folder)
+            file = os.path.realpath(os.path.join(self._folder, location))
+            if os.path.commonpath([file, folder]) != folder:
+                raise _Wrong(f"{where} is in {_said(location)}, a link that leads out of the model's folder")
+            status = os.stat(file)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise _Wrong(f"{where} is in the file {_said(location)}, which can't be read: {reason}") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise _Wrong(f"{where} is in {_said(location)}, which is not a regular file")
+        return file, status.st_size
 
 
 def _domain(name: str) -> str:
@@ -189,76 +366,6 @@ def _said(name: str) -> str:
     return repr(shortened(name, 100))
 
 
-def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], to_run: bool) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    found: dict[str, int] = {}
-    for imported in imports:
-        _check_identifier(imported.domain, to_run)
-        domain, version = _domain(imported.domain), imported.version
-        if not 1 <= version < 2**31 or (to_run and domain == "" and version > newest):
-            known = f"; the installed onnx knows ai.onnx up to {newest}" if domain == "" else ""
-            raise _Wrong(f"it imports opset {version} of {_said(imported.domain or 'ai.onnx')}{known}")
-        if found.setdefault(domain, version) != version:
-            raise _Wrong(f"it imports two opsets of {_said(imported.domain or 'ai.onnx')}")
-
-
-#: Domain, name and overload of an operator or a function.
-_Key = tuple[str, str, str]
-_Regions = dict[str, list[tuple[int, int, str]]]
-
-
-def _check_nodes(
-    nodes: Iterable[onnx.NodeProto], graphs: list[onnx.GraphProto], folder: str | None, regions: _Regions
-) -> Counter[_Key]:
-    """Checks nodes and the tensors in their attributes; how often they call what. The graphs in them are added to ``graphs``."""
-    called: Counter[_Key] = Counter()
-    for node in nodes:
-        called[_domain(node.domain), node.op_type, node.overload] += 1
-        for name in (*node.input, *node.output, node.name):
-            _check_name(name)
-        _check_identifier(node.op_type, folder is not None)
-        _check_identifier(node.domain, folder is not None)
-        for attribute in node.attribute:
-            _check_name(attribute.name)
-            _check_content(attribute, node)
-            where = f"the attribute {_said(attribute.name)} of {_said(node.name or node.op_type)}"
-            for tensor in _tensors(attribute):
-                _check_tensor(tensor, where, folder, regions)
-            for sparse in (
-                *attribute.sparse_tensors,
-                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
-            ):
-                _check_sparse(sparse, where, folder, regions)
-            graphs += attribute.graphs
-            if attribute.HasField("g"):
-                graphs.append(attribute.g)
-    return called
-
-
-def _tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
-    if attribute.HasField("t"):
-        yield attribute.t
-    yield from attribute.tensors
-
-
-#: The field that an attribute of a type must have; a number that is 0 need not be written.
-_CONTENTS = {
-    onnx.AttributeProto.TENSOR: "t",
-    onnx.AttributeProto.GRAPH: "g",
-    onnx.AttributeProto.SPARSE_TENSOR: "sparse_tensor",
-    onnx.AttributeProto.TYPE_PROTO: "tp",
-}
-
-
-def _check_content(attribute: onnx.AttributeProto, node: onnx.NodeProto) -> None:
-    where = f"the attribute {_said(attribute.name)} of {_said(node.name or node.op_type)}"
-    if not attribute.type:
-        raise _Wrong(f"{where} has no type")
-    needed = _CONTENTS.get(attribute.type)
-    if needed is not None and not attribute.ref_attr_name and not attribute.HasField(needed):
-        raise _Wrong(f"{where} has no content")
-
-
 def _check_name(name: str | bytes) -> None:
     """Checks a name. A protocol buffer gives what isn't UTF-8 as bytes."""
     if isinstance(name, bytes):
@@ -267,40 +374,11 @@ def _check_name(name: str | bytes) -> None:
         raise _Wrong(f"the name {_said(name)} has a null character")
 
 
-def _check_identifier(name: str | bytes, to_run: bool) -> None:
-    """Checks the name of an operator or domain, which ONNX has as an identifier: of control characters at least there is none."""
-    _check_name(name)
-    if to_run and not str(name).isprintable():
-        raise _Wrong(f"{_said(str(name))} is no name of an operator or a domain")
-
-
-def _check_graph(graph: onnx.GraphProto, folder: str | None, regions: _Regions) -> None:
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        _check_name(value.name)
-    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        _check_name(tensor.name)
-    _check_name(graph.name)
-    names = Counter(tensor.name for tensor in graph.initializer)
-    names.update(sparse.values.name for sparse in graph.sparse_initializer)
-    inputs = Counter(value.name for value in graph.input)
-    for what, counted in (("weights", names), ("inputs", inputs)):
-        twice = next((name for name, count in counted.items() if count > 1), None)
-        if twice is not None:
-            raise _Wrong(f"it has two {what} {_said(twice)}")
-    for tensor in graph.initializer:
-        _check_tensor(tensor, f"the weight {_said(tensor.name)}", folder, regions)
-    for sparse in graph.sparse_initializer:
-        _check_sparse(sparse, f"the weight {_said(sparse.values.name)}", folder, regions)
-
-
 def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -> None:
     """Checks that no function calls itself, and that the calls don't multiply beyond what can be run."""
+    callees = {key: called.keys() & calls.keys() for key, called in calls.items()}
     try:
-        order = list(
-            graphlib.TopologicalSorter(
-                {key: called.keys() & calls.keys() for key, called in calls.items()}
-            ).static_order()
-        )
+        order = list(graphlib.TopologicalSorter(callees).static_order())
     except graphlib.CycleError as error:
         names = [name for _, name, _ in error.args[1]]
         raise _Wrong(f"the function {_said(names[0])} calls itself") from None
@@ -312,119 +390,10 @@ def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -
         raise _Wrong(f"its functions call each other so often that they are {whole:.1e} nodes")
 
 
-# -- tensors -----------------------------------------------------------------------------------------------------------
-
-
-def _check_tensor(tensor: onnx.TensorProto, where: str, folder: str | None, regions: _Regions) -> None:
-    try:
-        dtype = ir.DataType(tensor.data_type)
-    except ValueError:
-        raise _Wrong(f"{where} is of the data type {tensor.data_type}, which there is none of") from None
-    if dtype == ir.DataType.UNDEFINED:
-        raise _Wrong(f"{where} has no data type")
-    dims = list(tensor.dims)
-    if len(dims) > _MOST_DIMS or any(size < 0 for size in dims):
-        raise _Wrong(f"{where} has the dimensions {shortened(str(dims), 100)}")
-    count = math.prod(dims)
-    size = None if dtype == ir.DataType.STRING else -(-count * dtype.bitwidth // 8)
-    if max(count, size or 0) > _MOST_BYTES:
-        raise _Wrong(f"{where} has the dimensions {shortened(str(dims), 100)}, which is more than there can be")
-    filled = [field for field in _TYPED if len(getattr(tensor, field))]
-    filled += ["raw_data"] if tensor.raw_data else []
-    if tensor.data_location == _T.EXTERNAL:
-        _check_external(tensor, where, folder, size, regions)
-        return
-    if len(filled) > 1:
-        raise _Wrong(f"{where} has its content twice: in {' and in '.join(filled)}")
-    if not filled:
-        if count:
-            raise _Wrong(f"{where} has {count} elements, and no content")
-        return
-    if filled == ["raw_data"]:
-        if size is None:
-            raise _Wrong(f"{where} holds strings as raw bytes")
-        got, wanted = len(tensor.raw_data), size
-    else:
-        field, entries = _FIELDS.get(tensor.data_type, ("int32_data", 1))
-        if filled != [field]:
-            raise _Wrong(f"{where} is of {dtype.name} and has its content in {filled[0]}")
-        got, wanted = len(getattr(tensor, field)), count * entries
-        if size is not None and dtype.bitwidth < 8:
-            wanted = size
-    if got != wanted:
-        raise _Wrong(f"{where} has {got} {'bytes' if filled == ['raw_data'] else 'entries'}, and takes {wanted}")
-
-
-def _check_sparse(sparse: onnx.SparseTensorProto, where: str, folder: str | None, regions: _Regions) -> None:
-    """Checks a sparse tensor: as many indices as values, each within the shape."""
-    dims = list(sparse.dims)
-    _check_tensor(sparse.values, where, folder, regions)
-    _check_tensor(sparse.indices, f"{where}, its indices", folder, regions)
-    if sparse.indices.data_type != _T.INT64 or _T.EXTERNAL in (
-        sparse.indices.data_location,
-        sparse.values.data_location,
-    ):
-        raise _Wrong(f"{where} is sparse, and its indices are no integers in the model")
-    if any(size < 0 for size in dims) or math.prod(dims) > 1 << 33:
-        raise _Wrong(f"{where} is sparse, and has the dimensions {shortened(str(dims), 100)}")
-    indices = onnx.numpy_helper.to_array(sparse.indices)
-    count = math.prod(sparse.values.dims)
-    bounds = [math.prod(dims)] if indices.ndim == 1 else dims
-    fits = indices.shape in ((count,), (count, len(dims))) and (
-        not count or bool((indices >= 0).all() and (indices < bounds).all())
-    )
-    if not fits:
-        raise _Wrong(f"{where} is sparse, and its indices are not those of {count} elements of {dims}")
-
-
-def _check_external(
-    tensor: onnx.TensorProto, where: str, folder: str | None, size: int | None, regions: _Regions
-) -> None:
-    entries: dict[str, str] = {}
-    for entry in tensor.external_data:
-        _check_name(entry.key)
-        _check_name(entry.value)
-        if entries.setdefault(entry.key, entry.value) != entry.value:
-            raise _Wrong(f"{where} says twice what {_said(entry.key)} is")
-    location = entries.get("location", "")
-    if size is None:
-        raise _Wrong(f"{where} holds strings, which can't be in another file")
-    file, length_of_file = _external_file(location, where, folder)
-    offset = _number(entries.get("offset", "0"), where, "offset")
-    length = _number(entries.get("length", str(size)), where, "length")
-    if length != size:
-        raise _Wrong(f"{where} takes {size} bytes, and is said to have {length} in {_said(location)}")
-    if offset + length > length_of_file:
-        raise _Wrong(
-            f"{where} is at the bytes {offset} to {offset + length} of {_said(location)}, which has {length_of_file}"
-        )
-    regions.setdefault(file, []).append((offset, offset + length, where))
-
-
 def _number(text: str, where: str, what: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise _Wrong(f"{where} has the {what} {_said(text)}")
     return int(text)
-
-
-def _external_file(location: str, where: str, folder: str | None) -> tuple[str, int]:
-    """The file of external data, all links followed, and its size; where nothing is looked at, its name and no limit."""
-    parts = PureWindowsPath(location)  # whose separators are those of POSIX too
-    if not location or "\0" in location or parts.anchor or ".." in parts.parts:
-        raise _Wrong(f"{where} is in the file {_said(location)}, which is not one of the model's folder")
-    if folder is None:
-        return os.path.normpath(location), 1 << 63
-    try:
-        file = os.path.realpath(os.path.join(folder, location))
-        if os.path.commonpath([file, os.path.realpath(folder)]) != os.path.realpath(folder):
-            raise _Wrong(f"{where} is in {_said(location)}, a link that leads out of the model's folder")
-        status = os.stat(file)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise _Wrong(f"{where} is in the file {_said(location)}, which can't be read: {reason}") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise _Wrong(f"{where} is in {_said(location)}, which is not a regular file")
-    return file, status.st_size
 
 
 def _check_overlap(file: str, places: list[tuple[int, int, str]]) -> None:

@@ -24,15 +24,13 @@ from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
 from onnxplug.observers import Observer, Span, observed, stage
 from onnxplug.packages import load
-from onnxplug.progress import StageNames, Told, showing
+from onnxplug.progress import StageNames, Told, reporting, showing
 from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.choices import outputs_of_choices
-from onnxplug.run.content import Progress
 from onnxplug.run.outputs import Tolerances
-from onnxplug.run.progress import reporting
 from onnxplug.run.protobuf import to_proto
 from onnxplug.run.report import VerificationReport
-from onnxplug.run.save import check_settings, save_model
+from onnxplug.run.save import Progress, check_settings, save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import verify_program
 from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
@@ -387,8 +385,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
     ) -> None:
         """Saves the model: complete or not at all.
 
-        Weights go from where they are to the file one by one, and are nowhere twice in memory. A save of weights from files that
-        was killed, or that a full disk has stopped, goes on where it was when it is done again (``docs/large-models.md``).
+        Weights go from where they are to the file one by one, and are nowhere twice in memory. docs/saving.md says what is there
+        when a save fails or is killed.
 
         Args:
             destination: A path, or a binary file object. A symbolic link stays one; its target is replaced.
@@ -396,8 +394,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 the same.
             keep_initializers_as_inputs: List the weights as inputs too, so that a run may replace them.
             external_data: Weights in a file beside the model, ``model.onnx.data`` beside ``model.onnx``; ``None`` does so
-                above 1.5 GB. While a model in the folder uses a file of this name, ``model.onnx.data.2`` is next, so that the
-                replaced model is never paired with new weights. What no model refers to any more is removed.
+                above 1.5 GB. While there is a file of this name, or a model in the folder mentions it, ``model.onnx.data.2`` is
+                next, so that no model is ever paired with weights of another. What no model mentions any more is removed.
             weights: The weights to save, as :meth:`apply_weights` takes them; the program keeps those that it has.
             strict: As in :meth:`apply_weights`.
             shard: The largest size of a data file, a number of bytes or ``"2GB"``: there are as many of them as that takes.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Stages that took longer, in seconds, stay on the screen with their time.
 WORTH_A_LINE = 1.0
 
+#: Bytes to write from which on a bar is shown without being asked for.
+_WORTH_A_BAR = 1_000_000_000
+
 Told = Callable[[str], Any]
 
 
@@ -163,3 +166,33 @@ def showing(progress: Any) -> Iterator[Told | None]:
     else:
         with displayed() as display:
             yield display
+
+
+@contextlib.contextmanager
+def reporting(progress: Any) -> Iterator[Callable[[int, int], Any] | None]:
+    """What is told of the bytes that are written and of all, for an argument ``progress=``.
+
+    Args:
+        progress: ``True`` or ``False``, for a bar on standard error or none; a function; ``None`` for a bar where there is much to
+            write. There is none where standard error is no terminal, and where the stage is shown already, that says how far it is.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if callable(progress):
+        yield progress
+        return
+    if not isinstance(progress, bool | None):
+        raise UsageError(f"progress= takes True, False or a function of two numbers, got {progress!r}")
+    display = shown()
+    with contextlib.ExitStack() as stack:
+
+        def part(done: int, total: int) -> None:
+            nonlocal display
+            if display is None and (progress or total >= _WORTH_A_BAR):
+                display = stack.enter_context(displayed())
+                display("saving")
+            if display is not None:
+                display.part(done, total)
+
+        yield None if progress is False else part

@@ -83,10 +83,10 @@ def failure(message: str, hint: str | None = None) -> None:
 
 def size_text(path: Path) -> str:
     """Size of a model's file and of the data beside it."""
-    from onnxplug.run.references import data_files
+    from onnxplug.run.data_files import data_files
 
     total = path.stat().st_size
-    files = [path.resolve().parent / name for name in data_files(path) or ()]
+    files = [path.resolve().parent / name for name in data_files(path)]
     data_size = sum(f.stat().st_size for f in files if os.path.isfile(f))
     data = f" and {filesize.decimal(data_size)} of external data" if data_size else ""
     return filesize.decimal(total) + data

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import struct
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,48 +62,35 @@ class _Version(NamedTuple):
     size: int
     changed: int
 
-    @classmethod
-    def of(cls, path: Path) -> _Version:
-        status = path.stat()
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+def _version(path: Path) -> _Version:
+    status = path.stat()
+    return _Version(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+@dataclass(frozen=True, eq=False)
 class Stored:
     """A tensor in a file.
 
     Attributes:
         name: Its name there.
         path: The file.
+        version: What tells the file from another one at its path.
         shape: Its shape.
         dtype: Its dtype; ``None`` where torch has none.
         dtype_name: What the file calls it.
+        read: Reads it.
         place: Offset and number of its bytes in the file, where they lie there as they are.
     """
 
-    def __init__(
-        self,
-        name: str,
-        path: Path,
-        version: _Version,
-        shape: Iterable[int],
-        dtype: torch.dtype | None,
-        dtype_name: str,
-        read: Callable[[str], torch.Tensor],
-        place: tuple[int, int] | None = None,
-    ) -> None:
-        self.name = name
-        self.path = path
-        self.shape = torch.Size(shape)
-        self.dtype = dtype
-        self.dtype_name = dtype_name
-        self.place = place
-        self._version = version
-        self._read = read
-
-    @property
-    def identity(self) -> list[Any]:
-        """What tells its bytes from others, in another process too."""
-        return [self.name, os.path.realpath(self.path), *self._version]
+    name: str
+    path: Path
+    version: _Version
+    shape: torch.Size
+    dtype: torch.dtype | None
+    dtype_name: str
+    read: Callable[[str], torch.Tensor]
+    place: tuple[int, int] | None = None
 
     def load(self) -> torch.Tensor:
         """Reads the tensor.
@@ -111,10 +100,9 @@ class Stored:
         """
         self.check_unchanged()
         try:
-            tensor = self._read(self.name)
+            return self.read(self.name)
         except Exception as error:  # safetensors has a class of its own, torch.load any
             raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
-        return tensor
 
     def check_unchanged(self) -> None:
         """Checks that the file is the one that was opened.
@@ -123,7 +111,7 @@ class Stored:
             WeightsError: It is gone, or was written to.
         """
         try:
-            unchanged = _Version.of(self.path) == self._version
+            unchanged = _version(self.path) == self.version
         except OSError as error:
             raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
         if not unchanged:
@@ -228,52 +216,36 @@ def _from_safetensors(path: Path) -> dict[str, Stored]:
         ) from error
 
     def read(name: str) -> torch.Tensor:
-        """Reads one tensor; a file that is mapped to memory may come in whole."""
-        stored = found[name]
-        assert stored.place is not None
-        assert stored.dtype is not None
-        offset, length = stored.place
-        content = torch.empty(length, dtype=torch.uint8)
-        with open(path, "rb") as file:
-            file.seek(offset)
-            if file.readinto(content.numpy().data) != length:
-                raise OSError("the file ends too early")
-        return (
-            content.view(stored.dtype).reshape(stored.shape)
-            if length
-            else torch.empty(stored.shape, dtype=stored.dtype)
-        )
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(name)
 
+    stored: dict[str, Stored] = {}
     try:
-        version = _Version.of(path)
-        with safe_open(path, framework="pt"):  # checks the header against the size of the file
-            pass
-        entries, start = _header(path)
+        version = _version(path)
+        with safe_open(path, framework="pt") as file:  # checks the header against the size of the file
+            end = version.size
+            for name in reversed(file.offset_keys()):  # the tensors lie one behind the other, up to the end of the file
+                described = file.get_slice(name)
+                dtype_name, shape = described.get_dtype(), described.get_shape()
+                length = math.prod(shape) * _bits(dtype_name) // 8
+                end -= length
+                dtype = _DTYPES.get(dtype_name)
+                stored[name] = Stored(name, path, version, torch.Size(shape), dtype, dtype_name, read, (end, length))
     except Exception as error:
         raise WeightsError(
             f"{path} is not a whole safetensors file: {error}", hint="It may be truncated: fetch it again."
         ) from error
-    found: dict[str, Stored] = {}
-    for name, entry in entries.items():
-        begin, end = entry["data_offsets"]
-        dtype = _DTYPES.get(entry["dtype"])
-        place = (start + begin, end - begin)
-        found[name] = Stored(name, path, version, entry["shape"], dtype, entry["dtype"], read, place)
-    return found
+    return dict(sorted(stored.items()))
 
 
-def _header(path: Path) -> tuple[Mapping[str, Any], int]:
-    """The entries of a safetensors file's header, and where the tensors begin."""
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        entries = json.loads(file.read(length))
-    entries.pop("__metadata__", None)
-    return entries, 8 + length
+def _bits(dtype_name: str) -> int:
+    """The bits of an element, which the name of a dtype of safetensors has: ``BF16``, ``F8_E4M3``, ``BOOL``."""
+    return 8 if dtype_name == "BOOL" else int(re.search(r"\d+", dtype_name)[0])  # type: ignore[index]
 
 
 def _from_torch(path: Path) -> dict[str, Stored]:
     try:
-        version = _Version.of(path)
+        version = _version(path)
         check_archive(path)
         content = _torch_load(path)
     except UsageError as error:
@@ -291,30 +263,17 @@ def _from_torch(path: Path) -> dict[str, Stored]:
             + (" of other things than tensors" if isinstance(content, Mapping) else ""),
             hint="Save one, torch.save(model.state_dict(), path), or give the mapping itself.",
         )
-    checked_layouts(content, path)
+    sparse = next((name for name, tensor in content.items() if tensor.layout in SPARSE), None)
+    if sparse is not None:
+        raise WeightsError(f"{shortened(sparse, 200)!r} in {path} is sparse ({content[sparse].layout})", names=[sparse])
+
+    def read(name: str) -> torch.Tensor:
+        return torch.Tensor.detach(_torch_load(path)[name])
+
     return {
-        name: Stored(
-            name,
-            path,
-            version,
-            tensor.shape,
-            tensor.dtype,
-            str(tensor.dtype),
-            lambda name: torch.Tensor.detach(_torch_load(path)[name]),
-        )
+        name: Stored(name, path, version, tensor.shape, tensor.dtype, str(tensor.dtype), read)
         for name, tensor in content.items()
     }
-
-
-def checked_layouts(content: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Checks that no tensor of a file is sparse.
-
-    Raises:
-        WeightsError: One is.
-    """
-    for name, tensor in content.items():
-        if tensor.layout in SPARSE:
-            raise WeightsError(f"{shortened(name, 200)!r} in {path} is sparse ({tensor.layout})", names=[name])
 
 
 def _torch_load(path: Path) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxplug.run.differences import Histogram
+from onnxplug.run.report import Histogram
 
 #: Above this number of elements, the size of the ordinary ones is taken from a sample of as many.
 _SAMPLE = 1 << 18

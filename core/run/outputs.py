@@ -12,9 +12,8 @@ import torch
 from onnxplug import logs
 from onnxplug.errors import VerificationError
 from onnxplug.run.compare import Comparison, Scale, compare
-from onnxplug.run.conditioning import Run, in_double, rounding_slack
-from onnxplug.run.differences import OutputDifference, open_case
-from onnxplug.run.quanta import quantises, quantum_slack
+from onnxplug.run.conditioning import Run, in_double, quantises, quantum_slack, rounding_slack
+from onnxplug.run.report import OutputDifference, open_case
 
 _LOGGER = logs.logger("verify")
 

@@ -1,32 +1,40 @@
-"""A model as ONNX's protocol buffer: what ``onnx_ir`` makes of it, in a fraction of the time.
+"""A model as ONNX's protocol buffer: what ``onnx_ir`` makes of it, without a second copy of the weights.
 
-Most of the buffer's messages are types of values, and a few types are those of nearly all values: each is made once here
-and copied. Everything else is ``onnx_ir``'s serialisation.
+The types of values are most of the messages of a buffer, and nearly all values have one of a few types: each is made once here.
+Everything else is ``onnx_ir``'s serialisation.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx_ir import serde
 
 from onnxplug import logs
 from onnxplug.build.stored import WeightTensor
+from onnxplug.errors import SaveError, WeightsError
 
 _LOGGER = logs.logger("save")
-#: Where ``onnx_ir`` keeps the quantisation annotation of a value.
-_ANNOTATION = "quant_parameter_tensor_names"
+#: Tensors of at least so many bytes are written after the rest of a model's graph, one by one.
+_APART_BYTES = 1 << 20
+#: The largest protocol buffer.
+_LIMIT = 2**31 - 1
+#: Fields of ONNX's messages, with the mark of what is as long as the number before it says.
+_GRAPH, _INITIALIZER, _RAW_DATA = (field << 3 | 2 for field in (7, 5, 9))
 #: The metadata of a value, ``None`` where it has none: ``meta`` makes an empty store of it, which takes longer than all else.
 _metadata = getattr(ir.Value, "_metadata", ir.Value.meta).__get__
 
 
 def to_proto(
     model: ir.Model,
-    proto: onnx.ModelProto | None = None,
     *,
     tensors: Mapping[str, ir.TensorProtocol] | None = None,
     inputs: Sequence[ir.Value] | None = None,
@@ -36,7 +44,6 @@ def to_proto(
 
     Args:
         model: The model; it is not changed.
-        proto: The message to fill; a new one when ``None``.
         tensors: The contents of the initializers to be written, by name, instead of the model's own.
         inputs: The graph's inputs, instead of the model's own.
         apart: Names of initializers that the caller writes himself: they are described, and left out.
@@ -45,10 +52,7 @@ def to_proto(
         onnx_ir.serde.SerdeError: A part of the model can't be written; a fake tensor for example.
     """
     graph = model.graph
-    if inputs is None:
-        inputs = graph.inputs
-    if tensors is None:
-        tensors = _contents(graph)
+    inputs = graph.inputs if inputs is None else inputs
     frame = copy.copy(model)
     frame.graph = ir.GraphView(  # type: ignore[assignment]
         inputs,
@@ -59,156 +63,144 @@ def to_proto(
         name=graph.name,
         metadata_props=graph.metadata_props,
     )
-    proto = serde.serialize_model_into(onnx.ModelProto() if proto is None else proto, frame)
-    described = [value for name, value in graph.initializers.items() if name in tensors]
-    skipped = set(apart)
-    _add_initializers(proto.graph, {str(v.name): tensors[str(v.name)] for v in described if v.name not in skipped})
-    attributes: dict[int, onnx.AttributeProto] = {}
+    proto = serde.serialize_model(frame)
+    described = []
+    messages = []
+    for name, value in graph.initializers.items():
+        tensor = value.const_value if tensors is None else tensors.get(name)
+        if tensor is not None:
+            described.append(value)
+            if name not in apart:
+                messages.append((proto.graph.initializer.add(name=name), tensor))
+        elif tensors is None:
+            _LOGGER.warning("the initializer %r has no content and is left out", name)
+    # A tensor's bytes are copied on their way into the message: from the largest to the smallest, they fit where those of the
+    # tensor before were, and the process asks the system for that memory once.
+    for message, tensor in sorted(messages, key=lambda entry: -entry[1].nbytes):
+        _fill(message, tensor)
     for node in graph:
-        if node.overload or node.doc_string or node.device_configurations:
-            serde.serialize_node_into(proto.graph.node.add(), node, model_ir_version=model.ir_version)
-        else:
-            _add_node(proto.graph, node, attributes)
+        serde.serialize_node_into(proto.graph.node.add(), node, model_ir_version=model.ir_version)
         described += node.outputs
-    # The frame has these already.
-    written = {id(value) for value in (*inputs, *graph.outputs)}
-    _add_value_infos(proto.graph, [value for value in described if id(value) not in written])
+    framed = {id(value) for value in (*inputs, *graph.outputs)}
+    _describe(proto.graph, (value for value in described if id(value) not in framed))
     return proto
 
 
-def _add_initializers(proto: onnx.GraphProto, tensors: Mapping[str, ir.TensorProtocol]) -> None:
-    """Adds the initializers, and then their contents, from the largest to the smallest.
-
-    A tensor's bytes are copied on their way into the message; in this order they fit where those of the tensor before were, and
-    the process asks the system for that memory once.
-    """
-    messages = [(proto.initializer.add(name=name), tensor) for name, tensor in tensors.items()]
-    for message, tensor in sorted(messages, key=lambda entry: -entry[1].nbytes):
-        _fill_initializer(message, tensor)
-
-
-def _fill_initializer(message: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
+def _fill(message: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
     if isinstance(tensor, ir.LazyTensor):
         tensor = tensor.raw()
-    if (
-        type(tensor) is WeightTensor
-        and type(tensor.raw) is torch.Tensor
-        and not (tensor.doc_string or tensor.metadata_props)
-    ):
-        message.data_type = tensor.dtype.value
-        message.dims.extend(tensor.shape.dims)
-        message.raw_data = tensor.tobytes()
+    name = message.name  # the tensor's own is the name of what it holds elsewhere
+    serde.serialize_tensor_into(message, tensor)
+    message.name = name
+
+
+def _describe(proto: onnx.GraphProto, values: Iterable[ir.Value]) -> None:
+    """Describes values inside of a graph: their types, shapes, metadata and annotations."""
+    types: dict[tuple[ir.DataType, int], onnx.TypeProto] = {}  # by the shape's id: most values share theirs
+    for value in values:
+        if _metadata(value) and (annotation := value.meta.get("quant_parameter_tensor_names")):
+            entry = proto.quantization_annotation.add(tensor_name=value.name)
+            for key in sorted(annotation):
+                entry.quant_parameter_tensor_names.add(key=key, value=annotation[key])
+        kind, shape, name = value.type, value.shape, value.name
+        noted = value.metadata_props or value.doc_string
+        if not name or (kind is None and shape is None and not noted):
+            continue
+        if type(kind) is not ir.TensorType or kind.denotation or noted:
+            serde.serialize_value_into(proto.value_info.add(), value)
+            continue
+        known = types.get((kind.dtype, id(shape)))
+        if known is not None:
+            proto.value_info.add(name=name, type=known)
+        else:
+            info = proto.value_info.add()
+            serde.serialize_value_into(info, value)
+            types[kind.dtype, id(shape)] = info.type
+
+
+def content(tensor: ir.TensorProtocol) -> Any:
+    """The bytes of a tensor as ONNX stores them, a view of its memory where they are there as they are.
+
+    Raises:
+        WeightsError: The tensor has no numbers, can't be read from its file, or is of another size than it says.
+    """
+    expected, name = tensor.nbytes, tensor.name
+    if isinstance(tensor, ir.LazyTensor):
+        tensor = tensor.raw()
+    if tensor.dtype.bitwidth < 8 or sys.byteorder == "big":
+        stored: Any = tensor.tobytes()
     else:
-        name = message.name
-        serde.serialize_tensor_into(message, tensor)
-        message.name = name
+        if isinstance(tensor, WeightTensor) and type(tensor.raw) is torch.Tensor:
+            tensor = WeightTensor(tensor.raw.contiguous(), tensor.name)  # which torch does faster than numpy
+        stored = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+    if len(stored) != expected:
+        raise WeightsError(f"the weight {name!r} has {len(stored)} bytes, not {expected}", names=[str(name)])
+    return stored
 
 
-def _add_node(proto: onnx.GraphProto, node: ir.Node, attributes: dict[int, onnx.AttributeProto]) -> None:
-    """Adds a node that has nothing but inputs, outputs, attributes, a name and metadata.
+def pieces(
+    model: ir.Model,
+    weights: Mapping[str, ir.TensorProtocol],
+    inputs: Sequence[ir.Value],
+    places: Mapping[str, tuple[str, int, int]] | None = None,
+) -> Iterator[Any]:
+    """A model's protocol buffer, piece by piece: no more than one large tensor is in memory.
 
     Args:
-        proto: The graph.
-        node: The node.
-        attributes: The messages of the attributes so far, by their ids: nodes share their attributes.
+        model: The model.
+        weights: The initializers' tensors by name.
+        inputs: The graph's inputs.
+        places: Weights that are in other files: their names to the file's, the offset and the length.
+
+    Raises:
+        SaveError: It is larger than protocol buffers can be.
+        WeightsError: A weight has no content.
     """
-    message = proto.node.add()
-    message.op_type = node.op_type
-    if node.domain:
-        message.domain = node.domain
-    if node.name:
-        message.name = node.name
-    message.input.extend(["" if value is None else value.name for value in node.inputs])
-    names = [value.name for value in node.outputs]
-    while names and not names[-1]:
-        names.pop()
-    message.output.extend(names)
-    for attr in node.attributes.values():
-        found = attributes.get(id(attr))
-        if found is None:
-            found = message.attribute.add()
-            if attr.is_ref():
-                serde.serialize_reference_attribute_into(found, attr)
-            else:
-                serde.serialize_attribute_into(found, attr)
-            attributes[id(attr)] = found
-        else:
-            message.attribute.append(found)
-    metadata = node.metadata_props
-    if metadata:
-        _add_metadata(message, metadata)
+    tensors: dict[str, ir.TensorProtocol] = {}
+    apart: dict[str, ir.TensorProtocol] = {}
+    for name, tensor in weights.items():
+        place = (places or {}).get(name)
+        if place is not None:
+            tensor = ir.ExternalTensor(*place, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
+        elif tensor.dtype != ir.DataType.STRING and tensor.nbytes >= _APART_BYTES:
+            if not (tensor.doc_string or tensor.metadata_props):
+                apart[name] = tensor
+        elif isinstance(tensor, ir.ExternalTensor):  # its location is relative to the file that it came from
+            tensor = ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=name)
+        tensors[name] = tensor
+    try:
+        proto = to_proto(model, tensors=tensors, inputs=inputs, apart=apart)
+        graph = proto.graph.SerializeToString()
+        heads = [_head(name, tensor) for name, tensor in apart.items()]
+        size = len(graph) + sum(map(len, heads)) + sum(tensor.nbytes for tensor in apart.values())
+        if size > _LIMIT:
+            raise SaveError(
+                f"the model has {size / 1e9:.1f} GB, and a protocol buffer at most 2",
+                hint="Its weights go into a file beside it: external_data=True.",
+            )
+        proto.ClearField("graph")
+        rest = proto.SerializeToString()
+    except WeightsError:
+        raise
+    except (serde.SerdeError, EncodeError, ValueError) as error:
+        raise SaveError(f"the model can't be written as a protocol buffer: {error}") from error
+    yield rest + bytes((_GRAPH,)) + _varint(size)
+    yield graph
+    for head, tensor in zip(heads, apart.values(), strict=True):
+        yield head
+        yield content(tensor)
 
 
-def _add_metadata(message: onnx.NodeProto | onnx.ValueInfoProto, metadata: Mapping[str, str]) -> None:
-    add = message.metadata_props.add
-    for key in sorted(metadata):
-        entry = add()  # setting its fields takes less time than giving them here
-        entry.key = key
-        entry.value = metadata[key]
+def _head(name: str, tensor: ir.TensorProtocol) -> bytes:
+    """What stands before the bytes of an initializer in the graph's protocol buffer."""
+    message = onnx.TensorProto(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
+    head = message.SerializeToString() + bytes((_RAW_DATA,)) + _varint(tensor.nbytes)
+    return bytes((_INITIALIZER,)) + _varint(len(head) + tensor.nbytes) + head
 
 
-def _contents(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
-    found: dict[str, ir.TensorProtocol] = {}
-    for name, value in graph.initializers.items():
-        if value.const_value is None:
-            _LOGGER.warning("the initializer %r has no content and is left out", name)
-        else:
-            found[name] = value.const_value
-    return found
-
-
-def _add_value_infos(proto: onnx.GraphProto, values: Iterable[ir.Value]) -> None:
-    """Describes values inside of the graph: their types, shapes and annotations."""
-    types = _Types()
-    add = proto.value_info.add
-    for value in values:
-        if _metadata(value) and value.meta.get(_ANNOTATION):
-            _annotate(proto, value)
-        kind, shape = value.type, value.shape
-        metadata = value.metadata_props
-        noted = bool(metadata or value.doc_string)
-        if not value.name or (kind is None and shape is None and not noted):
-            continue
-        known = None if value.doc_string else types.of(kind, shape)
-        if known is None:
-            serde.serialize_value_into(add(), value)
-            continue
-        info = add()
-        info.name = value.name
-        info.type.CopyFrom(known)
-        if metadata:
-            _add_metadata(info, metadata)
-
-
-def _annotate(proto: onnx.GraphProto, value: ir.Value) -> None:
-    annotation = value.meta[_ANNOTATION]
-    entry = proto.quantization_annotation.add(tensor_name=value.name)
-    for key in sorted(annotation):
-        entry.quant_parameter_tensor_names.add(key=key, value=annotation[key])
-
-
-class _Types:
-    """The messages of the types and shapes that were asked for; values mostly share their shape."""
-
-    def __init__(self) -> None:
-        self._by_objects: dict[tuple[ir.DataType, int], onnx.TypeProto] = {}
-        self._by_content: dict[tuple[ir.DataType, tuple[int | ir.SymbolicDim, ...] | None], onnx.TypeProto] = {}
-
-    def of(self, kind: ir.TypeProtocol | None, shape: ir.Shape | None) -> onnx.TypeProto | None:
-        """The message of a tensor type and a shape without denotations; ``None`` of any other."""
-        if type(kind) is not ir.TensorType or kind.denotation:
-            return None
-        objects = kind.dtype, id(shape)
-        found = self._by_objects.get(objects)
-        if found is None:
-            if shape is not None and any(map(shape.get_denotation, range(len(shape)))):
-                return None
-            content = kind.dtype, None if shape is None else shape.dims
-            found = self._by_content.get(content)
-            if found is None:
-                found = self._by_content[content] = onnx.TypeProto()
-                serde.serialize_type_into(found, kind)
-                if shape is not None:
-                    serde.serialize_shape_into(found, shape)
-            self._by_objects[objects] = found
-        return found
+def _varint(number: int) -> bytes:
+    digits = bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*digits, number))

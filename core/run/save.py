@@ -1,4 +1,17 @@
-"""Saving: complete or not at all. What stood at the destination stays whole until the new model takes its place."""
+"""Saving: complete or not at all. What stood at the destination stays whole until the new model takes its place.
+
+The steps of a save, of which a process may be killed at any:
+
+1. The model's file is begun under a hidden name (``files.py``). While it is there, no other process removes data files.
+2. Weights that go beside the model are written to new files, whose names no model of the folder mentions, and flushed.
+3. The model's file is written, which mentions them, and flushed.
+4. ``os.replace`` gives it the name of the model. Before this the old model is there with its own data, which nothing has touched;
+   after it the new one with its own.
+5. The data files that no model of the folder mentions are removed: those of the old model, unless a copy of it reads them, and
+   those of saves that were killed.
+
+So no model is ever there with weights of another one. What a kill leaves until the next save is read by nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +22,37 @@ import os
 import shutil
 import stat
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import onnx_ir as ir
 
 from onnxplug import logs
-from onnxplug.errors import SaveError, UsageError, WeightsError
+from onnxplug.errors import SaveError, UsageError
 from onnxplug.kinds import check_kind, check_path
-from onnxplug.run.content import ModelView, Progress, Writer, content
-from onnxplug.run.external import Place, in_safetensors, is_large, part_name, places_of, size_of
-from onnxplug.run.files import claim_data_file, flush, flush_folder, is_data_file, is_part, remove_if, staged_file
-from onnxplug.run.references import References, data_files, folder_references
-from onnxplug.run.resume import RESUMABLE_BYTES, Partial, plan_of, remove_partial
+from onnxplug.run.data_files import (
+    Place,
+    data_files,
+    in_safetensors,
+    is_data_file,
+    is_large,
+    is_mentioned,
+    new_data_files,
+    places_of,
+    remove_unread,
+    size_of,
+)
+from onnxplug.run.files import flush, flush_folder, staged
+from onnxplug.run.protobuf import content, pieces
 from onnxplug.run.weights import SOURCE, check_numbers
 
 _LOGGER = logs.logger("save")
+#: Called with the bytes that are written so far, and those that will be.
+Progress = Callable[[int, int], None]
+#: Bytes that are written at a time.
+_CHUNK_BYTES = 1 << 24
 #: Bytes of weights above which they go into a file of their own; protobuf ends at 2 GB.
 LARGE_MODEL_BYTES = 1536 * 1024 * 1024
 
@@ -100,11 +127,10 @@ def save_model(
     inputs = list(model.graph.inputs)
     if keep_initializers_as_inputs:
         inputs += [v for v in model.graph.initializers.values() if not v.is_graph_input()]
-    view = ModelView(model, chosen, inputs)
     if hasattr(destination, "write"):
         if external_data:
             raise SaveError("external data needs a file path, not a file object")
-        for piece in view.pieces():
+        for piece in pieces(model, chosen, inputs):
             _write_object(destination, piece)
         return
     path = check_destination(destination)
@@ -116,24 +142,9 @@ def save_model(
     if external_data or (external_data is None and size > LARGE_MODEL_BYTES):
         beside = places_of({n: t for n, t in written.items() if is_large(t)}, limit)
     _LOGGER.debug("%s: %d bytes of weights, files beside it: %d", path, size, len({p.file for p in beside.values()}))
-    saver = _Saver(path, view, Writer(sum(place.length for place in beside.values()), progress))
-    try:
-        if beside:
-            saver.save_with_data(beside, linked, size)
-        else:
-            check_destination(destination, size)
-            saver.save(linked)
-        if beside or linked:
-            _warn_of_distant_link(destination, path)
-    except WeightsError:
-        saver.forget_partial()
-        raise
-    except OSError as error:
-        raise _save_error(path, error, size, saver) from error
-    except UnicodeError as error:
-        raise SaveError(f"can't write {str(path)!r}: its name is not UTF-8, which external data needs") from error
-    finally:
-        saver.clean_up()
+    _Saver(path, partial(pieces, model, chosen, inputs), chosen, progress).save(beside, linked, size)
+    if beside or linked:
+        _warn_of_distant_link(destination, path)
 
 
 def check_settings(
@@ -215,21 +226,6 @@ def _warn_of_distant_link(destination: Any, path: Path) -> None:
         )
 
 
-def _save_error(path: Path, error: OSError, size: int, saver: _Saver) -> SaveError:
-    hint = "The new model is in place." if saver.replaced else "What was there before is untouched."
-    kept = saver.keep_partial()
-    if kept is not None:
-        hint += f" What is written of the new model is kept, {kept}*: saving it again goes on from there."
-    if error.errno == errno.ENOSPC:
-        return SaveError(
-            f"can't write {path}: the disk is full ({size / 1e6:.0f} MB of weights)",
-            hint=f"{hint} Free some room, or save elsewhere.",
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return SaveError(f"can't write {path}: {error.strerror}", hint=hint)
-    return SaveError(f"can't write {path}: {error}", hint=hint)
-
-
 def _write_object(file: Any, content: bytes) -> None:
     """Writes to a file object, also to one that takes a part at a time.
 
@@ -253,170 +249,109 @@ def _write_object(file: Any, content: bytes) -> None:
 
 
 class _Saver:
-    """One save to a path.
+    """One save to a path."""
 
-    Attributes:
-        replaced: Whether the new model stands at the path.
-    """
-
-    def __init__(self, path: Path, view: ModelView, writer: Writer) -> None:
-        self.path = path
-        self.replaced = False
-        self._view = view
-        self._writer = writer
-        self._files: list[IO[bytes]] = []
-        self._mine: set[str] = set()  # data files of this save
-        self._old: set[str] = set()  # those of the model that it replaces
-        self._partial: Partial | None = None
-
-    def save(self, linked: Mapping[str, tuple[str, int, int]]) -> None:
-        """Writes the model as a single file, but for weights that are in other files already."""
-        self._finish(linked)
-
-    def save_with_data(
-        self, places: Mapping[str, Place], linked: Mapping[str, tuple[str, int, int]], size: int
+    def __init__(
+        self,
+        path: Path,
+        pieces: Callable[[Mapping[str, tuple[str, int, int]]], Iterable[Any]],
+        weights: Mapping[str, ir.TensorProtocol],
+        progress: Progress | None,
     ) -> None:
-        """Writes the model with weights in data files.
+        self._path = path
+        self._pieces = pieces
+        self._weights = weights
+        self._progress = progress
+        self._replaced = False
+
+    def save(self, beside: Mapping[str, Place], linked: Mapping[str, tuple[str, int, int]], size: int) -> None:
+        """Writes the model.
 
         Args:
-            places: Where each of them lies there.
-            linked: Those that are in other files already.
+            beside: Where the weights lie that are written to data files.
+            linked: Where those lie that are in other files already.
             size: Bytes of all that are written.
 
         Raises:
-            SaveError: There is too little room.
+            SaveError: It can't be written.
+            WeightsError: A weight can't be read.
         """
-        self.path.name.encode()  # the location is text in UTF-8
-        count = 1 + max(place.file for place in places.values())
-        old = sorted(self._replaced_data())
-        files, done = self._data_files(places, count, self.path.parent / old[0] if old else self.path)
-        check_destination(self.path, size - sum(places[name].length for name in done))
+        path, data = self._path, []
+        try:
+            check_destination(path, size)
+            with staged(path) as file:
+                with contextlib.suppress(FileNotFoundError):
+                    _copy_permissions(path, file)
+                if beside:
+                    path.name.encode()  # a location is text in UTF-8
+                    data = new_data_files(path, 1 + max(place.file for place in beside.values()))
+                    self._write_data(data, beside)
+                names = [Path(other.name).name for other in data]
+                places = {name: (names[p.file], p.offset, p.length) for name, p in beside.items()}
+                for piece in self._pieces({**linked, **places}):
+                    file.write(piece)
+                flush(file)
+                flush_folder(path.parent)
+                os.replace(file.name, path)
+                self._replaced = True
+                flush_folder(path.parent)
+        except OSError as error:
+            raise self._error(error, size) from error
+        except UnicodeError as error:
+            raise SaveError(f"can't write {str(path)!r}: its name is not UTF-8, which external data needs") from error
+        finally:
+            self._clean_up(data)
+
+    def _write_data(self, files: Sequence[IO[bytes]], places: Mapping[str, Place]) -> None:
+        like = self._path
+        with contextlib.suppress(OSError):
+            old = sorted(name for name in data_files(self._path) if is_data_file(name, self._path))
+            like = self._path.parent / old[0] if old else self._path
+        with contextlib.suppress(FileNotFoundError):
+            for file in files:
+                _copy_permissions(like, file)
+        done, total = 0, sum(place.length for place in places.values())
         for name, place in places.items():
-            self._write(files[place.file], name, place, done)
+            file = files[place.file]
+            file.write(bytes(place.offset - file.tell()))
+            for part in _parts(self._weights[name]):
+                file.write(part)
+                done += len(part)
+                if self._progress is not None:
+                    self._progress(done, total)
         for file in files:
             flush(file)
-        live, names = _live_data(self._view, self.path.parent), []
-        for number, file in enumerate(files):
-            claim = claim_data_file(
-                self.path.parent, self.path.name, lambda name: name in live, part_name(number, count)
-            )
-            self._files.append(claim)
-            data = Path(claim.name)
-            if not os.fstat(claim.fileno()).st_size:
-                self._mine.add(data.name)
-            os.replace(file.name, data)
-            self._mine.add(data.name)
-            names.append(data.name)
-        self._finish({**linked, **{n: (names[p.file], p.offset, p.length) for n, p in places.items()}})
 
-    def _data_files(
-        self, places: Mapping[str, Place], count: int, like: Path
-    ) -> tuple[list[IO[bytes]], frozenset[str]]:
-        """The files to write data to, and the names of the tensors that are there from an earlier save."""
-        sources = {n: t.meta[SOURCE] for n in places if SOURCE in (t := self._view.weights[n]).meta}
-        ends = {n: (places[n].file, places[n].offset + places[n].length) for n, s in sources.items() if s.is_lasting}
-        if sum(places[name].length for name in ends) >= RESUMABLE_BYTES:
-            import onnxplug
-
-            tensors = {
-                name: (t.dtype.name, list(t.shape.numpy()), sources[name].identity if name in ends else None)
-                for name in places
-                for t in (self._view.weights[name],)
-            }
-            plan = plan_of(onnxplug.__version__, places, tensors)
-            self._partial = Partial.open(self.path.parent, self.path.name, plan, ends, count)
-        if self._partial is None:
-            return [self._stage(like) for _ in range(count)], frozenset()
-        for file in self._partial.files:
-            with contextlib.suppress(FileNotFoundError):
-                _copy_permissions(like, file)
-        return self._partial.files, frozenset(self._partial.done)
-
-    def _write(self, file: IO[bytes], name: str, place: Place, done: frozenset[str]) -> None:
-        if name in done:
-            self._writer.advance(place.length)
-            return
-        file.seek(0, os.SEEK_END)
-        if file.tell() < place.offset:
-            file.write(bytes(place.offset - file.tell()))
-        file.seek(place.offset)
-        self._writer.write(file, content(self._view.weights[name]))
-        if self._partial is not None and self._is_lasting(name):
-            self._partial.note(name, place.length)
-
-    def _is_lasting(self, name: str) -> bool:
-        source = self._view.weights[name].meta.get(SOURCE)
-        return source is not None and source.is_lasting
-
-    def keep_partial(self) -> Path | None:
-        """Keeps what is written for a later save; the beginning of the files' names, or ``None`` where nothing is kept."""
-        if self._partial is None or self.replaced:
-            return None
-        partial, self._partial = self._partial, None
-        return partial.path if partial.close(keep=True) else None
-
-    def forget_partial(self) -> None:
-        """Removes what is written."""
-        if self._partial is not None:
-            self._partial.close(keep=False)
-            self._partial = None
-
-    def _stage(self, like: Path) -> IO[bytes]:
-        file = staged_file(self.path.parent)
-        self._files.append(file)
-        with contextlib.suppress(FileNotFoundError):
-            _copy_permissions(like, file)
-        return file
-
-    def _replaced_data(self) -> set[str]:
-        try:
-            return {name for name in data_files(self.path) or () if is_data_file(name, self.path.name)}
-        except OSError:
-            return set()
-
-    def _finish(self, places: Mapping[str, tuple[str, int, int]]) -> None:
-        staged = self._stage(self.path)
-        for piece in self._view.pieces(places):
-            staged.write(piece)
-        flush(staged)
-        flush_folder(self.path.parent)  # the data file is renamed before the model
-        self._old = self._replaced_data() - _live_data(self._view, self.path.parent)
-        os.replace(staged.name, self.path)
-        self.replaced = True
-        flush_folder(self.path.parent)
-        # Those that a save left which was killed between its data files and its model.
-        self._old.update(n for n in os.listdir(self.path.parent) if is_part(n, self.path.name))
-
-    def clean_up(self) -> None:
-        """Closes all files, and removes those that the model at the path does not need."""
-        for file in self._files:
-            if Path(file.name).name not in self._mine:
-                with contextlib.suppress(OSError):
-                    if os.path.samestat(os.fstat(file.fileno()), os.lstat(file.name)):
-                        os.unlink(file.name)
-        for file in self._files:
+    def _clean_up(self, data: Sequence[IO[bytes]]) -> None:
+        """Removes the data files of a save that failed, or else those of the model before."""
+        for file in data:
             with contextlib.suppress(OSError):
                 file.close()
-        if self._partial is not None:
-            self._partial.close(keep=not self.replaced)
-        elif self.replaced:
-            remove_partial(self.path.parent, self.path.name)
-        for name in sorted(self._mine):
-            remove_if(self.path.parent / name, lambda data: not self._references().include(data.name))
-        for name in sorted(self._old - self._mine):
-            remove_if(self.path.parent / name, self._is_unused)
+            with contextlib.suppress(OSError):
+                if not self._replaced and not is_mentioned(self._path, Path(file.name).name):
+                    os.unlink(file.name)
+        if self._replaced:
+            read = {Path(os.path.realpath(t.path)) for t in self._weights.values() if isinstance(t, ir.ExternalTensor)}
+            kept = {path.name for path in read if path.parent == self._path.parent}
+            with contextlib.suppress(OSError):
+                remove_unread(self._path, kept.union(Path(file.name).name for file in data))
 
-    def _references(self) -> References:
-        return folder_references(self.path.parent, self.path.name)
-
-    def _is_unused(self, data: Path) -> bool:
-        references = self._references()
-        if references.unreadable and not references.include(data.name):
-            warnings.warn(
-                f"{data} is kept: {', '.join(references.unreadable)} can't be read as a model and may refer to it",
-                stacklevel=6,
+    def _error(self, error: OSError, size: int) -> SaveError:
+        hint = "The new model is in place." if self._replaced else "What was there before is untouched."
+        if error.errno == errno.ENOSPC:
+            return SaveError(
+                f"can't write {self._path}: the disk is full ({size / 1e6:.0f} MB of weights)",
+                hint=f"{hint} Free some room, or save elsewhere.",
             )
-        return not references.may_include(data.name)
+        known = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        return SaveError(f"can't write {self._path}: {error.strerror if known else error}", hint=hint)
+
+
+def _parts(tensor: ir.TensorProtocol) -> Iterator[Any]:
+    """The bytes of a tensor, so many at a time that progress can be told; the tensor is in memory until the last are written."""
+    data = content(tensor)
+    for start in range(0, len(data), _CHUNK_BYTES):
+        yield data[start : start + _CHUNK_BYTES]
 
 
 def _copy_permissions(source: Path, file: IO[bytes]) -> None:
@@ -428,12 +363,6 @@ def _copy_permissions(source: Path, file: IO[bytes]) -> None:
     os.chmod(file.name, stat.S_IMODE(status.st_mode))
 
 
-def _live_data(view: ModelView, folder: Path) -> set[str]:
-    """Files of the folder that the model itself still reads its weights from."""
-    paths = {Path(os.path.realpath(t.path)) for t in view.weights.values() if isinstance(t, ir.ExternalTensor)}
-    return {path.name for path in paths if path.parent == folder}
-
-
 def to_bytes(model: ir.Model) -> bytes:
     """The model as one protobuf."""
-    return b"".join(ModelView(model, _weights(model), list(model.graph.inputs)).pieces())
+    return b"".join(pieces(model, _weights(model), model.graph.inputs))

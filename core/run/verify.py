@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
@@ -19,10 +20,9 @@ from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
 from onnxplug.observers import step
 from onnxplug.run.compare import compare
-from onnxplug.run.differences import begin_case
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
 from onnxplug.run.outputs import MODEL, Replay, Tolerances, compare_all, outputs_of, size_text, where_text
-from onnxplug.run.report import VerificationCase, VerificationReport
+from onnxplug.run.report import VerificationCase, VerificationReport, begin_case
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers
 from onnxplug.text import counted
@@ -77,46 +77,27 @@ def verify_program(
 ) -> VerificationReport:
     """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong, ``replay`` what PyTorch has for ONNX's choices among equals."""
     captured, exported = _captured(program)
-    further: Sequence[tuple[Any, Any]] = ()
+    sets = [(args or (), kwargs or {})]
     if args is None and kwargs is None:
-        args, kwargs, further = captured.args, captured.kwargs, captured.examples
-    if not args and not kwargs and any(s.kind is InputKind.USER for s in program.inputs):
+        sets = [(captured.args, captured.kwargs), *captured.examples]
+    if not any(sets[0]) and any(s.kind is InputKind.USER for s in program.inputs):
         raise VerificationError(
             "verification needs example inputs, and the ExportedProgram carries none", hint="program.verify(args=…)"
         )
-    leaves = program.flatten(args or (), kwargs or {})
-    sets = 1 + len(further) + len(seeds)
-    step(f"inputs 1 of {sets}", 0, sets)
-    try:
-        comparer = _Comparer(program, tolerances, judge, replay)
-    except VerificationError as error:  # the model does not load
-        error.inputs = list(leaves)
-        if judge is None:
-            raise
-        raise _judged(error, judge, leaves) from error
-    report = VerificationReport(
-        [comparer.given(leaves)], intermediates=judge(leaves, False) if judge is not None else None
-    )
-    for example in further:
-        step(f"inputs {len(report.cases) + 1} of {sets}", len(report.cases), sets)
-        report.cases.append(comparer.given(program.flatten(*example)))
-    sizes = Sizes.of(leaves, comparer.values, exported.range_constraints, captured.dim_names, captured.conditions)
-    for number, seed in enumerate(seeds, 2 + len(further)):
-        step(f"inputs {number} of {sets}", number - 1, sets)
-        tried = len(report.skipped)
-        for attempt in range(ATTEMPTS):
-            chosen = sizes.draw(seed, attempt)
-            if not sizes.allows(chosen, comparer.values):
-                continue
-            fresh = generated_inputs(leaves, comparer.values, chosen, seed)
-            try:
-                report.cases.append(comparer.compare(fresh, comparer.named(chosen), seed))
-                break
-            except Refused as refusal:
-                report.skipped.append(f"{size_text(comparer.named(chosen))}: {_reason(refusal.__cause__)}")
-                _LOGGER.debug("other sizes are drawn, PyTorch rejects %s", report.skipped[-1])
-        else:
-            _warn_none_fits(seed, report.skipped[tried:])
+    inputs = [program.flatten(*example) for example in sets]
+    pair = _Pair.of_program(program, inputs[0], tolerances, judge, replay=replay)
+    values = _recorded(program)
+    sizes = Sizes.of(inputs[0], values, exported.range_constraints, captured.dim_names, captured.conditions)
+
+    def draw(seed: int, attempt: int) -> tuple[list[Any], Mapping[str, int]] | None:
+        chosen = sizes.draw(seed, attempt)
+        if not sizes.allows(chosen, values):
+            return None
+        return generated_inputs(inputs[0], values, chosen, seed), pair.named(chosen)
+
+    report = _verify(pair, inputs, seeds, draw)
+    if judge is not None:
+        report.intermediates = judge(inputs[0], False)
     return report
 
 
@@ -133,8 +114,113 @@ def verify_inputs(
     Raises:
         VerificationError: A result differs, or one of both does not run.
     """
-    comparer = _Comparer(program, tolerances)
-    return VerificationReport([comparer.given(program.flatten(args, kwargs)) for args, kwargs in sets])
+    inputs = [program.flatten(args, kwargs) for args, kwargs in sets]
+    return _verify(_Pair.of_program(program, inputs[0], tolerances), inputs, (), lambda seed, attempt: None)
+
+
+def verify_file(
+    path: str,
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    host: RuntimeHost | None = None,
+    replay: Replay | None = None,
+) -> VerificationReport:
+    """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
+
+    Args:
+        path: The file.
+        model: A module, function or ExportedProgram.
+        args, kwargs: Example inputs; an ExportedProgram's own when there are none.
+        dynamic: Input name to axis to the name of its dimension, or to an expression of other names
+            (``"past + sequence"``); other sizes are tried along these.
+        seeds: One set of generated inputs a seed.
+        host: The plugins whose libraries and kernels run custom operators; all that are installed when ``None``.
+        replay: What PyTorch has for the file's choices among equal elements (``diagnosis.file_choices``), asked where results
+            differ.
+
+    Raises:
+        PluginError: A plugin's library is missing or does not load.
+        VerificationError: An output differs, the number of inputs or outputs does, or the file does not run.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        if not args and not kwargs and model.example_inputs is not None:
+            args, kwargs = model.example_inputs
+        model = model.module()
+    elif isinstance(model, torch.nn.Module):
+        model.eval()
+    runner = Runner(path, host)
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    fed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    if len(fed) != len(runner.input_names):
+        raise VerificationError(
+            f"the model takes {len(runner.input_names)} inputs ({', '.join(runner.input_names)}), the target gives "
+            f"{len(fed)} tensors",
+            hint="Give its inputs with --input.",
+        )
+    order = input_order(runner.input_names, fed, args, kwargs)
+    axes = {order[name]: dict(named) for name, named in (dynamic or {}).items() if name in order}
+    unknown = [name for name in dynamic or {} if name not in order]
+    if unknown:
+        raise VerificationError(f"the model has no input {unknown[0]!r}; it has {', '.join(runner.input_names)}")
+    pair = _Pair(
+        runner,
+        model,
+        lambda model, leaves: _eager_by_name(model, leaves, spec, runner.output_names, order),
+        lambda leaves: {name: leaves[position] for name, position in order.items()},
+        replay=replay,
+    )
+    return _verify(pair, [leaves], seeds, lambda seed, attempt: resized_inputs(leaves, axes, seed, attempt))
+
+
+def _verify(
+    pair: _Pair,
+    given: Sequence[Sequence[Any]],
+    seeds: Sequence[int],
+    draw: Callable[[int, int], tuple[list[Any], Mapping[str, int]] | None],
+) -> VerificationReport:
+    """Compares both models on inputs.
+
+    Args:
+        pair: The models.
+        given: Flattened inputs that the PyTorch model must take.
+        seeds: One set of generated inputs a seed, of sizes that the PyTorch model takes.
+        draw: Generates inputs and their sizes for a seed and an attempt; ``None`` where the sizes are not the model's.
+
+    Raises:
+        VerificationError: A result differs, or one of both does not run.
+    """
+    report = VerificationReport()
+    sets = len(given) + len(seeds)
+    for number, leaves in enumerate(given):
+        step(f"inputs {number + 1} of {sets}", number, sets)
+        try:
+            report.cases.append(pair.compare(leaves, pair.named(pair.sizes(leaves)), None))
+        except Refused as refusal:
+            error = refusal.__cause__
+            raise VerificationError(f"the PyTorch model does not run on its own inputs: {error}") from error
+    for number, seed in enumerate(seeds, len(given)):
+        step(f"inputs {number + 1} of {sets}", number, sets)
+        tried = len(report.skipped)
+        for attempt in range(ATTEMPTS):
+            drawn = draw(seed, attempt)
+            if drawn is None:
+                continue
+            try:
+                report.cases.append(pair.compare(*drawn, seed))
+                break
+            except Refused as refusal:
+                report.skipped.append(f"{size_text(drawn[1])}: {_reason(refusal.__cause__)}")
+                _LOGGER.debug("other sizes are drawn, PyTorch rejects %s", report.skipped[-1])
+        else:
+            why = f"; the last one: {report.skipped[-1]}" if len(report.skipped) > tried else ""
+            warnings.warn(
+                f"verification: nothing was compared for seed {seed}, none of {ATTEMPTS} draws of sizes fits the model{why}",
+                stacklevel=5,
+            )
+    return report
 
 
 def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgram]:
@@ -152,46 +238,87 @@ def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgr
     return program.captured, program.exported_program
 
 
-def _judged(error: VerificationError, judge: Judge, leaves: Sequence[Any]) -> VerificationError:
-    """An error with what a judge says of it."""
+def _recorded(program: Verifiable) -> list[Any]:
+    """What torch recorded for each of the flattened inputs."""
+    return [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
+
+
+def _judged(error: VerificationError, judge: Judge | None, leaves: Sequence[Any]) -> VerificationError:
+    """An error with the inputs that it is about, and with what a judge says of them."""
+    error.inputs = list(leaves)
+    if judge is None:
+        return error
     verdict = judge(leaves, True)
-    new = VerificationError(f"{error.message}\n{verdict}")
-    new.verdict, new.inputs = verdict, list(leaves)
-    return new
+    judged = VerificationError(f"{error.message}\n{verdict}")
+    judged.verdict, judged.inputs = verdict, list(leaves)
+    return judged
 
 
-class _Comparer:
-    """Runs both models of a program on inputs and compares every output."""
+@dataclass
+class _Pair:
+    """Both models.
 
-    def __init__(
-        self, program: Verifiable, tolerances: Tolerances, judge: Judge | None = None, replay: Replay | None = None
-    ) -> None:
+    Attributes:
+        runner: Runs the ONNX model.
+        model: The eager model.
+        eager: Runs a PyTorch model on flattened inputs, which it may write: its results by the names of the ONNX model's.
+        feed: The ONNX model's inputs, of flattened ones.
+        tolerances: How far results may differ.
+        judge: Says who is wrong.
+        replay: What PyTorch has for ONNX's choices among equal elements.
+        program: The exported program; its capture explains what differs. ``None``: the model is of a file.
+    """
+
+    runner: Runner
+    model: Any
+    eager: Callable[[Any, list[Any]], list[tuple[str, Any]]]
+    feed: Callable[[list[Any]], Mapping[str, Any]]
+    tolerances: Tolerances = MODEL
+    judge: Judge | None = None
+    replay: Replay | None = None
+    program: Verifiable | None = None
+
+    @classmethod
+    def of_program(
+        cls,
+        program: Verifiable,
+        leaves: Sequence[Any],
+        tolerances: Tolerances,
+        judge: Judge | None = None,
+        **options: Any,
+    ) -> _Pair:
+        """Those of a program; ``leaves`` are the inputs that an error is about."""
         captured, exported = _captured(program)
-        self._judge, self._replay = judge, replay
-        self._program = program
-        self._tolerances = tolerances
-        self._names = captured.dim_names
-        self._assumptions = captured.assumptions
-        self._spec: Any = exported.call_spec.in_spec
-        self._reference = captured.reference if captured.reference is not None else exported.module()
-        self._runner = Runner(program.model, program.host)
-        self.values = [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
+        spec: Any = exported.call_spec.in_spec
+        try:
+            runner = Runner(program.model, program.host)
+        except VerificationError as error:
+            raise _judged(error, judge, leaves) from error.__cause__
+        return cls(
+            runner,
+            captured.reference if captured.reference is not None else exported.module(),
+            lambda model, leaves: eager_outputs(program, model, leaves, spec),
+            lambda leaves: program.feed(*pytree.tree_unflatten(leaves, spec)),
+            tolerances,
+            judge,
+            program=program,
+            **options,
+        )
+
+    def sizes(self, leaves: Sequence[Any]) -> dict[Any, int]:
+        """The sizes of inputs, by torch's symbols; none of a file."""
+        if self.program is None:
+            return {}
+        return {
+            wanted.node.expr: int(size)
+            for wanted, size in sized(leaves, _recorded(self.program))
+            if isinstance(wanted, torch.SymInt) and wanted.node.expr.is_Symbol
+        }
 
     def named(self, sizes: Mapping[Any, int]) -> dict[str, int]:
         """Sizes by the user's names for the symbols."""
-        return {self._names.get(str(symbol), str(symbol)): size for symbol, size in sizes.items()}
-
-    def given(self, leaves: Sequence[Any]) -> VerificationCase:
-        """Compares on inputs that were given.
-
-        Raises:
-            VerificationError: A result differs, or one of both models does not run.
-        """
-        try:
-            return self.compare(leaves, self.named(self._symbols(leaves)), None)
-        except Refused as refusal:
-            error = refusal.__cause__
-            raise VerificationError(f"the PyTorch model does not run on its own inputs: {error}") from error
+        names = _captured(self.program)[0].dim_names if self.program is not None else {}
+        return {names.get(str(symbol), str(symbol)): size for symbol, size in sizes.items()}
 
     def compare(self, leaves: Sequence[Any], sizes: Mapping[str, int], seed: int | None) -> VerificationCase:
         """Compares on some inputs.
@@ -203,67 +330,51 @@ class _Comparer:
         """
         try:
             case = self._compare(leaves, sizes, seed)
-            _LOGGER.debug(
-                "the same %s: %.1e at most, by %s", where_text(sizes, seed), case.max_abs_difference, case.runtime
-            )
-            return case
         except VerificationError as error:
-            error.inputs = list(leaves)
-            if self._judge is None:
-                raise
-            raise _judged(error, self._judge, leaves) from error
+            raise _judged(error, self.judge, leaves) from error.__cause__
+        _LOGGER.debug(
+            "the same %s: %.1e at most, by %s", where_text(sizes, seed), case.max_abs_difference, case.runtime
+        )
+        return case
 
     def _compare(self, leaves: Sequence[Any], sizes: Mapping[str, int], seed: int | None) -> VerificationCase:
-        program, runner = self._program, self._runner
+        runner = self.runner
         try:
-            expected = eager_outputs(program, self._reference, clone_leaves(leaves), self._spec)
+            expected = self.eager(self.model, clone_leaves(leaves))
         except VerificationError:
             raise
         except Exception as error:
             raise Refused from error
-        args, kwargs = pytree.tree_unflatten(clone_leaves(leaves), self._spec)
-        where = where_text(sizes, seed)
         try:
-            got = runner(program.feed(args, kwargs))
+            got = runner(self.feed(clone_leaves(leaves)))
         except VerificationError as error:
+            where = where_text(sizes, seed)
             raise VerificationError(f"{error.message} ({where})", hint=error.hint or self._why(leaves)) from error
         outputs = outputs_of(
             dict(zip(runner.output_names, got, strict=True)),
             expected,
-            lambda model, given: eager_outputs(program, model, given, self._spec),
-            self._reference,
+            self.eager,
+            self.model,
             leaves,
-            self._replay,
-            program.exported_program,
+            self.replay,
+            self.program.exported_program if self.program is not None else None,
         )
         begin_case(sizes, seed, runner.runtime)
         try:
-            worst, unstable, ties = compare_all(outputs, self._tolerances, sizes, seed)
+            worst, unstable, ties = compare_all(outputs, self.tolerances, sizes, seed)
         except VerificationError as error:
             if (reason := self._assumed(leaves) or self._unsteady(leaves, expected)) is None:
                 raise
             raise VerificationError(error.message, hint=reason) from error
         return VerificationCase(sizes, seed, worst, runner.runtime, unstable, ties)
 
-    def _assumed(self, leaves: Sequence[Any]) -> str | None:
-        """A hint, where the inputs have a size of 1 and the model's code has a branch for it."""
-        sizes = self._symbols(leaves)
-        for assumption in self._assumptions:
-            if assumption.symbols <= sizes.keys() and not assumption.allows(integers(sizes)):
-                return (
-                    f"The model's code asks {assumption.text(self._names)} at {assumption.place}, and the exported model has the "
-                    "branch of the larger sizes. If that is the cause, declare the range (torch.export.Dim(name, min=2)) or use "
-                    "torch.where or torch.cond."
-                )
-        return None
-
     def _unsteady(self, leaves: Sequence[Any], expected: Sequence[tuple[str, Any]]) -> str | None:
         """A hint, where PyTorch itself has other results when it runs again."""
-        before = attributes_of(self._reference)
-        again = eager_outputs(self._program, self._reference, clone_leaves(leaves), self._spec)
+        before = attributes_of(self.model)
+        again = self.eager(self.model, clone_leaves(leaves))
         for (name, first), (_, second) in zip(expected, again, strict=True):
             if isinstance(first, torch.Tensor) and not compare(first, second, rtol=0, atol=0).equal:
-                after = attributes_of(self._reference)
+                after = attributes_of(self.model)
                 changed = [path for path, value in after.items() if before.get(path, self) != value]
                 if changed:
                     return (
@@ -276,19 +387,26 @@ class _Comparer:
                 )
         return None
 
-    def _symbols(self, leaves: Sequence[Any]) -> dict[Any, int]:
-        """torch's symbols to the sizes of the inputs."""
-        return {
-            wanted.node.expr: int(size)
-            for wanted, size in sized(leaves, self.values)
-            if isinstance(wanted, torch.SymInt) and wanted.node.expr.is_Symbol
-        }
+    def _assumed(self, leaves: Sequence[Any]) -> str | None:
+        """A hint, where the inputs have a size of 1 and the model's code has a branch for it."""
+        if self.program is None:
+            return None
+        captured, sizes = _captured(self.program)[0], self.sizes(leaves)
+        for assumption in captured.assumptions:
+            if assumption.symbols <= sizes.keys() and not assumption.allows(integers(sizes)):
+                return (
+                    f"The model's code asks {assumption.text(captured.dim_names)} at {assumption.place}, and the exported model "
+                    "has the branch of the larger sizes. If that is the cause, declare the range (torch.export.Dim(name, min=2)) "
+                    "or use torch.where or torch.cond."
+                )
+        return None
 
     def _why(self, leaves: Sequence[Any]) -> str | None:
         """A hint, where torch's own exported program does not run on the inputs either."""
-        exported = self._program.exported_program
-        assert exported is not None
-        args, kwargs = pytree.tree_unflatten(clone_leaves(leaves), self._spec)
+        if self.program is None:
+            return None
+        _, exported = _captured(self.program)
+        args, kwargs = pytree.tree_unflatten(clone_leaves(leaves), exported.call_spec.in_spec)
         try:
             exported.module()(*args, **kwargs)
         except Exception as error:
@@ -301,14 +419,6 @@ class _Comparer:
 
 def _reason(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
-def _warn_none_fits(seed: int, reasons: Sequence[str]) -> None:
-    why = f"; the last one: {reasons[-1]}" if reasons else ""
-    warnings.warn(
-        f"verification: nothing was compared for seed {seed}, none of {ATTEMPTS} draws of sizes fits the model{why}",
-        stacklevel=4,
-    )
 
 
 def eager_outputs(
@@ -397,103 +507,6 @@ def _state_of_attribute(value: Any) -> Any:
     if isinstance(value, int | float | str | complex | None):
         return type(value), repr(value)
     return id(value), len(value) if isinstance(value, list | dict | set) else 0
-
-
-def verify_file(
-    path: str,
-    model: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
-    host: RuntimeHost | None = None,
-    replay: Replay | None = None,
-) -> VerificationReport:
-    """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
-
-    Args:
-        path: The file.
-        model: A module, function or ExportedProgram.
-        args, kwargs: Example inputs; an ExportedProgram's own when there are none.
-        dynamic: Input name to axis to the name of its dimension, or to an expression of other names
-            (``"past + sequence"``); other sizes are tried along these.
-        seeds: One set of generated inputs a seed.
-        host: The plugins whose libraries and kernels run custom operators; all that are installed when ``None``.
-        replay: What PyTorch has for the file's choices among equal elements (``diagnosis.file_choices``), asked where results
-            differ.
-
-    Raises:
-        PluginError: A plugin's library is missing or does not load.
-        VerificationError: An output differs, the number of inputs or outputs does, or the file does not run.
-    """
-    if isinstance(model, torch.export.ExportedProgram):
-        if not args and not kwargs and model.example_inputs is not None:
-            args, kwargs = model.example_inputs
-        model = model.module()
-    elif isinstance(model, torch.nn.Module):
-        model.eval()
-    runner = Runner(path, host)
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    fed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if len(fed) != len(runner.input_names):
-        raise VerificationError(
-            f"the model takes {len(runner.input_names)} inputs ({', '.join(runner.input_names)}), the target gives "
-            f"{len(fed)} tensors",
-            hint="Give its inputs with --input.",
-        )
-    order = input_order(runner.input_names, fed, args, kwargs)
-    axes = {order[name]: dict(named) for name, named in (dynamic or {}).items() if name in order}
-    unknown = [name for name in dynamic or {} if name not in order]
-    if unknown:
-        raise VerificationError(f"the model has no input {unknown[0]!r}; it has {', '.join(runner.input_names)}")
-    report = VerificationReport()
-
-    def compare_on(inputs: Sequence[Any], sizes: Mapping[str, int], seed: int | None) -> None:
-        try:
-            expected = _eager_by_name(model, clone_leaves(inputs), spec, runner.output_names, order)
-        except VerificationError:
-            raise
-        except Exception as error:
-            raise Refused from error
-        got = runner({name: inputs[position] for name, position in order.items()})
-        outputs = outputs_of(
-            dict(zip(runner.output_names, got, strict=True)),
-            expected,
-            lambda run, given: _eager_by_name(run, given, spec, runner.output_names, order),
-            model,
-            inputs,
-            replay,
-        )
-        begin_case(sizes, seed, runner.runtime)
-        worst, unstable, ties = compare_all(outputs, MODEL, sizes, seed)
-        report.cases.append(VerificationCase(sizes, seed, worst, runner.runtime, unstable, ties))
-
-    try:
-        compare_on(leaves, {}, None)
-    except Refused as refusal:
-        raise VerificationError(f"the PyTorch model does not run: {refusal.__cause__}") from refusal.__cause__
-    for number, seed in enumerate(seeds, 2):
-        step(f"inputs {number} of {len(seeds) + 1}", number - 1, len(seeds) + 1)
-        _draw_until_one_fits(leaves, axes, seed, compare_on, report)
-    return report
-
-
-def _draw_until_one_fits(
-    leaves: Sequence[Any],
-    axes: Mapping[int, Mapping[int, str]],
-    seed: int,
-    compare_on: Callable[[Sequence[Any], Mapping[str, int], int | None], None],
-    report: VerificationReport,
-) -> None:
-    tried = len(report.skipped)
-    for attempt in range(ATTEMPTS):
-        inputs, sizes = resized_inputs(leaves, axes, seed, attempt)
-        try:
-            compare_on(inputs, sizes, seed)
-            return
-        except Refused as refusal:
-            report.skipped.append(f"{size_text(sizes)}: {_reason(refusal.__cause__)}")
-    _warn_none_fits(seed, report.skipped[tried:])
 
 
 def _eager_by_name(

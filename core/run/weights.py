@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -152,26 +152,21 @@ def _replacement(
         stored = first
         assert old is not None
         found = ir.LazyTensor(lambda: as_content(_made(origin, stored.load())), old.dtype, ir.Shape(old.shape.numpy()))
-        found.meta[SOURCE] = Source(stored, origin)
+        found.meta[SOURCE] = Source(stored, not origin.keys and stored.dtype == origin.dtype)
     found.name = value.name
     return found
 
 
-class Source:
-    """What the content of an initializer is read from and made by.
+class Source(NamedTuple):
+    """What the content of an initializer is read from.
 
     Attributes:
         stored: The tensor in its file.
         is_plain: Whether the initializer's bytes are those in the file.
-        identity: Equal for what has the same bytes.
-        is_lasting: Whether it says so in another process too.
     """
 
-    def __init__(self, stored: Stored, origin: Origin) -> None:
-        self.stored = stored
-        self.is_plain = not origin.keys and stored.dtype == origin.dtype
-        self.identity = [*stored.identity, str(origin.dtype), repr(origin.keys)]
-        self.is_lasting = " at 0x" not in repr(origin.keys)  # which tells where an object of this process is
+    stored: Stored
+    is_plain: bool
 
 
 def _made(origin: Origin, tensor: torch.Tensor) -> torch.Tensor | ir.TensorProtocol:

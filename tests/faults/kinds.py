@@ -21,7 +21,6 @@ from onnxplug_compile.cache import path_of, read_model, write_model
 
 import onnxplug
 from onnxplug.pieces.stamp import KEY
-from onnxplug.run import resume, save
 
 #: Old and new: what the numbers of everything that is written are.
 OLD, NEW = 1.0, 2.0
@@ -133,11 +132,9 @@ def _weights(folder: Path) -> None:
 
 
 def _from_files(external: str | None) -> Callable[[Path, float], Any]:
-    """A save of weights from files, which goes on where one that was killed has stopped."""
+    """A save of weights from files."""
 
     def write(folder: Path, value: float) -> None:
-        save.RESUMABLE_BYTES = 1
-        resume.SYNC_BYTES = 1
         weights = folder / f"weights-{value}.safetensors"
         program(OLD).save(folder / "model.onnx", weights=weights, external=external, external_data=True)
 
@@ -270,7 +267,7 @@ KINDS = [
     Kind("to-shards", _sharded, lambda folder: number_in(folder / "model.onnx"), files=4),
     Kind("inputs", _model(keep_initializers_as_inputs=True), lambda folder: number_in(folder / "model.onnx")),
     Kind("link", _linked, lambda folder: number_in(folder / "real" / "m.onnx"), files=3, prepare=_link),
-    Kind("resumed", _from_files(None), lambda folder: number_in(folder / "model.onnx"), files=5, prepare=_weights),
+    Kind("from-files", _from_files(None), lambda folder: number_in(folder / "model.onnx"), files=4, prepare=_weights),
     Kind(
         "safetensors",
         _from_files("safetensors"),

@@ -46,8 +46,8 @@ def test_a_write_of_torch_that_fails(name: str, number: int, tmp_path: Path, mon
                 raise OSError(28, "No space left on device")
             return super().write(content)
 
-    def full(folder: Path) -> io.FileIO:
-        file = begun(folder)
+    def full(path: Path) -> io.FileIO:
+        file = begun(path)
         file.close()
         return Full(file.name, "wb")
 

@@ -1,19 +1,13 @@
-"""Saving large models: weights from files, several data files, safetensors as data, and saves that go on where they were."""
+"""Saving large models: weights from files, several data files, and safetensors as data."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import io
 import os
-import re
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -21,9 +15,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import onnxplug
-from onnxplug import SaveError, UsageError, WeightsError
-from onnxplug.run import content, progress, resume, save
-from onnxplug.run.external import size_of
+from onnxplug import SaveError, UsageError, WeightsError, progress
+from onnxplug.run import protobuf, save
+from onnxplug.run.data_files import size_of
 from tests.run.saved import names
 from tests.support.tolerances import looser
 
@@ -122,7 +116,7 @@ def test_a_single_file_of_large_tensors(
 ) -> None:
     """Tensors that are written after the rest of the graph."""
     program.save(tmp_path / "plain.onnx", weights=checkpoint(tmp_path, real))
-    monkeypatch.setattr(content, "_APART_BYTES", 100)
+    monkeypatch.setattr(protobuf, "_APART_BYTES", 100)
     program.save(tmp_path / "apart.onnx", weights=checkpoint(tmp_path, real))
     check(tmp_path / "apart.onnx", real)
     plain, apart = (onnx.load(tmp_path / f"{name}.onnx") for name in ("plain", "apart"))
@@ -130,7 +124,7 @@ def test_a_single_file_of_large_tensors(
     for model in (plain, apart):
         del model.graph.initializer[:]
     assert plain == apart
-    monkeypatch.setattr(content, "_LIMIT", 10_000)
+    monkeypatch.setattr(protobuf, "_LIMIT", 10_000)
     with pytest.raises(SaveError, match=r"(?s)a protocol buffer at most 2.*external_data=True"):
         program.save(tmp_path / "apart.onnx", weights=checkpoint(tmp_path, real))
     check(tmp_path / "apart.onnx", real)
@@ -293,7 +287,7 @@ def test_more_than_one_place(tmp_path: Path, program: onnxplug.OnnxProgram, real
 def test_progress(
     tmp_path: Path, program: onnxplug.OnnxProgram, real: Model, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(content, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(save, "_CHUNK_BYTES", 1000)
     told: list[tuple[int, int]] = []
     program.save(
         tmp_path / "model.onnx", weights=checkpoint(tmp_path, real), shard=20000, progress=lambda *now: told.append(now)
@@ -308,7 +302,7 @@ def test_progress(
     assert capsys.readouterr().err == "", "no terminal"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     program.save(tmp_path / "model.onnx", weights=checkpoint(tmp_path, real), shard=20000, progress=True)
-    assert re.search(r"saving .*%|saving .*kB", capsys.readouterr().err)
+    assert "saving" in capsys.readouterr().err
     program.save(tmp_path / "model.onnx", weights=checkpoint(tmp_path, real), shard=20000)
     assert capsys.readouterr().err == "", "too little to show"
     monkeypatch.setattr(progress, "_WORTH_A_BAR", 1000)
@@ -316,234 +310,3 @@ def test_progress(
     assert capsys.readouterr().err == ""
     program.save(tmp_path / "model.onnx", weights=checkpoint(tmp_path, real), shard=20000)
     assert "saving" in capsys.readouterr().err
-
-
-# -- saves that go on where they were ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def resumable(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every save can be resumed; gives the names of the tensors that are read, in their order."""
-    monkeypatch.setattr(save, "RESUMABLE_BYTES", 1)
-    monkeypatch.setattr(resume, "SYNC_BYTES", 1)
-    read: list[str] = []
-    original = save.content
-
-    def reading(tensor: Any) -> Any:
-        read.append(tensor.name)
-        return original(tensor)
-
-    monkeypatch.setattr(save, "content", reading)
-    return read
-
-
-@contextlib.contextmanager
-def failing_at(monkeypatch: pytest.MonkeyPatch, number: int, fault: Any) -> Iterator[None]:
-    """A fault when the n-th tensor is read."""
-    original, seen = save.content, [0]
-
-    def reading(tensor: Any) -> Any:
-        seen[0] += 1
-        if seen[0] == number:
-            fault()
-        return original(tensor)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(save, "content", reading)
-        yield
-
-
-def full() -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def stop() -> None:
-    raise KeyboardInterrupt
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def attempt(action: Any, fault: Any) -> str:
-    """Runs what fails; the error's text."""
-    if fault is not kill:
-        with pytest.raises((SaveError, KeyboardInterrupt)) as error:
-            action()
-        return str(error.value)
-    child = os.fork()
-    if child == 0:
-        try:
-            action()
-        finally:
-            os._exit(1)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    return ""
-
-
-@pytest.mark.parametrize("shard", [None, 20000])
-@pytest.mark.parametrize("fault", [kill, full, stop])
-def test_goes_on_where_it_was(
-    tmp_path: Path,
-    program: onnxplug.OnnxProgram,
-    real: Model,
-    resumable: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Any,
-    shard: int | None,
-) -> None:
-    file, path = checkpoint(tmp_path, real), tmp_path / "model.onnx"
-    old = trained(7)
-    program.save(path, weights=old.state_dict())
-    resumable.clear()
-
-    def action() -> None:
-        program.save(path, weights=file, external_data=True, shard=shard)
-
-    for number in (3, 2):
-        with failing_at(monkeypatch, number, fault):
-            text = attempt(action, fault)
-        check(path, old)
-        assert [n for n in names(tmp_path) if not n.startswith(".")] == ["model.onnx", "weights.safetensors"]
-        if fault is full:
-            assert re.search(
-                r"the disk is full.*untouched.*is kept, .*\.partial\*: saving it again goes on", text, re.S
-            )
-    resumable.clear()
-    action()
-    check(path, real)
-    written = [t.name for t in external(onnx.load(path, load_external_data=False))]
-    assert len(written) == 6
-    assert resumable == written[3:], "the others are there"
-    assert not list(tmp_path.glob(".*"))
-
-
-def changed_weights(folder: Path, path: Path) -> Model:
-    checkpoint(folder, trained(5))
-    os.utime(folder / "weights.safetensors", ns=(1, 1))
-    return trained(5)
-
-
-def torn_journal(folder: Path, path: Path) -> Model:
-    (journal,) = folder.glob(".*.partial")
-    os.truncate(journal, journal.stat().st_size - 3)
-    return trained(1)
-
-
-def lost_journal(folder: Path, path: Path) -> Model:
-    (journal,) = folder.glob(".*.partial")
-    journal.unlink()
-    return trained(1)
-
-
-def short_data(folder: Path, path: Path) -> Model:
-    (data,) = folder.glob(".*.partial-1")
-    os.truncate(data, 5000)
-    return trained(1)
-
-
-@pytest.mark.parametrize("change", [changed_weights, torn_journal, lost_journal, short_data])
-def test_what_can_not_be_trusted_is_written_again(
-    tmp_path: Path,
-    program: onnxplug.OnnxProgram,
-    real: Model,
-    resumable: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    change: Any,
-) -> None:
-    file, path = checkpoint(tmp_path, real), tmp_path / "model.onnx"
-    with failing_at(monkeypatch, 5, stop), pytest.raises(KeyboardInterrupt):
-        program.save(path, weights=file, external_data=True)
-    resumable.clear()
-    expected = change(tmp_path, path)
-    program.save(path, weights=file, external_data=True)
-    assert len(resumable) == {torn_journal: 3, short_data: 5}.get(change, 6)
-    check(path, expected)
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_what_is_kept_goes_with_the_next_model(
-    tmp_path: Path,
-    program: onnxplug.OnnxProgram,
-    real: Model,
-    resumable: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    file, path = checkpoint(tmp_path, real), tmp_path / "model.onnx"
-
-    def break_off() -> None:
-        with failing_at(monkeypatch, 3, stop), pytest.raises(KeyboardInterrupt):
-            program.save(path, weights=file, external_data=True)
-        assert list(tmp_path.glob(".*"))
-
-    break_off()
-    program.save(path, weights=real.state_dict())
-    assert not list(tmp_path.glob(".*"))
-    break_off()
-    program.save(path, weights=real.state_dict(), external_data=True)
-    assert not list(tmp_path.glob(".*"))
-    check(path, real)
-    break_off()
-    with failing_at(monkeypatch, 2, file.unlink), pytest.raises(WeightsError, match="can't read"):
-        program.save(path, weights=file, external_data=True)
-    assert not list(tmp_path.glob(".*")), "which nobody can go on with"
-
-
-def test_two_processes_that_save_the_same(
-    tmp_path: Path, program: onnxplug.OnnxProgram, real: Model, resumable: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, path = checkpoint(tmp_path, real), tmp_path / "model.onnx"
-
-    def other() -> None:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                monkeypatch.undo()
-                program.save(path, weights=file, external_data=True)
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
-        check(path, real)
-
-    with failing_at(monkeypatch, 3, other):
-        program.save(path, weights=file, external_data=True)
-    check(path, real)
-    assert len(names(tmp_path)) == 3
-
-
-def test_derived_weights_of_other_objects_are_written_again(
-    tmp_path: Path, real: Model, resumable: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A key that only this process can tell from others, as a rule of the user may give to derive."""
-
-    def double(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * 2
-
-    def mm(g: Any, node: Any) -> Any:
-        a, b = node.args
-        return g.op.Mul(g.op.MatMul(a, g.derive(b, double, double)), 0.5)
-
-    class Doubled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Parameter(torch.randn(32, 32)), nn.Parameter(torch.randn(32, 32))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.mm(self.a).mm(self.b) + self.a[0]
-
-    model = Doubled().eval().requires_grad_(False)
-    save_file(dict(model.state_dict()), tmp_path / "doubled.safetensors")
-    with onnxplug.fake_weights():
-        fake = Doubled().eval()
-    program = onnxplug.to_onnx(fake, (X,), dynamic_shapes=({0: "batch"},), rules=[onnxplug.Rule("aten::mm", mm)])
-    path = tmp_path / "model.onnx"
-    with failing_at(monkeypatch, 3, stop), pytest.raises(KeyboardInterrupt):
-        program.save(path, weights=tmp_path / "doubled.safetensors", external_data=True)
-    resumable.clear()
-    program.save(path, weights=tmp_path / "doubled.safetensors", external_data=True)
-    assert sorted(resumable)[-2:] == ["a.derived", "b.derived"]
-    check(path, model)
-    array = onnx.numpy_helper.to_array(next(t for t in onnx.load(path).graph.initializer if t.name == "a.derived"))
-    np.testing.assert_allclose(array, model.a.numpy() * 2)

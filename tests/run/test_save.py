@@ -139,7 +139,7 @@ def test_a_copied_model_keeps_its_data(tmp_path: Path, programs: Any) -> None:
     assert (weight(path), weight(backup)) == (2.0, 1.0)
     backup.unlink()
     programs[0].save(path, external_data=True)
-    assert names(tmp_path) == ["model.onnx", "model.onnx.data"]
+    assert names(tmp_path) == ["model.onnx", "model.onnx.data.2"], "what the backup read is read by nothing now"
 
 
 def test_a_backup_of_another_ending_keeps_its_data(tmp_path: Path, programs: Any) -> None:
@@ -157,19 +157,45 @@ def test_the_names_of_data_take_turns(tmp_path: Path, programs: Any) -> None:
         assert names(tmp_path) == ["model.onnx", "model.onnx.data" + (".2" if number % 2 else "")]
 
 
-@pytest.mark.parametrize("content", [b"not a model at all", b"\x3a\xff\xff\x03", b"\x08\x08"])
-def test_a_neighbour_that_cannot_be_read_may_refer_to_the_data(tmp_path: Path, programs: Any, content: bytes) -> None:
-    path, neighbour = tmp_path / "model.onnx", tmp_path / "damaged.onnx"
+def test_a_neighbour_of_another_tool_keeps_its_data(tmp_path: Path, programs: Any) -> None:
+    """The reference is found wherever a tensor stands, in a name beside others, and also behind ``./``."""
+    path, neighbour = tmp_path / "model.onnx", tmp_path / "other.onnx"
     programs[0].save(path, external_data=True)
     before = (tmp_path / "model.onnx.data").read_bytes()
-    neighbour.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"model.onnx.data is kept: damaged.onnx"):
+    tensor = onnx.TensorProto(name="c", data_type=onnx.TensorProto.FLOAT, dims=[4], data_location=1)
+    for key, value in (("offset", "0"), ("length", "16"), ("location", "./model.onnx.data")):
+        tensor.external_data.add(key=key, value=value)
+    inner = onnx.helper.make_graph([onnx.helper.make_node("Constant", [], ["c"], value=tensor)], "inner", [], [])
+    node = onnx.helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)
+    neighbour.write_bytes(
+        onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [])).SerializeToString() + bytes(5)
+    )
+    for number in range(2):
         programs[1].save(path, external_data=True)
-    assert weight(path) == 2.0
-    assert (tmp_path / "model.onnx.data").read_bytes() == before
-    neighbour.unlink()
+        assert weight(path) == 2.0
+        assert (tmp_path / "model.onnx.data").read_bytes() == before
+        assert len(names(tmp_path)) == 4, f"save {number}"
+
+
+def test_data_that_is_missing_is_not_made_for_another_model(tmp_path: Path, programs: Any) -> None:
+    """A model whose data is gone stays without data: it must not get the weights of another one."""
+    path, backup = tmp_path / "model.onnx", tmp_path / "backup.onnx"
     programs[0].save(path, external_data=True)
-    assert names(tmp_path) == ["model.onnx", "model.onnx.data"]
+    path.rename(backup)
+    (tmp_path / "model.onnx.data").unlink()
+    programs[1].save(path, external_data=True)
+    assert names(tmp_path) == ["backup.onnx", "model.onnx", "model.onnx.data.2"]
+    with pytest.raises(Exception, match=r"model\.onnx\.data"):
+        onnx.load(backup)
+
+
+def test_what_killed_saves_left_is_removed(tmp_path: Path, programs: Any) -> None:
+    path = tmp_path / "model.onnx"
+    for name in ("model.onnx.data", "model.onnx.data.7", "model.onnx.data.2-00001-of-00003", ".onnxplug-0123.tmp"):
+        (tmp_path / name).write_bytes(b"the beginning of weights")
+    (tmp_path / "other.onnx.data").write_bytes(b"of another model")
+    programs[0].save(path)
+    assert names(tmp_path) == ["model.onnx", "other.onnx.data"]
 
 
 def test_another_model_of_the_folder_keeps_its_data(tmp_path: Path, programs: Any) -> None:

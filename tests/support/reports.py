@@ -24,7 +24,7 @@ from onnxplug_tools.report.record import (
 from onnxplug_tools.report.report import ExportReport
 
 import onnxplug
-from onnxplug.run.differences import CaseDifference, Histogram, OutputDifference
+from onnxplug.run.report import CaseDifference, Histogram, OutputDifference
 
 #: Text that acts where it is not made inert: markup, ends of elements, links, directions of text, halves of characters.
 HOSTILE = (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO
 
 from onnxplug.errors import OnnxplugError, SaveError
+from onnxplug.run.data_files import data_files
 from onnxplug.run.files import flush, flush_folder, write_whole
-from onnxplug.run.references import data_files
 from onnxplug_tools.report.record import File
 
 #: What a report is written as, by the suffixes of the files.
@@ -22,7 +22,7 @@ def file_of(path: str) -> File:
     size = os.path.getsize(path)
     with contextlib.suppress(OSError):
         folder = Path(path).resolve().parent
-        size += sum((folder / name).stat().st_size for name in data_files(Path(path)) or ())
+        size += sum((folder / name).stat().st_size for name in data_files(Path(path)))
     return File(path, size)
 
 

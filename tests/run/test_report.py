@@ -9,7 +9,7 @@ import torch
 
 import onnxplug
 from onnxplug.run.compare import compare
-from onnxplug.run.differences import DECADES, Histogram, begin_case, measuring, open_case
+from onnxplug.run.report import DECADES, Histogram, begin_case, measuring, open_case
 
 
 def test_decades_in_units_of_the_tolerance() -> None:

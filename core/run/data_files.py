@@ -1,0 +1,287 @@
+"""The data files of a model: their names, and the places of the weights in them.
+
+Which models of a folder read a data file is asked in one direction alone: a model that refers to ``model.onnx.data`` has this name
+in its bytes, wherever in it the tensor is. So a data file whose name is in no model of the folder is read by none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import onnx_ir as ir
+
+from onnxplug.errors import SaveError, UsageError, WeightsError
+from onnxplug.run.files import remove_leftovers
+from onnxplug.run.weights import SOURCE, Source
+
+#: Tensors below this stay in the model's file even when the weights go beside it.
+SMALL_TENSOR_BYTES = 1024
+#: Offsets of tensors in a data file: those of at least a megabyte begin a page, so that they can be mapped.
+_ALIGNMENT, _PAGE, _LARGE_TENSOR_BYTES = 64, 4096, 1 << 20
+_UNITS = {"": 1, "B": 1, **{f"{letter}B": 1000**n for n, letter in enumerate("KMGT", 1)}}
+_UNITS |= {f"{letter}IB": 1024**n for n, letter in enumerate("KMGT", 1)}
+#: No protocol buffer, and so no model, has so many bytes.
+_TOO_LARGE = 2**31
+#: What follows the name of a model's file in the name of a data file.
+_ENDING = r"\.data(\.\d+)?(-\d{5,}-of-\d{5,})?"
+#: An entry of external data as protocol buffers have it, up to the location's length.
+_LOCATION = re.compile(rb"\n\x08location\x12([\x00-\x7f]|[\x80-\xff][\x00-\x7f])", re.DOTALL)
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: the number of the data file, its offset there and its length."""
+
+    file: int
+    offset: int
+    length: int
+
+
+def size_of(text: Any) -> int:
+    """The bytes of a size: ``2_000_000``, ``"2GB"`` (a billion bytes each), ``"1.5 GiB"`` (2**30).
+
+    Raises:
+        UsageError: It is none, or less than a byte.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        size = text
+    elif isinstance(text, str) and (
+        match := re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*", text)
+    ):
+        unit = _UNITS.get(match[2].upper())
+        if unit is None:
+            raise UsageError(f"the size {text!r} has the unknown unit {match[2]!r}", hint="Write it as 2GB or 500MB.")
+        size = int(float(match[1]) * unit)
+    else:
+        raise UsageError(f"a size is a number of bytes or a text such as '2GB', got {text!r}")
+    if size < 1:
+        raise UsageError(f"a file of {text!r} can't hold anything", hint="Write the size as 2GB or 500MB.")
+    return size
+
+
+def is_large(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor is written to a data file, where there is one."""
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= SMALL_TENSOR_BYTES
+
+
+def places_of(weights: Mapping[str, ir.TensorProtocol], limit: int | None) -> dict[str, Place]:
+    """Places for tensors in data files, in their order.
+
+    Args:
+        weights: The tensors by name.
+        limit: The largest size of a file; ``None``: all are in one.
+
+    Raises:
+        UsageError: A tensor is larger than the limit.
+    """
+    places: dict[str, Place] = {}
+    file = end = 0
+    for name, tensor in weights.items():
+        length = tensor.nbytes
+        offset = end + -end % (_PAGE if length >= _LARGE_TENSOR_BYTES else _ALIGNMENT)
+        if limit is not None and offset + length > limit:
+            if length > limit:
+                raise UsageError(
+                    f"the weight {name!r} has {length} bytes, more than the {limit} that shard= allows a file",
+                    hint="A tensor lies in one file: choose a larger size.",
+                )
+            file, offset = file + 1, 0
+        places[name] = Place(file, offset, length)
+        end = offset + length
+    return places
+
+
+def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> dict[str, tuple[str, int, int]]:
+    """The tensors whose bytes are in a safetensors file as the model has them: their files, offsets and lengths.
+
+    Args:
+        weights: The tensors by name.
+        folder: The model's folder; the files must be in it, or in folders of it.
+
+    Raises:
+        UsageError: None of the tensors comes from such a file.
+        SaveError: A file is elsewhere.
+        WeightsError: A file has changed.
+    """
+    places: dict[str, tuple[str, int, int]] = {}
+    locations: dict[Path, str] = {}
+    sources: dict[str, Source] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
+    for name, source in sources.items():
+        stored, tensor = source.stored, weights[name]
+        if stored.place is None:
+            continue
+        if stored.path not in locations:
+            stored.check_unchanged()
+            locations[stored.path] = _location(stored.path, folder)
+        offset, length = stored.place
+        itemsize = max(1, tensor.dtype.bitwidth // 8)
+        if not source.is_plain or not is_large(tensor) or offset % itemsize:
+            continue
+        if length != tensor.nbytes:
+            raise WeightsError(f"the weight {name!r} has {length} bytes in {stored.path}, not {tensor.nbytes}")
+        places[name] = (locations[stored.path], offset, length)
+    if not locations:
+        raise UsageError(
+            "external='safetensors' needs weights from safetensors files, and no weight of the model comes from one",
+            hint="save(path, weights='model.safetensors', external='safetensors')",
+        )
+    return places
+
+
+def _location(file: Path, folder: Path) -> str:
+    real, base = os.path.realpath(file), os.path.realpath(folder)
+    if os.path.commonpath((real, base)) != base:
+        raise SaveError(
+            f"the model can't refer to {file}: a model's data is in its own folder, {folder}, or below",
+            hint="Save the model beside the safetensors files, or copy or hard-link them there; a link is followed.",
+        )
+    return Path(os.path.relpath(real, base)).as_posix()
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def new_data_files(model: Path, count: int) -> list[IO[bytes]]:
+    """New files for a model's data: ``NAME.data``, or the first of ``NAME.data.2``, … that isn't there and that no model mentions.
+
+    Args:
+        model: The model's file.
+        count: The number of files: of several, each has ``-00001-of-00003`` behind its name.
+
+    Raises:
+        OSError: They can't be made.
+    """
+    mentioned = _Mentions(model)
+    for number in itertools.count(1):
+        stem = f"{model.name}.data" + (f".{number}" if number > 1 else "")
+        names = [f"{stem}-{part:05d}-of-{count:05d}" for part in range(1, count + 1)] if count > 1 else [stem]
+        if any(os.path.lexists(model.parent / name) or name in mentioned for name in names):
+            continue
+        files: list[IO[bytes]] = []
+        try:
+            for name in names:
+                files.append(open(model.parent / name, "xb"))  # noqa: SIM115 - the caller closes it
+        except BaseException as error:
+            for file in files:
+                file.close()
+                os.unlink(file.name)
+            if not isinstance(error, FileExistsError):  # another process was quicker
+                raise
+        else:
+            return files
+    raise AssertionError("there are names without end")
+
+
+def remove_unread(model: Path, kept: Collection[str]) -> None:
+    """Removes a model's data files that no model of the folder mentions: of the model before, and of killed processes.
+
+    A process that saves keeps a staged file from before it makes data files until its model mentions them. So what was there
+    before the staged files are looked for, and is mentioned after that by none, is read by no model that is being saved either.
+    While another process saves the same model, nothing is removed: that one does it.
+
+    Args:
+        model: The model's file.
+        kept: Names of files that stay.
+    """
+    with os.scandir(model.parent) as entries:
+        names = [
+            entry.name
+            for entry in entries
+            if is_data_file(entry.name, model)
+            and entry.name not in kept
+            and entry.is_file(follow_symlinks=False)
+            and os.access(entry, os.W_OK)
+        ]
+    if not names or remove_leftovers(model):
+        return
+    mentioned = _Mentions(model)
+    for name in names:
+        if not mentioned.may_include(name):
+            with contextlib.suppress(OSError):
+                os.unlink(model.parent / name)
+
+
+def is_data_file(name: str, model: Path) -> bool:
+    """Whether a file's name is one that :func:`new_data_files` gives."""
+    return re.fullmatch(re.escape(model.name) + _ENDING, name) is not None
+
+
+class _Mentions:
+    """The names of a model's data files that the models of its folder mention, backups such as ``model.onnx.bak`` included.
+
+    Args:
+        model: The model's file; files with its ending are models too.
+        alone: Whether only this model is looked at.
+    """
+
+    def __init__(self, model: Path, *, alone: bool = False) -> None:
+        self._texts: set[bytes] = set()
+        self._is_complete = True
+        # What may follow the name in the bytes is taken too: what a mention begins with counts.
+        pattern = re.compile(re.escape(os.fsencode(model.name)) + rb"\.data[-.\dof]{0,40}")
+        for path in [model] if alone else _models_beside(model):
+            try:
+                with _mapped(path) as content:
+                    self._texts.update(pattern.findall(content))
+            except FileNotFoundError:  # removed since the folder was listed
+                continue
+            except OSError:
+                self._is_complete = False
+
+    def __contains__(self, name: str) -> bool:
+        text = os.fsencode(name)
+        # A point or a dash begins no field of a protocol buffer: the name goes on, and is another one.
+        return any(m.startswith(text) and m[len(text) : len(text) + 1] not in (b".", b"-") for m in self._texts)
+
+    def may_include(self, name: str) -> bool:
+        """Whether a model mentions a file, or can't be read and may do so."""
+        return not self._is_complete or name in self
+
+
+def is_mentioned(model: Path, name: str) -> bool:
+    """Whether a model's file mentions a data file, or may do so."""
+    return _Mentions(model, alone=True).may_include(name)
+
+
+def _models_beside(model: Path) -> list[Path]:
+    with os.scandir(model.parent) as entries:
+        return [
+            Path(entry.path)
+            for entry in entries
+            if (".onnx" in entry.name or entry.name.endswith(model.suffix or model.name))
+            and not re.search(_ENDING + "$", entry.name)
+            and entry.is_file()
+        ]
+
+
+@contextlib.contextmanager
+def _mapped(path: Path) -> Iterator[Any]:
+    """The bytes of a model's file; none where it is empty or larger than a model can be."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not 0 < size < _TOO_LARGE:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
+
+
+def data_files(model: Path) -> set[str]:
+    """The locations of the external data of a model's file; the weights in it are not read.
+
+    Raises:
+        OSError: The file can't be read.
+    """
+    with _mapped(model) as content:
+        locations = set()
+        for match in _LOCATION.finditer(content):
+            length = match[1]
+            end = match.end() + (length[0] & 127) + ((length[1] << 7) if len(length) > 1 else 0)
+            locations.add(os.path.normpath(content[match.end() : end].decode("utf-8", "surrogateescape")))
+        return locations
