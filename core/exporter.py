@@ -17,7 +17,7 @@ import torch
 from onnxplug import arguments, logs
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.collection import collect_if_due, collection_held
+from onnxplug.build.collection import collection_held
 from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.observed import ObservedBuilder
@@ -315,7 +315,6 @@ def to_onnx(
                 "rules for autograd functions need torch.export's non-strict mode, but strict=True is given"
             )
         stage("capture")
-        collect_if_due()
         captured = capture_model(
             model,
             args,

@@ -26,7 +26,6 @@ from torch.autograd import forward_ad
 
 from onnxplug.capture.operands import Incomparable, Operands, expressions, memory_of
 from onnxplug.capture.patching import patched
-from onnxplug.capture.tracing import ONE_AT_A_TIME
 from onnxplug.torch_private import (
     FakeTensor,
     OpOverload,
@@ -104,10 +103,9 @@ def operator_calls_repeated() -> Iterator[OperatorCalls]:
     Yields:
         The calls, with their counts.
     """
-    with ONE_AT_A_TIME:
-        calls = OperatorCalls(getattr(proxies, "proxy_call", None))
-        with patched(proxies, "proxy_call", calls.call) if _is_supported() else contextlib.nullcontext():
-            yield calls
+    calls = OperatorCalls(getattr(proxies, "proxy_call", None))
+    with patched(proxies, "proxy_call", calls.call) if _is_supported() else contextlib.nullcontext():
+        yield calls
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import onnxplug
 from onnxplug.capture.operator_calls import can_repeat
 from onnxplug.errors import CaptureError
+from tests.support.patches import without
 from tests.support.sampling import rotated
 from tests.support.traces import both, captured, lines
 from tests.support.zoo import ZOO
@@ -447,11 +448,9 @@ def test_recurrent_layers() -> None:
 
 def test_traces_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """With equal calls repeated and stack traces written once, and with torch.export as it is."""
-    import onnxplug.capture.attempts as attempts
-
     make = blocks(lambda i, x: x.flatten(0, 1).relu().view(x.shape) * x.shape[0])
     found, _ = captured(make, (X,), True, dynamic_shapes=DYNAMIC)
-    monkeypatch.setattr(attempts, "lean_tracing", contextlib.nullcontext)
+    without(monkeypatch, "lean tracing")
     plain, _ = captured(make, (X,), False, dynamic_shapes=DYNAMIC)
     for line, other in zip(lines(found.program), lines(plain.program), strict=True):
         assert line == other
