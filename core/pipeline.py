@@ -20,7 +20,7 @@ from onnxplug import arguments, logs, packages
 from onnxplug.alignment import Alignment, Recipe
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.collection import collect_if_due, collection_held
+from onnxplug.build.collection import collection_held
 from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.quantized import QUANTIZED_PREFIX
@@ -165,7 +165,6 @@ def capture(plan: Plan) -> Captured:
     Raises:
         CaptureError: torch.export can't capture it, or a dynamic dimension came out static.
     """
-    collect_if_due()
     options, host = plan.options, plan.host
     patches = [patch for rule in plan.rules for patch in rule.patches()]
     is_program = isinstance(plan.model, torch.export.ExportedProgram)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+import sys
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -16,7 +16,7 @@ import torch
 
 import onnxplug
 from onnxplug import logs
-from onnxplug.capture.attempts import quiet
+from onnxplug.capture.quiet import quiet
 from onnxplug.plugins.manager import PluginManager, PluginWarning
 from onnxplug.plugins.records import Selection
 from tests.support.distributions import run_python
@@ -253,20 +253,13 @@ def test_a_wrong_value_does_not_stop_an_import_or_an_export(tmp_path: Path) -> N
     assert text.count("ONNXPLUG_LOG='verbose' is ignored: there is no level 'verbose'") == 1
 
 
-def test_captures_at_the_same_time_leave_logging_as_it_was() -> None:
-    before = logging.root.manager.disable
-    first, second = threading.Event(), threading.Event()
-
-    def holds() -> None:
-        with quiet():
-            first.set()
-            assert second.wait(10)
-
-    thread = threading.Thread(target=holds)
-    thread.start()
-    assert first.wait(10)
-    with quiet():  # begins within the other's time and ends after it
-        second.set()
-        thread.join()
-        assert logging.root.manager.disable == logging.CRITICAL
-    assert logging.root.manager.disable == before
+def test_torch_alone_is_held_back(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    torchs, others = logging.getLogger("torch.export"), logging.getLogger("of_the_model")
+    with quiet():
+        torchs.error("no")
+        others.error("yes")
+        print("of the model", file=sys.stderr)
+    torchs.error("again")
+    assert [record.message for record in caplog.records if record.name == "of_the_model"] == ["yes"]
+    assert not torchs.disabled
+    assert capsys.readouterr().err.startswith("of the model")

@@ -64,10 +64,9 @@ def test_stages_steps_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.partition(":")[0] for line in left] == ["capture", "verification"]
 
 
-def test_the_spinner_turns_while_standard_error_is_redirected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is while torch.export captures."""
+def test_the_spinner_turns_while_torch_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_of(monkeypatch)
-    from onnxplug.capture.attempts import quiet
+    from onnxplug.capture.quiet import quiet
 
     with displayed() as display:
         display("capture")

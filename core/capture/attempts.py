@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import io
 import itertools
-import logging
 import sys
-import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -32,16 +29,9 @@ from onnxplug.capture.dynamic import (
 from onnxplug.capture.eager import copied
 from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.onnx_flag import onnx_export_flag_in_dynamo
-from onnxplug.capture.operator_calls import operator_calls_repeated
-from onnxplug.capture.questions import (
-    Fixing,
-    Recorded,
-    any_size_is_accepted,
-    members_are_compared,
-    recorded,
-    zero_is_a_size,
-)
+from onnxplug.capture.patches import Trace, torch_patched
+from onnxplug.capture.questions import Fixing, Recorded
+from onnxplug.capture.quiet import quiet
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.size_guards import (
     Condition,
@@ -63,8 +53,6 @@ from onnxplug.capture.size_guards import (
 from onnxplug.capture.squeezes import KeptAxis, kept_axes
 from onnxplug.capture.state import State
 from onnxplug.capture.submodules import Call
-from onnxplug.capture.timing import modules_timed
-from onnxplug.capture.tracing import lean_tracing
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
 from onnxplug.observers import span, stage, step
@@ -158,7 +146,7 @@ def export_program(
             where that decides a branch.
     """
     mentions = mentions if mentions is not None else Mentions(module)
-    capture = _Capture(module, args, kwargs, shapes, State(module, mentions), repeats)
+    capture = _Capture(module, args, kwargs, shapes, mentions, repeats)
     tries: list[Try] = []
     remaining = [_Way(bool(strict))]
     while capture.left and remaining:
@@ -205,8 +193,8 @@ def fails_to_export(call: Call) -> Exception | None:
     """What torch.export raises for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
     static = parse_dynamic_shapes(None, call.module, call.args, call.kwargs)
     try:
-        state = State(call.module, Mentions(call.module))
-        _Capture(call.module, call.args, call.kwargs, static, state).refined(_Way(False), static.reading(True))
+        capture = _Capture(call.module, call.args, call.kwargs, static, Mentions(call.module))
+        capture.refined(_Way(False), static.reading(True))
     except Exception as error:
         return error
     return None
@@ -237,11 +225,12 @@ class _Capture:
         args: Any,
         kwargs: Any,
         shapes: DynamicShapes,
-        state: State,
+        mentions: Mentions,
         repeats: bool = True,
     ) -> None:
         self.module = module
-        self._state = state
+        self._mentions = mentions
+        self._state = State(module, mentions)
         self.args = args
         self.kwargs = kwargs
         self.shapes = shapes
@@ -418,6 +407,11 @@ class _Capture:
         forget_compiled_wrappers()
         return self._export(way, spec)
 
+    def _trace(self, way: _Way) -> Trace:
+        repeats = self._repeats and not way.strict and not way.below
+        has_empty = way.oblivious and self.shapes.has_empty()
+        return Trace(self._mentions, strict=way.strict, general=way.general, repeats=repeats, has_empty=has_empty)
+
     def _export(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         with contextlib.ExitStack() as stack:
             with span("preparation"):
@@ -429,21 +423,14 @@ class _Capture:
                 # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
                 # constants.
                 stack.enter_context(fx_config.patch(backed_size_oblivious=way.oblivious))
-                if way.oblivious and self.shapes.has_empty():
-                    stack.enter_context(zero_is_a_size())
-                stack.enter_context(any_size_is_accepted())
-                stack.enter_context(onnx_export_flag_in_dynamo() if way.strict else lean_tracing())
-                if way.strict:
-                    stack.enter_context(members_are_compared())
                 if way.below:
                     stack.enter_context(traced_below(self.module))
-                repeats = self._repeats and not way.strict and not way.below
-                calls = stack.enter_context(operator_calls_repeated()) if repeats else None
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
-                self._recorded = stack.enter_context(recorded(general=way.general))
+                records = stack.enter_context(torch_patched("attempt", self._trace(way)))
+                calls, self._recorded = records.get("equal operator calls"), records["questions"]
                 self._fixings.append(self._recorded.fixings)
-            with modules_timed(), span("torch.export.export"):
+            with span("torch.export.export"):
                 # In a context of its own: a context variable that the model's code sets is as it was afterwards.
                 program = contextvars.copy_context().run(
                     torch.export.export, self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict
@@ -472,34 +459,3 @@ def _squeeze_text(name: str, kept: KeptAxis) -> str:
         "axes can't depend on a size. PyTorch removes the axis where its size is 1, as in the example inputs; the exported "
         "model does not. Make that dimension static, or name the axes to squeeze."
     )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Holds back what torch prints and logs while it tries; its errors say what matters."""
-    with _logging_off(), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
-
-
-_lock = threading.Lock()
-_holders = 0
-_disabled = logging.NOTSET
-
-
-@contextlib.contextmanager
-def _logging_off() -> Iterator[None]:
-    """Turns logging off. Concurrent and nested holders share one: the last to leave puts back what the first one found."""
-    global _holders, _disabled
-    with _lock:
-        if _holders == 0:
-            _disabled = logging.root.manager.disable
-            logging.disable(logging.CRITICAL)
-        _holders += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _holders -= 1
-            if _holders == 0:
-                logging.disable(_disabled)

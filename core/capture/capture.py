@@ -14,25 +14,17 @@ from typing import Any
 import torch
 from torch.export.graph_signature import OutputKind
 
-from onnxplug.capture.associative import associative_scans_of_any_size
 from onnxplug.capture.attempts import Attempt, export_program
-from onnxplug.capture.attention import attention_by_its_masks
-from onnxplug.capture.conversions import conversions_that_change_nothing
 from onnxplug.capture.dynamic import DynamicShapes, check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
-from onnxplug.capture.factories import factories_of_any_size
 from onnxplug.capture.input_names import by_argument
-from onnxplug.capture.kernels import shape_kernels
-from onnxplug.capture.lengths import lengths_stay_dynamic
 from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.onnx_flag import onnx_export_flag
-from onnxplug.capture.packed import packed_sequences
+from onnxplug.capture.patches import Trace, torch_patched
 from onnxplug.capture.patching import patched
 from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers, quantises_numbers
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import size_guards, warning_text
-from onnxplug.capture.sizes import sizes_of_any_kind
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
@@ -99,16 +91,8 @@ def capture(
         if make_module is None:
             stack.enter_context(weights_beside(module, (positional, keywords)))
         stack.enter_context(_keywords_spelled_out(module, keywords))
-        stack.enter_context(onnx_export_flag())
-        stack.enter_context(conversions_that_change_nothing())
-        stack.enter_context(attention_by_its_masks())
         mentions = Mentions(module)
-        stack.enter_context(shape_kernels(mentions))
-        stack.enter_context(lengths_stay_dynamic(mentions))
-        stack.enter_context(sizes_of_any_kind(mentions))
-        stack.enter_context(factories_of_any_size())
-        stack.enter_context(packed_sequences(mentions))
-        stack.enter_context(associative_scans_of_any_size(mentions))
+        stack.enter_context(torch_patched("capture", Trace(mentions)))
         if make_module is None and is_quantised(module, mentions):
             _refuse_strict(strict, "a quantised model")
             stack.enter_context(quantised_as_numbers(module))

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from onnxplug.capture.operands import Incomparable, Operands, expressions, memory_of
 from onnxplug.capture.patching import patched
-from onnxplug.capture.tracing import ONE_AT_A_TIME
 from onnxplug.torch_private import (
     FakeTensor,
     OpOverload,
@@ -38,9 +38,6 @@ from onnxplug.torch_private import (
     transforms_depth,
 )
 
-_PLAIN = frozenset(
-    (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...))
-)
 #: Sizes of a tensor that torch's tracer makes nodes of, and the operators of these nodes.
 _SIZE_OPERATORS = {
     "size": torch.ops.aten.sym_size.int,
@@ -86,6 +83,7 @@ class _Call(NamedTuple):
         results: What the results are like; ``None`` for a result that is not there.
         sequence: ``tuple`` or ``list`` where the operator gives several, else ``None``.
         written: The places among the operands of the tensors that the call writes.
+        computed: Whether torch computed the result, as it knows the value of each operand.
     """
 
     items: Sequence[int]
@@ -93,10 +91,7 @@ class _Call(NamedTuple):
     results: Sequence[_Result | None]
     sequence: type | None
     written: Sequence[int]
-
-
-class _Incomparable(Exception):
-    """An argument is of no kind that can be compared."""
+    computed: bool
 
 
 @contextlib.contextmanager
@@ -108,10 +103,9 @@ def operator_calls_repeated() -> Iterator[OperatorCalls]:
     Yields:
         The calls, with their counts.
     """
-    with ONE_AT_A_TIME:
-        calls = OperatorCalls(getattr(proxies, "proxy_call", None))
-        with patched(proxies, "proxy_call", calls.call) if _is_supported() else contextlib.nullcontext():
-            yield calls
+    calls = OperatorCalls(getattr(proxies, "proxy_call", None))
+    with patched(proxies, "proxy_call", calls.call) if _is_supported() else contextlib.nullcontext():
+        yield calls
 
 
 @functools.cache
@@ -157,18 +151,19 @@ class OperatorCalls:
         if not known or mode is not self._mode or func in mode.decomposition_table or not _is_plain_trace():
             self.traced += 1
             return self._original(mode, func, pre_dispatch, args, kwargs)
-        operands = _Operands(mode.tracer)
+        operands = Operands(mode.tracer)
         with torch_c.DisableTorchFunction():  # every look at a size would go through all of torch's function modes
             try:
                 kinds, fx_args = operands.kinds(args)
                 named_kinds, fx_kwargs = operands.kinds_of_dict(kwargs) if kwargs else ((), {})
-            except _Incomparable:
+            except Incomparable:
                 key = None
             else:
                 key = (func, kinds, named_kinds, state(operands), mode.tracer.enable_thunkify)
                 call = self._calls.get(key)
                 if call is not None:
-                    made = repeat(call, func, operands, fx_args, fx_kwargs)
+                    computed = operands.computed(func, args, kwargs or {}) if call.computed else None
+                    made = repeat(call, func, operands, fx_args, fx_kwargs, computed)
                     if made is not None:
                         self.repeated += 1
                         return made[0]
@@ -215,7 +210,7 @@ def _is_plain_trace() -> bool:
     )
 
 
-def state(operands: _Operands) -> tuple[Any, ...]:
+def state(operands: Operands) -> tuple[Any, ...]:
     """Everything of torch that is no argument and may change what a call gives.
 
     That is the dispatcher's state of this thread (autograd, autocast, …), and each setting for which torch has a getter.
@@ -249,145 +244,7 @@ def _getters() -> list[Callable[[], Any]]:
 _SETTINGS = _getters()
 
 
-class _Operands:
-    """The tensors and symbolic sizes among a call's arguments, in order.
-
-    Args:
-        tracer: torch's tracer.
-    """
-
-    def __init__(self, tracer: Any) -> None:
-        self.tracer = tracer
-        self.fake_mode: Any = None
-        self.tensors: list[Any] = []
-        self.devices: list[str] = []
-        self._places: dict[int, int] = {}
-        self._memories: dict[int, int] = {}
-        self._before: list[tuple[Any, int, int]] = []
-        #: The places of the tensors whose value torch knows, and what the fake tensor has for it.
-        self.constants: dict[int, Any] = {}
-
-    def written(self) -> list[int] | None:
-        """The places of the tensors that were written since.
-
-        ``None`` where one is of other sizes or memory now, or torch knew the value of one that was written, and may not any more.
-        """
-        found = []
-        for i, (tensor, (sizes, address, version)) in enumerate(zip(self.tensors, self._before, strict=True)):
-            if expressions(tensor) != sizes or memory_of(tensor) != address:
-                return None
-            is_written = tensor._version != version
-            if i in self.constants and (is_written or tensor.constant is not self.constants[i]):
-                return None
-            if is_written:
-                found.append(i)
-        return found
-
-    def kinds(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
-        """The kind of each value, and the values as arguments of an FX node."""
-        kinds, fx = [type(values)], []
-        for value in values:
-            kind, argument = self._kind(value)
-            kinds.append(kind)
-            fx.append(argument)
-        return tuple(kinds), tuple(fx) if isinstance(values, tuple) else fx
-
-    def kinds_of_dict(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same of keyword arguments."""
-        kinds, fx = self.kinds(tuple(values.values()))
-        return (tuple(values), kinds), dict(zip(values, fx, strict=True))
-
-    def _kind(self, value: Any) -> tuple[Any, Any]:
-        cls = type(value)
-        if cls is FakeTensor:
-            return self._tensor(value)
-        if cls in _PLAIN:
-            return (cls, value), value
-        if cls is float:
-            return (cls, value.hex()), value
-        if cls is torch.SymInt:
-            node = value.node
-            expression = node.expr
-            if node.constant is not None or expression.is_number:
-                return (int, int(expression)), int(expression)
-            return (cls, expression), proxies.get_proxy_slot(value, self.tracer).force().node
-        if cls is tuple or cls is list:
-            return self.kinds(value)
-        if cls is complex:
-            return (cls, value.real.hex(), value.imag.hex()), value
-        raise _Incomparable
-
-    def _tensor(self, tensor: Any) -> tuple[Any, Any]:
-        entry = self.tracer.tensor_tracker.get(tensor)
-        if (
-            entry is None
-            or tensor.real_tensor is not None
-            or tensor.layout is not torch.strided
-            or tensor.is_inference()
-            or tensor.is_conj()
-            or tensor.is_neg()
-        ):
-            raise _Incomparable
-        place = self._places.get(id(tensor))
-        if place is not None:
-            return ("same", place), entry.proxy.node
-        requires_grad = tensor.requires_grad
-        if requires_grad and torch.is_grad_enabled():
-            raise _Incomparable  # the result has a history
-        place = self._places[id(tensor)] = len(self.tensors)
-        self.tensors.append(tensor)
-        sizes = expressions(tensor)
-        address = memory_of(tensor)
-        self._before.append((sizes, address, tensor._version))
-        value = None
-        if entry.constant is not None or tensor.constant is not None:
-            value = known_number(entry.constant), known_number(tensor.constant)
-            self.constants[place] = tensor.constant
-        memory = self._memories.setdefault(address, place)
-        if self.fake_mode is None:
-            self.fake_mode = tensor.fake_mode
-        elif tensor.fake_mode is not self.fake_mode:
-            raise _Incomparable
-        device = tensor.fake_device
-        if device.type not in self.devices:
-            self.devices.append(device.type)
-        return (tensor.dtype, device, requires_grad, memory, sizes, value), entry.proxy.node
-
-
-def known_number(constant: torch.Tensor | None) -> Any:
-    """The one number in a tensor whose value torch keeps beside a fake one.
-
-    Raises:
-        _Incomparable: It is of another kind.
-    """
-    if constant is None:
-        return None
-    if type(constant) is not torch.Tensor or constant.numel() != 1 or not constant.is_cpu:
-        raise _Incomparable
-    with torch_c._DisableTorchDispatch():
-        number: Any = constant.item()
-    if isinstance(number, complex):
-        return (constant.dtype, number.real.hex(), number.imag.hex())
-    return (constant.dtype, number.hex() if isinstance(number, float) else number)
-
-
-def memory_of(tensor: Any) -> int:
-    """A number that tensors have in common that share memory."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def expressions(tensor: Any) -> tuple[Any, ...]:
-    """Sizes, strides and offset of a tensor, as expressions."""
-    return (
-        tensor.dim(),
-        *[
-            s.node.expr if type(s) is torch.SymInt else s
-            for s in (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-        ],
-    )
-
-
-def record(func: Any, operands: _Operands, last: torch.fx.Node, result: Any, sizes_before: int) -> _Call | None:
+def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, sizes_before: int) -> _Call | None:
     """What a call that was just traced did; ``None`` where a repetition could not be told from it.
 
     Args:
@@ -412,6 +269,9 @@ def record(func: Any, operands: _Operands, last: torch.fx.Node, result: Any, siz
     values = list(result) if several else [result]
     if several and (type(result) not in (tuple, list) or items != list(range(len(values)))):
         return None
+    computed = not several and getattr(result, "constant", None) is not None
+    if computed and len(operands.constants) < len(operands.tensors):
+        return None
     places = {id(t): i for i, t in enumerate(operands.tensors)}
     memories = {memory_of(t): i for i, t in reversed(list(enumerate(operands.tensors)))}
     new_memories: dict[int, int] = {}
@@ -422,12 +282,12 @@ def record(func: Any, operands: _Operands, last: torch.fx.Node, result: Any, siz
         if value is None:
             found.append(None)
             continue
-        if type(value) is not FakeTensor or value.constant is not None or value.is_conj() or value.is_neg():
+        if type(value) is not FakeTensor or value.is_conj() or value.is_neg():
             return None
         if value.layout is not torch.strided or value.requires_grad or _is_data_dependent(value):
             return None
         entry = operands.tracer.tensor_tracker.get(value)
-        if entry is None or entry.constant is not None:
+        if entry is None or {entry.constant is None, value.constant is None} != {not computed}:
             return None
         made = i + 1 if several else 0
         if entry.proxy.node is not nodes[made]:
@@ -435,7 +295,7 @@ def record(func: Any, operands: _Operands, last: torch.fx.Node, result: Any, siz
         same = id(value) in places
         memory = memory_of(value)
         operand = places[id(value)] if same else memories.get(memory, -1)
-        if operand in operands.constants:
+        if operand in operands.constants and not computed:
             return None
         like = detached(value)
         fresh = FakeTensor(value.fake_mode, like, value.fake_device)
@@ -456,7 +316,7 @@ def record(func: Any, operands: _Operands, last: torch.fx.Node, result: Any, siz
     written = operands.written()
     if written is None or any("unbacked_bindings" in names for _, names in metadata):
         return None
-    return _Call(items, metadata, found, type(result) if several else None, written)
+    return _Call(items, metadata, found, type(result) if several else None, written, computed)
 
 
 def _is_data_dependent(tensor: Any) -> bool:
@@ -483,13 +343,25 @@ def detached(tensor: Any) -> torch.Tensor:
         return torch.Tensor.detach(tensor)
 
 
-def repeat(call: _Call, func: Any, operands: _Operands, fx_args: Any, fx_kwargs: Any) -> tuple[Any] | None:
+def repeat(
+    call: _Call, func: Any, operands: Operands, fx_args: Any, fx_kwargs: Any, computed: tuple[Any, Any] | None
+) -> tuple[Any] | None:
     """Adds the nodes of a call to the graph, and makes its results.
 
+    Args:
+        call: The call.
+        func: The operator.
+        operands: Its operands this time.
+        fx_args, fx_kwargs: Its arguments as those of a node.
+        computed: Its result, where torch computes it, and the value beside its node.
+
     Returns:
-        What the call gives, in a tuple of its own; ``None`` where the nodes bear other notes than those of the call.
+        What the call gives, in a tuple of its own; ``None`` where it is of another kind than the call's result, or the nodes bear
+        other notes than those of the call.
     """
     tracer = operands.tracer
+    if computed is not None and not is_like(computed[0], call.results[0], operands):
+        return None
     name = tracer.graph._target_to_str(func.overloadpacket.__name__)
     nodes = [tracer.create_node("call_function", func, fx_args, fx_kwargs, name=name)]
     nodes += [tracer.create_node("call_function", operator.getitem, (nodes[0], i), {}) for i in call.items]
@@ -511,25 +383,13 @@ def repeat(call: _Call, func: Any, operands: _Operands, fx_args: Any, fx_kwargs:
         if not result.repeated:
             result.repeated = True
             _work_out_layout(result.like)
-        if result.same:
-            tensor = operands.tensors[result.operand]
-            bare = detached(tensor)
-        else:
-            bare = detached(result.like)
-            if result.operand >= 0:
-                memory = operands.tensors[result.operand]
-            elif result.memory != len(results):
-                memory = results[result.memory]
-            else:
-                memory = new_memory(result.like)
-            share_memory(bare, memory)
-            tensor = fake_tensor(bare, result)
+        tensor, bare = remade(result, operands, results, computed)
         snapshot = fake_tensor(bare, result)
         node.meta["val"] = snapshot
         proxy = tracer.proxy(node)
         for kind, axis, size in result.sizes:
             tracer.symnode_tracker.sym_node_dict[size] = Thunk(partial(_size_proxy, tracer, proxy, kind, axis, size))
-        proxies.set_proxy_slot(tensor, tracer, ProxyTensor(proxy, None))
+        proxies.set_proxy_slot(tensor, tracer, ProxyTensor(proxy, None if computed is None else computed[1]))
         results.append(tensor)
         snapshots.append(snapshot)
     if call.sequence is not None:
@@ -537,6 +397,43 @@ def repeat(call: _Call, func: Any, operands: _Operands, fx_args: Any, fx_kwargs:
     if call.written:
         torch_c._increment_version([operands.tensors[i] for i in call.written])
     return (call.sequence(results) if call.sequence is not None else results[0],)
+
+
+def remade(
+    result: _Result, operands: Operands, results: Sequence[Any], computed: tuple[Any, Any] | None
+) -> tuple[Any, torch.Tensor]:
+    """The tensor that a result is this time, and the bare one of the device meta in it.
+
+    Args:
+        result: What it is like.
+        operands: The operands of the call.
+        results: The results before it.
+        computed: The tensor, where torch computes it.
+    """
+    if computed is not None or result.same:
+        tensor = computed[0] if computed is not None else operands.tensors[result.operand]
+        return tensor, detached(tensor)
+    if result.operand >= 0:
+        memory = operands.tensors[result.operand]
+    elif result.memory != len(results):
+        memory = results[result.memory]
+    else:
+        memory = new_memory(result.like)
+    bare = detached(result.like)
+    share_memory(bare, memory)
+    return fake_tensor(bare, result), bare
+
+
+def is_like(tensor: Any, result: _Result | None, operands: Operands) -> bool:
+    """Whether a tensor is of a result's kind, and in new memory or that of the same operand."""
+    if result is None or type(tensor) is not FakeTensor or expressions(tensor) != expressions(result.like):
+        return False
+    sharing = [i for i, t in enumerate(operands.tensors) if memory_of(t) == memory_of(tensor)]
+    if any(tensor is t for t in operands.tensors) is not result.same or result.operand != (
+        sharing[0] if sharing else -1
+    ):
+        return False
+    return (tensor.dtype, tensor.fake_device) == (result.like.dtype, result.device)
 
 
 def fake_tensor(bare: torch.Tensor, result: _Result) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from onnxplug.torch_private import DispatchKey, OpOverload
 
 _ABSENT: Any = object()
+#: Held while torch is patched, which is for the whole process; torch.export patches some itself, and takes one model at a time.
+ONE_AT_A_TIME = threading.RLock()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from onnxplug.capture.patching import patched
-from onnxplug.capture.tracing import ONE_AT_A_TIME
 from onnxplug.observers import events
 from onnxplug.torch_private import ModuleStackTracer
 
@@ -19,21 +18,20 @@ def modules_timed() -> Iterator[None]:
     if details is None:
         yield
         return
-    with ONE_AT_A_TIME:
-        original = ModuleStackTracer.call_module
+    original = ModuleStackTracer.call_module
 
-        def call_module(
-            tracer: Any, called: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
-            module = called.get_base() if hasattr(type(called), "get_base") else called
-            try:
-                path = str(tracer.path_of_module(called)).removeprefix("_export_root").removeprefix(".")
-            except Exception:  # a module that is not one of the model's
-                return original(tracer, called, forward, args, kwargs)
-            if type(module).__module__.startswith("torch.export"):  # what torch.export wraps the model in
-                return original(tracer, called, forward, args, kwargs)
-            with details.span(type(module).__name__, "module", path=path):
-                return original(tracer, called, forward, args, kwargs)
+    def call_module(
+        tracer: Any, called: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        module = called.get_base() if hasattr(type(called), "get_base") else called
+        try:
+            path = str(tracer.path_of_module(called)).removeprefix("_export_root").removeprefix(".")
+        except Exception:  # a module that is not one of the model's
+            return original(tracer, called, forward, args, kwargs)
+        if type(module).__module__.startswith("torch.export"):  # what torch.export wraps the model in
+            return original(tracer, called, forward, args, kwargs)
+        with details.span(type(module).__name__, "module", path=path):
+            return original(tracer, called, forward, args, kwargs)
 
-        with patched(ModuleStackTracer, "call_module", call_module):
-            yield
+    with patched(ModuleStackTracer, "call_module", call_module):
+        yield

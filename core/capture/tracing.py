@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
@@ -25,9 +24,6 @@ from onnxplug.torch_private import (
     use_lazy_graph_module,
 )
 
-#: Held while classes of torch are patched; torch.export patches some itself, and takes one model at a time.
-ONE_AT_A_TIME = threading.RLock()
-
 
 @contextlib.contextmanager
 def lean_tracing() -> Iterator[None]:
@@ -35,44 +31,43 @@ def lean_tracing() -> Iterator[None]:
 
     Inputs get no stack trace: they are made before any of the model's code runs.
     """
-    with ONE_AT_A_TIME:
-        original, original_trace = ModuleStackTracer.create_node, ModuleStackTracer.trace
-        original_call = ModuleStackTracer.call_module
-        traces = _StackTraces()
+    original, original_trace = ModuleStackTracer.create_node, ModuleStackTracer.trace
+    original_call = ModuleStackTracer.call_module
+    traces = _StackTraces()
 
-        def trace(tracer: Any, *args: Any, **kwargs: Any) -> Any:
-            with traces.of(tracer, sys._getframe()):
-                return original_trace(tracer, *args, **kwargs)
+    def trace(tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        with traces.of(tracer, sys._getframe()):
+            return original_trace(tracer, *args, **kwargs)
 
-        def call_module(tracer: Any, *args: Any, **kwargs: Any) -> Any:
-            with traces.of(tracer, sys._getframe()):
-                return original_call(tracer, *args, **kwargs)
+    def call_module(tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        with traces.of(tracer, sys._getframe()):
+            return original_call(tracer, *args, **kwargs)
 
-        def create_node(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
-            recorded = tracer.record_stack_traces and traces.knows(tracer)
-            if not recorded and kind != "placeholder":
-                return original(tracer, kind, *args, **kwargs)
-            with patched(tracer, "record_stack_traces", False):
-                node = original(tracer, kind, *args, **kwargs)
-            if recorded and kind not in ("placeholder", "output") and not node.stack_trace:
-                text = traces.text(tracer, sys._getframe(1))
-                if text:
-                    node.stack_trace = text
-            return node
+    def create_node(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
+        recorded = tracer.record_stack_traces and traces.knows(tracer)
+        if not recorded and kind != "placeholder":
+            return original(tracer, kind, *args, **kwargs)
+        with patched(tracer, "record_stack_traces", False):
+            node = original(tracer, kind, *args, **kwargs)
+        if recorded and kind not in ("placeholder", "output") and not node.stack_trace:
+            text = traces.text(tracer, sys._getframe(1))
+            if text:
+                node.stack_trace = text
+        return node
 
-        with (
-            patched(ModuleStackTracer, "create_node", create_node),
-            patched(ModuleStackTracer, "trace", trace),
-            patched(ModuleStackTracer, "call_module", call_module),
-            _stride_needs_known(),
-            _types_left_out(),
-            lean_passes(),
-            _bindings_replaced_where_there_are_some(),
-            _without_function_modes("set_meta"),
-            _without_function_modes("track_tensor"),
-            use_lazy_graph_module(True),
-        ):
-            yield
+    with (
+        patched(ModuleStackTracer, "create_node", create_node),
+        patched(ModuleStackTracer, "trace", trace),
+        patched(ModuleStackTracer, "call_module", call_module),
+        _stride_needs_known(),
+        _types_left_out(),
+        lean_passes(),
+        _bindings_replaced_where_there_are_some(),
+        _without_function_modes("set_meta"),
+        _without_function_modes("track_tensor"),
+        use_lazy_graph_module(True),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def _load_pt2(path: str) -> Target:
     check_archive(path)
     import torch
 
-    from onnxplug.capture.attempts import quiet
+    from onnxplug.capture.quiet import quiet
 
     try:
         with quiet():

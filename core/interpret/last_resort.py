@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.attempts import quiet
+from onnxplug.capture.quiet import quiet
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import Condition, FixedExpressionError, conditions_of_decompositions
 from onnxplug.capture.transforms import transforms_closed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import onnxplug
-import onnxplug.capture.attempts as attempts
+from tests.support.patches import without
 from tests.support.traces import captured, lines
 
 X = torch.randn(3, 4)
@@ -64,12 +63,27 @@ def from_a_generator(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "function", [torch.cos, without_gradients, with_gradients, within_a_branch, only_set, from_a_generator]
 )
-def test_programs_are_those_of_torch(function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: Any) -> None:
+def test_programs_are_those_of_torch(
+    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, _ = captured(model(function), (X,), True, dynamic_shapes=SHAPES)
-    monkeypatch.setattr(attempts, "lean_tracing", contextlib.nullcontext)
+    without(monkeypatch, "lean tracing")
     plain, _ = captured(model(function), (X,), False, dynamic_shapes=SHAPES)
     for line, other in zip(lines(found.program), lines(plain.program), strict=True):
         assert line == other
+
+
+def test_no_code_is_made_of_a_graph_that_nobody_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    python_code = torch.fx.Graph.python_code
+
+    def counted(graph: torch.fx.Graph, *args: Any, **kwargs: Any) -> Any:
+        made.append(str(graph))
+        return python_code(graph, *args, **kwargs)
+
+    monkeypatch.setattr(torch.fx.Graph, "python_code", counted)
+    captured(model(torch.cos), (X,), True, dynamic_shapes=SHAPES)
+    assert not made
 
 
 def test_a_program_runs_is_read_and_copied() -> None:

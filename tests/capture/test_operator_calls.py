@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import onnxplug
 from onnxplug.capture.operator_calls import can_repeat
 from onnxplug.errors import CaptureError
+from tests.support.patches import without
 from tests.support.sampling import rotated
 from tests.support.traces import both, captured, lines
 from tests.support.zoo import ZOO
@@ -178,6 +180,60 @@ def views_of_constants(i: int, x: torch.Tensor) -> torch.Tensor:
     return y * number + z
 
 
+def of_constants(i: int, x: torch.Tensor) -> torch.Tensor:
+    scale = torch.sqrt(torch.tensor(8, dtype=torch.float) * 3)
+    return x / scale.to(x.dtype) + x * scale.to(torch.float64).float() * (scale + scale)
+
+
+def of_other_constants(i: int, x: torch.Tensor) -> torch.Tensor:
+    first = torch.tensor((0.0, -0.0, float("nan"), float("inf"))[i]) * 1
+    second = torch.tensor((1, 1.0, True, 2)[i]) * 2
+    return x * first + x * second + x * (1 / first).nan_to_num(nan=3.0) * (second == 2)
+
+
+def of_written_constants(i: int, x: torch.Tensor) -> torch.Tensor:
+    number = torch.tensor(2.0) * 3
+    before, same = number * 2, number.to(torch.float32)
+    number.add_(1)
+    after, alias = number * 2, same * 2
+    y = x * before + x * after * alias + x * number.item()
+    number.copy_(x.mean())
+    return y * (number * 2) + (same * 2) * x
+
+
+def of_views_of_constants(i: int, x: torch.Tensor) -> torch.Tensor:
+    number = torch.tensor(2.0) * 1
+    view = number.view(1)
+    seen = view * 2
+    view.add_(i)
+    return x * number + x * (view * 2) * seen + x * number.item() + x * (number.reshape(1, 1) * 2)
+
+
+def of_a_constant_with_others(i: int, x: torch.Tensor) -> torch.Tensor:
+    two, one = torch.tensor(2.0) * 1, torch.tensor([1.0])
+    both = torch.stack([two, two]).sum() + torch.cat([one, one]).sum() + torch.where(two > one, two, one)
+    return x * both + two * x.mean() + x * torch.add(two, one, alpha=i % 2) + x * (two * 2).item()
+
+
+SHARED = torch.tensor(2.0)
+
+
+def of_a_constant_of_pythons(i: int, x: torch.Tensor) -> torch.Tensor:
+    numbers = np.full((1,), 2.0, np.float32)
+    first = torch.tensor(numbers) * 2
+    numbers += i
+    return x * first + x * (torch.tensor(numbers) * 2) + x * (torch.from_numpy(numbers) * 2) + x * (SHARED * 2)
+
+
+def branching_on_constants(i: int, x: torch.Tensor) -> torch.Tensor:
+    number = torch.tensor(i // 2) * 2 + 1
+    return x * 2 if number > 2 else x * int(number.to(torch.int32)) + x * number.float().sqrt().item()
+
+
+def random_constants(i: int, x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand_like(torch.tensor(2.0) * 1) + x * torch.bernoulli(torch.tensor(0.5) * 1)
+
+
 def deterministic(i: int, x: torch.Tensor) -> torch.Tensor:
     torch.use_deterministic_algorithms(i % 2 == 1)
     try:
@@ -254,6 +310,14 @@ FUNCTIONS: dict[str, Callable[[int, torch.Tensor], torch.Tensor]] = {
     "constants of other kinds": lambda i, x: x * torch.tensor((1, 1.0, True, 1)[i]) + x.exp() * torch.tensor([1.0]),
     "written constants": written_constants,
     "views of constants": views_of_constants,
+    "of constants": of_constants,
+    "of other constants": of_other_constants,
+    "of written constants": of_written_constants,
+    "of views of constants": of_views_of_constants,
+    "of a constant with others": of_a_constant_with_others,
+    "of a constant of Python's": of_a_constant_of_pythons,
+    "branching on constants": branching_on_constants,
+    "random constants": random_constants,
     "branches on constants": lambda i, x: (
         x * 2 if (torch.tensor(i) * torch.tensor(2) > 3).item() else x * torch.tensor(i)
     ),
@@ -384,11 +448,9 @@ def test_recurrent_layers() -> None:
 
 def test_traces_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """With equal calls repeated and stack traces written once, and with torch.export as it is."""
-    import onnxplug.capture.attempts as attempts
-
     make = blocks(lambda i, x: x.flatten(0, 1).relu().view(x.shape) * x.shape[0])
     found, _ = captured(make, (X,), True, dynamic_shapes=DYNAMIC)
-    monkeypatch.setattr(attempts, "lean_tracing", contextlib.nullcontext)
+    without(monkeypatch, "lean tracing")
     plain, _ = captured(make, (X,), False, dynamic_shapes=DYNAMIC)
     for line, other in zip(lines(found.program), lines(plain.program), strict=True):
         assert line == other

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +15,11 @@ from torch import nn
 from torch._subclasses import fake_impls
 
 import onnxplug
+from onnxplug.capture.patches import PATCHES
 from onnxplug.errors import CaptureError
 from tests.support.check import check
+from tests.support.patches import VARIABLE
+from tests.support.sampling import LONG
 
 AUTO = torch.export.Dim.AUTO
 ATEN = torch.ops.aten
@@ -170,3 +176,36 @@ def test_a_recurrent_layer_is_found_wherever_the_model_holds_it(way: str) -> Non
     """Unpatched, torch would trace it step by step and make the number of steps static."""
     dynamic = ({0: AUTO, 1: AUTO},)
     check(WAYS[way], torch.randn(5, 2, 3), others=[(torch.randn(7, 3, 3),)], dynamic=dynamic)
+
+
+def pytest_of(*arguments: str, **environment: str) -> int:
+    """How pytest ends."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.support.patches",
+        *arguments,
+    ]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=False).returncode
+
+
+def test_the_tests_of_the_patches_are_there() -> None:
+    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
+    assert pytest_of("--collect-only", *(patch.test for patch in PATCHES)) == pytest.ExitCode.OK
+
+
+UNSHOWN = pytest.mark.xfail(strict=True, reason="no test of its own shows yet that torch refuses the named dimension")
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [pytest.param(p, id=p.name, marks=[LONG, *([UNSHOWN] if p.name == "constraints" else [])]) for p in PATCHES],
+)
+def test_a_patch_is_needed(patch: Any) -> None:
+    assert pytest_of(patch.test) == pytest.ExitCode.OK
+    assert pytest_of(patch.test, **{VARIABLE: patch.name}) == pytest.ExitCode.TESTS_FAILED

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.attempts import quiet
 from onnxplug.capture.eager import copied
 from onnxplug.capture.locations import is_torch_file
+from onnxplug.capture.quiet import quiet
 from onnxplug.capture.state import unchanged
 from onnxplug.torch_private import interned_files
 

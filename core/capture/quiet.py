@@ -1,0 +1,36 @@
+"""torch's messages, held back while it tries: its errors say what matters."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import graph_module
+
+from onnxplug.capture.patching import ONE_AT_A_TIME, patched
+from onnxplug.torch_private import export_trace
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """While it holds, torch logs, warns of and prints nothing. Other loggers and standard error are as they are."""
+    with ONE_AT_A_TIME, warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.simplefilter("ignore")
+        for logger in _loggers():
+            stack.callback(setattr, logger, "disabled", logger.disabled)
+            logger.disabled = True
+        for module in (graph_module, export_trace):  # they print graphs beside their errors
+            stack.enter_context(patched(module, "print", _print_nothing))
+        yield
+
+
+def _loggers() -> list[logging.Logger]:
+    named = logging.root.manager.loggerDict.items()
+    return [logger for name, logger in named if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch"]
+
+
+def _print_nothing(*values: Any, **options: Any) -> None:
+    """Takes the place of Python's ``print``."""
