@@ -39,7 +39,8 @@ def implied(expr: Any, ranges: Ranges) -> bool:
         return True
     if _holds(expr, ranges):
         return True
-    whole = _without_quotient(expr, ranges) or _without_smallest(expr)
+    whole = _without_quotient(expr, ranges)
+    whole = _without_smallest(expr) if whole is None else whole
     if whole is not None:
         return implied(whole, ranges)
     return any(_by_cases(cases(expr, ranges)) for cases in (_numbers, _smallest, _residues))

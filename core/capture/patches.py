@@ -22,7 +22,8 @@ from onnxplug.capture.onnx_flag import onnx_export_flag, onnx_export_flag_in_dyn
 from onnxplug.capture.operator_calls import operator_calls_repeated
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import ONE_AT_A_TIME
-from onnxplug.capture.questions import any_size_is_accepted, members_are_compared, recorded, zero_is_a_size
+from onnxplug.capture.members import members_are_compared
+from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.sizes import sizes_of_any_kind
 from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing
@@ -211,7 +212,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         scope="attempt",
         target="torch.fx.experimental.proxy_tensor._ModuleStackTracer.call_module",
         why="torch doesn't say how long each module takes; only an export with a profile needs it.",
-        test="tests/profiling/test_chrome.py::test_of_an_export",
+        test="contrib/onnxplug-tools/tests/profiling/test_chrome.py::test_of_an_export",
         enter=lambda trace: modules_timed(),
     ),
 )
