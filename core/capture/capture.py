@@ -19,6 +19,7 @@ from onnxplug.capture.associative import associative_scans_of_any_size
 from onnxplug.capture.attempts import Attempt, export_program
 from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
+from onnxplug.capture.distributions import distributions_unchecked
 from onnxplug.capture.dynamic import DynamicShapes, check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.factories import factories_of_any_size
@@ -102,6 +103,7 @@ def capture(
         stack.enter_context(onnx_export_flag())
         stack.enter_context(conversions_that_change_nothing())
         stack.enter_context(attention_by_its_masks())
+        stack.enter_context(distributions_unchecked())
         mentions = Mentions(module)
         stack.enter_context(shape_kernels(mentions))
         stack.enter_context(lengths_stay_dynamic(mentions))
