@@ -23,9 +23,8 @@ ONLY = {
 #: Entries that factor a matrix, which complex ones are not yet.
 _FACTOR = """
 cholesky geqrf linalg.cholesky_ex linalg.cholesky linalg.cond linalg.det
-linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv linalg.ldl_factor linalg.ldl_factor_ex
-linalg.ldl_solve linalg.lu_factor_ex
-linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank linalg.matrix_sqrth
+linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv
+linalg.lu_factor_ex linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank linalg.matrix_sqrth
 linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.polar linalg.qr linalg.slogdet linalg.solve_ex
 linalg.solve_triangular linalg.solve linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet
 lu_solve lu_unpack lu norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank triangular_solve
