@@ -77,29 +77,21 @@ def _smooth(g: GraphBuilder, node: FxNode, mode: str, widen: bool, **named: Any)
     x = node.args[0]
     corners = node.kwargs["align_corners"]
     axes = axes_of(g, node)
-    inner_dtype = FLOAT if x.dtype.is_integer() else x.dtype
-    plain = has_kernel(g, "Resize", inner_dtype)
-    if mode == "lanczos":
-        plain = False  # which ONNX has no Resize of
+    plain = has_kernel(g, "Resize", x.dtype)
+    if mode == "lanczos" or x.dtype.is_integer():
+        plain = False  # ONNX's Resize has no such mode, and does not define how bytes are rounded
     elif widen:
         apart = RESIZE_ROUNDS_OTHERWISE.concerns(g) and all(axis.is_static for axis in axes)
         plain = plain and not apart and not corners and g.opset >= 18
     by_sizes = corners or all(_maps_by_sizes(a) for a in axes)
     if not plain or not (by_sizes or all(_maps_by_factor(a) for a in axes)):
         return by_weights(g, x, axes, node.dtype, corners=corners, mode=mode, widen=widen)
-    dtype = node.dtype
-    inner = g.cast(x, inner_dtype)
     named["coordinate_transformation_mode"] = "align_corners" if corners else "half_pixel"
     if by_sizes:
         target = g.vector([g.dim(x, 0), g.dim(x, 1), *(a.out for a in axes)])
-        result: Value = g.op.Resize(inner, None, None, target, mode=mode, **named)
-    else:
-        factors = [a.factor if a.factor is not None else float(a.ratio or 1) for a in axes]
-        result = g.op.Resize(inner, None, _factors(g, factors), mode=mode, **named)
-    if not dtype.is_integer():
-        return result
-    # torch rounds to uint8; ONNX does not define the conversion, and ONNX Runtime truncates.
-    return g.cast(g.op.Clip(g.op.Round(result), g.const(0.0), g.const(255.0)), dtype)
+        return g.op.Resize(x, None, None, target, mode=mode, **named)
+    factors = [a.factor if a.factor is not None else float(a.ratio or 1) for a in axes]
+    return g.op.Resize(x, None, _factors(g, factors), mode=mode, **named)
 
 
 def _maps_by_sizes(axis: Axis) -> bool:

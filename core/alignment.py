@@ -21,8 +21,8 @@ class Alignment:
 
     Attributes:
         names: FX node to the name of the ONNX value that is its result; two names, of the real and the imaginary part, for a
-            complex one. Values that nothing needs are left out. Names outlive rewrites; a value that was rewritten away has
-            left the model with its name.
+            complex one. Values that nothing needs are left out; such a part of a complex one has the name "". Names outlive
+            rewrites; a value that was rewritten away has left the model with its name.
         rules: FX node to the rule that translated it.
         fired: How often each rewrite fired.
     """
@@ -35,8 +35,13 @@ class Alignment:
         """Takes the names of what FX nodes became, once the graph is assembled and before it is rewritten."""
         for node, value in values.items():
             parts = (value.real, value.imag) if isinstance(value, Complex) else (value,)
-            if node.op != "placeholder" and all(isinstance(p, ir.Value) and _is_read(p, graph) for p in parts):
-                self.names[node] = tuple(str(part.name) for part in parts)
+            names = tuple(_name_of(part, graph) for part in parts)
+            if node.op != "placeholder" and any(names):
+                self.names[node] = names
+
+
+def _name_of(value: Any, graph: ir.Graph) -> str:
+    return str(value.name) if isinstance(value, ir.Value) and _is_read(value, graph) else ""
 
 
 def _is_read(value: ir.Value, graph: ir.Graph) -> bool:

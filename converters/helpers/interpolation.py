@@ -24,6 +24,9 @@ from onnxplug.interpret.node import FxNode
 
 #: The coefficient of PyTorch's cubic convolution, without antialiasing.
 _CUBIC = -0.75
+#: PyTorch multiplies the weights for bytes by the largest of these that leaves none of them larger.
+_POWERS = 2.0 ** np.arange(23)
+_MOST_OF_A_WEIGHT = 2**15 - 0.5
 
 
 class Axis(NamedTuple):
@@ -146,12 +149,13 @@ def by_weights(
         axes: Its spatial axes.
         dtype: The result's.
         corners: The first and last elements stay where they are.
-        mode: ``"linear"`` or ``"cubic"``.
+        mode: ``"linear"``, ``"cubic"`` or ``"lanczos"``.
         widen: The filter grows with the step between points, as Pillow's (antialiasing).
     """
+    if dtype.is_integer():
+        return g.cast(_bytes_by_weights(g, x, axes, corners, mode, widen), dtype)
     inner = x.dtype if x.dtype in (FLOAT, DOUBLE) else FLOAT
-    # PyTorch computes the weights for integer tensors in double.
-    precision = DOUBLE if dtype.is_integer() or not widen else inner
+    precision = inner if widen else DOUBLE
     result = g.cast(x, inner)
     for number, axis in enumerate(axes):
         if axis.is_static:
@@ -161,9 +165,36 @@ def by_weights(
         else:
             weights = g.op.Transpose(_computed_weights(g, axis, corners, mode, widen, precision, inner), perm=[1, 0])
         result = product_along(g, result, 2 + number, weights)
-    if dtype.is_integer():
-        result = g.op.Clip(g.op.Round(result), g.const(0.0, inner), g.const(255.0, inner))
     return g.cast(result, dtype)
+
+
+def _bytes_by_weights(g: GraphBuilder, x: Value, axes: list[Axis], corners: bool, mode: str, widen: bool) -> Value:
+    """The same of bytes, in PyTorch's integers: weights of 15 bits, and bytes after each axis, the last of which comes first.
+
+    Every number here is whole, or a whole one by a power of two, and small enough to be exact.
+    """
+    result = x
+    for number, axis in reversed(list(enumerate(axes))):
+        if axis.is_static:
+            form = (axis.size, axis.out, axis.factor, corners, mode)
+            exact = antialiased_weights(*form, DOUBLE) if widen else _weights(*form)
+            bits = int(np.sum(exact.max(initial=0.0) * _POWERS[1:] < _MOST_OF_A_WEIGHT))
+            array = np.trunc(exact * _POWERS[bits] + np.copysign(0.5, exact))
+            inner = FLOAT if 256 * np.abs(array).sum(1).max(initial=0.0) < 2**24 else DOUBLE
+            weights, unit = g.const(array.T, inner), g.const(_POWERS[bits], inner)
+        else:
+            inner = DOUBLE
+            computed = _computed_weights(g, axis, corners, mode, widen, DOUBLE, DOUBLE)
+            largest = g.op.ReduceMax(computed, keepdims=0)
+            smaller = g.op.Less(g.op.Mul(largest, g.const(_POWERS[1:], DOUBLE)), g.const(_MOST_OF_A_WEIGHT, DOUBLE))
+            unit = g.op.Gather(g.const(_POWERS, DOUBLE), g.op.ReduceSum(g.cast(smaller, INT64), keepdims=0))
+            scaled = g.op.Mul(computed, unit)
+            size = g.op.Floor(g.op.Add(g.op.Abs(scaled), g.const(0.5, DOUBLE)))
+            weights = g.op.Transpose(g.op.Mul(size, g.op.Sign(scaled)), perm=[1, 0])
+        total = product_along(g, g.cast(result, inner), 2 + number, weights)
+        rounded = g.op.Floor(g.op.Add(g.op.Div(total, unit), g.const(0.5, inner)))
+        result = g.op.Clip(rounded, g.const(0.0, inner), g.const(255.0, inner))
+    return result
 
 
 def _weights(size: int, out: int, factor: float | None, corners: bool, mode: str) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from onnxplug.capture.associative import associative_scans_of_any_size
 from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
+from onnxplug.capture.distributions import distributions_unchecked
 from onnxplug.capture.factories import factories_of_any_size
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.lengths import lengths_stay_dynamic
@@ -97,6 +98,14 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="nn.Transformer branches on the values of a mask, and fuses a layer into an operator that ONNX lacks.",
         test="tests/capture/test_attention.py::test_masks_of_any_values_and_sizes",
         enter=lambda trace: attention_by_its_masks(),
+    ),
+    TorchPatch(
+        name="distributions",
+        scope="capture",
+        target="torch.distributions.Distribution._validate_args, py_kernels of _sample_dirichlet and binomial",
+        why="Distributions branch on the values of their parameters and samples, and two draws have no kernel for dynamic sizes.",
+        test="TESTNAME",
+        enter=lambda trace: distributions_unchecked(),
     ),
     TorchPatch(
         name="shape kernels",

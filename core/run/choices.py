@@ -1,4 +1,5 @@
-"""Operators that choose among elements (topk, sort, argmax …): which of equal elements it is, PyTorch mostly leaves open.
+"""Operators that choose among elements (topk, sort, argmax …): which of equal elements it is, PyTorch mostly leaves open; and those
+that choose the order and the phases of vectors (:mod:`onnxplug.run.spectra`).
 
 The choice is another one, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All that is computed
 from the chosen elements then differs, and neither is wrong. :func:`chosen` says whether a result of ONNX is a right choice;
@@ -17,6 +18,7 @@ import torch
 from onnxplug.alignment import Alignment, Recipe
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.host import RuntimeHost
+from onnxplug.run import spectra
 from onnxplug.run.compare import compare
 from onnxplug.run.eager import call_again, feed_of, placeholder_values, run_graph
 from onnxplug.run.inputs import clone_leaves
@@ -38,9 +40,11 @@ _UNIQUE = "aten._unique2.default"
 
 
 def chooses(node: torch.fx.Node) -> bool:
-    """Whether a node's results are indices, or elements in an order, that depend on how elements compare."""
+    """Whether a node's results are indices, or elements in an order, that depend on how elements compare, or open otherwise."""
     name = str(node.target)
-    return node.op == "call_function" and (name in _OPEN or name in _STATED or name == _UNIQUE)
+    return node.op == "call_function" and (
+        name in _OPEN or name in _STATED or name == _UNIQUE or name in spectra.OPERATORS
+    )
 
 
 def chosen(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
@@ -52,10 +56,14 @@ def chosen(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Seq
         expected: PyTorch's result.
         actual: ONNX's results, in the order of PyTorch's; ``None`` for those that are not known.
     """
+    if str(node.target) in spectra.OPERATORS:
+        return spectra.taken(str(node.target), expected, actual)
     return _taken(node, given, expected, actual) if _is_right(node, given, expected, actual) else None
 
 
 def _is_right(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> bool:
+    if str(node.target) in spectra.OPERATORS:  # nothing is known of ONNX's results
+        return False
     named = _arguments(node, given)
     x = named["self"]
     if str(node.target) == _UNIQUE:
@@ -129,7 +137,7 @@ def _arguments(node: torch.fx.Node, given: Sequence[Any]) -> dict[str, Any]:
 
 
 def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, Any], count: int) -> list[Any]:
-    """ONNX's results of an operator; ``None`` for those that are not in the model.
+    """ONNX's results of an operator; ``None`` for those that are not in the model, NaN for a part of a complex one that is not.
 
     Args:
         node: The operator.
@@ -143,9 +151,15 @@ def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, A
         if getattr(user.target, "__name__", "") == "getitem":
             places[int(user.args[1])] = user  # type: ignore[arg-type]
     for place, result in places.items():
-        names = alignment.names.get(result, ())
-        found[place] = values.get(names[0]) if len(names) == 1 and place < count else None
+        parts = [values.get(name) for name in alignment.names.get(result, ())]
+        known = [part for part in parts if isinstance(part, torch.Tensor)]
+        if place < count and known:
+            found[place] = known[0] if len(parts) == 1 else torch.complex(*(_or_nan(p, known[0]) for p in parts))
     return found
+
+
+def _or_nan(part: Any, other: torch.Tensor) -> torch.Tensor:
+    return part if isinstance(part, torch.Tensor) else torch.full_like(other, torch.nan)
 
 
 def outputs_of_choices(

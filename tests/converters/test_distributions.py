@@ -10,7 +10,7 @@ from torch import distributions
 
 import onnxplug
 from tests.converters.test_random import COUNT, are_frequencies, draw, is_distributed
-from tests.support.check import Call
+from tests.support.check import Call, check
 from tests.support.tolerances import LOOSER
 
 pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run", "ignore:.*training mode")
@@ -28,7 +28,7 @@ def test_gamma(shape: float, dtype: torch.dtype, opset: int) -> None:
 
 def test_gamma_of_torch_distributions() -> None:
     """Shapes and rates of each element, of other sizes than those exported."""
-    module = Call(lambda a, b: distributions.Gamma(a, b, validate_args=False).rsample((4000,)))
+    module = Call(lambda a, b: distributions.Gamma(a, b).rsample((4000,)))
     args = (torch.tensor([0.5, 3.0]), torch.tensor([2.0, 5.0]))
     auto = {0: torch.export.Dim.AUTO}
     program = onnxplug.to_onnx(module, args, dynamic_shapes=((auto, auto),))
@@ -52,8 +52,54 @@ def test_dirichlet(opset: int) -> None:
 
 
 def test_beta() -> None:
-    sample = draw(lambda x: distributions.Beta(x, x * 2, validate_args=False).rsample(), torch.ones(COUNT))
+    sample = draw(lambda x: distributions.Beta(x, x * 2).rsample(), torch.ones(COUNT))
     assert is_distributed(sample, lambda x: 1 - (1 - x) ** 2)
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "beta", "binomial"])
+def test_drawn_for_any_number(name: str) -> None:
+    """The parameters' checks of torch.distributions, which look at values, are left out."""
+    make = {
+        "dirichlet": lambda x: distributions.Dirichlet(x).rsample(),
+        "beta": lambda x: distributions.Beta(x, x + 1).sample(),
+        "binomial": lambda x: distributions.Binomial(7, probs=x / 9).sample(),
+    }
+    auto = {0: torch.export.Dim.AUTO}
+    program = onnxplug.to_onnx(Call(make[name]), (torch.rand(2, 4) + 0.5,), dynamic_shapes=((auto,),))
+    drawn = program(torch.rand(5, 4) + 0.5)[0]
+    assert drawn.shape == (5, 4)
+    assert bool(((drawn >= 0) & (drawn <= (7 if name == "binomial" else 1))).all())
+
+
+DENSITIES = {
+    "normal": lambda x: distributions.Normal(x, x.abs() + 1).log_prob(x * 2),
+    "categorical": lambda x: distributions.Categorical(logits=x).log_prob(x.argmin(-1)),
+    "entropy": lambda x: distributions.Categorical(probs=x.softmax(-1)).entropy(),
+    "beta": lambda x: distributions.Beta(x.exp(), x.abs() + 1).log_prob(x.sigmoid()),
+    "dirichlet": lambda x: distributions.Dirichlet(x.exp()).log_prob(x.softmax(-1)),
+    "many normals": lambda x: distributions.MultivariateNormal(x, torch.eye(4).double() * 2).log_prob(x.exp()),
+    "mixture": lambda x: distributions.MixtureSameFamily(
+        distributions.Categorical(logits=x), distributions.Normal(x, x.exp())
+    ).log_prob(x[:, 0]),
+    "transformed": lambda x: distributions.TransformedDistribution(
+        distributions.Normal(x, 1.0), [distributions.transforms.ExpTransform()]
+    ).log_prob(x.exp()),
+    "divergence": lambda x: distributions.kl_divergence(distributions.Gamma(x.exp(), 2.0), distributions.Gamma(1.0, x.exp())),
+    "student": lambda x: distributions.StudentT(x.exp()).log_prob(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_densities_are_computed_unchecked(name: str) -> None:
+    x, other = (torch.randn(n, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (2, 5))
+    check(DENSITIES[name], x, others=[(other,)], dynamic=[{0: torch.export.Dim.AUTO}])
+    with pytest.raises(ValueError, match="constraint"):
+        distributions.Normal(x, -x.abs())
+
+
+def test_checks_that_are_asked_for_are_refused() -> None:
+    with pytest.raises(onnxplug.CaptureError, match="values that are known only when the model runs"):
+        onnxplug.to_onnx(Call(lambda x: distributions.Normal(x, 1.0, validate_args=True).log_prob(x)), (torch.ones(2),))
 
 
 def of_counts(log_probability: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from tests.support.check import check
 
 pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run")
 AUTO = torch.export.Dim.AUTO
+DTYPES = [torch.float64, torch.float32, torch.complex128, torch.complex64]
 
 
 def matrices(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*sizes, generator=generator, dtype=torch.complex64 if dtype.is_complex else None).to(dtype)
 
 
 def indefinite(n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -27,27 +30,34 @@ def indefinite(n: int, dtype: torch.dtype) -> torch.Tensor:
     return a
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("hermitian", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 9])
-def test_factors(n: int, dtype: torch.dtype) -> None:
-    """A column of zeros is reported by ``info``."""
+def test_factors(n: int, dtype: torch.dtype, hermitian: bool) -> None:
+    """A column of zeros is reported by ``info``. Of a Hermitian matrix the diagonal's imaginary part is not read."""
     a = indefinite(n, dtype)
     singular = a.clone()
     singular[::2, :, n // 2], singular[::2, n // 2] = 0, 0
-    check(lambda a: linalg.ldl_factor_ex(a), a, others=[(singular,), (a * 0,), (a.mT.contiguous() * 1e-8,)])
+    others = [(singular,), (a * 0,), (a.mT.contiguous() * 1e-8,)]
+    check(lambda a: linalg.ldl_factor_ex(a, hermitian=hermitian), a, others=others)
 
 
-def test_sizes_of_run_time() -> None:
-    others = [(indefinite(7, torch.float64)[:2],), (indefinite(2, torch.float64),), (torch.zeros(3, 1, 1).double(),)]
-    check(linalg.ldl_factor_ex, indefinite(4, torch.float64), others=others, dynamic=[dict.fromkeys(range(3), AUTO)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_sizes_of_run_time(dtype: torch.dtype) -> None:
+    others = [(indefinite(7, dtype)[:2],), (indefinite(2, dtype),), (torch.zeros(3, 1, 1).to(dtype),)]
+    dynamic = [dict.fromkeys(range(3), AUTO)]
+    for hermitian in (False, True):
+        factor = functools.partial(linalg.ldl_factor_ex, hermitian=hermitian)
+        check(lambda a, factor=factor: factor(a), indefinite(4, dtype), others=others, dynamic=dynamic)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("hermitian", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("batch", [(), (5,), (2, 3)], ids=str)
-def test_solutions(batch: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_solutions(batch: tuple[int, ...], dtype: torch.dtype, hermitian: bool) -> None:
     def solved(a: torch.Tensor, b: torch.Tensor) -> Any:
-        packed, pivots = linalg.ldl_factor(a + a.mT)
-        return linalg.ldl_solve(packed, pivots, b), linalg.ldl_solve(packed, pivots, b[..., :1])
+        packed, pivots = linalg.ldl_factor(a + (a.mH if hermitian else a.mT), hermitian=hermitian)
+        return tuple(linalg.ldl_solve(packed, pivots, x, hermitian=hermitian) for x in (b, b[..., :1]))
 
     pairs = [
         (
@@ -58,7 +68,8 @@ def test_solutions(batch: tuple[int, ...], dtype: torch.dtype) -> None:
     ]
     a, b = pairs[1]
     pairs.append((a - torch.diag_embed(a.diagonal(dim1=-2, dim2=-1)), b))  # all blocks of two
-    tolerance = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
+    single = dtype in (torch.float32, torch.complex64)
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if single else {"rtol": 1e-9, "atol": 1e-9}
     args = [(x.to(dtype), y) for x, y in pairs]
     check(solved, *args[0], others=args[1:], **tolerance)
 

@@ -236,6 +236,37 @@ def test_bytes_of_dynamic_sizes() -> None:
         )
 
 
+BYTES = [
+    {"mode": mode, "antialias": antialias, "align_corners": corners}
+    for mode, antialias, corners in itertools.product(SMOOTH, (False, True), (False, True))
+]
+
+
+@pytest.mark.parametrize("dynamic", [None, SIZES], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "named", [*BYTES, {"mode": "lanczos", "antialias": True}], ids=lambda named: " ".join(map(str, named.values()))
+)
+def test_bytes_are_those_of_pytorch(named: dict[str, Any], dynamic: Any) -> None:
+    """To larger sizes, to smaller ones, to one twenty times smaller, whose weights are all small, and where factors disagree."""
+
+    def bytes_of(*shape: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(sum(shape))
+        return torch.randint(0, 256, (2, 3, *shape), generator=generator, dtype=torch.uint8)
+
+    others = [(bytes_of(19, 17).flip(3),), (bytes_of(19, 17) // 255 * 255,)]
+    if dynamic is not None:
+        others += [(bytes_of(60, 5),), (bytes_of(7, 100),)]
+    for extra in ({"size": (6, 40)}, {"size": (2, 3)}, {"scale_factor": 1.7}, {"scale_factor": (0.3, 1.2)}):
+        check(lambda x, e=extra: F.interpolate(x, **named, **e), bytes_of(19, 17), others=others, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("opset", [13, 26])
+def test_bytes_of_every_opset(opset: int) -> None:
+    x = image(9, 8).abs().mul(90).clamp(0, 255).to(torch.uint8)
+    for dynamic in (None, SIZES):
+        check(lambda x: F.interpolate(x, size=(5, 11), mode="bicubic", antialias=True), x, dynamic=dynamic, opset=opset)
+
+
 class Pyramid(torch.nn.Module):
     """Levels added from the top down, as feature pyramids do."""
 

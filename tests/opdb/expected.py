@@ -9,7 +9,6 @@ _SPARSE = "ONNX has no sparse tensors that ONNX Runtime computes with"
 _PRIVATE = "torch's own memory-saving kernel, without a decomposition"
 _EMPTY = "a dynamic axis of size 0: ONNX Runtime's own MatMul and Reshape refuse it"
 _STATIC = "needs this size static; the error says so"
-_BYTES = "torch interpolates bytes by integer weights of 16 bits: off by one where the true value is halfway"
 _TRACE = "torch's decomposition holds for the exported sizes alone: refused with an error"
 
 #: Entries that only the oldest or only the newest of the tested releases of torch has.
@@ -23,9 +22,8 @@ ONLY = {
 #: Entries that factor a matrix, which complex ones are not yet.
 _FACTOR = """
 cholesky geqrf linalg.cholesky_ex linalg.cholesky linalg.cond linalg.det
-linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv linalg.ldl_factor linalg.ldl_factor_ex
-linalg.ldl_solve linalg.lu_factor_ex
-linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank linalg.matrix_sqrth
+linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv
+linalg.lu_factor_ex linalg.lu_factor linalg.lu_solve linalg.lu linalg.matrix_rank.hermitian linalg.matrix_rank linalg.matrix_sqrth
 linalg.pinv.hermitian linalg.pinv.singular linalg.pinv linalg.polar linalg.qr linalg.slogdet linalg.solve_ex
 linalg.solve_triangular linalg.solve linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet
 lu_solve lu_unpack lu norm.nuc ormqr pca_lowrank pinverse qr svd_lowrank triangular_solve
@@ -54,10 +52,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "atanh|complex64": ("value", "near the branch point 1 a rounding of the argument is a large change of the result"),
     "_segment_reduce.lengths|float32": ("unsupported", "segments along another axis than the first"),
     "_segment_reduce.offsets|float32": ("unsupported", "segments along another axis than the first"),
-    "nn.functional.interpolate.bilinear|uint8": ("value", _BYTES),
-    "nn.functional.interpolate.bicubic|uint8": ("value", _BYTES),
-    "nn.functional.upsample_bilinear|uint8": ("value", _BYTES),
-    "_upsample_bilinear2d_aa|uint8": ("value", _BYTES),
     "nn.functional.adaptive_avg_pool3d||dynamic": ("run", _EMPTY),
     "nn.functional.bilinear||dynamic": ("run", _EMPTY),
     "linalg.tensorinv||dynamic": ("missing", _TRACE),

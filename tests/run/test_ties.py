@@ -333,3 +333,67 @@ def test_a_small_wrong_offset_is_no_rounding(size: int, width: int, logarithm: b
     program = onnxplug.to_onnx(model, (torch.randn(2, size * 12),), rules=[Rule("aten::gru", moved)])
     with pytest.raises(VerificationError, match="differ"):
         program.verify()
+
+
+A = torch.randn(6, 12, 12, generator=GENERATOR)
+SPECTRA: dict[str, Callable[[torch.Tensor], Any]] = {
+    "eig": torch.linalg.eig,
+    "eigenvalues": lambda x: torch.linalg.eigvals(x).real,
+    "eigenvectors": lambda x: torch.linalg.eig(x)[1],
+    "the best": lambda x: torch.linalg.eig(x)[1].gather(-1, torch.linalg.eigvals(x).abs().sort()[1].unsqueeze(-2)),
+    "of complex ones": lambda x: torch.linalg.eig(torch.complex(x, x.flip(1))),
+    "eigh": lambda x: torch.linalg.eigh(x + x.mT),
+    "svd": lambda x: torch.linalg.svd(x[:, :4]),
+    "reduced": lambda x: torch.linalg.svd(x[..., :4], full_matrices=False),
+    "right vectors": lambda x: torch.svd(x)[2] * 2,
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_orders_and_phases_that_pytorch_leaves_open(name: str) -> None:
+    program = onnxplug.to_onnx(Call(SPECTRA[name]), (A,), dynamic_shapes=(({0: "batch"},),))
+    report = program.verify(seeds=range(6))
+    assert any(case.ties for case in report.cases)
+    assert program.verify(intermediates=True).intermediates.culprit.value in ("nobody", "unknown")
+
+
+def changed(place: int, change: Callable[[Any, Any], Any]) -> Any:
+    """A rule whose result at a place is changed: each part of a complex one."""
+
+    def convert(g: Any, node: Any) -> list[Any]:
+        results = list(g.call_next(node))
+        x = results[place]
+        parts = [change(g, part) for part in ((x.real, x.imag) if hasattr(x, "real") else (x,))]
+        results[place] = type(x)(*parts) if len(parts) == 2 else parts[0]
+        return results
+
+    return convert
+
+
+def turned_about(g: Any, x: Any) -> Any:
+    """The columns from the last to the first."""
+    return g.op.Slice(x, [-1], [-13], [2], [-1])
+
+
+def repeated(g: Any, x: Any) -> Any:
+    """The first element or column again in the place of the second."""
+    return g.op.Gather(x, [0, *range(11)], axis=-1)
+
+
+WRONG: dict[str, tuple[str, str, Any]] = {
+    "vectors of other values": ("eig", "complex:aten::linalg_eig", changed(1, turned_about)),
+    "a value twice": ("eig", "complex:aten::linalg_eig", changed(0, repeated)),
+    "a vector twice": ("eigenvectors", "complex:aten::linalg_eig", changed(1, repeated)),
+    "longer vectors": ("eigenvectors", "complex:aten::linalg_eig", changed(1, lambda g, x: g.op.Mul(x, 1.01))),
+    "in another order": ("eigh", "aten::linalg_eigh", changed(1, turned_about)),
+    "signs of one side": ("reduced", "aten::linalg_svd", changed(0, lambda g, x: g.op.Neg(x))),
+    "one of the values": ("svd", "aten::linalg_svd", changed(1, lambda g, x: g.op.Add(x, [0.0, 0.0, 0.0, 1e-2]))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_spectrum_is_found(name: str) -> None:
+    model, operator, convert = WRONG[name]
+    program = onnxplug.to_onnx(Call(SPECTRA[model]), (A,), rules=[Rule(operator, convert)])
+    with pytest.raises(VerificationError):
+        program.verify(seeds=())
