@@ -479,6 +479,7 @@ def convert(
     """
     domains = list(host.domains())
     recorder = active()
+    symbols = SymbolNames(captured.dim_names)
     builder = (GraphBuilder if recorder is None else ObservedBuilder)(
         target.opsets,
         optimize=optimize,
@@ -487,14 +488,14 @@ def convert(
         kernels=_kernels_of(host, target.runtime),
         domains={d.name: d.version for d in domains},
         schemas={d.name: d.schemas for d in domains},
+        expressions=symbols.expressions,
     )
-    symbols = SymbolNames(captured.dim_names)
-    builder.expressions = symbols.expressions
     bound = registry.bind(target)
     said = said if said is not None else Metadata()
     describer = Describer(Metadata("full", said.absolute_paths) if describes_all else said)
     if said.is_full:
         describer.of_copy(functional.graph, captured.program.graph)
+    asserted: list[tuple[ir.Value, str]] = []
     observed = recorder is not None or LOGGER.isEnabledFor(logging.DEBUG)
     interpreter = (ObservedInterpreter if observed else DynamoInterpreter)(
         builder,
@@ -504,17 +505,15 @@ def convert(
         missing=host.missing,
         explain_missing=host.explain_missing,
         describer=describer,
+        applied=alignment.rules if alignment is not None else None,
+        module_calls=calls,
+        assertions=asserted if checks else None,
     )
-    if alignment is not None:
-        interpreter.applied = alignment.rules
-    interpreter.module_calls = calls
-    interpreter.assertions = [] if checks else None
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     with logs.stage("interpretation", LOGGER):
         env = interpreter.run(functional.graph, values)
     arguments.warn_of_unused_rules(registry, bound.asked())
     outputs = bind_outputs(builder, env, functional.outputs)
-    asserted = interpreter.assertions or []
     # Outputs until the rewrites are done, so that nothing takes them for dead.
     outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
     with span("assembly"):
@@ -542,8 +541,8 @@ def convert(
         if said.is_full:
             graph.metadata_props.update(graph_metadata(captured.program, describer))
             of_values = value_metadata(builder, graph, values, functional)
-        describe(model, builder.provenance_of, full=True if describes_all else said.nodes, values=of_values)
-    model.meta[_MADE_BY] = builder.made_by
+        describe(model, builder.provenance.of, full=True if describes_all else said.nodes, values=of_values)
+    model.meta[_MADE_BY] = builder.provenance.packages
     model.meta[TARGET] = metadata[TARGET]
     return model
 
