@@ -40,7 +40,7 @@ def ones(g: GraphBuilder, node: FxNode) -> Complex:
 def _filled(g: GraphBuilder, node: FxNode, value: Any) -> Complex:
     """A number, or a tensor of one, in every element of the result."""
     dtype = part_dtype(node)
-    sizes: list[Any] = [d if isinstance(d, int) else g.symbol(d) for d in node.shape]
+    sizes: list[Any] = [g.size(d) for d in node.shape]
     if isinstance(value, Value | Complex):
         pair = as_complex(g, value, dtype)
         return Complex(fill(g, pair.real, sizes, dtype), fill(g, pair.imag, sizes, dtype))

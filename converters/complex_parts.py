@@ -21,7 +21,7 @@ from onnxplug.registry.rule import Converter, Rule
 def partwise(g: GraphBuilder, node: FxNode) -> Any:
     """Applies an operator that only moves elements to the real and to the imaginary parts."""
     real, imag = node.part("real"), node.part("imag")
-    if not g.has_rule(real):
+    if not g.interpreter.has_rule(real):
         # An operator without a rule for real tensors is decomposed first.
         raise Decline("no rule for real tensors")
     parts = [g.convert(part) for part in (real, imag)]

@@ -47,7 +47,7 @@ def _formals(g: GraphBuilder, body: torch.fx.GraphModule, given: Sequence[Any], 
     dims: list[Any] = []
     for item, fx in zip(given, placeholders, strict=False):
         val = fx.meta.get("val")
-        dimensions = g.symbolic_shape(val) if isinstance(val, torch.Tensor) else ()
+        dimensions = g.interpreter.dims(val) if isinstance(val, torch.Tensor) else ()
         dims += [dimensions] * (2 if isinstance(item, Complex) else 1)
     return [(part.dtype, dimensions) for part, dimensions in zip(parts, dims, strict=True)]
 
@@ -70,12 +70,12 @@ _WITH_INPUTS = ("wrap", "tag_activation_checkpoint", "wrap_activation_checkpoint
 def inlined(g: GraphBuilder, node: FxNode) -> Any:
     """A region under another gradient or autocast mode, inlined: its operators already have the dtypes of that mode."""
     position = next(i for i, a in enumerate(node.args) if isinstance(a, torch.fx.GraphModule))
-    return g.inline(node.args[position], node.args[position + 1 :])
+    return g.interpreter.inline(node.args[position], node.args[position + 1 :])
 
 
 def invoked(g: GraphBuilder, node: FxNode) -> Any:
     """A region that is compiled once (``nested_compile_region``) or checkpointed, inlined: (graph, identifier, *inputs)."""
-    return g.inline(node.args[0], node.args[2:])
+    return g.interpreter.inline(node.args[0], node.args[2:])
 
 
 def hinted(g: GraphBuilder, node: FxNode) -> Any:
@@ -83,22 +83,22 @@ def hinted(g: GraphBuilder, node: FxNode) -> Any:
     graph, inputs, named, _ = node.args
     if named:
         raise Unsupported("named inputs of a hints_wrapper")
-    return g.inline(graph, inputs)
+    return g.interpreter.inline(graph, inputs)
 
 
 def checkpointed(g: GraphBuilder, node: FxNode) -> Any:
     """A region that is checkpointed, or placed on a mesh of devices, inlined: (graph, *inputs), and keywords that say how."""
     inputs = node.args[1 : len(node.fx.args)]
-    return g.inline(node.args[0], inputs)
+    return g.interpreter.inline(node.args[0], inputs)
 
 
 def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
     """``torch.cond``: an If; each branch reads what it needs from outside."""
     predicate, true_graph, false_graph, operands = node.args
     if not isinstance(predicate, Value):
-        return g.inline(true_graph if predicate else false_graph, operands)
+        return g.interpreter.inline(true_graph if predicate else false_graph, operands)
     branches = [
-        g.subgraph(lambda m=module: _parts(g, g.inline(m, operands)), name=name)
+        g.subgraph(lambda m=module: _parts(g, g.interpreter.inline(m, operands)), name=name)
         for module, name in ((true_graph, "then"), (false_graph, "else"))
     ]
     count = len(branches[0].outputs)
@@ -114,13 +114,13 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
     first = _parts(g, carried)
 
     def holds(values: Sequence[Any]) -> Value:
-        with g.local_symbols():
-            (answer,) = _parts(g, g.inline(condition, [*values, *outside]))
+        with g.sizes.local():
+            (answer,) = _parts(g, g.interpreter.inline(condition, [*values, *outside]))
         return g.reshape(answer, []) if answer.shape is None or len(answer.shape) else answer
 
     def step(_: Value, __: Value, *parts: Value) -> list[Value]:
-        with g.local_symbols():
-            results = g.inline(body, [*_whole(parts, carried), *outside])
+        with g.sizes.local():
+            results = g.interpreter.inline(body, [*_whole(parts, carried), *outside])
         return [holds(results), *_parts(g, results)]
 
     graph = g.subgraph(step, [(INT64, ()), (BOOL, ()), *_formals(g, body, carried, first)], name="loop")
@@ -160,8 +160,8 @@ def _counted(
 
     def step(turn: Value, going: Value, *parts: Value) -> list[Value]:
         number = g.op.Add(turn, g.const(first)) if first else turn
-        with g.local_symbols():
-            return [going, *_parts(g, g.inline(body, [*_whole(parts, initial), number, *outside]))]
+        with g.sizes.local():
+            return [going, *_parts(g, g.interpreter.inline(body, [*_whole(parts, initial), number, *outside]))]
 
     graph = g.subgraph(step, [(INT64, ()), (BOOL, ()), *_formals(g, body, initial, states)], name="loop")
     count = g.as_scalar(g.dim(numbers, 0))
@@ -186,7 +186,7 @@ def _scanned(
     states, slices = _parts(g, initial), _parts(g, sequences)
 
     def step(*parts: Value) -> list[Value]:
-        return _parts(g, g.inline(body, [*_whole(parts, [*initial, *sequences]), *outside]))
+        return _parts(g, g.interpreter.inline(body, [*_whole(parts, [*initial, *sequences]), *outside]))
 
     graph = g.subgraph(step, _formals(g, body, [*initial, *sequences], [*states, *slices]), name="scan")
     results = g.op.Scan(*states, *slices, body=graph, num_scan_inputs=len(slices), _outputs=len(graph.outputs))

@@ -89,7 +89,7 @@ def logcumsumexp(g: GraphBuilder, node: FxNode) -> Value:
     rows = g.op.Slice(rows, g.const([0]), g.const([-1]), g.const([axis]))
     edge = [0] * (2 * rank_of(x))
     edge[axis] = 1
-    before = unsqueeze(g, g.op.Pad(rows, g.integers(edge), g.const(float("-inf"), x.dtype)), axis + 1)
+    before = unsqueeze(g, g.op.Pad(rows, g.vector(edge), g.const(float("-inf"), x.dtype)), axis + 1)
     sizes = g.dims(x)
     sums = g.reshape(_log_of_two(g, before, sums), [*sizes[:axis], -1, *sizes[axis + 1 :]])
     return g.cast(g.op.Slice(sums, g.const([0]), g.const([size]), g.const([axis])), node.dtype)

@@ -23,7 +23,7 @@ def cdist(g: GraphBuilder, node: FxNode) -> Value:
     dtype = wide(node.dtype)
     a, b = operands(g, x, y, dtype=dtype)
     if b.shape is not None and isinstance(b.shape[-1], int) and b.shape[-1] == 0:
-        shape: list[Any] = [d if isinstance(d, int) else g.symbol(d) for d in node.shape]
+        shape: list[Any] = [g.size(d) for d in node.shape]
         return g.op.Expand(g.const(0.0, node.dtype), g.vector(shape))
     rank = rank_of(a)
     difference = g.op.Sub(unsqueeze(g, a, rank - 1), unsqueeze(g, b, rank_of(b) - 2))

@@ -55,7 +55,7 @@ def flex_attention(g: GraphBuilder, node: FxNode) -> list[Any]:
         module = trace_function(attend, [plain[place] for place in places])
     except ValueError as error:
         raise Unsupported(f"flex_attention whose functions can't be traced for all sizes: {error}") from error
-    results = g.inline(module, [traced[place][1] for place in places])
+    results = g.interpreter.inline(module, [traced[place][1] for place in places])
     # torch says float for the logsumexp and the maximum of doubles too.
     return [
         result if spec is None or result.dtype == spec.dtype else g.cast(result, spec.dtype)

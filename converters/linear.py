@@ -41,8 +41,8 @@ def linear(g: GraphBuilder, node: FxNode) -> Value:
 
 def _columns(g: GraphBuilder, weight: Value) -> Value:
     """A weight [out, in] transposed to [in, out]; the stored weight is transposed if it has no other reader."""
-    if g.optimize and g.is_read_once(weight):
-        return g.permuted(weight, (1, 0))
+    if g.optimize and g.weights.is_read_once(weight):
+        return g.weights.permuted(weight, (1, 0))
     return g.op.Transpose(weight, perm=[1, 0])
 
 

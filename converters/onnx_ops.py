@@ -33,7 +33,7 @@ def _emit(g: GraphBuilder, node: FxNode, dtypes: list[int]) -> list[Value]:
         version = None
     attributes = _attributes(node)
     keys, values = node.arg("metadata_props_keys"), node.arg("metadata_props_values")
-    with g.annotated(dict(zip(keys, values, strict=True))):
+    with g.provenance.annotated(dict(zip(keys, values, strict=True))):
         made = getattr(g.domain(domain, version), op_type)(*node.arg("inputs"), _outputs=len(dtypes), **attributes)
     results = list(made) if isinstance(made, tuple) else [made]
     for result, dtype in zip(results, dtypes, strict=True):

@@ -29,7 +29,7 @@ def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: A
     after: list[Any] = [0] * rank
     for number in range(len(pads) // 2):
         before[rank - 1 - number], after[rank - 1 - number] = pads[2 * number], pads[2 * number + 1]
-    if mode != "constant" and not all(g.never_negative(p) for p in (*before, *after)):
+    if mode != "constant" and not all(g.sizes.never_negative(p) for p in (*before, *after)):
         # torch reads from the uncropped tensor, even where cropping leaves it empty.
         return _gathered(g, x, before, after, mode)
     if all(isinstance(p, int) and p == 0 for p in (*before, *after)):

@@ -59,7 +59,7 @@ def product_of_rows(g: GraphBuilder, node: FxNode) -> ir.Value:
     transposed = bool(int_attribute(gemm, "transB", 0))
     if source is None or weight is None or weight.shape is None or not g.is_weight(weight):
         raise Decline("it is not a product of flattened rows and a weight")
-    if transposed and not g.is_read_once(weight):
+    if transposed and not g.weights.is_read_once(weight):
         raise Decline("the weight is read by others too")
     width, columns = weight.shape[::-1] if transposed else weight.shape
     dims, result, rows = dims_of(source), node.shape, dims_of(gemm.inputs[0])
@@ -71,7 +71,7 @@ def product_of_rows(g: GraphBuilder, node: FxNode) -> ir.Value:
     if bias is not None and dims_of(bias) not in ((columns,), (1,)):
         raise Decline("the bias is not one of the columns")
     if transposed:
-        weight = g.permuted(weight, (1, 0))
+        weight = g.weights.permuted(weight, (1, 0))
     if len(inner) > 1:
         source = g.op.Reshape(source, g.const([0] * len(leading) + [width]))
     product = g.op.MatMul(source, weight)
@@ -149,7 +149,7 @@ def parts_of_product(g: GraphBuilder, node: FxNode) -> list[ir.Value]:
     if not _optimized(g, node):
         raise Decline("the plain form is asked for")
     layout = _layout(node.args[0])
-    if layout is None or not g.is_weight(layout.weight) or not g.is_read_once(layout.weight):
+    if layout is None or not g.is_weight(layout.weight) or not g.weights.is_read_once(layout.weight):
         raise Decline("it is not a product by a weight that nothing else reads")
     columns = math.prod(layout.sizes)
     if layout.bias is not None and (not g.is_weight(layout.bias) or dims_of(layout.bias) != (columns,)):
@@ -346,7 +346,7 @@ def _read_only_by(g: GraphBuilder, node: FxNode, steps: Sequence[ir.Value], amon
     if not among_readers and len(current.users) != 1:
         return False
     while True:
-        above = [fx for fx in current.all_input_nodes if id(g.value_of(fx)) in ids]
+        above = [fx for fx in current.all_input_nodes if id(g.interpreter.value_of(fx)) in ids]
         if not above:
             # The other readers of a branch's input are unknown here.
             return bool(current.op == "call_function")

@@ -115,7 +115,7 @@ def moved(g: GraphBuilder, node: FxNode) -> Any:
     call, source = node.on_integers(), node.args[0]
     if not isinstance(source, Quantized):
         raise Decline("another argument is quantised")
-    if not g.has_rule(call):
+    if not g.interpreter.has_rule(call):
         raise Decline("no rule for ordinary tensors")
     results = g.convert(call)
     if isinstance(results, list | tuple):

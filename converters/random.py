@@ -151,7 +151,7 @@ def normal(g: GraphBuilder, node: FxNode) -> Value:
     mean, deviation = node.args[:2]
     dtype = drawn_in(g, node.dtype)
     mean, deviation = operand(g, mean, dtype), operand(g, deviation, dtype)
-    shape: list[Any] = [d if isinstance(d, int) else g.symbol(d) for d in node.shape]
+    shape: list[Any] = [g.size(d) for d in node.shape]
     drawn = normal_like(g, filled(g, 0, shape, dtype), dtype)
     return g.cast(g.op.Add(mean, g.op.Mul(drawn, deviation)), node.dtype)
 

@@ -125,7 +125,7 @@ def _for_backward(
         if output is None or not wanted(node, place):
             results.append(None)
         elif output.shape[0] == 0 or known is None:
-            sizes_of_it = [d if isinstance(d, int) else g.symbol(d) for d in output.shape]
+            sizes_of_it = [g.size(d) for d in output.shape]
             results.append(filled(g, 0, sizes_of_it, output.dtype))
         else:
             results.append(g.cast(known, output.dtype))

@@ -91,7 +91,7 @@ def _source(g: GraphBuilder, node: FxNode, offset: Any) -> _Memory:
         )
     if source is fx:
         return _memory(x, node.meta(0))
-    given, found = g.value_of(fx), g.value_of(source)
+    given, found = g.interpreter.value_of(fx), g.interpreter.value_of(source)
     if x is not given:  # a part of a complex tensor, or the integers of a quantised one
         parts = [part for part in ("real", "imag", "integers") if getattr(given, part, None) is x]
         if len(parts) != 1:
@@ -146,7 +146,7 @@ def _within(
         Unsupported: They reach, or may reach, elements that the graph lacks.
     """
     if offset is None:
-        offset = g.size(g.symbolic_size(node.meta(0).storage_offset()))
+        offset = g.size(g.interpreter.dim(node.meta(0).storage_offset()))
     if memory.start and not isinstance(offset, int):
         raise Unsupported("as_strided at an offset that is only known at run time")
     first = offset - memory.start if memory.start else offset
@@ -174,7 +174,7 @@ def as_strided_scatter(g: GraphBuilder, node: FxNode) -> Value:
     if memory.x is x:
         return memory.back(g, written)
     val = node.meta(0)
-    own_sizes, own_strides = ([g.size(g.symbolic_size(n)) for n in numbers] for numbers in (val.shape, val.stride()))
+    own_sizes, own_strides = ([g.size(g.interpreter.dim(n)) for n in numbers] for numbers in (val.shape, val.stride()))
     return g.op.Gather(written, _within(g, node, memory, own_sizes, own_strides, None), axis=0)
 
 

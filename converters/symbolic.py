@@ -203,7 +203,7 @@ def of_memory(schema: str) -> Callable[[GraphBuilder, FxNode], Any]:
     """The converter for a number that says how a tensor lies in memory: what torch's trace has for it."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Any:
-        return g.size(g.symbolic_size(node.fx.meta["val"]))
+        return g.size(g.interpreter.dim(node.fx.meta["val"]))
 
     convert.__doc__ = schema
     return convert

@@ -291,6 +291,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
     """
     captured, host, target = conversion.captured, conversion.host, conversion.target
     domains = list(host.domains())
+    symbols = SymbolNames(captured.dim_names)
     builder = GraphBuilder(
         target.opsets,
         optimize=conversion.optimize,
@@ -299,15 +300,15 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         kernels=_kernels_of(host, target.runtime),
         domains={d.name: d.version for d in domains},
         schemas={d.name: d.schemas for d in domains},
+        expressions=symbols.expressions,
     )
     builder.events = events().details
-    symbols = SymbolNames(captured.dim_names)
-    builder.expressions = symbols.expressions
     bound = conversion.registry.bind(target)
     metadata = conversion.metadata
     describer = Describer(Metadata("full", metadata.absolute_paths) if conversion.describes_all else metadata)
     if metadata.is_full:
         describer.of_copy(functional.graph, captured.program.graph)
+    asserted: list[tuple[ir.Value, str]] = []
     interpreter = DynamoInterpreter(
         builder,
         bound,
@@ -316,17 +317,15 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         missing=host.missing,
         explain_missing=host.explain_missing,
         describer=describer,
+        applied=alignment.rules if alignment is not None else None,
+        module_calls=conversion.calls,
+        assertions=asserted if conversion.checks else None,
     )
-    if alignment is not None:
-        interpreter.applied = alignment.rules
-    interpreter.module_calls = conversion.calls
-    interpreter.assertions = [] if conversion.checks else None
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     with stage("interpretation", "convert"):
         env = interpreter.run(functional.graph, values)
     arguments.warn_of_unused_rules(conversion.registry, bound.asked())
     outputs = bind_outputs(builder, env, functional.outputs)
-    asserted = interpreter.assertions or []
     # Outputs until the rewrites are done, so that nothing takes them for dead.
     outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
     with span("assembly"):
@@ -372,9 +371,9 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
             graph.metadata_props.update(graph_metadata(captured.program, translated.describer))
             values = value_metadata(builder, graph, translated.inputs, functional)
         full = True if conversion.describes_all else metadata.nodes
-        describe(model, builder.provenance_of, full=full, values=values)
+        describe(model, builder.provenance.of, full=full, values=values)
         work.result = model
-    model.meta[_MADE_BY] = builder.made_by
+    model.meta[_MADE_BY] = builder.provenance.packages
     model.meta[TARGET] = facts[TARGET]
     return model
 

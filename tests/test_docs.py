@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from onnxplug import FxNode, GraphBuilder
 from tests.support.contrib import CONTRIB, installed, modules_alone
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,3 +72,15 @@ def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
     for target in defined.values():
         assert target.startswith(base)
         assert (ROOT / target.removeprefix(base).partition("#")[0]).is_file(), target
+
+
+def test_the_page_of_converters_names_all_that_g_and_node_have() -> None:
+    text = (ROOT / "docs" / "writing-a-converter.md").read_text(encoding="utf-8")
+    named = {
+        name: re.findall(rf"`{name}\.(\w+)`", " ".join(re.findall(r"^\| (`.*?) \| ", text, re.MULTILINE)))
+        for name in ("g", "node")
+    }
+    of_builder = {name for name in dir(GraphBuilder({"": 21})) if not name.startswith("_")}
+    of_node = {name for name in dir(FxNode) if not name.startswith("_")}
+    assert sorted(named["g"]) == sorted(of_builder)
+    assert sorted(named["node"]) == sorted(of_node)

@@ -37,14 +37,14 @@ def normalize_axes(axes: int | Sequence[int] | None, rank: int) -> list[int]:
 
 def unsqueeze(g: GraphBuilder, x: Value, *axes: int) -> Value:
     """``x`` with axes of size 1 inserted."""
-    return g.op.Unsqueeze(x, g.integers(axes))
+    return g.op.Unsqueeze(x, g.vector(axes))
 
 
 def squeeze(g: GraphBuilder, x: Value, *axes: int) -> Value:
     """``x`` without these axes, whose size is 1."""
     if not axes:  # ONNX Runtime reads an empty list of axes as all axes of size 1.
         return x
-    return g.op.Squeeze(x, g.integers(axes))
+    return g.op.Squeeze(x, g.vector(axes))
 
 
 def swap(g: GraphBuilder, x: Value, first: int, second: int) -> Value:

@@ -84,7 +84,7 @@ def _ratio(g: GraphBuilder, size: Any, out: Any) -> int | None:
         return out // size if size and out % size == 0 else None
     if isinstance(size, int) or isinstance(out, int):
         return None
-    a, b = g.expressions.get(size.value), g.expressions.get(out.value)
+    a, b = g.sizes.expressions.get(size.value), g.sizes.expressions.get(out.value)
     quotient = b / a if a is not None and b is not None else None
     return int(quotient) if quotient is not None and quotient.is_Integer else None
 

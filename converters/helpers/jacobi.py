@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.shapes import Size
+from onnxplug.build.sizes import Size
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import FLOAT
 from onnxplug.converters.helpers.grids import batch_of, eye, full, iota, offset

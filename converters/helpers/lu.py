@@ -8,7 +8,7 @@ from typing import NamedTuple
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.shapes import Size
+from onnxplug.build.sizes import Size
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import INT32, INT64
 from onnxplug.converters.helpers.grids import batch_of, common_batch, eye, full, iota, offset, smaller

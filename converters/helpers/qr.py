@@ -6,7 +6,7 @@ import numpy as np
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.shapes import Size
+from onnxplug.build.sizes import Size
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.grids import batch_of, eye, full, iota, offset, smaller
 from onnxplug.converters.helpers.loops import as_index, repeat

@@ -40,7 +40,7 @@ def reduce(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int] | None, 
     if every:
         result: Value = emit(x, keepdims=keep)
     elif g.opset >= _AXES_ARE_INPUT.get(op_type, _AXES_ARE_INPUT_DEFAULT):
-        result = emit(x, g.integers(axes or ()), keepdims=keep)
+        result = emit(x, g.vector(axes or ()), keepdims=keep)
     else:
         result = emit(x, axes=list(axes or ()), keepdims=keep)
     return result
@@ -84,7 +84,7 @@ def in_rows(g: GraphBuilder, x: Value, axis: int, size: int) -> Value:
     if count * row > size:
         ends = [0] * rank_of(x)
         ends[axis] = count * row - size
-        x = g.op.Pad(x, g.integers([0] * rank_of(x) + ends))
+        x = g.op.Pad(x, g.vector([0] * rank_of(x) + ends))
     sizes = g.dims(x)
     return g.reshape(x, [*sizes[:axis], count, row, *sizes[axis + 1 :]])
 

@@ -16,7 +16,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import Complex
-from onnxplug.build.shapes import Size
+from onnxplug.build.sizes import Size
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.complex_functions import c_sqrt
 from onnxplug.converters.helpers.complex_pairs import c_add, c_div, c_mul, c_scale, c_sub

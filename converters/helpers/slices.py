@@ -19,8 +19,8 @@ def slice_axis(g: GraphBuilder, x: Value, axis: int, start: Any, end: Any, step:
     size = x.shape[axis] if x.shape is not None else None
     if isinstance(start, int) and isinstance(size, int) and start <= -size:
         start = 0
-    steps = None if step == 1 else g.integers([step])
-    return g.op.Slice(x, g.as_vector(start), g.as_vector(end), g.integers([axis]), steps)
+    steps = None if step == 1 else g.vector([step])
+    return g.op.Slice(x, g.as_vector(start), g.as_vector(end), g.vector([axis]), steps)
 
 
 def diagonal_of(g: GraphBuilder, x: Value, offset: int, first: int, second: int) -> Value:

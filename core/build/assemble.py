@@ -38,12 +38,12 @@ def assemble(
         Unsupported: A value has an element type that the opset lacks.
     """
     results = _distinct_outputs(g, inputs, outputs, state)
-    nodes = g.live(results)
+    nodes = g.scope.live(results)
     tensors: dict[ir.Value, torch.Tensor] = dict(state)
     # The user's names (inputs, outputs, state) come first and stay.
     g.names.take(v.name for v in (*inputs, *results, *tensors))
-    g.names.take(g.state_names())
-    derived = g.derived_tensors()
+    g.names.take(g.weights.state_names())
+    derived = g.weights.derived_tensors()
     _name_values(g.names, nodes, {id(v) for v in results})
     stored = (v for v in (*tensors, *derived) if v.uses())
     _refuse_newer_dtypes(g, chain(inputs, stored, (v for node in nodes for v in node.outputs)))
@@ -62,8 +62,8 @@ def _distinct_outputs(
         if id(value) in taken or value.producer() is None or value in state:
             producer = value.producer()
             of_output = Provenance(name, "output")
-            with g.converting(None, g.provenance_of[producer] if producer is not None else of_output):
-                value = g.identity(value)
+            with g.provenance.converting(None, g.provenance.of[producer] if producer is not None else of_output):
+                value = g.scope.identity(value)
         taken.add(id(value))
         value.name = name
         if value.shape is not None:  # a shape of its own, that the user may change
@@ -80,7 +80,7 @@ def _refuse_newer_dtypes(g: GraphBuilder, values: Iterable[ir.Value]) -> None:
         if value.dtype in newer:
             assert value.dtype is not None
             producer = value.producer()
-            source = g.provenance_of[producer].location if producer is not None else None
+            source = g.provenance.of[producer].location if producer is not None else None
             raise Unsupported(
                 f"{value.name!r}{f' at {source}' if source else ''} is of {value.dtype.name.lower()}, which ai.onnx {g.opset} "
                 "does not have",

@@ -14,6 +14,7 @@ from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.spec import OpSpec
 from onnxplug.errors import ConversionError
 
+_INT = {int}
 _KINDS = ir.AttributeType
 _GRAPHS = frozenset({_KINDS.GRAPH, _KINDS.GRAPHS})
 _MANY = {
@@ -139,8 +140,48 @@ def _guess_one(value: Any) -> ir.AttributeType | None:
     return _KINDS.TYPE_PROTO if isinstance(value, ir.TypeAndShape) else None
 
 
+class Attributes:
+    """The attributes of a graph's nodes: equal numbers, texts and lists of integers of one operator share theirs.
+
+    Args:
+        describe: How a message calls a dynamic size.
+    """
+
+    def __init__(self, describe: Callable[[Any], str]) -> None:
+        self._describe = describe
+        self._shared: dict[Any, tuple[ir.Attr, Any]] = {}
+
+    def of(self, spec: OpSpec, name: str, value: Any) -> tuple[ir.Attr, Any]:
+        """An attribute of an operator, and a key that is equal for equal attributes.
+
+        Raises:
+            ConversionError: The value is a dynamic size, or none that the attribute can hold.
+        """
+        kind = type(value)
+        key: Any = None
+        if kind is int or kind is str:
+            key = spec, name, kind, value
+        elif kind is float:
+            key = spec, name, kind, value, math.copysign(1.0, value)
+        elif (kind is list or kind is tuple) and set(map(type, value)) <= _INT:
+            key = spec, name, list, tuple(value)
+        pair = self._shared.get(key) if key is not None else None
+        if pair is None:
+            if kind is ir.Value or (isinstance(value, list | tuple) and any(isinstance(v, ir.Value) for v in value)):
+                raise ConversionError(
+                    f"attribute {name!r} of {spec.op_type} must be a constant, but it is the dynamic size "
+                    f"{self._describe(value)}",
+                    hint="Make that dimension static, or use an operator that takes it as an input.",
+                )
+            attr = make_attribute(spec, name, value)
+            pair = attr, attribute_key(attr)
+            if key is not None:
+                self._shared[key] = pair
+        return pair
+
+
 def attribute_key(attr: ir.Attr) -> Any:
-    """Equal for equal values of an attribute; large tensors and graphs are told apart by identity."""
+    """Equal for equal values of an attribute; large tensors and graphs are compared by identity."""
     value = attr.value
     if attr.is_ref():
         return "reference", attr.ref_attr_name

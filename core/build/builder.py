@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -13,30 +13,34 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build import fold as folding
-from onnxplug.build.attributes import attribute_key, check_dtypes, check_node, make_attribute
-from onnxplug.build.calls import CallMixin
+from onnxplug.build.attributes import Attributes, check_dtypes, check_node
+from onnxplug.build.calls import Interpreter, NoInterpreter
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
-from onnxplug.build.functions import FunctionMixin
+from onnxplug.build.functions import Functions
 from onnxplug.build.inference.dims import Constant, Result, text_tensor
 from onnxplug.build.kernels import HALVES, Kernels
-from onnxplug.build.nesting import NestingMixin
-from onnxplug.build.opset import Input, Opset
-from onnxplug.build.scope import Mark
-from onnxplug.build.shapes import ShapeMixin
+from onnxplug.build.names import Names
+from onnxplug.build.opset import Domains, Input, Opset
+from onnxplug.build.provenance import Provenances
+from onnxplug.build.reshape import reshape
+from onnxplug.build.scope import Scopes
+from onnxplug.build.sizes import Size, Sizes
 from onnxplug.build.spec import OpSpec
-from onnxplug.build.stored import StoredMixin
+from onnxplug.build.stored import Make, Weights
 from onnxplug.build.widening import Widening
-from onnxplug.errors import ConversionError, OpsetError
+from onnxplug.errors import ConversionError, OpsetError, Unsupported
 from onnxplug.observers import Events
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 Value = ir.Value
+Mark = tuple[int, int, int]
+"""The numbers of nodes, of records of sizes and of domains."""
 
 _INT = {int}
 _first = itemgetter(0)
 
 
-class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMixin):
+class GraphBuilder:
     """Emits typed ONNX nodes and simplifies while it does.
 
     Args:
@@ -48,11 +52,20 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         runtime: The program that the model is made for; ``None`` is portable ONNX.
         kernels: The runtime's kernels; what none is for is computed in a wider element type. ``None``: not known.
         exact: Whether special values must be exact where that costs time.
+        expressions: Name of a dynamic size to its sympy expression.
 
     Attributes:
         op: The operators of ai.onnx at the target opset.
         opset: The target version of ai.onnx.
         opsets: Every domain that the graph imports, with its version.
+        optimize, runtime, exact: As given.
+        sizes: Which values hold dynamic sizes.
+        weights: The tensors that are exported with the model, and what is made of them.
+        scope: The graph and its subgraphs under construction.
+        functions: The model-local functions.
+        provenance: The call under conversion, and where each node comes from.
+        interpreter: Converts the calls of the FX graph.
+        names: The names in the assembled graph.
     """
 
     def __init__(
@@ -65,25 +78,28 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         runtime: str | None = DEFAULT_RUNTIME,
         exact: bool = False,
         kernels: Kernels | None = None,
+        expressions: Mapping[str, Any] | None = None,
     ) -> None:
         self.opsets: dict[str, int] = dict(opsets)
         self.opset: int = self.opsets[""]
         self.optimize = optimize
         self.runtime = runtime
         self.exact = exact
-        self._has_kernels = kernels is not None
-        self._widening = Widening(self, kernels, islands=optimize and not exact)
-        self.schemas: dict[str, Sequence[Any]] = dict(schemas or {})
         self.op = Opset(self, "", self.opset)
-        self._declared = dict(domains or {})
-        self._domains: dict[tuple[str, int], Opset] = {}
-        self._domain_users: dict[str, str] = {}
-        self._asked = frozenset(self.opsets)
+        self.provenance = Provenances()
+        self.names = Names()
+        self.interpreter: Interpreter = NoInterpreter()
+        self.sizes = Sizes(self, expressions if expressions is not None else {})
+        self.weights = Weights(self.sizes, self.names)
+        self.scope = Scopes(self.sizes, self.provenance)
+        self.functions = Functions(self, self.scope, self.sizes, self.provenance)
+        self._has_kernels = kernels is not None
+        self._widening = Widening(self, self.provenance, kernels, islands=optimize and not exact)
+        self._domains = Domains(self, domains or {}, schemas or {})
         self._constants: dict[Any, Value] = {}
-        self._attributes: dict[Any, tuple[ir.Attr, Any]] = {}
+        self._attributes = Attributes(self.sizes.describe)
         #: Who is told of what the builder spends time on, where someone is.
         self.events: Events | None = None
-        super().__init__()
 
     # -- emission ------------------------------------------------------------------------------------------------------
 
@@ -100,36 +116,15 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         Raises:
             OpsetError: The graph already uses another version of that domain.
         """
-        if name in ("", "ai.onnx"):
-            if version is not None and version != self.opset:
-                raise OpsetError(f"ai.onnx {version} was requested, but the export's opset is {self.opset}")
-            return self.op
-        asked = version if version is not None else self.opsets.get(name, self._declared.get(name, 1))
-        present = self.opsets.get(name)
-        if present is not None and present != asked:
-            first = self._domain_users.get(name, "the export's opset_version")
-            raise OpsetError(
-                f"two versions of domain {name!r}: {present} (by {first}) and {asked} (by {self._who()})",
-                hint="One model imports one version of a domain; make the rules agree on it.",
-            )
-        opset = self._domains.get((name, asked))
-        if opset is None:
-            opset = self._domains[name, asked] = Opset(self, name, asked)
-            self.opsets[name] = asked
-            self._domain_users[name] = self._who()
-        return opset
+        if name not in ("", "ai.onnx"):
+            return self._domains.get(name, version, self.provenance.call)
+        if version is not None and version != self.opset:
+            raise OpsetError(f"ai.onnx {version} was requested, but the export's opset is {self.opset}")
+        return self.op
 
-    def declared_version(self, name: str, default: int = 1) -> int:
-        """The version that a plugin declares for a domain.
-
-        Args:
-            name: The domain.
-            default: The version of a domain that no plugin declares.
-        """
-        return self._declared.get(name, default)
-
-    def _who(self) -> str:
-        return str(self.current) if self.current is not None else "the graph"
+    def version_of(self, domain: str, default: int = 1) -> int:
+        """The version of a domain that the model imports, else the version that a plugin declares, else ``default``."""
+        return self._domains.version_of(domain, default)
 
     def emit(self, spec: OpSpec, inputs: Sequence[Input], attributes: Mapping[str, Any], outputs: int) -> Any:
         """Emits one node, or finds a value that already holds its result. Converters use ``g.op``.
@@ -161,9 +156,10 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
         raw: dict[str, Any] = {}
         keys: list[Any] = []
         references: list[ir.Attr] = []
+        attribute_of = self._attributes.of
         for name, value in attributes.items():
             if value is not None:
-                attr, attr_key = self._as_attribute(spec, name, value)
+                attr, attr_key = attribute_of(spec, name, value)
                 attrs[name] = attr
                 keys.append((name, attr_key))
                 if attr.is_ref():
@@ -182,7 +178,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             if len(keys) > 1:
                 keys.sort(key=_first)
             key = (spec, outputs, *map(id, values), *keys)
-            seen = self._scope.lookup(key)
+            seen = self.scope.innermost.lookup(key)
             if seen is not None:
                 return seen[0] if outputs == 1 else seen
         # A float that is known at a function's call alone tells nothing of shapes; anything else may.
@@ -243,7 +239,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             if dtype is None:
                 dtype = spec.output_dtype(index, values)
             kind = ir.TensorType(dtype) if dtype is not None else None
-            results.append(Value(type=kind, shape=self.shape_of(dims) if dims is not None else None))
+            results.append(Value(type=kind, shape=self.sizes.shape_of(dims) if dims is not None else None))
         node = ir.Node(
             spec.domain,
             spec.op_type,
@@ -252,11 +248,9 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             outputs=results,
             name="",  # until the model is complete
         )
-        self.provenance_of[node] = self.provenance
-        if self.package is not None:
-            self.made_by[node] = self.package
+        self.provenance.record(node)
         answer = tuple(node.outputs)
-        self._scope.add(node, key, answer)
+        self.scope.innermost.add(node, key, answer)
         return answer[0] if outputs == 1 else answer
 
     def _is_stored(self, value: Value) -> bool:
@@ -293,7 +287,7 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             self.events.count("part", "shape inference, by onnx", started)
         return inferred
 
-    # -- inputs and attributes -----------------------------------------------------------------------------------------
+    # -- inputs and constants ------------------------------------------------------------------------------------------
 
     def _as_input(self, item: Any, spec: OpSpec, index: int, inputs: Sequence[Input]) -> Value:
         """A constant for a Python object given as input, of the dtype that the operator wants there."""
@@ -312,39 +306,6 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
                     dtype = other.dtype
                     break
         return self.const(item, dtype)
-
-    def _as_attribute(self, spec: OpSpec, name: str, value: Any) -> tuple[ir.Attr, Any]:
-        """An attribute of an operator, and what is equal for equal ones.
-
-        Equal numbers, texts and lists of integers of one operator share theirs.
-        """
-        kind = type(value)
-        key: Any = None
-        if kind is int or kind is str:
-            key = spec, name, kind, value
-        elif kind is float:
-            key = spec, name, kind, value, math.copysign(1.0, value)
-        elif (kind is list or kind is tuple) and set(map(type, value)) <= _INT:
-            key = spec, name, list, tuple(value)
-        else:
-            attr = self._new_attribute(spec, name, value)
-            return attr, attribute_key(attr)
-        found = self._attributes.get(key)
-        if found is None:
-            attr = self._new_attribute(spec, name, value)
-            found = self._attributes[key] = attr, attribute_key(attr)
-        return found
-
-    def _new_attribute(self, spec: OpSpec, name: str, value: Any) -> ir.Attr:
-        if isinstance(value, Value) or (isinstance(value, list | tuple) and any(isinstance(v, Value) for v in value)):
-            raise ConversionError(
-                f"attribute {name!r} of {spec.op_type} must be a constant, but it is the dynamic size "
-                f"{self.symbol_name(value)}",
-                hint="Make that dimension static, or use an operator that takes it as an input.",
-            )
-        return make_attribute(spec, name, value)
-
-    # -- constants -----------------------------------------------------------------------------------------------------
 
     def const(self, value: Any, dtype: torch.dtype | ir.DataType | None = None) -> Value:
         """A shared constant of a Python scalar, text, nested list, numpy array or torch tensor.
@@ -407,21 +368,240 @@ class GraphBuilder(CallMixin, NestingMixin, ShapeMixin, StoredMixin, FunctionMix
             return self._widening.cast(x, wanted)
         return self.op.Cast(x, to=int(wanted))
 
+    # -- sizes ---------------------------------------------------------------------------------------------------------
+
+    def shape(self, x: Value) -> Value:
+        """The shape of ``x`` as a 1-dim int64 Value with an element for each axis; a constant when the shape is static."""
+        return self.op.Shape(x)
+
+    def dim(self, x: Value, axis: int) -> Size:
+        """The size of one axis.
+
+        Args:
+            x: The value.
+            axis: The axis; a negative one counts from the end.
+
+        Returns:
+            An int when the size is static, else a 0-dim int64 Value.
+        """
+        if x.shape is None:
+            return self.sizes.read(x, axis)
+        dims = x.shape.dims
+        axis %= len(dims)
+        size = dims[axis]
+        return size if isinstance(size, int) else self._dynamic_dim(x, axis, size)
+
+    def dims(self, x: Value) -> list[Size]:
+        """The size of every axis of ``x``, whose rank must be known."""
+        assert x.shape is not None
+        dims = x.shape.dims
+        return [size if isinstance(size, int) else self._dynamic_dim(x, axis, size) for axis, size in enumerate(dims)]
+
+    def _dynamic_dim(self, x: Value, axis: int, dim: ir.SymbolicDim) -> Value:
+        found = self.sizes.find(dim)
+        return found if found is not None else self.sizes.read(x, axis, dim.value)
+
+    def size(self, dim: int | ir.SymbolicDim) -> Size:
+        """A dimension as a size.
+
+        Returns:
+            An int when the dimension is static, else the 0-dim int64 Value that holds its size.
+
+        Raises:
+            Unsupported: No value in the graph holds the size, and it can't be computed from others.
+        """
+        return self.sizes.require(dim) if isinstance(dim, ir.SymbolicDim) else dim
+
+    def concrete_shape(self, x: Value | Sequence[Size | ir.SymbolicDim], what: str = "shape") -> list[int]:
+        """Static sizes as ints, for attributes and for converters that need them.
+
+        Args:
+            x: A value, whose shape is meant, or sizes.
+            what: What the sizes are, for the message of the error.
+
+        Raises:
+            Unsupported: A size is dynamic, and the message names it; or the rank is unknown.
+        """
+        if isinstance(x, Value) and x.shape is None:
+            raise Unsupported(f"the {what} must be static, but its rank is unknown")
+        sizes: Sequence[Any] = list(x.shape or ()) if isinstance(x, Value) else x
+        for axis, size in enumerate(sizes):
+            if not isinstance(size, int):
+                name = size.value if isinstance(size, ir.SymbolicDim) else self.sizes.describe(size)
+                raise Unsupported(
+                    f"the {what} must be static, but axis {axis} is the dynamic dimension {name!r}",
+                    hint=f"Export with {name!r} static.",
+                )
+        return list(sizes)
+
+    def vector(self, sizes: Sequence[Size | ir.SymbolicDim]) -> Value:
+        """A 1-dim int64 Value of sizes, axes or other integers; ints beside each other become one constant."""
+        parts: list[Value] = []
+        pending: list[int] = []
+        for size in sizes:
+            if isinstance(size, int):
+                pending.append(int(size))
+                continue
+            if not isinstance(size, Value):
+                size = self.sizes.require(size)
+            constant = self.constant(size)
+            if constant is not None and constant.size == 1:
+                pending.append(int(constant.reshape(())))
+                continue
+            if pending:
+                parts.append(self.const(pending))
+                pending = []
+            parts.append(self.as_vector(size))
+        if pending or not parts:
+            parts.append(self.const(pending, ir.DataType.INT64))
+        return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
+
+    def as_vector(self, size: Size) -> Value:
+        """A size as an int64 Value of shape [1]."""
+        return self.vector([size]) if isinstance(size, int) else self.sizes.vector_of(size)
+
+    def as_scalar(self, size: Size) -> Value:
+        """A size as a 0-dim int64 Value."""
+        return self.const(size) if isinstance(size, int) else size
+
+    def reshape(self, x: Value, sizes: Sequence[Size | ir.SymbolicDim]) -> Value:
+        """``x`` with another shape, by as few nodes as the sizes allow.
+
+        A size equal to the input's at the same axis is copied (0 in ONNX's Reshape), one other dynamic size is inferred at run time
+        (-1), and only further ones are computed. A size of -1 stays -1.
+
+        Args:
+            x: The value.
+            sizes: The new shape: ints, sizes or dimensions; their product is the number of elements of ``x``.
+
+        Raises:
+            Unsupported: A size of 0 is asked for below opset 14, or no value in the graph holds a dynamic size.
+        """
+        return reshape(self, self.sizes, x, sizes)
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def stored(self, x: Value | None) -> torch.Tensor | None:
+        """The tensor that a parameter, buffer or constant is exported with; ``None`` for anything else.
+
+        It is for decisions. A number taken from it would remain when the weights are replaced: whatever depends on the
+        content is made by :meth:`derive`.
+        """
+        return self.weights.stored(x)
+
+    def is_weight(self, x: Value | None) -> bool:
+        """Whether a value is a parameter or a buffer of the model, or was made of one by :meth:`derive` as a torch tensor.
+
+        :meth:`derive` takes such a value, also in a model with fake weights, for which :meth:`stored` is ``None``.
+        """
+        return self.weights.is_weight(x)
+
+    def derive(self, source: Value, make: Make, key: Hashable, *, form: str = "derived") -> Value:
+        """An initializer made of a stored tensor, at export and again whenever the weights are replaced.
+
+        Args:
+            source: A parameter, a buffer or a constant: a value for which :meth:`is_weight` is true or :meth:`stored` is
+                not ``None``.
+            make: A function of the tensor that returns what is stored: a torch tensor, or an ``onnx_ir`` tensor for dtypes
+                that torch lacks.
+            key: Identifies what ``make`` does: equal keys of one source share one initializer.
+            form: A word for what is made: the initializer is called ``SOURCE.FORM``.
+
+        Returns:
+            The initializer, with the dtype and shape of what ``make`` returned.
+
+        Raises:
+            UsageError: ``source`` is known at run time only.
+        """
+        return self.weights.derive(source, make, key, form=form)
+
+    # -- other calls and graphs ----------------------------------------------------------------------------------------
+
+    def convert(self, call: Any) -> Any:
+        """Converts a call that was made of the current one: ``g.convert(node.part("real"))``.
+
+        Args:
+            call: The call (:class:`onnxplug.FxNode`).
+
+        Returns:
+            What the first rule returns that does not decline.
+
+        Raises:
+            Decline: No rule translates it; the converter that asks for it declines too unless it handles that.
+        """
+        return self.interpreter.convert(call)
+
+    def call_next(self, node: Any) -> Any:
+        """Converts the current call by the next rule, or by its decomposition when no rule is left.
+
+        Args:
+            node: The converter's own ``node``.
+
+        Returns:
+            What that rule or decomposition returns.
+        """
+        return self.interpreter.convert(node)
+
+    def subgraph(
+        self,
+        build: Callable[..., Value | Sequence[Value]],
+        inputs: Sequence[tuple[torch.dtype | ir.DataType, Sequence[Any] | None]] = (),
+        name: str = "body",
+    ) -> ir.Graph:
+        """A graph for an If, Loop or Scan attribute; it may use every value of the graphs around it.
+
+        Args:
+            build: Called with one Value an input; returns the graph's outputs.
+            inputs: Dtype and dimensions (``None`` for an unknown rank) of each input.
+            name: The graph's name.
+        """
+        return self.scope.subgraph(build, inputs, name)
+
+    def function(
+        self,
+        domain: str,
+        name: str,
+        build: Callable[..., Value | Sequence[Value]],
+        inputs: Sequence[Any],
+        *,
+        version: int | None = None,
+        outputs: int = 1,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls a model-local function, defining it at first use.
+
+        Args:
+            domain: The function's domain; the model imports it at ``version``.
+            name: The function's name.
+            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not; ``None`` for
+                an absent input) and with a reference an attribute, to be given to the nodes of the body as theirs; emits
+                the body through this builder and returns its outputs.
+            inputs: The call's inputs.
+            version: Version of the domain; the one that the plugin or the target gives it when ``None``, else 1.
+            outputs: Number of outputs.
+            attributes: The call's attributes. The function declares them; calls with other values share the body.
+
+        Returns:
+            The call's output, or a tuple of them when ``outputs`` is not 1.
+
+        Raises:
+            ConversionError: It has no domain of its own, reads values of the graph around it, or returns another number of
+                outputs.
+        """
+        return self.functions.call(domain, name, build, inputs, version=version, outputs=outputs, attributes=attributes)
+
     # -- undoing -------------------------------------------------------------------------------------------------------
 
-    def mark(self) -> tuple[Mark, int]:
+    def mark(self) -> Mark:
         """The present end of emission, to be given to :meth:`rollback`."""
-        return self._scope.mark(), len(self._domain_users)
+        return len(self.scope.innermost.nodes), self.sizes.mark(), self._domains.mark()
 
-    def rollback(self, mark: tuple[Mark, int]) -> None:
+    def rollback(self, mark: Mark) -> None:
         """Removes every node emitted since ``mark``, and what was remembered of them: the domains' versions too."""
-        nodes, domains = mark
-        self.forget_sizes(self._scope.rollback(nodes))
-        while len(self._domain_users) > domains:
-            name, _ = self._domain_users.popitem()
-            del self._domains[name, self.opsets[name]]
-            if name not in self._asked:
-                del self.opsets[name]
+        nodes, sizes, domains = mark
+        self.scope.innermost.rollback(nodes)
+        self.sizes.undo(sizes)
+        self._domains.undo(domains)
 
 
 def _any_bfloat16(values: Sequence[Value | None]) -> bool:

@@ -8,45 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
+from onnxplug.build.opset import Emitter
 from onnxplug.errors import Unsupported
 
 _INT, _DOUBLE, _BOOL = ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.BOOL
 _LARGEST_UNROLLED_POWER = 64
 
 
-if TYPE_CHECKING:
-    from onnxplug.build.opset import Opset
-
-
-class Emitter(Protocol):
-    """What computing a size needs of the builder."""
-
-    op: Opset
-
-    def const(self, value: Any, dtype: Any = None) -> ir.Value:
-        """A shared constant."""
-
-    def cast(self, x: ir.Value, dtype: Any) -> ir.Value:
-        """A value in another dtype."""
-
-    def symbol(self, dim: ir.SymbolicDim | str) -> ir.Value | None:
-        """The value that holds a symbolic size."""
-
-
 class SizeComputer:
     """Emits the nodes that compute an expression.
 
     Args:
-        g: The builder; ``g.symbol(name)`` gives the values of the free symbols.
+        g: The builder.
+        symbol: The value of a free symbol; raises ``Unsupported`` where no value holds it.
     """
 
-    def __init__(self, g: Emitter) -> None:
+    def __init__(self, g: Emitter, symbol: Callable[[str], ir.Value]) -> None:
         self.g = g
         self.op = g.op
+        self._symbol = symbol
 
     def size(self, expr: Any) -> ir.Value:
         """The 0-dim int64 value of an expression.
@@ -59,10 +43,7 @@ class SizeComputer:
     def value(self, expr: Any) -> ir.Value:
         """The 0-dim value of an expression: int64, double or bool."""
         if expr.is_Symbol:
-            found = self.g.symbol(str(expr))
-            if found is None:
-                raise Unsupported(f"no value in the graph has the dynamic size {str(expr)!r}")
-            return found
+            return self._symbol(str(expr))
         if expr.is_Integer:
             return self.g.const(int(expr), _INT)
         if expr.is_Float or expr.is_Rational:

@@ -2,85 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxplug.build.attributes import make_attribute
-from onnxplug.build.provenance import Provenance
-from onnxplug.build.scope import Scope, graphs_of, nodes_of, used_by
+from onnxplug.build.opset import Emitter
+from onnxplug.build.provenance import Provenances
+from onnxplug.build.scope import Scopes, graphs_of, nodes_of, used_by
+from onnxplug.build.sizes import Sizes
 from onnxplug.build.spec import OpSpec
 from onnxplug.errors import ConversionError
 from onnxplug.text import counted
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
-    from onnxplug.build.opset import Opset
+class Functions:
+    """The model-local functions of a model.
 
-
-class FunctionMixin:
-    """Model-local functions of :class:`GraphBuilder`.
+    Args:
+        g: The builder, through which bodies are emitted.
+        scope, sizes, provenance: The builder's own.
 
     Attributes:
-        functions: Those defined so far, by domain, name and signature.
+        defined: The functions so far, by domain, name and signature.
     """
 
-    opset: int
-    opsets: dict[str, int]
-    current: Any
-    provenance: Provenance
-    provenance_of: dict[ir.Node, Provenance]
+    def __init__(self, g: Emitter, scope: Scopes, sizes: Sizes, provenance: Provenances) -> None:
+        self.defined: dict[Any, ir.Function] = {}
+        self._g = g
+        self._scope = scope
+        self._sizes = sizes
+        self._provenance = provenance
 
-    def __init__(self) -> None:
-        self.functions: dict[Any, ir.Function] = {}
-        super().__init__()
-
-    if TYPE_CHECKING:
-
-        def const(self, value: Any) -> ir.Value: ...
-        def domain(self, name: str, version: int | None = None) -> Opset: ...
-        def nested(self, *, isolated: bool = False) -> AbstractContextManager[Scope]: ...
-        def live(self, outputs: Iterable[ir.Value]) -> list[ir.Node]: ...
-        def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]: ...
-        def converting(self, call: Any, provenance: Provenance) -> AbstractContextManager[None]: ...
-        def only_symbols_within(self) -> AbstractContextManager[None]: ...
-
-    def function(
+    def call(
         self,
         domain: str,
         name: str,
         build: Callable[..., ir.Value | Sequence[ir.Value]],
         inputs: Sequence[Any],
         *,
-        version: int | None = None,
-        outputs: int = 1,
-        attributes: Mapping[str, Any] | None = None,
+        version: int | None,
+        outputs: int,
+        attributes: Mapping[str, Any] | None,
     ) -> Any:
-        """Calls a model-local function, defining it at first use.
-
-        Args:
-            domain: The function's domain; the model imports it at ``version``.
-            name: The function's name.
-            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not; ``None`` for
-                an absent input) and with a reference an attribute, to be given to the nodes of the body as theirs; emits
-                the body through this builder and returns its outputs.
-            inputs: The call's inputs.
-            version: Version of the domain; the one that the plugin or the target gives it when ``None``, else 1.
-            outputs: Number of outputs.
-            attributes: The call's attributes. The function declares them; calls with other values share the body.
-
-        Returns:
-            The call's output, or a tuple of them when ``outputs`` is not 1.
-
-        Raises:
-            ConversionError: It has no domain of its own, reads values of the graph around it, or returns another number of
-                outputs.
-        """
+        """Calls a function, defining it at first use (:meth:`GraphBuilder.function`)."""
         if not domain:
             raise ConversionError(f"the model-local function {name!r} needs a domain of its own, not ai.onnx's")
-        actual = [v if v is None or isinstance(v, ir.Value) else self.const(v) for v in inputs]
+        actual = [v if v is None or isinstance(v, ir.Value) else self._g.const(v) for v in inputs]
         untyped = OpSpec(domain, name, 1, None)
         attrs = {k: make_attribute(untyped, k, v) for k, v in (attributes or {}).items() if v is not None}
         # Bodies are typed by their first call: another signature is another function.
@@ -89,15 +58,15 @@ class FunctionMixin:
             tuple((k, a.type) for k, a in attrs.items()),
             outputs,
         )
-        opset = self.domain(domain, version)
+        opset = self._g.domain(domain, version)
         key = (domain, name, signature)
-        function = self.functions.get(key)
+        function = self.defined.get(key)
         if function is None:
-            taken = sum(1 for d, n, _ in self.functions if (d, n) == (domain, name))
+            taken = sum(1 for d, n, _ in self.defined if (d, n) == (domain, name))
             own_name = f"{name}_{taken + 1}" if taken else name
-            function = self.functions[key] = self.define_function(domain, own_name, build, actual, attrs)
+            function = self.defined[key] = self.define(domain, own_name, build, actual, attrs)
         if len(function.outputs) != outputs:
-            del self.functions[key]
+            del self.defined[key]
             raise ConversionError(
                 f"the function {name!r} returns {counted(len(function.outputs), 'value')}, but {outputs} were requested"
             )
@@ -109,7 +78,7 @@ class FunctionMixin:
                 result.shape = ir.Shape([None] * len(formal.shape))
         return results
 
-    def define_function(
+    def define(
         self,
         domain: str,
         name: str,
@@ -127,19 +96,20 @@ class FunctionMixin:
             for index, value in enumerate(actual)
         ]
         references = {k: ir.RefAttr(k, k, a.type) for k, a in (attributes or {}).items()}
-        provenance = self.provenance.in_function(name)
-        with self.nested(isolated=True), self.converting(self.current, provenance), self.only_symbols_within():
+        own = self._provenance
+        provenance = own.current.in_function(name)
+        with self._scope.nested(isolated=True), own.converting(own.call, provenance), self._sizes.isolated():
             given = [None if value is None else formal for value, formal in zip(actual, formals, strict=True)]
-            outputs = self.own_outputs(build(*given, **references))
-            nodes = self.live(outputs)
+            outputs = self._scope.own_outputs(build(*given, **references))
+            nodes = self._scope.live(outputs)
         constants = _constant_nodes(nodes)
-        self.provenance_of.update(dict.fromkeys(constants, provenance))
+        own.of.update(dict.fromkeys(constants, provenance))
         nodes = [*constants, *nodes]
         _refuse_captures(f"{domain}::{name}", formals, nodes)
-        imports = {"": self.opset}
+        imports = {"": self._g.opset}
         graph = ir.Graph(formals, outputs, nodes=nodes, opset_imports=imports, name=name)
         # A node inside a branch or a loop counts too.
-        imports = {node.domain: self.opsets[node.domain] for node in nodes_of(graph) if node.domain}
+        imports = {node.domain: self._g.opsets[node.domain] for node in nodes_of(graph) if node.domain}
         graph.opset_imports.update(imports)
         declared = [ir.Attr(k, a.type, None) for k, a in (attributes or {}).items()]
         return ir.Function(domain, name, graph=graph, attributes=declared)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import onnx_ir as ir
 
 import onnxplug
 from onnxplug.plugin_api import PROJECT_NAME
@@ -217,3 +221,47 @@ class Rewritten(Further):
 
 #: Where nodes come from of which nothing is known.
 NOWHERE = Provenance("onnxplug", "graph")
+
+
+class Provenances:
+    """Where the nodes of a graph come from: the call under conversion, and what each emitted node is recorded with.
+
+    Attributes:
+        call: The call under conversion (:class:`onnxplug.FxNode`), ``None`` between calls.
+        current: Where every node comes from that is emitted now.
+        package: The distribution whose rule converts it; ``None`` for the builtin ones.
+        of: Node to where it comes from.
+        packages: Node to the distribution whose rule made it, without those of builtin rules.
+    """
+
+    def __init__(self) -> None:
+        self.call: Any = None
+        self.current = NOWHERE
+        self.package: str | None = None
+        self.of: dict[ir.Node, Provenance] = {}
+        self.packages: dict[ir.Node, str] = {}
+
+    def record(self, node: ir.Node) -> None:
+        """Records where a node that was emitted comes from."""
+        self.of[node] = self.current
+        if self.package is not None:
+            self.packages[node] = self.package
+
+    @contextmanager
+    def converting(self, call: Any, provenance: Provenance) -> Iterator[None]:
+        """A context in which a call is the current one: errors name it.
+
+        Args:
+            call: The call under conversion.
+            provenance: Where every node comes from that is emitted meanwhile.
+        """
+        outer = self.call, self.current
+        self.call, self.current = call, provenance
+        try:
+            yield
+        finally:
+            self.call, self.current = outer
+
+    def annotated(self, properties: Mapping[str, str]) -> AbstractContextManager[None]:
+        """A context in which nodes bear further metadata."""
+        return self.converting(self.call, Further(self.current, properties))

@@ -1,17 +1,22 @@
-"""One graph under construction: its nodes in order, and which results are already there to be shared."""
+"""Graphs under construction: their nodes in order, which results are there to be shared, and subgraphs within them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import onnx_ir as ir
+import torch
+
+from onnxplug.build.dtypes import to_onnx_dtype
+from onnxplug.build.provenance import Provenances
+from onnxplug.build.sizes import Sizes
 
 _GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
 #: The operators of ai.onnx that have subgraphs.
 _WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-
-Mark = int
 
 
 class Scope:
@@ -46,25 +51,13 @@ class Scope:
         if key is not None:
             self._seen[key] = outputs
 
-    def mark(self) -> Mark:
-        """The number of nodes so far."""
-        return len(self.nodes)
-
-    def rollback(self, mark: Mark) -> list[ir.Value]:
-        """Removes the nodes after ``mark`` and returns the values that went with them."""
-        removed: list[ir.Value] = []
-        while len(self.nodes) > mark:
+    def rollback(self, count: int) -> None:
+        """Removes the nodes after the first ``count``."""
+        while len(self.nodes) > count:
             node, key = self.nodes.pop(), self._keys.pop()
             if key is not None:
                 self._seen.pop(key, None)
             detach(node)
-            removed.extend(node.outputs)
-        return removed
-
-    def values(self) -> Iterator[ir.Value]:
-        """Every value that the scope's nodes make."""
-        for node in self.nodes:
-            yield from node.outputs
 
     def live_nodes(self, outputs: Iterable[ir.Value], dead: list[ir.Value] | None = None) -> list[ir.Node]:
         """The nodes that the outputs need, in order; the others let go of their inputs. Linear in the graph.
@@ -85,6 +78,83 @@ class Scope:
                 needed.update(map(id, used_by(node) if may_have_graphs(node) else node.inputs))
         live.reverse()
         return live
+
+
+class Scopes:
+    """The graphs under construction, one within the other: nodes go into the innermost.
+
+    Args:
+        sizes: The builder's sizes: what is recorded within a subgraph is undone when it is complete.
+        provenance: Takes where nodes come from.
+    """
+
+    def __init__(self, sizes: Sizes, provenance: Provenances) -> None:
+        self.innermost = Scope(None)
+        self._sizes = sizes
+        self._provenance = provenance
+        self._numbers = count()
+
+    @contextmanager
+    def nested(self, *, isolated: bool = False, scope: Scope | None = None) -> Iterator[Scope]:
+        """A context whose nodes go into a scope of their own.
+
+        Args:
+            isolated: Nodes of the scopes around it are not shared.
+            scope: The scope, instead of a new one within the present one.
+        """
+        outer = self.innermost
+        self.innermost = Scope(outer, isolated=isolated) if scope is None else scope
+        try:
+            yield self.innermost
+        finally:
+            self.innermost = outer
+
+    def live(self, outputs: Iterable[ir.Value]) -> list[ir.Node]:
+        """The nodes emitted into the present scope that the outputs need, in order; the others let go of their inputs."""
+        dead: list[ir.Value] = []
+        nodes = self.innermost.live_nodes(outputs, dead)
+        self._sizes.forget(dead)
+        return nodes
+
+    def identity(self, value: ir.Value) -> ir.Value:
+        """A value of its own that equals ``value``; never simplified away, as ``g.op.Identity`` is."""
+        result = ir.Value(type=value.type, shape=value.shape.copy() if value.shape is not None else None)
+        node = ir.Node("", "Identity", [value], outputs=[result])
+        self._provenance.record(node)
+        self.innermost.add(node, None, (result,))
+        return result
+
+    def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]:
+        """The outputs of a graph: each is made inside of the present scope, and stands once."""
+        outputs = [results] if isinstance(results, ir.Value) else list(results)
+        own_values = {id(v) for node in self.innermost.nodes for v in node.outputs}
+        for position, value in enumerate(outputs):
+            if id(value) not in own_values or any(value is o for o in outputs[:position]):
+                outputs[position] = self.identity(value)
+        return outputs
+
+    def subgraph(
+        self,
+        build: Callable[..., ir.Value | Sequence[ir.Value]],
+        inputs: Sequence[tuple[torch.dtype | ir.DataType, Sequence[Any] | None]],
+        name: str,
+    ) -> ir.Graph:
+        """A graph for an attribute (:meth:`GraphBuilder.subgraph`)."""
+        formals = [
+            ir.Value(
+                name=f"{name}_in{next(self._numbers)}",
+                type=ir.TensorType(to_onnx_dtype(dtype)),
+                shape=ir.Shape(dims) if dims is not None else None,
+            )
+            for dtype, dims in inputs
+        ]
+        with self.nested(), self._sizes.local():
+            outputs = self.own_outputs(build(*formals))
+            nodes = self.live(outputs)
+            # Named here, uniquely: ir.Graph would count from 0 in each, and a name is visible in the graphs within.
+            for value in (v for node in nodes for v in node.outputs if v.name is None):
+                value.name = f"{name}_value{next(self._numbers)}"
+        return ir.Graph(formals, outputs, nodes=nodes, name=f"{name}_{next(self._numbers)}")
 
 
 def detach(node: ir.Node) -> None:

@@ -23,7 +23,7 @@ class Emitter(Protocol):
     def op(self) -> Any:
         """The operators of ai.onnx."""
 
-    def integers(self, numbers: Sequence[int]) -> ir.Value:
+    def vector(self, sizes: Sequence[int]) -> ir.Value:
         """A shared constant, 1-dim and int64."""
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
@@ -112,7 +112,7 @@ def _copied_from(g: Emitter, shape: ir.Value | None, target: Sequence[int]) -> i
     if known is not None:
         leading = known[:count]
         fits = 0 not in leading and 0 not in rest and [*leading, *rest].count(-1) <= 1
-        return g.integers([*leading, *rest]) if fits else None
+        return g.vector([*leading, *rest]) if fits else None
     made = made_by(shape, "Concat")
     if made is None or not rest or 0 in rest or -1 in rest:
         return None
@@ -123,7 +123,7 @@ def _copied_from(g: Emitter, shape: ir.Value | None, target: Sequence[int]) -> i
             break
         parts.append(part)
         length += size
-    return g.op.Concat(*parts, g.integers(rest), axis=0) if length == count else None
+    return g.op.Concat(*parts, g.vector(rest), axis=0) if length == count else None
 
 
 def _expand(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
@@ -230,7 +230,7 @@ def _shape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | Non
         return None
     wanted = dims[attributes.get("start", 0) : attributes.get("end")]
     static = [d for d in wanted if isinstance(d, int)]
-    return g.integers(static) if len(static) == len(wanted) else None
+    return g.vector(static) if len(static) == len(wanted) else None
 
 
 def _cancel_inverse(op_type: str) -> Simplifier:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.names import Names
+from onnxplug.build.sizes import Sizes
 from onnxplug.errors import UsageError, WeightsError
 from onnxplug.fake import is_fake
 
@@ -47,7 +48,7 @@ class Origin(NamedTuple):
         make: From the tensor to what is stored.
         dtype, shape: Of the tensor.
         persistent: Whether it is in the model's ``state_dict``.
-        keys: What ``make`` does, step by step, as :meth:`StoredMixin.derive` was told; empty where the tensor itself is stored.
+        keys: What ``make`` does, step by step, as :meth:`Weights.derive` was told; empty where the tensor itself is stored.
     """
 
     targets: tuple[str, ...]
@@ -186,30 +187,28 @@ class _Derived(NamedTuple):
     form: str
 
 
-class StoredMixin:
-    """What :class:`GraphBuilder` knows of the tensors that are exported with the model."""
+class Weights:
+    """The tensors that are exported with the model.
 
-    def __init__(self) -> None:
-        #: The parameters, buffers and constants of the model.
+    Args:
+        sizes: The builder's sizes.
+        names: The names in the assembled graph.
+
+    Attributes:
+        state: The parameters, buffers and constants of the model.
+    """
+
+    def __init__(self, sizes: Sizes, names: Names) -> None:
         self.state: Mapping[ir.Value, torch.Tensor] = {}
-        #: The names in the assembled graph.
-        self.names = Names()
+        self._sizes = sizes
+        self._names = names
         #: How many calls of the FX graph read each of them.
         self._readers: Counter[ir.Value] = Counter()
         self._derived: dict[ir.Value, _Derived] = {}
         self._derived_by_key: dict[Any, ir.Value] = {}
-        super().__init__()
-
-    if TYPE_CHECKING:
-
-        def shape_of(self, dims: tuple[Any, ...]) -> ir.Shape: ...
 
     def stored(self, x: ir.Value | None) -> torch.Tensor | None:
-        """The tensor that a parameter, buffer or constant is exported with; ``None`` for anything else.
-
-        It is for decisions. A number taken from it would remain when the weights are replaced: whatever depends on the
-        content is made by :meth:`derive`.
-        """
+        """The tensor that a value is exported with (:meth:`GraphBuilder.stored`)."""
         if x is None:
             return None
         if x.const_value is not None:
@@ -222,10 +221,7 @@ class StoredMixin:
         return tensor.detach()
 
     def is_weight(self, x: ir.Value | None) -> bool:
-        """Whether a value is a parameter or a buffer of the model, or was made of one by :meth:`derive` as a torch tensor.
-
-        :meth:`derive` takes such a value, also in a model with fake weights, for which :meth:`stored` is ``None``.
-        """
+        """Whether a value is a weight, or was made of one (:meth:`GraphBuilder.is_weight`)."""
         if x is None:
             return False
         found = self._derived.get(x)
@@ -271,22 +267,7 @@ class StoredMixin:
         return self.derive(source, lambda tensor: tensor.permute(*perm), ("permuted", perm), form="transposed")
 
     def derive(self, source: ir.Value, make: Make, key: Hashable, *, form: str = "derived") -> ir.Value:
-        """An initializer made of a stored tensor, at export and again whenever the weights are replaced.
-
-        Args:
-            source: A parameter, a buffer or a constant: a value for which :meth:`is_weight` is true or :meth:`stored` is
-                not ``None``.
-            make: A function of the tensor that returns what is stored: a torch tensor, or an ``onnx_ir`` tensor for dtypes
-                that torch lacks.
-            key: Identifies what ``make`` does: equal keys of one source share one initializer.
-            form: A word for what is made: the initializer is called ``SOURCE.FORM``.
-
-        Returns:
-            The initializer, with the dtype and shape of what ``make`` returned.
-
-        Raises:
-            UsageError: ``source`` is known at run time only.
-        """
+        """An initializer made of a stored tensor (:meth:`GraphBuilder.derive`)."""
         found = self._derived_by_key.get((source, key))
         if found is not None:
             return found
@@ -299,7 +280,7 @@ class StoredMixin:
             )
         made = make(tensor)
         dtype = to_onnx_dtype(made.dtype)
-        shape = self.shape_of(tuple(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy()))
+        shape = self._sizes.shape_of(tuple(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy()))
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
         known = self._derived.get(source)
         if known is not None and known.tensor is None:  # of a large copy, of which it may be a view
@@ -327,7 +308,7 @@ class StoredMixin:
             if not value.uses():
                 continue
             if value.name is None:
-                value.name = self.names.unique(f"{derived.root.name or 'constant'}.{derived.form}")
+                value.name = self._names.unique(f"{derived.root.name or 'constant'}.{derived.form}")
             found[value] = derived.content
         return found
 

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxplug.build.kernels import HALVES, Kernels
+from onnxplug.build.opset import Emitter
+from onnxplug.build.provenance import Provenances
 from onnxplug.build.spec import OpSpec
-
-if TYPE_CHECKING:
-    from onnxplug.build.opset import Opset
-
-
-class Emitter(Protocol):
-    """What widening needs of the builder."""
-
-    op: Opset
-    current: Any
-
-    def emit(self, spec: OpSpec, inputs: Sequence[Any], attributes: Mapping[str, Any], outputs: int) -> Any:
-        """Emits a node."""
-
 
 Plan = dict[str, ir.DataType]
 _FLOAT = ir.DataType.FLOAT
@@ -51,12 +39,14 @@ class Widening:
 
     Args:
         g: The builder that the nodes are emitted through.
+        provenance: Knows the call under conversion.
         kernels: The runtime's kernels; ``None``: only what schemas exclude is widened.
         islands: Whether float32 values are handed on unrounded.
     """
 
-    def __init__(self, g: Emitter, kernels: Kernels | None, *, islands: bool) -> None:
+    def __init__(self, g: Emitter, provenance: Provenances, kernels: Kernels | None, *, islands: bool) -> None:
         self._g = g
+        self._provenance = provenance
         self._kernels = kernels
         self._islands = islands and kernels is not None
         self._plans: dict[Any, Plan | None] = {}
@@ -97,7 +87,7 @@ class Widening:
 
         The float32 that ``x`` was rounded from serves as well as ``x``, where it is known.
         """
-        node = self._g.current
+        node = self._provenance.call
         if not self._islands or node is None or not ({x.dtype, dtype} & HALVES and _FLOAT in (x.dtype, dtype)):
             return self._cast(x, dtype)
         half = x.dtype if dtype == _FLOAT else dtype

@@ -7,7 +7,6 @@ import contextvars
 import itertools
 import sys
 import traceback
-import warnings
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 

@@ -50,7 +50,7 @@ def function_body(
         reason = mismatch(parameters, bound)
         if reason is not None:
             raise Decline(reason)
-        wanted = version if version is not None else g.opsets.get(main.domain, g.declared_version(main.domain, own))
+        wanted = version if version is not None else g.version_of(main.domain, own)
         return call(g, main, parameters, bound, known, version=wanted, inline=inline)
 
     convert.__module__ = getattr(function, "__module__", None) or main.domain

@@ -153,7 +153,7 @@ class _Recorder:
         return self.wrap(_emit(opset, op.name, inputs, attributes, count))
 
     def _domain(self, name: str, version: int) -> Any:
-        known = self._g.opsets.get(name, self._g.declared_version(name, version))
+        known = self._g.version_of(name, version)
         return self._g.domain(name, known)
 
     def eval_function(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -171,7 +171,7 @@ class _Recorder:
             **dict(zip(names, map(self.unwrap, args), strict=False)),
             **{k: self.unwrap(v) for k, v in kwargs.items()},
         }
-        version = self._g.opsets.get(main.domain, self._g.declared_version(main.domain, function.opset.version))
+        version = self._g.version_of(main.domain, function.opset.version)
         return self.wrap(call(self._g, main, parameters, bound, known, version=version))
 
 

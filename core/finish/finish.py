@@ -34,8 +34,8 @@ def finish(
         metadata: Metadata of the model.
     """
     keep_empty(graph, g.opset)
-    used = _register_initializers(graph, {**tensors, **g.derived_tensors()}, g.names)
-    functions = _called(g.functions.values(), used)
+    used = _register_initializers(graph, {**tensors, **g.weights.derived_tensors()}, g.names)
+    functions = _called(g.functions.defined.values(), used)
     _prune_imports(graph, used, functions)
     return ir.Model(
         graph,

@@ -37,7 +37,7 @@ def bind_inputs(
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[ir.Value] = []
     state: dict[ir.Value, torch.Tensor] = {}
-    builder.state = state
+    builder.weights.state = state
     stored: dict[Any, ir.Value] = {}
     for slot in slots:
         if slot.kind is InputKind.NONE:
@@ -68,7 +68,7 @@ def bind_inputs(
             if found is None:
                 found = stored[key] = _state_value(builder, slot)
                 state[found] = _real(slot.tensor)
-            builder.add_readers(found, len(slot.node.users))
+            builder.weights.add_readers(found, len(slot.node.users))
             meta = found.meta
             targets = (*meta[META].targets, slot.target) if META in meta else (slot.target,)
             meta[META] = Origin(targets, _real, slot.tensor.dtype, slot.tensor.shape, slot.persistent)
@@ -88,7 +88,7 @@ def bind_outputs(
     for slot in slots:
         value = values[slot.value] if isinstance(slot.value, torch.fx.Node) else slot.value
         if isinstance(value, Complex):
-            with builder.converting(None, Provenance(slot.name, "output")):
+            with builder.provenance.converting(None, Provenance(slot.name, "output")):
                 value = to_pairs(builder, value)
         if isinstance(value, Quantized):
             line = source_location(slot.value) or "unknown source"
@@ -105,7 +105,7 @@ def _maybe_complex(builder: GraphBuilder, slot: InputSlot, value: ir.Value) -> A
     """What the placeholder stands for: the parts of a complex tensor, whose value holds them on its last axis."""
     meta = slot.node.meta.get("val")
     if isinstance(meta, torch.Tensor) and meta.dtype.is_complex:
-        with builder.converting(None, Provenance(slot.name, "input")):
+        with builder.provenance.converting(None, Provenance(slot.name, "input")):
             return from_pairs(builder, value)
     return value
 
@@ -128,7 +128,7 @@ def _state_value(builder: GraphBuilder, slot: InputSlot) -> ir.Value:
     tensor = _real(slot.tensor)
     name = f"{slot.name}.view_as_real" if slot.tensor.is_complex() else slot.name
     kind = ir.TensorType(to_onnx_dtype(tensor.dtype))
-    return ir.Value(name=name, type=kind, shape=builder.shape_of(tuple(tensor.shape)))
+    return ir.Value(name=name, type=kind, shape=builder.sizes.shape_of(tuple(tensor.shape)))
 
 
 def _input_value(slot: InputSlot, symbols: SymbolNames) -> ir.Value:
@@ -148,8 +148,8 @@ def _add_symbols(builder: GraphBuilder, symbols: SymbolNames, slot: InputSlot, v
     if isinstance(val, torch.SymInt):
         name = symbols.number(val)
         if isinstance(name, str):
-            builder.set_symbol(name, value)
+            builder.sizes.add(name, value)
         return
     for axis, dim in enumerate(value.shape or ()):
         if isinstance(dim, ir.SymbolicDim):
-            builder.add_symbol_source(dim, value, axis)
+            builder.sizes.add_source(dim, value, axis)

@@ -78,6 +78,9 @@ class DynamoInterpreter:
         missing: Asked for a converter when an operator has neither rule nor decomposition.
         explain_missing: Says why a namespace's plugin supplied nothing, if that is known.
         describer: How the nodes' metadata say where they come from; the default's way when ``None``.
+        applied: Takes the rule that translated each FX node.
+        module_calls: Takes the calls of modules that nodes come from.
+        assertions: Takes what the graph asserts of its data, with the messages; without it assertions are left out.
     """
 
     def __init__(
@@ -90,6 +93,9 @@ class DynamoInterpreter:
         missing: MissingHandler | None = None,
         explain_missing: Explain | None = None,
         describer: Describer | None = None,
+        applied: dict[torch.fx.Node, Rule] | None = None,
+        module_calls: ModuleCalls | None = None,
+        assertions: list[tuple[ir.Value, str]] | None = None,
     ) -> None:
         self._builder = builder
         self._registry = registry
@@ -100,20 +106,16 @@ class DynamoInterpreter:
         self._has_complex = False
         #: Whether a quantised tensor was made so far.
         self._has_quantized = False
-        #: Takes the rule that translated each FX node, where that is asked for.
-        self.applied: dict[torch.fx.Node, Rule] | None = None
-        #: Takes the calls of modules that nodes come from, where that is asked for.
-        self.module_calls: ModuleCalls | None = None
-        #: Takes what the graph asserts of its data, with the messages, where that is asked for.
-        self.assertions: list[tuple[ir.Value, str]] | None = None
-        #: What is said of the nodes' provenance.
-        self.describer = describer if describer is not None else Describer(Metadata())
-        self._says_rules = self.describer.metadata.is_full
+        self._applied = applied
+        self._module_calls = module_calls
+        self._assertions = assertions
+        self._describer = describer if describer is not None else Describer(Metadata())
+        self._says_rules = self._describer.metadata.is_full
         self._operators = Operators()
         self._frame = _Frame({}, None)
         #: Who is told of nodes and rules, where someone is.
         self._events = builder.events
-        builder.attach(self)
+        builder.interpreter = self
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 
@@ -133,7 +135,7 @@ class DynamoInterpreter:
         """
         frame = _Frame(dict(values), graph.owning_module)
         with self._within(frame):
-            self._walk(graph, self.assertions)
+            self._walk(graph, self._assertions)
         self._missing.raise_any()
         return frame.values
 
@@ -150,7 +152,7 @@ class DynamoInterpreter:
         Raises:
             ConversionError: It writes its inputs in place, or has no functional form.
         """
-        call = self._builder.current
+        call = self._builder.provenance.call
         graph = functional_subgraph(module.graph, str(call))
         context = self._within_call(call.fx) if call is not None else self._frame.context
         return self._inline(graph, inputs, self._frame._replace(owner=module, context=context))
@@ -159,7 +161,7 @@ class DynamoInterpreter:
         values = dict(zip((node for node in graph.nodes if node.op == "placeholder"), inputs, strict=True))
         for placeholder, value in values.items():
             if isinstance(value, ir.Value):
-                self._builder.add_readers(value, len(placeholder.users) - 1)
+                self._builder.weights.add_readers(value, len(placeholder.users) - 1)
         with self._within(frame._replace(values=values)):
             self._walk(graph)
             results = self.value_of(graph.output_node().args[0])
@@ -270,11 +272,11 @@ class DynamoInterpreter:
                 raise self._refused(fx, message) from error
             raise
         if "unbacked_bindings" in fx.meta:
-            self._builder.add_symbol_sources(results)
+            self._builder.sizes.add_sources(results)
             self._add_static_sources(val, results)
         if type(results) is ir.Value:
             if symbol is not None:
-                self._builder.set_symbol(symbol, results)
+                self._builder.sizes.add(symbol, results)
             if results.name is None and results.producer() is not None:
                 results.name = fx.name
         return results
@@ -303,7 +305,7 @@ class DynamoInterpreter:
             for axis, (size, dim) in enumerate(zip(tensor.shape, value.shape or (), strict=False)):
                 name = self._symbols.number(size) if isinstance(dim, int) else None
                 if isinstance(name, str):
-                    self._builder.add_symbol_source(ir.SymbolicDim(name), value, axis)
+                    self._builder.sizes.add_source(ir.SymbolicDim(name), value, axis)
 
     def _bind(self, fx: torch.fx.Node, called: Operator) -> tuple[Any, ...]:
         """A node's arguments in schema order, defaults filled in."""
@@ -342,9 +344,9 @@ class DynamoInterpreter:
             return self._convert_alone(call, rules)
 
     def _convert_alone(self, call: FxNode, rules: Sequence[Rule] | None) -> Any:
-        builder = self._builder
-        outer = builder.current, builder.provenance
-        builder.current, builder.provenance = call, self._provenance_of(call.fx, call.location)
+        own = self._builder.provenance
+        outer = own.call, own.current
+        own.call, own.current = call, self._provenance_of(call.fx, call.location)
         try:
             if are_empty(call.outputs):
                 results = self._empty_results(call)
@@ -352,31 +354,31 @@ class DynamoInterpreter:
                     return results
             return self.convert(call) if rules is None else self._convert_by(rules, call)
         finally:
-            builder.current, builder.provenance = outer
+            own.call, own.current = outer
 
     def _provenance_of(self, fx: torch.fx.Node, location: str | None) -> FxProvenance:
         context = self._frame.context
-        scope = self.describer.scope_of(fx) or context.scope
+        scope = self._describer.scope_of(fx) or context.scope
         if location == UNKNOWN_SOURCE:
             location = None
-        call = None if self.module_calls is None else self._module_call(fx)
-        return FxProvenance(self.describer, fx, context, scope, location, call)
+        call = None if self._module_calls is None else self._module_call(fx)
+        return FxProvenance(self._describer, fx, context, scope, location, call)
 
     def _size(self, fx: torch.fx.Node, symbol: str) -> ir.Value | None:
         """The value of a dynamic size, if it is known or can be computed."""
-        builder = self._builder
-        outer = builder.provenance
-        builder.provenance = self._provenance_of(fx, source_location(fx) or self._frame.context.location)
+        own = self._builder.provenance
+        outer = own.current
+        own.current = self._provenance_of(fx, source_location(fx) or self._frame.context.location)
         try:
-            return builder.known_symbol(symbol)
+            return self._builder.sizes.find(symbol)
         finally:
-            builder.provenance = outer
+            own.current = outer
 
     def _module_call(self, fx: torch.fx.Node) -> str | None:
         """The call of a module that a node is part of; ``None`` where that isn't asked for."""
-        if self.module_calls is None:
+        if self._module_calls is None:
             return None
-        return self.module_calls.of(fx.meta.get("nn_module_stack")) or self._frame.context.call
+        return self._module_calls.of(fx.meta.get("nn_module_stack")) or self._frame.context.call
 
     def _within_call(self, fx: torch.fx.Node, decomposed: str | None = None) -> Context:
         """What holds within a graph that stands for an FX node, or that it runs.
@@ -387,7 +389,7 @@ class DynamoInterpreter:
         """
         outer = self._frame.context
         return Context(
-            self.describer.scope_of(fx) or outer.scope,
+            self._describer.scope_of(fx) or outer.scope,
             source_location(fx) or outer.location,
             fx.meta.get("stack_trace") or outer.trace,
             self._module_call(fx),
@@ -415,9 +417,9 @@ class DynamoInterpreter:
         results = []
         for spec in call.outputs:
             assert spec is not None
-            found = [size if isinstance(size, int) else builder.symbol(size) for size in spec.shape]
-            sizes = [size for size in found if size is not None]
-            if len(sizes) < len(found):
+            try:
+                sizes = [builder.size(size) for size in spec.shape]
+            except Unsupported:
                 return None
             zero = builder.const(0, PART_DTYPE.get(spec.dtype, spec.dtype))
             part = builder.op.Expand(zero, builder.vector(sizes))
@@ -451,9 +453,7 @@ class DynamoInterpreter:
                 self._builder.rollback(mark)
                 declined.append(f"{rule.name} declined: {decline.reason or 'no reason given'}")
                 continue
-            if self.applied is not None:
-                self.applied[call.fx] = rule
-            return checked(call, rule, results, self._symbols)
+            return self._checked(call, rule, results)
         if call.derived:
             raise Decline("; ".join(declined) or f"no rule for {call.op_name}")
         return self._without_rule(call, declined)
@@ -488,13 +488,13 @@ class DynamoInterpreter:
                 raise
 
     def _results_of(self, rule: Rule, call: FxNode) -> Any:
-        builder = self._builder
-        outer, builder.package = builder.package, _package_of(rule)
-        provenance = builder.provenance
-        if self._says_rules and isinstance(provenance, FxProvenance):
-            builder.provenance = provenance.by(rule)
+        own = self._builder.provenance
+        outer = own.package, own.current
+        own.package = _package_of(rule)
+        if self._says_rules and isinstance(own.current, FxProvenance):
+            own.current = own.current.by(rule)
         try:
-            return rule.resolve()(builder, call)
+            return rule.resolve()(self._builder, call)
         except Decline:
             raise
         except (MissingRuleError, OutputMismatchError):
@@ -507,7 +507,7 @@ class DynamoInterpreter:
         except Exception as error:
             raise defect(error, call, rule, self._builder.opset) from error
         finally:
-            builder.package, builder.provenance = outer, provenance
+            own.package, own.current = outer
 
     def _without_rule(self, call: FxNode, declined: Sequence[str]) -> Any:
         if call.op_name.startswith(QUANTIZED_PREFIX):
@@ -520,9 +520,7 @@ class DynamoInterpreter:
             if converter is not None:
                 rule = Rule(call.op_name, converter)
                 rule.source = "the hook onnxplug_missing"
-                if self.applied is not None:
-                    self.applied[call.fx] = rule
-                return checked(call, rule, self._apply(rule, call.with_rules(())), self._symbols)
+                return self._checked(call, rule, self._apply(rule, call.with_rules(())))
         return self._missing.stand_ins(call, self._frame.context.decomposing, [*declined, *failures])
 
     def _decompose(self, call: FxNode) -> tuple[Any, list[str]]:
@@ -550,10 +548,14 @@ class DynamoInterpreter:
         results = self._inline(module.graph, [bound[fx] for fx in inputs], inner)
         rule = Rule(call.op_name, function)
         rule.source = "torch's decomposition"
-        if self.applied is not None:
-            self.applied[call.fx] = rule
         single = not isinstance(call.fx.meta.get("val"), list | tuple)
-        return checked(call, rule, results[0] if single else results, self._symbols)
+        return self._checked(call, rule, results[0] if single else results)
+
+    def _checked(self, call: FxNode, rule: Rule, results: Any) -> Any:
+        """What a rule returned for a call, held against what torch says of it."""
+        if self._applied is not None:
+            self._applied[call.fx] = rule
+        return checked(call, rule, results, self._symbols)
 
 
 def _bound_nodes(call: FxNode) -> dict[torch.fx.Node, Any]:

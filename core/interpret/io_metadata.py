@@ -50,7 +50,7 @@ def value_metadata(
     said: dict[ir.Value, dict[str, str]] = {}
     slot_of = dict(_slots(bound, graph, functional))
     for value in (*graph.inputs, *graph.initializers.values()):
-        slot = slot_of.get(builder.root_of(value))
+        slot = slot_of.get(builder.weights.root_of(value))
         if slot is not None:
             kind = slot.kind
             # As torch has it: of a buffer alone it is known.

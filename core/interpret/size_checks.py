@@ -120,7 +120,7 @@ def insert_assertions(graph: ir.Graph, builder: GraphBuilder, messages: Sequence
             expected = g.op.Abs(g.op.Where(holds, g.op.Shape(value), impossible))
             value = g.op.Reshape(value, expected, allowzero=_allowzero(g))
         named[id(value)] = f"check: {message}"
-    nodes = g.live([value])
+    nodes = g.scope.live([value])
     _name(nodes, builder, named)
     value.name, value.type, value.shape = name, kind, shape
     graph.extend(nodes)
@@ -137,7 +137,7 @@ def _name(nodes: Sequence[ir.Node], builder: GraphBuilder, words: Mapping[int, s
         for value in node.outputs:
             value.name = builder.names.unique(f"check_{node.op_type.lower()}")
         name = words.get(id(node.outputs[0]))
-        builder.provenance_of[node] = _CHECK if name is None else Named(_CHECK, name)
+        builder.provenance.of[node] = _CHECK if name is None else Named(_CHECK, name)
 
 
 class _Checks:
@@ -149,18 +149,19 @@ class _Checks:
         by_name = {value.name: value for value in graph.inputs}
         users = [slot for slot in slots if slot.kind is InputKind.USER]
         self._inputs = [(by_name[slot.name], slot) for slot in users]
-        self._g = GraphBuilder(builder.opsets, optimize=False, runtime=builder.runtime)
-        self._g.expressions = builder.expressions
+        self._g = GraphBuilder(
+            builder.opsets, optimize=False, runtime=builder.runtime, expressions=builder.sizes.expressions
+        )
         #: Where each size is read that has a name: it is what others are held against.
         self._first: dict[str, tuple[ir.Value, int]] = {}
         self._made: list[tuple[ir.Value, str]] = []
         for value, slot in self._inputs:
             val = slot.node.meta["val"]
             if isinstance(val, torch.SymInt):
-                self._g.set_symbol(str(self._expr(val)), value)
+                self._g.sizes.add(str(self._expr(val)), value)
             for axis, dim in enumerate(value.shape or ()):
                 if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-                    self._g.add_symbol_source(dim, value, axis)
+                    self._g.sizes.add_source(dim, value, axis)
                     self._first.setdefault(dim.value, (value, axis))
 
     def tensors(self) -> Iterator[tuple[ir.Value, InputSlot]]:
@@ -197,7 +198,7 @@ class _Checks:
         name = str(expr)
         actual = self._g.op.Squeeze(self._g.op.Gather(self._g.op.Shape(value), [axis]), [0])
         if expr.is_Symbol and self._first.get(name) != (value, axis):
-            return self._g.symbol(name), name
+            return self._g.sizes.require(name), name
         if not expr.is_Symbol:
             return self._stated(name, expr, "size"), name
         limits = self._ranges.get(name)
@@ -213,7 +214,7 @@ class _Checks:
 
     def _stated(self, text: str, expr: Any, kind: str) -> ir.Value:
         try:
-            found: ir.Value = getattr(SizeComputer(self._g), kind)(expr)
+            found: ir.Value = getattr(SizeComputer(self._g, self._g.sizes.require), kind)(expr)
         except Unsupported as error:
             raise UsageError(
                 f"checks=True can't state {text} in ONNX: {error.message}", hint="Export without checks."
@@ -230,7 +231,7 @@ class _Checks:
 
     def insert(self) -> None:
         """Puts the nodes that the checks need before all others."""
-        nodes = self._g.live([value for value, _ in self._made])
+        nodes = self._g.scope.live([value for value, _ in self._made])
         _name(nodes, self._builder, {id(value): name for value, name in self._made})
         if len(self._graph):
             self._graph.insert_before(self._graph[0], nodes)

@@ -184,8 +184,8 @@ class _Run:
         if shared is None:
             shared = self._shared[id(graph)] = _Shared(graph)
         firing = _Firing(shared)
-        provenance = Rewritten(g.provenance_of.get(node, NOWHERE), rewrite.name)
-        with g.nested(scope=firing), g.converting(None, provenance):
+        provenance = Rewritten(g.provenance.of.get(node, NOWHERE), rewrite.name)
+        with g.scope.nested(scope=firing), g.provenance.converting(None, provenance):
             mark = g.mark()
             try:
                 result = rewrite.apply(g, node)
@@ -194,7 +194,7 @@ class _Run:
                         g.rollback(mark)
                     return None
                 replaced = _checked(node, result, rewrite)
-                new_nodes = g.live(replaced.values())
+                new_nodes = g.scope.live(replaced.values())
             except ConversionError:
                 raise
             except Exception as error:
@@ -206,7 +206,7 @@ class _Run:
         shared.keep(firing)
         if graph is not self.graph:
             # Nodes outside of a branch or body can't read a size that was computed in it.
-            g.forget_sizes(value for made_node in new_nodes for value in made_node.outputs)
+            g.sizes.forget(value for made_node in new_nodes for value in made_node.outputs)
         return [*new_nodes, *self._replace(graph, replaced, provenance)]
 
     def _replace(self, graph: ir.Graph, replaced: Replaced, provenance: Rewritten) -> list[ir.Node]:
@@ -242,8 +242,8 @@ class _Run:
             detach(dead)
             graph.remove(dead)
             self._removed.append(dead)
-            provenance.replaced.append((dead.op_type, self.g.provenance_of.get(dead, NOWHERE)))
-            self.g.forget_sizes(dead.outputs)
+            provenance.replaced.append((dead.op_type, self.g.provenance.of.get(dead, NOWHERE)))
+            self.g.sizes.forget(dead.outputs)
             pending.extend(n for n in before if n is not None)
         return consumers
 
@@ -261,7 +261,7 @@ class _Run:
         assert producer is not None
         copy = ir.Value(type=old.type, shape=old.shape)
         node = ir.Node("", "Identity", [new], outputs=[copy])
-        self.g.provenance_of[node] = self.g.provenance_of.get(producer, NOWHERE)
+        self.g.provenance.of[node] = self.g.provenance.of.get(producer, NOWHERE)
         graph.insert_before(producer, [node])
         return copy
 

@@ -223,7 +223,7 @@ def gather_by_range(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     start, end, step = made.inputs
     first, by = g.constant(start), g.constant(step)
     upwards = by is not None and by > 0
-    if upwards and (g.never_negative(start) if first is None else first >= 0):
+    if upwards and (g.sizes.never_negative(start) if first is None else first >= 0):
         return None
     places = g.op.Neg(g.op.Range(g.op.Neg(start), g.op.Neg(end), g.op.Neg(step)))
     result: ir.Value = g.op.Gather(node.inputs[0], places, axis=int_attribute(node, "axis", 0))

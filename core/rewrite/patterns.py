@@ -42,7 +42,7 @@ def transposed_weight(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         return None
     rank = len(weight.shape or ())
     perm = tuple(node.attributes["perm"].as_ints() if "perm" in node.attributes else range(rank)[::-1])
-    return g.permuted(weight, perm)
+    return g.weights.permuted(weight, perm)
 
 
 def _product_of_rank_2(node: ir.Node) -> bool:

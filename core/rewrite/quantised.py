@@ -306,7 +306,7 @@ def output_apart_from_quantisation(g: GraphBuilder, node: ir.Node) -> Mapping[ir
     while pending and len(seen) <= _MOST_NODES:
         for reader in consumers(pending.pop().outputs[0]):
             if is_op(reader, "QuantizeLinear"):
-                return {value: g.identity(value)}
+                return {value: g.scope.identity(value)}
             if reader not in seen and reader.graph is node.graph:
                 seen.add(reader)
                 pending.append(reader)

@@ -59,14 +59,12 @@ def _combined(how: Callable[[Pair, Pair], Pair], x: Pair, y: Pair) -> Pair:
 
 
 def graph_of(expr: Any, optimize: bool) -> bytes:
-    g = GraphBuilder({"": 21}, optimize=optimize)
+    g = GraphBuilder({"": 21}, optimize=optimize, expressions={str(expr): expr})
     inputs = [ir.Value(name=n, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])) for n in "abs"]
     for value in inputs:
-        g.set_symbol(str(value.name), value)
-    g.expressions = {str(expr): expr}
-    found = g.symbol(str(expr))
-    assert found is not None
-    assert g.symbol(str(expr)) is found
+        g.sizes.add(str(value.name), value)
+    found = g.size(ir.SymbolicDim(str(expr)))
+    assert g.size(ir.SymbolicDim(str(expr))) is found
     return ir.to_proto(finish(g, *assemble(g, inputs, [("result", g.op.Identity(found))], {}))).SerializeToString()
 
 
@@ -135,9 +133,7 @@ def test_every_function_of_sizes(expr: Any, function: Callable[[int, int, int], 
 
 
 def test_a_size_that_nothing_holds_is_named() -> None:
-    g = GraphBuilder({"": 21})
-    g.expressions = {"2*q": 2 * sympy.Symbol("q", integer=True)}
-    assert g.symbol("2*q") is None
+    g = GraphBuilder({"": 21}, expressions={"2*q": 2 * sympy.Symbol("q", integer=True)})
     with pytest.raises(Unsupported, match="no value in the graph has the dynamic size 'q'"):
         g.size(ir.SymbolicDim("2*q"))
 

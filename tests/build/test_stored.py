@@ -57,7 +57,7 @@ def test_a_weight_that_the_model_returns_in_another_form_keeps_its_name() -> Non
             return x * self.weight.t()
 
     def t(g: onnxplug.GraphBuilder, node: onnxplug.FxNode) -> object:
-        return g.permuted(node.args[0], (1, 0))
+        return g.weights.permuted(node.args[0], (1, 0))
 
     model = Model()
     program = onnxplug.to_onnx(model, (torch.randn(4, 3),), rules=[onnxplug.Rule("aten::t.default", t)])
@@ -81,7 +81,7 @@ def test_a_large_copy_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         x, weight = node.args
         twice = g.derive(weight, doubled, "doubled", form="doubled")
         assert g.is_weight(twice)
-        turned = g.permuted(g.derive(twice, lambda t: t + 1, "more", form="more"), (1, 0))
+        turned = g.weights.permuted(g.derive(twice, lambda t: t + 1, "more", form="more"), (1, 0))
         return g.op.Mul(g.op.Add(x, twice), g.op.Transpose(turned, perm=[1, 0]))
 
     class Model(torch.nn.Module):

@@ -307,7 +307,7 @@ def test_a_write_in_a_branch_is_not_dropped() -> None:
     inner = torch.fx.symbolic_trace(lambda y: torch.ops.aten.add_.Tensor(y, 1))
 
     def converter(g: Any, node: Any) -> Any:
-        return g.inline(inner, [node.args[0]])[0]
+        return g.interpreter.inline(inner, [node.args[0]])[0]
 
     with pytest.raises(onnxplug.ConversionError, match="writes its inputs in place"):
         onnxplug.to_onnx(lambda x: x.sin(), (X,), rules=[onnxplug.Rule("aten::sin", converter)])

@@ -171,7 +171,7 @@ def test_a_call_that_no_rule_takes_declines() -> None:
 
     def asks(g: Any, node: Any) -> Any:
         call = node.as_operator("calls::nobody")
-        assert not g.has_rule(call)
+        assert not g.interpreter.has_rule(call)
         return g.convert(call)
 
     program = check(lambda x: x.sin(), X, rules=[Rule("aten::sin", asks)])
@@ -197,7 +197,7 @@ def test_the_value_of_another_node() -> None:
     def of_the_source(g: Any, node: Any) -> Any:
         source = node.fx.args[0]
         assert source.target is torch.ops.aten.neg.default
-        (inner,) = g.value_of(source.args)
+        (inner,) = g.interpreter.value_of(source.args)
         return g.op.Exp(g.op.Neg(inner))
 
     check(lambda x: (-x).exp(), X, rules=[Rule("aten::exp", of_the_source)])

@@ -38,7 +38,7 @@ def linear(g: Any, node: Any) -> Any:
     x, _, bias = node.args
     weight = node.fx.args[1]
     names = ("input", "scale", "zero_point")
-    levels, scale, zero = (g.value_of(_argument(weight, name)) for name in names)
+    levels, scale, zero = (g.interpreter.value_of(_argument(weight, name)) for name in names)
     block = _argument(weight, "block_size")
     stored = [g.stored(v) for v in (levels, scale) if v is not None]
     if x.dtype not in _KERNELS or node.dtype != x.dtype or scale.dtype != x.dtype:
