@@ -72,7 +72,7 @@ _HOME = {
 #: Subpackages that are public by themselves.
 _MODULES = ("compat", "reference")
 
-__all__ = ["__version__", *sorted({*_HOME, *public_names()} - {*_MODULES})]
+__all__ = ["__version__", *sorted({*_HOME, *public_names()})]
 
 if TYPE_CHECKING:
     from onnxplug_tools.diagnosis.bisect import bisect as bisect

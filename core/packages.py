@@ -62,6 +62,6 @@ def distribution_of(name: str) -> str:
 
 
 def public_names() -> list[str]:
-    """The keys that are names of ``onnxplug`` itself, of packages that are installed."""
-    installed = [name for name in PACKAGES if find_spec(distribution_of(name).replace("-", "_")) is not None]
-    return [name for name in installed if name.isidentifier()]
+    """The keys that are names of ``onnxplug`` itself and no modules, of packages that are installed."""
+    names = [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place]
+    return [name for name in names if find_spec(distribution_of(name).replace("-", "_")) is not None]

@@ -148,7 +148,9 @@ class GraphBuilder:
             values.pop()
         if spec.has_schema:
             check_node(spec, values, outputs)
-        if self._has_kernels or (spec.no_bfloat16 and _any_bfloat16(values)):
+        if self._has_kernels or (
+            spec.no_bfloat16 and any(v is not None and v.dtype == ir.DataType.BFLOAT16 for v in values)
+        ):
             widened = self._widening.emit(spec, values, attributes, outputs)
             if widened is not None:
                 return widened
@@ -189,11 +191,10 @@ class GraphBuilder:
 
     def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
         """A value that holds the result already, or is the constant that it is; ``None`` where a node must compute it."""
-        if self.events is None:
-            return self._simplified(spec, values, raw)
-        started = time.perf_counter_ns()
+        started = time.perf_counter_ns() if self.events is not None else 0
         found = self._simplified(spec, values, raw)
-        self.events.count("part", "simplification and folding", started)
+        if self.events is not None:
+            self.events.count("part", "simplification and folding", started)
         return found
 
     def _simplified(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
@@ -203,9 +204,8 @@ class GraphBuilder:
                 return found
         if spec.fold is None:
             return None
-        for value in values:
-            if value is not None and value.const_value is None:
-                return None
+        if any(value is not None and value.const_value is None for value in values):
+            return None
         folded = self._folded(spec, values, raw)
         if self.events is not None:
             self.events.count("fold", spec.op_type, hit=folded is not None)
@@ -230,7 +230,7 @@ class GraphBuilder:
         key: Any,
     ) -> Any:
         if spec.input_types:
-            check_dtypes(spec, values, self._is_stored)
+            check_dtypes(spec, values, lambda value: value.const_value is not None or self.is_weight(value))
         # Nothing is inferred from an attribute that is known at a function's call alone.
         inferred = self._infer(spec, values, attrs, raw, outputs) if raw is not None else []
         results = []
@@ -252,9 +252,6 @@ class GraphBuilder:
         answer = tuple(node.outputs)
         self.scope.innermost.add(node, key, answer)
         return answer[0] if outputs == 1 else answer
-
-    def _is_stored(self, value: Value) -> bool:
-        return value.const_value is not None or self.is_weight(value)
 
     def _infer(
         self,
@@ -442,8 +439,7 @@ class GraphBuilder:
             if isinstance(size, int):
                 pending.append(int(size))
                 continue
-            if not isinstance(size, Value):
-                size = self.sizes.require(size)
+            size = size if isinstance(size, Value) else self.sizes.require(size)
             constant = self.constant(size)
             if constant is not None and constant.size == 1:
                 pending.append(int(constant.reshape(())))
@@ -602,7 +598,3 @@ class GraphBuilder:
         self.scope.innermost.rollback(nodes)
         self.sizes.undo(sizes)
         self._domains.undo(domains)
-
-
-def _any_bfloat16(values: Sequence[Value | None]) -> bool:
-    return ir.DataType.BFLOAT16 in [v.dtype for v in values if v is not None]

@@ -408,7 +408,11 @@ def _refusal_may_be_handled(frame: FrameType | None) -> bool:
                 return True
         # The strict mode's interpreter, known by its class: Dynamo's lazy variables make a tensor when an attribute is read.
         is_interpreter = any(kind.__name__ == "InstructionTranslatorBase" for kind in type(running).__mro__)
-        if is_interpreter and getattr(running.current_instruction, "exn_tab_entry", None) is not None:
+        if (
+            running is not None
+            and is_interpreter
+            and getattr(running.current_instruction, "exn_tab_entry", None) is not None
+        ):
             return True
         frame = frame.f_back
     return False

@@ -210,10 +210,10 @@ def _bounds_of_operators(
 def _ends(condition: Condition, hints: Mapping[Any, Any], ranges: Ranges) -> list[Condition]:
     """A condition as bounds of one size; none where it is not the same as these, or of several sizes."""
     expr = condition.expr
-    symbol = next(iter(expr.free_symbols)) if len(expr.free_symbols) == 1 else None
-    if symbol not in hints or isinstance(expr, sympy.Ne) or ranges[symbol][0] is None:
+    symbol: Any = next(iter(expr.free_symbols)) if len(expr.free_symbols) == 1 else None
+    low, high = ranges.get(symbol, (None, None))
+    if symbol is None or symbol not in hints or isinstance(expr, sympy.Ne) or low is None:
         return []  # a number that may be negative has no such bound
-    low, high = ranges[symbol]
     example, end = int(hints[symbol]), _LARGE if high is None else high
     least = _first(lambda n: contradicted(expr, {symbol: (low, example - n - 1)}), example - low)
     most = _first(lambda n: contradicted(expr, {symbol: (example + n + 1, high)}), end - example)
@@ -416,7 +416,8 @@ def warning_text(condition: Condition, names: Mapping[str, str]) -> str:
 
 def bound_warnings(bounds: Iterable[Condition], names: Mapping[str, str]) -> list[str]:
     """What to say of bounds that Python code has: one warning each in the user's own code, one for all of installed packages."""
-    own, installed = [], []
+    own: list[Condition] = []
+    installed: list[Condition] = []
     for bound in bounds:
         if bound.of_code:
             (own if is_own(bound.place) else installed).append(bound)

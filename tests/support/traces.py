@@ -1,54 +1,94 @@
-"""The Trace Event Format."""
+"""Captured programs, compared node for node."""
 
 from __future__ import annotations
 
+import re
+import warnings
+from collections.abc import Callable
 from typing import Any
 
-from onnxplug.observers import KINDS
+import torch
+from torch import nn
 
-#: Of the Trace Event Format, for the phases that are used: key to its type. All are required.
-EVENTS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "X": {
-        "name": str,
-        "cat": str,
-        "ph": str,
-        "ts": (int, float),
-        "dur": (int, float),
-        "pid": int,
-        "tid": int,
-        "args": dict,
-    },
-    "M": {"name": str, "ph": str, "ts": (int, float), "pid": int, "tid": int, "args": dict},
-}
+from onnxplug.capture.capture import capture
+from onnxplug.capture.signature import Captured
+from onnxplug.capture.size_guards import is_own
+from onnxplug.torch_private import is_transformed
 
 
-def check_trace(found: Any) -> list[dict[str, Any]]:
-    """Holds an object to the format; returns its complete events."""
-    assert set(found) == {"traceEvents", "displayTimeUnit", "otherData"}
-    assert found["displayTimeUnit"] in ("ms", "ns")
-    complete = []
-    for event in found["traceEvents"]:
-        fields = EVENTS[event["ph"]]
-        assert event.keys() == fields.keys()
-        for key, kind in fields.items():
-            assert isinstance(event[key], kind), (key, event)
-            assert not isinstance(event[key], bool)
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "thread_name")
-            assert isinstance(event["args"]["name"], str)
-        else:
-            assert event["ts"] >= 0
-            assert event["dur"] >= 0
-            assert event["cat"] in KINDS
-            complete.append(event)
-    # One thread's events lie within each other or apart: sorted by their beginning, each ends before the open one does.
-    assert len({(event["pid"], event["tid"]) for event in complete}) <= 1
-    assert [event["ts"] for event in complete] == sorted(event["ts"] for event in complete)
-    ends: list[float] = []
-    for event in complete:
-        while ends and ends[-1] <= event["ts"]:
-            ends.pop()
-        end = event["ts"] + event["dur"]
-        assert not ends or end <= ends[-1] + 1e-3, event  # times are in microseconds, measured in nanoseconds
-        ends.append(end)
-    return complete
+def is_layout_of_torch(node: torch.fx.Node) -> bool:
+    """A copy into another memory layout, which torch 2.15 makes in one of two equal layers.
+
+    With symbolic sizes that may be 0 or 1, its first scaled_dot_product_attention has a result of other strides than a later one of
+    equal inputs, so that ``contiguous`` is a node after the first alone, in a whole trace too.
+    """
+    return torch.__version__ >= "2.15" and node.target is torch.ops.aten.contiguous.default
+
+
+def lines(program: torch.export.ExportedProgram) -> list[Any]:
+    """Every node with all that it bears; nodes are numbers, for their names count intermediate results that are gone."""
+    nodes_that_count = [node for node in program.graph.nodes if not is_layout_of_torch(node)]
+    numbers = {node.name: f"%{i}" for i, node in enumerate(nodes_that_count)}
+    for node in program.graph.nodes:
+        if is_layout_of_torch(node):
+            numbers[node.name] = numbers[node.args[0].name]
+    memories: dict[int, int] = {}
+
+    def numbered(value: Any) -> str:
+        return re.sub(r"\b[A-Za-z_]\w*\b", lambda m: numbers.get(m[0], m[0]), str(value))
+
+    def noted(value: Any) -> str:
+        return re.sub(r"<eval_with_key>\.\d+", "<eval_with_key>", str(value))
+
+    def kinds(value: Any) -> Any:
+        """Sizes, strides, offset and dtype, and which other tensors share the memory."""
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_transformed(value):
+            memory = memories.setdefault(value.untyped_storage()._cdata, len(memories))
+            return str((value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, memory))
+        return [kinds(v) for v in value] if isinstance(value, tuple | list) else str(value)
+
+    notes = ("nn_module_stack", "stack_trace", "torch_fn", "tensor_meta")
+    nodes = [
+        (
+            n.op,
+            str(n.target) if n.op == "call_function" else "",
+            numbered((n.args, n.kwargs)),
+            kinds(n.meta.get("val")),
+            *(noted(n.meta.get(note)) for note in notes),
+            sorted(n.meta),
+        )
+        for n in nodes_that_count
+    ]
+    return [*nodes, numbered(program.graph_signature), str(program.range_constraints)]
+
+
+def captured(make: Callable[[], nn.Module], args: Any, repeats: bool, **options: Any) -> tuple[Captured, list[str]]:
+    """A model captured, with the warnings that it gave."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = capture(make(), args, repeats=repeats, **options)
+    return found, [str(w.message) for w in caught]
+
+
+def both(make: Callable[[], nn.Module], *args: Any, **options: Any) -> Captured:
+    """Captures a model with each call traced, and with equal calls repeated; compares everything that the two programs bear.
+
+    Args:
+        make: Makes the model, anew for each capture.
+        args: Its inputs.
+        options: Of :func:`~onnxplug.capture.capture.capture`.
+
+    Returns:
+        The capture in which calls were repeated.
+    """
+    whole, warned = captured(make, args, False, **options)
+    found, warned_too = captured(make, args, True, **options)
+    assert whole.repeated == 0
+    for line, other in zip(lines(found.program), lines(whole.program), strict=True):
+        assert line == other
+    assert found.conditions == whole.conditions
+    # torch asks by itself whether memory is empty, whose size it may write in two ways.
+    assert [c for c in found.assumptions if is_own(c.place)] == [c for c in whole.assumptions if is_own(c.place)]
+    assert warned_too == warned
+    return found

@@ -14,7 +14,7 @@ from onnxplug_tools.report.observer import ReportWarning
 import onnxplug
 from onnxplug import MissingRuleError, SaveError
 from onnxplug.torch_onnx.request import ExportWarning
-from tests.support.traces import check_trace
+from tests.support.trace_events import check_trace
 from tests.torch_onnx.test_export import Capped, X, files, net
 
 

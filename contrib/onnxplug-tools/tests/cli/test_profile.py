@@ -9,7 +9,7 @@ import pytest
 
 from onnxplug.cli.app import run
 from onnxplug.cli.profile import with_value
-from tests.support.traces import check_trace
+from tests.support.trace_events import check_trace
 
 MODEL = """
 import torch

@@ -16,7 +16,7 @@ from onnxplug_tools.profiling.profile import Profile
 import onnxplug
 from onnxplug import SaveError
 from onnxplug.observers import span
-from tests.support.traces import check_trace
+from tests.support.trace_events import check_trace
 
 
 def test_of_an_export(tmp_path: Path) -> None:
