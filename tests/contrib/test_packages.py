@@ -59,7 +59,7 @@ print({{"torch", "torchvision", "torch_geometric", "transformers", "onnx_ir", "o
 @pytest.mark.parametrize("name", PACKAGES)
 def test_package_brings_its_tests(name: str) -> None:
     """Run by contrib/conftest.py; those of a plugin with samples go through them."""
-    texts = [path.read_text(encoding="utf-8") for path in (CONTRIB / name / "tests").glob("test_*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in (CONTRIB / name / "tests").rglob("test_*.py")]
     assert any("def test_" in text for text in texts)
     is_plugin = "onnxplug" in project(name)["project"]["entry-points"]
     if name in PLAIN and is_plugin and plugged(name)[1].samples():
