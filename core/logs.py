@@ -8,8 +8,9 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from typing import Any
+
+from onnxplug.warn import warn
 
 VARIABLE = "ONNXPLUG_LOG"
 ROOT = "onnxplug"
@@ -68,7 +69,7 @@ def configure() -> None:
     try:
         levels = parse(text or "")
     except ValueError as error:
-        warnings.warn(f"{VARIABLE}={text!r} is ignored: {error}", LogSettingWarning, stacklevel=3)
+        warn(f"{VARIABLE}={text!r} is ignored: {error}", LogSettingWarning)
         levels = {}
     root = logging.getLogger(ROOT)
     if before is not None or levels:

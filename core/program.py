@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from onnxplug.run.verify import verify_program
 from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import pytree
+from onnxplug.warn import warn
 
 if TYPE_CHECKING:
     import onnx
@@ -417,7 +417,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             raise UsageError("weights= can't be given together with include_initializers=False, which leaves them out")
         found, unexpected = self._replacements(weights, strict) if weights is not None else ({}, [])
         if unexpected:
-            warnings.warn(f"the model has no weights {named(unexpected)}, which are left out", stacklevel=2)
+            warn(f"the model has no weights {named(unexpected)}, which are left out")
         about = {"file": os.fspath(destination)} if isinstance(destination, str | os.PathLike) else {}
         with self._stage("saving", "save", about) as work, collection_held(), reporting(progress) as told:
             save_model(

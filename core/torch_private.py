@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-import warnings
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxplug.errors import OnnxplugError
+from onnxplug.warn import warn
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey as DispatchKey
@@ -265,9 +265,7 @@ def warn_if_untested(version: str) -> None:
         version: ``torch.__version__``.
     """
     if _release(version) > _release(TESTED[1]):
-        warnings.warn(
-            f"torch {version} is newer than those that onnxplug is tested with, {' to '.join(TESTED)}", stacklevel=4
-        )
+        warn(f"torch {version} is newer than those that onnxplug is tested with, {' to '.join(TESTED)}")
 
 
 def _release(version: str) -> list[int]:

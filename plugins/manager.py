@@ -6,7 +6,6 @@ import functools
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
@@ -46,6 +45,7 @@ from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object, object_of
 from onnxplug.registry.target import checked_names, closeness
 from onnxplug.text import did_you_mean, type_with_article
+from onnxplug.warn import warn
 
 #: Hooks of the builtin plugin that import the converters.
 _TABLES = ("onnxplug_rules", "onnxplug_decompositions")
@@ -193,21 +193,19 @@ class PluginManager:
                 self._results[hook] = [(r, v) for r, v in self._results[hook] if r is not record]
             record.status = "failed"
             record.error = "".join(traceback.format_exception(error)).strip()
-            warnings.warn(
+            warn(
                 f"the plugin {record.name} of {record.distribution} {record.version} is not used: "
                 f"{type(error).__name__}: {error}",
                 PluginWarning,
-                stacklevel=5,
             )
         else:
             seen[id(plugin)] = f"{record.distribution}:{record.name}"
             record.status = "loaded"
             for problem in unmet(record.requires):
-                warnings.warn(
+                warn(
                     f"the plugin {record.name} of {record.distribution} {record.version} is used and may fail: it asks for "
                     f"{problem}",
                     PluginWarning,
-                    stacklevel=5,
                 )
         finally:
             record.seconds = time.perf_counter() - started
@@ -488,7 +486,7 @@ class PluginManager:
                 self._host.subset_hook_caller("onnxplug_commands", others)(app=app)
             except Exception as error:
                 text = f"the commands of the plugin {name} can't be read: {type(error).__name__}: {error}"
-                warnings.warn(text, PluginWarning, stacklevel=2)
+                warn(text, PluginWarning)
 
     def explain_missing(self, namespace: str) -> str | None:
         """Why no rule for a namespace is there: the plugin that seems to claim it is broken or left out."""

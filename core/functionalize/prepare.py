@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.text import type_with_article, with_article
 from onnxplug.torch_private import DispatchKey, is_alias_of, is_traceable_wrapper_subclass, pytree
+from onnxplug.warn import warn
 
 _MUTATIONS = (TorchOutput.BUFFER_MUTATION, TorchOutput.USER_INPUT_MUTATION)
 _STATE = {
@@ -128,11 +128,10 @@ def _note_conditions(captured: Captured, functional: Functionalized) -> None:
         condition = Condition(expr, place, fixed=False)
         captured.conditions.append(condition)
         where = f" at {place}" if place else ""
-        warnings.warn(
+        warn(
             f"the exported model is right only where {condition.text(captured.dim_names)}: whether {node.target}{where} gives a "
             "view or a copy depends on it, and one of the two tensors is written later. Call .clone() there, or declare the range "
-            "(torch.export.Dim(name, min=2)).",
-            stacklevel=2,
+            "(torch.export.Dim(name, min=2))."
         )
 
 
@@ -148,10 +147,9 @@ def _warn_of_shared_inputs(captured: Captured, functional: FunctionalGraph) -> N
     for name in given.keys() & written:
         for other in given.keys() - {name}:
             if is_alias_of(given[name], given[other]):
-                warnings.warn(
+                warn(
                     f"the model writes its input {name!r}, which shares memory with {other!r} in the example; the exported model "
-                    "takes them for separate tensors. Give separate ones, or leave one of the inputs away.",
-                    stacklevel=3,
+                    "takes them for separate tensors. Give separate ones, or leave one of the inputs away."
                 )
                 return
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from typing import Any
 
 import onnx_ir as ir
@@ -18,6 +17,7 @@ from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.registry import RuleWarning
 from onnxplug.registry.rule import Rule
 from onnxplug.text import counted, type_with_article
+from onnxplug.warn import warn
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -56,11 +56,10 @@ def _checked_list(call: FxNode, rule: Rule, results: Any, vals: list[Any], symbo
         raise _mismatch(call, rule, f"returned {got} where torch has {counted(len(specs), 'result')}")
     if isinstance(results, list | tuple) and len(_leaves(results)) < len(specs) and rule.source != PROJECT_NAME:
         source = f" of {rule.source}" if rule.source else ""
-        warnings.warn(
+        warn(
             f"rule {rule.name}{source} for {call.op_name} returned {counted(len(results), 'result')} where torch has "
             f"{len(specs)}; nothing here reads the others (at {call.location})",
             RuleWarning,
-            stacklevel=2,
         )
     if len(results) > len(specs):
         raise _mismatch(call, rule, f"returned {counted(len(results), 'result')} where torch has {len(specs)}")
@@ -142,11 +141,10 @@ def _warn_of_constant(call: FxNode, got: Any, number: int, symbols: SymbolNames)
     if got.value not in symbols.expressions or (got.value, number) in symbols.constants:
         return
     symbols.constants.add((got.value, number))
-    warnings.warn(
+    warn(
         f"the exported model is right only where {got.value} == {number}: torch takes the size for this number from "
         f"{call.location} on, as with the example inputs. Give example inputs of other sizes.",
         UserWarning,
-        stacklevel=2,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,6 +14,7 @@ from onnxplug.errors import PluginError, RuleConflictError, UsageError
 from onnxplug.registry.names import packet_of
 from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import Target, closeness, intersect, with_outer
+from onnxplug.warn import warn
 
 
 class RuleWarning(UserWarning):
@@ -112,11 +112,10 @@ class OnnxRegistry:
 
     def _refuse(self, rule: Rule) -> None:
         self.refused.append(rule)
-        warnings.warn(
+        warn(
             f"the rule {rule.name} of {rule.source or 'a plugin'} for {rule.op} is ignored: onnxplug translates that "
             "operator itself. A rule that is meant to replace a builtin one says so: Rule(..., override=True).",
             RuleWarning,
-            stacklevel=4,
         )
 
     def _check_duplicates(self) -> None:

@@ -21,7 +21,6 @@ import io
 import os
 import shutil
 import stat
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,6 +46,7 @@ from onnxplug.run.data_files import (
 from onnxplug.run.files import flush, flush_folder, staged
 from onnxplug.run.protobuf import content, pieces
 from onnxplug.run.weights import SOURCE, check_numbers
+from onnxplug.warn import warn
 
 _LOGGER = logs.logger("save")
 #: Called with the bytes that are written so far, and those that will be.
@@ -220,9 +220,8 @@ def check_destination(destination: Any, size: int = 0) -> Path:
 def _warn_of_distant_link(destination: Any, path: Path) -> None:
     given = Path(os.fsdecode(os.fspath(destination)))
     if os.path.realpath(given.parent) != str(path.parent):
-        warnings.warn(
-            f"{given} is a link to {path}, and its weights are in the folder of {path}: ONNX Runtime loads it by that name only",
-            stacklevel=4,
+        warn(
+            f"{given} is a link to {path}, and its weights are in the folder of {path}: ONNX Runtime loads it by that name only"
         )
 
 

@@ -6,7 +6,6 @@ import ctypes
 import re
 import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from onnxplug.run.plugin_runtime import plugin_host
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 from onnxplug.run.weights import check_numbers
 from onnxplug.text import in_a_line
+from onnxplug.warn import warn
 
 _LOGGER = logs.logger("run")
 
@@ -192,7 +192,7 @@ class Runner:
             raise self._nothing_runs(error, reason, host) from (reason or error)
         _LOGGER.debug("%s runs the model: %s", self.runtime, reason if reason is not None else "it was asked to")
         if reason is not None and lacks_kernel(reason):
-            warnings.warn(f"{_no_kernel_text(reason)}: {self.runtime} ran the model instead", stacklevel=4)
+            warn(f"{_no_kernel_text(reason)}: {self.runtime} ran the model instead")
 
     def _nothing_runs(self, error: EvaluationError, reason: Exception | None, host: RuntimeHost) -> VerificationError:
         """The error for a model that no evaluator takes: what plugins lack where that is the cause, else what these say."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -27,6 +26,7 @@ from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers
 from onnxplug.text import counted
 from onnxplug.torch_private import pytree
+from onnxplug.warn import warn
 
 
 class Verifiable(Protocol):
@@ -216,9 +216,8 @@ def _verify(
                 _LOGGER.debug("other sizes are drawn, PyTorch rejects %s", report.skipped[-1])
         else:
             why = f"; the last one: {report.skipped[-1]}" if len(report.skipped) > tried else ""
-            warnings.warn(
-                f"verification: nothing was compared for seed {seed}, none of {ATTEMPTS} draws of sizes fits the model{why}",
-                stacklevel=5,
+            warn(
+                f"verification: nothing was compared for seed {seed}, none of {ATTEMPTS} draws of sizes fits the model{why}"
             )
     return report
 
