@@ -169,7 +169,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         scope="attempt",
         target="torch.fx.experimental.symbolic_shapes.ShapeEnv.produce_guards_verbose",
         why="torch refuses a named dimension for what the model asks of it; size_guards decides that afterwards.",
-        test="tests/capture/test_guards.py",
+        test="tests/capture/test_guards.py::test_a_branch_narrows_the_range_of_a_named_dimension[None]",
         enter=lambda trace: any_size_is_accepted(),
     ),
     TorchPatch(

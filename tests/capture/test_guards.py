@@ -283,3 +283,18 @@ def test_a_text_that_is_only_printed_says_nothing() -> None:
         warnings.simplefilter("error")
         program = onnxplug.to_onnx(printing, (torch.randn(B, N),), dynamic_shapes=({1: "n"},))
     same(printing, program, B, 9)
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_branch_narrows_the_range_of_a_named_dimension(strict: bool | None) -> None:
+    """torch refuses ``Dim("n", min=2, max=64)`` where the model's code asks for more; here the bound is applied and said."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 3 else x
+
+    shapes = ({0: Dim("n", min=2, max=64)},)
+    with pytest.warns(UserWarning, match="right only where n >= 4"):
+        program = onnxplug.to_onnx(model, (torch.randn(8, 2),), dynamic_shapes=shapes, strict=strict)
+    x = torch.randn(5, 2)
+    assert torch.equal(program(x)[0], model(x))
+    assert min(case.sizes["n"] for case in program.verify().cases) >= 4

@@ -199,13 +199,7 @@ def test_the_tests_of_the_patches_are_there() -> None:
     assert pytest_of("--collect-only", *(patch.test for patch in PATCHES)) == pytest.ExitCode.OK
 
 
-UNSHOWN = pytest.mark.xfail(strict=True, reason="no test of its own shows yet that torch refuses the named dimension")
-
-
-@pytest.mark.parametrize(
-    "patch",
-    [pytest.param(p, id=p.name, marks=[LONG, *([UNSHOWN] if p.name == "constraints" else [])]) for p in PATCHES],
-)
+@pytest.mark.parametrize("patch", [pytest.param(patch, id=patch.name, marks=LONG) for patch in PATCHES])
 def test_a_patch_is_needed(patch: Any) -> None:
     assert pytest_of(patch.test) == pytest.ExitCode.OK
     assert pytest_of(patch.test, **{VARIABLE: patch.name}) == pytest.ExitCode.TESTS_FAILED
