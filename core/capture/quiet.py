@@ -16,7 +16,10 @@ from onnxplug.torch_private import export_trace
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """While it holds, torch logs, warns of and prints nothing. Other loggers and standard error are as they are."""
+    """While it holds, torch logs, warns of and prints nothing. Other loggers and standard error are as they are.
+
+    Not held back is the structured trace, which torch shows nobody and reads itself in ``torch.export.draft_export``.
+    """
     with ONE_AT_A_TIME, warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         for logger in _loggers():
@@ -29,7 +32,11 @@ def quiet() -> Iterator[None]:
 
 def _loggers() -> list[logging.Logger]:
     named = logging.root.manager.loggerDict.items()
-    return [logger for name, logger in named if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch"]
+    return [
+        logger
+        for name, logger in named
+        if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch" and name != "torch.__trace"
+    ]
 
 
 def _print_nothing(*values: Any, **options: Any) -> None:

@@ -131,7 +131,7 @@ def test_a_wrong_rewrite_of_a_plugin(folder: Path) -> None:
     assert "at fault: the rewrite careless" in printed
     assert "1 of 5 operators left" in printed
     assert "note:" not in printed
-    assert "plugins=['shop'" in (folder / "bisected" / "reproduce.py").read_text(encoding="utf-8")
+    assert "'shop'" in (folder / "bisected" / "reproduce.py").read_text(encoding="utf-8")
     printed = run_python(
         folder, "-m", "onnxplug", "bisect", "bisected_model.py:good", "--no-plugin", "shop", "-o", "other"
     )
