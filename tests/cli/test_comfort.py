@@ -73,6 +73,8 @@ def test_short_form_of_help(command: list[str], capsys: pytest.CaptureFixture[st
 
 
 def test_completion_is_offered(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # The shell is looked for among the processes above, of which a detached run has none.
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
     with pytest.raises(SystemExit) as left:
         run(["--show-completion", "bash"])
     assert not left.value.code
