@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -61,11 +62,14 @@ LAYER = WIDTH * WIDTH * 4
 
 
 def peak(path: Path, layers: int, *, fake: bool, shape: tuple[int, ...], **settings: object) -> tuple[int, int]:
-    """The largest resident size before the export and after the save, in bytes."""
+    """The largest resident size before the export and after the save, in bytes.
+
+    A freed tensor goes back to the system at once: how much glibc would keep in its heap differs by several layers from run to run.
+    """
     code = CODE.format(
         width=WIDTH, layers=layers, fake=fake, shape=", ".join(map(str, shape)), path=str(path), settings=settings
     )
-    done = run_child("-c", code)
+    done = run_child("-c", code, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(LAYER // 16)})
     assert done.returncode == 0, done.stderr
     before, after = json.loads(done.stdout.splitlines()[-1])
     return before, after
@@ -109,7 +113,7 @@ def test_weights_from_files_are_never_all_in_memory(tmp_path: Path, shape: tuple
     before, after = peak(
         path, layers, fake=True, shape=shape, weights=str(tmp_path / "weights.safetensors"), shard="60MB"
     )
-    assert after - before < 8 * LAYER
+    assert after - before < 5 * LAYER
     assert len(list(tmp_path.iterdir())) == 2 + 4
     check(path, layers, shape)
 
