@@ -38,7 +38,6 @@ STAGES = {
     "rewrite": ("registry", "build"),
     "finish": ("build",),
     "run": ("registry", "capture", "build"),
-    "pieces": ("capture", "run"),
     "testing": ("registry", "run"),
     "scaffold": (),
     "cli": (
@@ -48,7 +47,6 @@ STAGES = {
         "interpret",
         "finish",
         "run",
-        "pieces",
         "scaffold",
     ),
 }
