@@ -79,6 +79,7 @@ class GraphBuilder:
         exact: bool = False,
         kernels: Kernels | None = None,
         expressions: Mapping[str, Any] | None = None,
+        events: Events | None = None,
     ) -> None:
         self.opsets: dict[str, int] = dict(opsets)
         self.opset: int = self.opsets[""]
@@ -99,7 +100,7 @@ class GraphBuilder:
         self._constants: dict[Any, Value] = {}
         self._attributes = Attributes(self.sizes.describe)
         #: Who is told of what the builder spends time on, where someone is.
-        self.events: Events | None = None
+        self.events = events
 
     # -- emission ------------------------------------------------------------------------------------------------------
 

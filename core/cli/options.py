@@ -53,9 +53,6 @@ PretrainedOption = Annotated[
     bool, typer.Option("--pretrained", help="Trained weights for timm:NAME instead of random ones")
 ]
 DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
-OpsetOption = Annotated[str | None, flag("opset_version")]
-OptimizeOption = Annotated[bool, flag("optimize")]
-ModeOption = Annotated[bool | None, flag("strict")]
 MetadataOption = Annotated[str | None, flag("metadata")]
 AbsolutePathsOption = Annotated[
     bool, typer.Option("--absolute-paths", help="The metadata name source files by their whole paths")
