@@ -18,7 +18,7 @@ _HOME = {
     "OnnxProgram": "program",
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
-    "Functions": "finish.outline.wanted",
+    "Functions": "finish.functions",
     "Metadata": "metadata",
     "Observer": "observers",
     "fake_weights": "fake",
@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     )
     from onnxplug.exporter import to_onnx as to_onnx
     from onnxplug.fake import fake_weights as fake_weights
-    from onnxplug.finish.outline.wanted import Functions as Functions
+    from onnxplug.finish.functions import Functions as Functions
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode
     from onnxplug.metadata import Metadata as Metadata

@@ -13,7 +13,7 @@ import torch
 
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.errors import NameCountError, OnnxplugError, UsageError
-from onnxplug.finish.outline.wanted import Functions
+from onnxplug.finish.functions import Functions
 from onnxplug.host import PluginHost
 from onnxplug.kinds import check_lists
 from onnxplug.packages import load
@@ -199,10 +199,13 @@ def functions_asked(functions: Any, model: Any) -> Functions | None:
 
     Raises:
         UsageError: It is malformed, or names a class of which the model has no module.
+        MissingPackageError: The package that makes functions is not installed.
     """
     wanted = Functions.asked(functions)
-    classes = _classes_of(model) if wanted is not None else None
-    if wanted is not None and classes:
+    if wanted is None:
+        return None
+    load("functions=")  # before anything takes long
+    if classes := _classes_of(model):
         wanted.check(classes)
     return wanted
 

@@ -24,7 +24,7 @@ from onnxplug.observers import Observer
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
-    from onnxplug.finish.outline.wanted import Functions
+    from onnxplug.finish.functions import Functions
     from onnxplug.host import PluginHost
     from onnxplug.metadata import Metadata
     from onnxplug.registry.registry import OnnxRegistry

@@ -24,6 +24,7 @@ PACKAGES = {
     "profile=": "onnxplug_tools.profiling.observer:observer",
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
+    "functions=": "onnxplug_tools.outline.outline:outline",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{f"onnxplug {name}": "onnxplug_tools" for name in ("inspect", "compare", "bench", "diagnose", "bisect")},
 }

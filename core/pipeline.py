@@ -30,8 +30,7 @@ from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
-from onnxplug.finish.outline.outline import outline
-from onnxplug.finish.outline.wanted import Functions
+from onnxplug.finish.functions import Functions
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost, RuntimeHost
 from onnxplug.interpret import size_checks
@@ -466,7 +465,7 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
             with stage("functions", "finish") as work:
                 version = target.opsets.get(functions.domain, 1)
                 full = True if describes_all else plan.metadata.nodes
-                outlined = outline(model, calls, functions, version, full=full)
+                outlined = packages.load("functions=")(model, calls, functions, version, full=full)
                 work.about["functions"] = len(outlined)
     seconds = time.perf_counter() - started
     arguments.check_domains_used(model, plan.undeclared)

@@ -14,7 +14,7 @@ from onnxplug.text import shortened
 if TYPE_CHECKING:
     import torch
 
-    from onnxplug.finish.outline.wanted import Functions
+    from onnxplug.finish.functions import Functions
     from onnxplug.metadata import Metadata
 
 #: Digits of a number: Python reads no more than 4300, and no size has as many.
@@ -179,7 +179,7 @@ def parse_functions(asked: bool, classes: str | None, domain: str | None) -> Fun
     """
     if not asked and classes is None and domain is None:
         return None
-    from onnxplug.finish.outline.wanted import DEFAULT_DOMAIN, Functions
+    from onnxplug.finish.functions import DEFAULT_DOMAIN, Functions
 
     names = [name.strip() for name in classes.split(",")] if classes is not None else None
     if names is not None and not all(names):

@@ -15,7 +15,7 @@ from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
 from onnxplug import arguments
 from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
 from onnxplug.exporter import to_onnx
-from onnxplug.finish.outline.wanted import UnusedClassWarning
+from onnxplug.finish.functions import UnusedClassWarning
 from onnxplug.observers import observed, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.packages import load

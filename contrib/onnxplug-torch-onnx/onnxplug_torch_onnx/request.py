@@ -11,7 +11,7 @@ import torch
 from torch.onnx import ExportableModule, OperatorExportTypes, TrainingMode
 
 from onnxplug.errors import OpsetError, UsageError
-from onnxplug.finish.outline.wanted import Functions
+from onnxplug.finish.functions import Functions
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.text import type_with_article
 from onnxplug.warn import warn as warn_user

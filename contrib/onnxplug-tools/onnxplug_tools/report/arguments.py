@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.finish.outline.wanted import Functions
+from onnxplug.finish.functions import Functions
 from onnxplug.metadata import Metadata
 from onnxplug.registry.rule import Rule
 

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnxplug_tools.outline.outline import outline
 
 from onnxplug import Functions
 from onnxplug.build.module_calls import KEY, ModuleCalls
 from onnxplug.build.scope import detach
-from onnxplug.finish.outline.outline import outline
 from tests.support.structure import same_inlined
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from onnxplug_tools.outline.terms import in_terms_of
 
 from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, REPLACED
-from onnxplug.finish.outline.terms import in_terms_of
 
 #: The metadata of a node in the model, the module's path, and the same as seen from there.
 CASES: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from onnxplug.build.names import Names
 from onnxplug.build.provenance import Provenance
 from onnxplug.build.scope import graphs_of
-from onnxplug.finish.outline.canonical import is_constant, read_by
-from onnxplug.finish.outline.terms import in_terms_of, unnumbered, within
+from onnxplug_tools.outline.canonical import is_constant, read_by
+from onnxplug_tools.outline.terms import in_terms_of, unnumbered, within
 
 #: Where the constants of bodies come from.
 _CONSTANT = Provenance("constant", "onnxplug")

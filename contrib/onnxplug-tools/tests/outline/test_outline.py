@@ -23,8 +23,8 @@ from onnxplug.build.module_calls import KEY
 from onnxplug.build.scope import nodes_of
 from onnxplug.build.stored import META
 from onnxplug.errors import UsageError
-from onnxplug.finish.outline.wanted import UnusedClassWarning
-from tests.support.contrib import plugged
+from onnxplug.finish.functions import UnusedClassWarning
+from tests.support.contrib import installed, plugged
 from tests.support.sampling import rotated
 from tests.support.structure import same_inlined
 from tests.support.tolerances import looser
@@ -162,7 +162,7 @@ def test_metadata_within_functions(decoder: OnnxProgram) -> None:
     assert "softmax: aten.softmax.int" in spaces
     assert any(space.startswith("qkv: torch.nn.modules.linear.Linear/linear: ") for space in spaces)
     assert not any("blocks" in space for space in spaces)
-    assert all("tests/finish/test_outline.py:" in n.metadata_props["pkg.onnxplug.source"] for n in body)
+    assert all("outline/test_outline.py:" in n.metadata_props["pkg.onnxplug.source"] for n in body)
 
 
 def test_values_within_functions_are_described(decoder: OnnxProgram) -> None:
@@ -205,8 +205,9 @@ def test_modules_that_only_the_capture_tells() -> None:
     model = parts(plain).eval()
     traced = torch.jit.trace(model, (X,))
     graph = torch.export.export(model, (X,), dynamic_shapes=ROWS).module()
-    for given, asked in ((traced, True), (traced, [Part]), (graph, [Part]), (graph, ["Part"])):
-        assert outlined(given, (X,), dynamic_shapes=ROWS, functions=asked).statistics.functions == {"Part": 3}
+    with installed("onnxplug-tools", "onnxplug-torchscript"):
+        for given, asked in ((traced, True), (traced, [Part]), (graph, [Part]), (graph, ["Part"])):
+            assert outlined(given, (X,), dynamic_shapes=ROWS, functions=asked).statistics.functions == {"Part": 3}
 
 
 @pytest.mark.parametrize(("opset", "target"), [(13, "onnxruntime"), (17, None), (23, None)])
@@ -446,7 +447,7 @@ class Scaled(nn.Module):
         ([Scaled], {"Scaled": 2, "Scaled_1": 1}),
         (Scaled, {"Scaled": 2, "Scaled_1": 1}),
         (["Scaled"], {"Scaled": 2, "Scaled_1": 1}),
-        ("tests.finish.test_outline.Scaled", {"Scaled": 2, "Scaled_1": 1}),
+        ("tests.outline.test_outline.Scaled", {"Scaled": 2, "Scaled_1": 1}),
         ((nn.Tanh,), {"Tanh": 1}),  # once
         ([nn.Sequential, Scaled], {"Scaled": 2, "Scaled_1": 1, "Sequential": 1}),
         ([], {}),
@@ -459,7 +460,7 @@ def test_classes(asked: Any, expected: dict[str, int]) -> None:
     model = nn.Sequential(
         Scaled(2.0), nn.Tanh(), Scaled(2.0), nn.Tanh() if expected == {} else nn.Identity(), Scaled(3.0)
     )
-    model[0].__class__.__module__ = "tests.finish.test_outline"
+    model[0].__class__.__module__ = "tests.outline.test_outline"
     found = outlined(model, (X,), dynamic_shapes=({0: Dim("rows")},), functions=asked)
     assert found.statistics.functions == expected
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxplug.build.module_calls import ModuleCall, ModuleCalls
 from onnxplug.build.stored import META, Origin
-from onnxplug.finish.outline.canonical import outputs_of, read_by
+from onnxplug_tools.outline.canonical import outputs_of, read_by
 
 _T = TypeVar("_T")
 Chain = tuple[ModuleCall, ...]
