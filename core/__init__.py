@@ -70,8 +70,7 @@ __all__ = ["__version__", *sorted({*_HOME, *public_names()})]
 
 if TYPE_CHECKING:
     from onnxplug_tools.diagnosis.bisect import bisect as bisect
-    from onnxplug_tools.diagnosis.diagnose import Diagnosis as Diagnosis
-    from onnxplug_tools.diagnosis.diagnose import diagnose as diagnose
+    from onnxplug_tools.diagnosis.diagnose import Diagnosis as Diagnosis, diagnose as diagnose
     from onnxplug_tools.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug_torch_onnx.export import export as export
     from onnxplug_torch_onnx.install import as_torch_onnx as as_torch_onnx
@@ -79,50 +78,20 @@ if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder as GraphBuilder
     from onnxplug.errors import (
         CaptureError as CaptureError,
-    )
-    from onnxplug.errors import (
         ConversionError as ConversionError,
-    )
-    from onnxplug.errors import (
         Decline as Decline,
-    )
-    from onnxplug.errors import (
         EvaluationError as EvaluationError,
-    )
-    from onnxplug.errors import (
         MissingPackageError as MissingPackageError,
-    )
-    from onnxplug.errors import (
         MissingRuleError as MissingRuleError,
-    )
-    from onnxplug.errors import (
         OnnxplugError as OnnxplugError,
-    )
-    from onnxplug.errors import (
         OpsetError as OpsetError,
-    )
-    from onnxplug.errors import (
         OutputMismatchError as OutputMismatchError,
-    )
-    from onnxplug.errors import (
         PluginError as PluginError,
-    )
-    from onnxplug.errors import (
         RuleConflictError as RuleConflictError,
-    )
-    from onnxplug.errors import (
         SaveError as SaveError,
-    )
-    from onnxplug.errors import (
         Unsupported as Unsupported,
-    )
-    from onnxplug.errors import (
         UsageError as UsageError,
-    )
-    from onnxplug.errors import (
         VerificationError as VerificationError,
-    )
-    from onnxplug.errors import (
         WeightsError as WeightsError,
     )
     from onnxplug.exporter import to_onnx as to_onnx
@@ -134,38 +103,16 @@ if TYPE_CHECKING:
     from onnxplug.observers import Observer as Observer
     from onnxplug.plugin_api import (
         Domain as Domain,
-    )
-    from onnxplug.plugin_api import (
         Evaluator as Evaluator,
-    )
-    from onnxplug.plugin_api import (
         ExportedFile as ExportedFile,
-    )
-    from onnxplug.plugin_api import (
         ExportRequest as ExportRequest,
-    )
-    from onnxplug.plugin_api import (
         ModelSource as ModelSource,
-    )
-    from onnxplug.plugin_api import (
         OpSample as OpSample,
-    )
-    from onnxplug.plugin_api import (
         OrtLibrary as OrtLibrary,
-    )
-    from onnxplug.plugin_api import (
         PluginInfo as PluginInfo,
-    )
-    from onnxplug.plugin_api import (
         ReferenceOp as ReferenceOp,
-    )
-    from onnxplug.plugin_api import (
         TargetInfo as TargetInfo,
-    )
-    from onnxplug.plugin_api import (
         hookimpl as hookimpl,
-    )
-    from onnxplug.plugin_api import (
         hookspec as hookspec,
     )
     from onnxplug.program import OnnxProgram as OnnxProgram

@@ -10,36 +10,12 @@ from typing import Any
 
 import torch
 
-from onnxplug.errors import WeightsError
-from onnxplug.text import counted
 from onnxplug.torch_private import FakeTensor
 
 
 def is_fake(tensor: Any) -> bool:
     """Whether a tensor has a shape and a dtype, and no numbers."""
     return isinstance(tensor, FakeTensor) or (isinstance(tensor, torch.Tensor) and tensor.is_meta)
-
-
-def check_model(model: Any, purpose: str) -> None:
-    """Checks that the weights of a PyTorch model have numbers.
-
-    Args:
-        model: The model.
-        purpose: What needs them, in words.
-
-    Raises:
-        WeightsError: One has none.
-    """
-    if not isinstance(model, torch.nn.Module):
-        return
-    names = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_fake(tensor)]
-    if names:
-        raise WeightsError(
-            f"{purpose}, and {counted(len(names), 'weight')} of it {'has' if len(names) == 1 else 'have'} no numbers, {names[0]!r} "
-            "for one",
-            names=names,
-            hint="Load the weights into the model first.",
-        )
 
 
 @contextlib.contextmanager

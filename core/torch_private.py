@@ -18,13 +18,13 @@ from onnxplug.errors import OnnxplugError
 from onnxplug.warn import warn
 
 if TYPE_CHECKING:
-    from torch._C import DispatchKey as DispatchKey
-    from torch._C import DispatchKeySet as DispatchKeySet
-    from torch._ops import HigherOrderOperator as HigherOrderOperator
-    from torch._ops import OpOverload as OpOverload
-    from torch._ops import OpOverloadPacket as OpOverloadPacket
-    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
-    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch._C import DispatchKey as DispatchKey, DispatchKeySet as DispatchKeySet
+    from torch._ops import (
+        HigherOrderOperator as HigherOrderOperator,
+        OpOverload as OpOverload,
+        OpOverloadPacket as OpOverloadPacket,
+    )
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor, FakeTensorMode as FakeTensorMode
     from torch.utils import _pytree
 
     pytree = _pytree

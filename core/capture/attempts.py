@@ -6,7 +6,6 @@ import contextlib
 import contextvars
 import itertools
 import sys
-import traceback
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -440,11 +439,6 @@ class _Capture:
             check_constants(program)
             release_inputs(program)
             return program
-
-
-def _innermost_file(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return frames[-1].filename if frames else ""
 
 
 def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]:

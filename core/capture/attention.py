@@ -6,30 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.nn.modules import transformer
 
 from onnxplug.capture.eager import without_fast_path
 from onnxplug.capture.patching import patched
 
 
-def _is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+def is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether the caller says that the mask is causal; torch's own function compares the mask's values with a causal one."""
     return is_causal is True
-
-
-def let_dynamo_trace_masks() -> None:
-    """From now on Dynamo traces ``nn.TransformerEncoder`` with a mask as a whole, for whatever backend.
-
-    It leaves its graph where torch's own function looks at the mask's values. These only let PyTorch choose a faster kernel: the
-    result is that of the mask in both cases.
-    """
-    own = getattr(transformer, "_detect_is_causal_mask", None)
-    if own is not None:
-        with contextlib.suppress(
-            TypeError, ValueError
-        ):  # torch's function takes other arguments, or was replaced before
-            torch.compiler.substitute_in_graph(own)(_is_said_to_be_causal)
 
 
 @contextlib.contextmanager
@@ -42,5 +27,5 @@ def attention_by_its_masks() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_fast_path)
         if hasattr(transformer, "_detect_is_causal_mask"):
-            stack.enter_context(patched(transformer, "_detect_is_causal_mask", _is_said_to_be_causal))
+            stack.enter_context(patched(transformer, "_detect_is_causal_mask", is_said_to_be_causal))
         yield

@@ -98,14 +98,6 @@ def raised_at(error: BaseException, function: Any = None) -> str:
     return f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
 
 
-def module_path(fx: torch.fx.Node) -> str:
-    """The path of the module that the node belongs to (``"encoder.layer.0"``), empty for the root."""
-    stack = fx.meta.get("nn_module_stack")
-    if not stack:
-        return ""
-    return str(next(reversed(stack.values()))[0])
-
-
 def user_line(sloc: Any) -> str | None:
     """The user's line at which a guard was made; ``None`` where torch asks by itself."""
     frame = getattr(sloc, "framework_loc", None)

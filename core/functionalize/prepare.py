@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.export.graph_signature import ConstantArgument
-from torch.export.graph_signature import InputKind as TorchInput
-from torch.export.graph_signature import OutputKind as TorchOutput
+from torch.export.graph_signature import ConstantArgument, InputKind as TorchInput, OutputKind as TorchOutput
 
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot

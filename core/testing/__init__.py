@@ -18,12 +18,9 @@ __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from onnxplug.testing.check import check_model as check_model
-    from onnxplug.testing.graph import GraphExpectation as GraphExpectation
-    from onnxplug.testing.graph import expect_graph as expect_graph
-    from onnxplug.testing.registry import IsolatedRegistry as IsolatedRegistry
-    from onnxplug.testing.registry import sample_cases as sample_cases
-    from onnxplug.testing.samples import SampleCase as SampleCase
-    from onnxplug.testing.samples import cases_of as cases_of
+    from onnxplug.testing.graph import GraphExpectation as GraphExpectation, expect_graph as expect_graph
+    from onnxplug.testing.registry import IsolatedRegistry as IsolatedRegistry, sample_cases as sample_cases
+    from onnxplug.testing.samples import SampleCase as SampleCase, cases_of as cases_of
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder

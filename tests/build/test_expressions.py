@@ -12,8 +12,7 @@ import onnxruntime
 import pytest
 import sympy
 import torch
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from torch.utils._sympy import functions as sizes
 
 from onnxplug.build.assemble import assemble

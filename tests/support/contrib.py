@@ -56,15 +56,15 @@ def installed(*packages: str) -> Iterator[None]:
 
     Packages that are no plugins change nothing.
     """
-    needed = {item for package in packages for item in _project(package)["dependencies"]}
-    packages = (*packages, *sorted(item for item in needed if (CONTRIB / item).is_dir()))
-    projects = {package: _project(package) for package in packages}
-    if all(ENTRY_POINT_GROUP not in project["entry-points"] for project in projects.values()):
+    if all(ENTRY_POINT_GROUP not in _project(package)["entry-points"] for package in packages):
         yield
         return
+    needed = {item for package in packages for item in _project(package)["dependencies"]}
+    packages = (*packages, *sorted(item for item in needed if (CONTRIB / item).is_dir() and item not in packages))
+    projects = {package: _project(package) for package in packages}
     registry = IsolatedRegistry()
     for package, project in projects.items():
-        for entry, module in project["entry-points"][ENTRY_POINT_GROUP].items():
+        for entry, module in project["entry-points"].get(ENTRY_POINT_GROUP, {}).items():
             registry.add_plugin(import_module(module), name=entry, distribution=package, version=project["version"])
         if package in VISION:
             from tests.support.vision_kernels import define_vision_kernels

@@ -14,9 +14,10 @@ from unittest import mock
 import onnx
 import onnx_ir as ir
 import torch
+from torch.nn.modules import transformer
 
 from onnxplug.alignment import Recipe
-from onnxplug.capture.attention import let_dynamo_trace_masks
+from onnxplug.capture.attention import is_said_to_be_causal
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import RuntimeHost
@@ -142,7 +143,21 @@ def _reset() -> None:
 
 
 onnxplug_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
-let_dynamo_trace_masks()
+
+
+def _let_dynamo_trace_masks() -> None:
+    """From now on Dynamo traces ``nn.TransformerEncoder`` with a mask as a whole, for whatever backend.
+
+    It leaves its graph where torch's own function looks at the mask's values. These only let PyTorch choose a faster kernel: the
+    result is that of the mask in both cases.
+    """
+    own = getattr(transformer, "_detect_is_causal_mask", None)
+    if own is not None:
+        with contextlib.suppress(TypeError, ValueError):  # it takes other arguments, or was replaced before
+            torch.compiler.substitute_in_graph(own)(is_said_to_be_causal)
+
+
+_let_dynamo_trace_masks()
 
 
 def _compile(

@@ -21,10 +21,11 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
-    from onnxplug_torchscript.autograd import autograd_function as autograd_function
-    from onnxplug_torchscript.autograd import keep_autograd_functions as keep_autograd_functions
-    from onnxplug_torchscript.symbolic import registered_symbolics as registered_symbolics
-    from onnxplug_torchscript.symbolic import symbolic as symbolic
+    from onnxplug_torchscript.autograd import (
+        autograd_function as autograd_function,
+        keep_autograd_functions as keep_autograd_functions,
+    )
+    from onnxplug_torchscript.symbolic import registered_symbolics as registered_symbolics, symbolic as symbolic
 
     from onnxplug_torch_onnx.functions import function_body as function_body
     from onnxplug_torch_onnx.table import table_rules as table_rules

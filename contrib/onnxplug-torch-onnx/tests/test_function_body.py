@@ -9,8 +9,7 @@ import onnx.parser
 import onnxscript
 import pytest
 import torch
-from onnxscript import FLOAT, script
-from onnxscript import opset18 as op
+from onnxscript import FLOAT, opset18 as op, script
 
 import onnxplug
 from onnxplug import Rule, compat

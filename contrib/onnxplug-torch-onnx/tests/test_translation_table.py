@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import onnxscript
 import pytest
 import torch
-from onnxscript import DOUBLE, FLOAT, FLOAT16, INT64, script
-from onnxscript import opset18 as op
+from onnxscript import DOUBLE, FLOAT, FLOAT16, INT64, opset18 as op, script
 
 import onnxplug
 from onnxplug import compat

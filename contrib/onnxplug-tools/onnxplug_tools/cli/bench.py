@@ -72,8 +72,7 @@ def bench(
     told = parse_sizes(sizes)
     with progress() as shown:
         shown("loading")
-        from onnxplug_tools.inspection.bench import Limits
-        from onnxplug_tools.inspection.bench import bench as measure
+        from onnxplug_tools.inspection.bench import Limits, bench as measure
         from onnxplug_tools.inspection.load import load_model
 
         eager = None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnxplug.alignment import Alignment
-from onnxplug.capture.locations import module_path, source_location
+from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
@@ -251,7 +251,7 @@ def difference_at(
         node=node.name,
         operator=operator_of(node),
         location=source_location(node) or "unknown source",
-        module=module_path(node),
+        module=_module_path(node),
         rule=rule_text(alignment.rules.get(producer_of(node))),
         value=alignment.names.get(node, ("",))[0],
         comparison=found,
@@ -302,3 +302,11 @@ def producer_of(node: torch.fx.Node) -> torch.fx.Node:
 def operator_of(node: torch.fx.Node) -> str:
     """The qualified name of the operator that a node's result comes from."""
     return qualified_name(producer_of(node).target)
+
+
+def _module_path(fx: torch.fx.Node) -> str:
+    """The path of the module that the node belongs to (``"encoder.layer.0"``), empty for the root."""
+    stack = fx.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    return str(next(reversed(stack.values()))[0])

@@ -19,15 +19,15 @@ from onnxplug.capture.eager import copied, inference
 from onnxplug.capture.failure import first_lines
 from onnxplug.capture.patching import patched
 from onnxplug.capture.signature import InputKind, InputSlot, OutputKind
-from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError
-from onnxplug.fake import check_model
+from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError, WeightsError
+from onnxplug.fake import is_fake
 from onnxplug.observers import span, stage
 from onnxplug.options import ExportOptions
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
 from onnxplug.run.files import write_whole
 from onnxplug.run.inputs import ATTEMPTS, resized_inputs
-from onnxplug.text import type_with_article
+from onnxplug.text import counted, type_with_article
 from onnxplug.torch_private import pytree
 from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
 from onnxplug_tools.pieces.script import Step, program_text
@@ -281,7 +281,7 @@ def export_pieces(
         )
     assert options.pieces is not None
     submodules = _submodules(model, options.pieces)
-    check_model(model, "pieces= runs the model, to find what its submodules get")
+    _check_numbers(model)
     if folder is not None:
         check_folder(Path(folder))
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
@@ -313,6 +313,22 @@ def export_pieces(
     if folder is not None:
         found.save(folder, external_data=options.external_data)
     return found
+
+
+def _check_numbers(model: torch.nn.Module) -> None:
+    """Checks that the weights of a model have numbers.
+
+    Raises:
+        WeightsError: One has none.
+    """
+    names = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_fake(tensor)]
+    if names:
+        raise WeightsError(
+            f"pieces= runs the model, to find what its submodules get, and {counted(len(names), 'weight')} of it "
+            f"{'has' if len(names) == 1 else 'have'} no numbers, {names[0]!r} for one",
+            names=names,
+            hint="Load the weights into the model first.",
+        )
 
 
 def check_folder(folder: Path) -> None:
