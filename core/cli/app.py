@@ -68,12 +68,12 @@ class PluginGroup(typer.core.TyperGroup):
         """A command by its name."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
-            return own
+            return _with_plain_values(own, ctx)
         asked = f"onnxplug {cmd_name}"
         package = distribution_of(asked) if asked in PACKAGES else None
         command = _commands_of_plugins(ctx, package).get(cmd_name)
         if command is not None or ctx.resilient_parsing:
-            return command
+            return command if command is None else _with_plain_values(command, ctx)
         if package is not None:
             raise missing_package(asked)
         raise UsageError(f"No such command {cmd_name!r}.", hint=did_you_mean(cmd_name, self.list_commands(ctx)))
@@ -85,6 +85,30 @@ class PluginGroup(typer.core.TyperGroup):
             return name, command, rest
         rest = with_value(rest)
         return name, export_command(rest, command), rest
+
+
+#: What the help shows for the value of an option, by its type.
+_VALUES = {
+    "bool": "",
+    "str": "TEXT",
+    "path": "PATH",
+    "Path": "PATH",
+    "int": "N",
+    "int range": "N",
+    "float": "X",
+    "float range": "X",
+}
+
+
+def _with_plain_values(command: Any, ctx: Any) -> Any:
+    """A command whose help shows ``PATH`` or nothing for the value of an option, instead of Python's types."""
+    for parameter in command.get_params(ctx):
+        if parameter.metavar is None and parameter.param_type_name == "option":
+            kind = parameter.display_type(ctx).removeprefix("<list[").strip("<>]")
+            parameter.metavar = _VALUES.get(kind)
+    for subcommand in getattr(command, "commands", {}).values():
+        _with_plain_values(subcommand, ctx)
+    return command
 
 
 def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, Any]:
@@ -169,7 +193,9 @@ def _options(
 )
 def export(
     target: TargetArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; with --pieces the folder")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PATH", help="File to write; with --pieces the folder")
+    ],
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
     pretrained: PretrainedOption = False,
@@ -286,7 +312,9 @@ def verify_(
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed", help="Seed of one draw of sizes and values, as a failure reports it; default: three draws"
+            "--seed",
+            metavar="N",
+            help="Seed of one draw of sizes and values, as a failure reports it; default: three draws",
         ),
     ] = None,
 ) -> None:
