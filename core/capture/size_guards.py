@@ -10,6 +10,14 @@ guards the ranges of the dimensions imply (:mod:`onnxplug.capture.implication`);
 - Any other is a warning where Python code asked. What operators ask limits nothing, for PyTorch refuses the other sizes too, unless
   the graph has the answer as a constant (:mod:`onnxplug.capture.constants`).
 - What only the sizes 0 and 1 do not fulfil is an assumption: both branches often compute the same there.
+
+An example, ``{0: "rows"}`` exported with 5 rows::
+
+    if x.shape[0] * 2 > 8:      torch's guard: 2*s0 > 8. Not implied by 0 <= s0; the same as s0 >= 5: a bound, which becomes the
+        x = x * 2               range of the dimension, and is said with its line
+    if x.shape[0] != 77:        the guard Ne(s0, 77) is no bound: a warning, "right only where rows != 77"
+    if x.shape[0] >= 0:         implied: nothing
+    for i in range(x.shape[0])  Eq(s0, 5) fixes the size: an error, as "rows" must be dynamic
 """
 
 from __future__ import annotations
