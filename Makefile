@@ -22,7 +22,7 @@ PYTEST_FLAGS ?=
 MODELS_FLAGS ?=
 
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
-PACKAGES := contrib/onnxplug-compile contrib/onnxplug-reference contrib/onnxplug-tools contrib/onnxplug-torchscript
+PACKAGES := contrib/onnxplug-compile contrib/onnxplug-reference contrib/onnxplug-tools contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript
 SPACE := $() $()
 
 SHELL := /bin/bash

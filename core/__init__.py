@@ -9,14 +9,12 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.packages import PACKAGES, load, public_names
+from onnxplug.packages import PACKAGES, load, public_modules, public_names
 
 __version__ = "0.1.0"
 
 _HOME = {
     "to_onnx": "exporter",
-    "export": "torch_onnx.export",
-    "as_torch_onnx": "torch_onnx.install",
     "OnnxProgram": "program",
     "OnnxPieces": "pieces.pieces",
     "Rule": "registry.rule",
@@ -69,15 +67,14 @@ _HOME = {
     ),
 }
 
-#: Subpackages that are public by themselves.
-_MODULES = ("compat", "reference")
-
 __all__ = ["__version__", *sorted({*_HOME, *public_names()})]
 
 if TYPE_CHECKING:
     from onnxplug_tools.diagnosis.bisect import bisect as bisect
     from onnxplug_tools.diagnosis.diagnose import Diagnosis as Diagnosis
     from onnxplug_tools.diagnosis.diagnose import diagnose as diagnose
+    from onnxplug_torch_onnx.export import export as export
+    from onnxplug_torch_onnx.install import as_torch_onnx as as_torch_onnx
 
     from onnxplug.build.builder import GraphBuilder as GraphBuilder
     from onnxplug.errors import (
@@ -176,8 +173,6 @@ if TYPE_CHECKING:
     from onnxplug.registry.registry import OnnxRegistry as OnnxRegistry
     from onnxplug.registry.rule import Rule as Rule
     from onnxplug.rewrite.rewrite import Rewrite as Rewrite
-    from onnxplug.torch_onnx.export import export as export
-    from onnxplug.torch_onnx.install import as_torch_onnx as as_torch_onnx
 
 
 #: Names of ``torch.onnx`` as it was in 2023, by what there is for them here.
@@ -195,7 +190,7 @@ _FORMER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in public_modules():
         return importlib.import_module(f"onnxplug.{name}")
     home = _HOME.get(name)
     if name in PACKAGES:
@@ -212,4 +207,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*globals(), *__all__, *public_modules()})

@@ -16,6 +16,7 @@ from onnxplug.errors import NameCountError, OnnxplugError, UsageError
 from onnxplug.finish.outline.wanted import Functions
 from onnxplug.host import PluginHost
 from onnxplug.kinds import check_lists
+from onnxplug.packages import load
 from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.registry.rule import Rule
@@ -277,9 +278,7 @@ def rules_of_call(rules: Iterable[Any], table: Mapping[Any, Any] | None) -> list
             raise UsageError(f"rules= takes Rule objects, got {rule!r}", hint="Rule('mylib::nms', converter)")
         checked.append(rule)
     if table:
-        from onnxplug.compat.table import table_rules
-
-        checked += table_rules(table)
+        checked += load("custom_translation_table=")(table)
     check_operators(checked, late=False)
     return checked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,11 @@ from onnxplug.errors import MissingPackageError
 #: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
 PACKAGES = {
     "reference": "onnxplug_reference",
+    "compat": "onnxplug_torch_onnx.compat",
+    "export": "onnxplug_torch_onnx.export:export",
+    "as_torch_onnx": "onnxplug_torch_onnx.install:as_torch_onnx",
+    "custom_translation_table=": "onnxplug_torch_onnx.table:table_rules",
+    "onnxplug run": "onnxplug_torch_onnx",
     "bisect": "onnxplug_tools.diagnosis.bisect:bisect",
     "diagnose": "onnxplug_tools.diagnosis.diagnose:diagnose",
     "Diagnosis": "onnxplug_tools.diagnosis.diagnose:Diagnosis",
@@ -42,6 +48,21 @@ def load(name: str, what: str | None = None) -> Any:
     return getattr(found, attribute) if attribute else found
 
 
+def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a module of ``onnxplug`` whose content a package brings.
+
+    Args:
+        name: The module's name, a key of :data:`PACKAGES`.
+    """
+
+    def member(attribute: str) -> Any:
+        if attribute.startswith("__") and attribute != "__all__":
+            raise AttributeError(f"module 'onnxplug.{name}' has no attribute {attribute!r}")
+        return getattr(load(name), attribute)
+
+    return member, lambda: dir(load(name))
+
+
 def missing_package(name: str, what: str | None = None) -> MissingPackageError:
     """The error for a package that is not installed.
 
@@ -59,6 +80,11 @@ def missing_package(name: str, what: str | None = None) -> MissingPackageError:
 def distribution_of(name: str) -> str:
     """The distribution that brings a key of :data:`PACKAGES`."""
     return PACKAGES[name].partition(":")[0].partition(".")[0].replace("_", "-")
+
+
+def public_modules() -> list[str]:
+    """The keys that are modules of ``onnxplug``, whether their packages are installed or not."""
+    return [name for name, place in PACKAGES.items() if name.isidentifier() and ":" not in place]
 
 
 def public_names() -> list[str]:

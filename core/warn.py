@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 
-#: The folder of onnxplug, whose lines are not the user's.
-_PACKAGE = os.path.join(os.path.dirname(__file__), "")
+from onnxplug.packages import PACKAGES
+
+#: onnxplug and its packages, whose lines are not the user's.
+_OWN = {"onnxplug", *(place.partition(":")[0].partition(".")[0] for place in PACKAGES.values())}
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
@@ -18,6 +19,6 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
         category: The class of the warning.
     """
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)

@@ -52,7 +52,7 @@ def test_what_is_lacking_names_its_package(folder: Path) -> None:
     code = """
 import onnxplug, torch
 from onnxplug.cli.app import run
-for command in ("inspect", "bench", "compare", "bisect", "diagnose"):
+for command in ("inspect", "bench", "compare", "bisect", "diagnose", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
 program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
@@ -64,6 +64,10 @@ for name, ask in {
     "intermediates=True": lambda: program.verify(intermediates=True),
     "onnxplug.bisect": bisect,
     "onnxplug.diagnose": lambda: onnxplug.diagnose,
+    "onnxplug.export": lambda: onnxplug.export,
+    "onnxplug.as_torch_onnx": lambda: onnxplug.as_torch_onnx,
+    "onnxplug.compat": lambda: onnxplug.compat.symbolic,
+    "custom_translation_table=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), custom_translation_table={"aten::relu": abs}),
 }.items():
     try:
         ask()
@@ -73,14 +77,11 @@ for name, ask in {
 assert "bisect" not in onnxplug.__all__ and "diagnose" not in dir(onnxplug)
 """
     printed = run_python(folder, "-c", ALONE + code, fresh=True)
-    for name in (
-        "profile=",
-        "report=",
-        "intermediates=",
-        "onnxplug.bisect",
-        "onnxplug.diagnose",
-        "onnxplug inspect",
-        "onnxplug bench",
-    ):
-        assert f"{name} needs the package onnxplug-tools, which is not installed" in printed
+    for package, names in {
+        "onnxplug-tools": "profile= report= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench",
+        "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
+    }.items():
+        for name in names.split():
+            assert f"{name} needs the package {package}, which is not installed" in printed
     assert printed.count("hint: pip install onnxplug-tools") == 5
+    assert printed.count("hint: pip install onnxplug-torch-onnx") == 1

@@ -14,7 +14,10 @@ from tests.support.contrib import CONTRIB, installed, modules_alone
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 #: Pages of packages that the environment of development has installed.
-PAGES += [CONTRIB / f"onnxplug-{name}" / "README.md" for name in ("compile", "reference", "tools", "torchscript")]
+PAGES += [
+    CONTRIB / f"onnxplug-{name}" / "README.md"
+    for name in ("compile", "reference", "tools", "torch-onnx", "torchscript")
+]
 #: Pages that tell of packages under contrib/, by these packages.
 PLUGINS = {
     "generation.md": ("onnxplug-transformers",),

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Folder of the checkout to the package it is, in the direction of imports: each may import those above it.
 LAYERS = {"core": "onnxplug", "converters": "onnxplug.converters", "plugins": "onnxplug.plugins"}
 #: onnxplug's own packages beside the engine, which is without them whole.
-BESIDE = ("onnxplug_compile", "onnxplug_tools", "onnxplug_torchscript")
+BESIDE = ("onnxplug_compile", "onnxplug_tools", "onnxplug_torch_onnx", "onnxplug_torchscript")
 FORBIDDEN = {
     "core": ("onnxplug.converters", "onnxplug.plugins", *BESIDE),
     "converters": ("onnxplug.plugins", *BESIDE),
@@ -38,9 +38,7 @@ STAGES = {
     "rewrite": ("registry", "build"),
     "finish": ("build",),
     "run": ("registry", "capture", "build"),
-    "compat": ("registry", "build"),
     "pieces": ("capture", "run"),
-    "torch_onnx": ("registry", "capture", "build", "finish", "compat", "run"),
     "testing": ("registry", "run"),
     "scaffold": (),
     "cli": (
@@ -51,7 +49,6 @@ STAGES = {
         "finish",
         "run",
         "pieces",
-        "torch_onnx",
         "scaffold",
     ),
 }

@@ -313,8 +313,9 @@ class State:
             if isinstance(item, generator) and not isinstance(item, random.SystemRandom):
                 return [*self._keep(owner, item, kind), *(self._meet_object(item, owner) if _has_state(item) else ())]
         if isinstance(item, np.ndarray):
-            if item.flags.writeable:
-                self._large += [item] if item.nbytes > _LARGE else self._keep(owner, item, _ARRAY)
+            if item.flags.writeable and item.nbytes <= _LARGE:
+                return self._keep(owner, item, _ARRAY)
+            self._large += [item] if item.flags.writeable else []
             return ()
         if type(item) is itertools.count and owner is None:
             self._counts.append((item, repr(item)))

@@ -1,4 +1,4 @@
-"""The command line: ``onnxplug export | verify | run | why | ops | plugins``, and the commands of plugins."""
+"""The command line: ``onnxplug export | verify | why | ops | plugins``, and the commands of plugins."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ from onnxplug.cli.options import (
 )
 from onnxplug.cli.plugins import plugins_app
 from onnxplug.cli.profile import ProfileOption, profiled, with_value
-from onnxplug.cli.run import SETTINGS
-from onnxplug.cli.run import run as run_script
 from onnxplug.cli.sources import export_command
 from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UnknownPluginError, UsageError
@@ -152,7 +150,6 @@ app = typer.Typer(
 app.add_typer(plugins_app, name="plugins")
 app.command()(plugin_options(why))
 app.command()(plugin_options(ops))
-app.command("run", context_settings=SETTINGS)(plugin_options(run_script))
 
 
 def _version(asked: bool) -> None:

@@ -396,6 +396,22 @@ def test_large_arrays_are_put_back_or_refused() -> None:
     assert model.calls.flags.writeable
 
 
+def test_what_arrays_of_objects_hold_is_put_back() -> None:
+    class Logs(_Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logs = np.array([[1, 2], None], dtype=object)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.logs[0].append(3)
+            return x * float(len(self.logs[0]))
+
+    model = Logs()
+    program = onnxplug.to_onnx(model, (torch.ones(3, 4),))
+    assert model.logs.tolist() == [[1, 2], None]
+    torch.testing.assert_close(program(torch.ones(3, 4))[0], torch.full((3, 4), 3.0))
+
+
 def test_objects_of_other_threads_and_lazy_ones_are_left_alone() -> None:
     class Lazy(dict[str, int]):
         def __iter__(self) -> Any:

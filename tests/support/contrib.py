@@ -52,10 +52,12 @@ def _project(package: str) -> Any:
 
 @contextmanager
 def installed(*packages: str) -> Iterator[None]:
-    """As if pip had installed these packages, whose modules are on the path, and no other plugin.
+    """As if pip had installed these packages, whose modules are on the path, with what they need, and no other plugin.
 
     Packages that are no plugins change nothing.
     """
+    needed = {item for package in packages for item in _project(package)["dependencies"]}
+    packages = (*packages, *sorted(item for item in needed if (CONTRIB / item).is_dir()))
     projects = {package: _project(package) for package in packages}
     if all(ENTRY_POINT_GROUP not in project["entry-points"] for project in projects.values()):
         yield

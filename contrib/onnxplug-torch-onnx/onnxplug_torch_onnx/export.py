@@ -20,11 +20,11 @@ from onnxplug.observers import observed, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.packages import load
 from onnxplug.pipeline import plugins_of_call
-from onnxplug.torch_onnx.artifacts import Artifacts
-from onnxplug.torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
-from onnxplug.torch_onnx.request import Request, warn
-from onnxplug.torch_onnx.saving import save, with_parameter_names
-from onnxplug.torch_onnx.translations import autograd_rules, kept_operators, registered_rules
+from onnxplug_torch_onnx.artifacts import Artifacts
+from onnxplug_torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
+from onnxplug_torch_onnx.request import Request, warn
+from onnxplug_torch_onnx.saving import save, with_parameter_names
+from onnxplug_torch_onnx.translations import autograd_rules, kept_operators, registered_rules
 
 if TYPE_CHECKING:
     from onnxplug.program import OnnxProgram

@@ -26,7 +26,7 @@ from onnxplug.errors import UsageError
 from onnxplug.options import CommonOptions, takes_common
 
 if TYPE_CHECKING:
-    from onnxplug.torch_onnx.request import Request
+    from onnxplug_torch_onnx.request import Request
 
 _MODULE = "torch.onnx"
 
@@ -174,8 +174,8 @@ def _export(original: Callable[..., Any], old: bool, args: Any, kwargs: Any) -> 
     import inspect
 
     from onnxplug.arguments import UnusedRuleWarning
-    from onnxplug.torch_onnx.export import export, run
-    from onnxplug.torch_onnx.request import Request
+    from onnxplug_torch_onnx.export import export, run
+    from onnxplug_torch_onnx.request import Request
 
     # An argument that torch lacks is a TypeError, as Python raises it.
     given = inspect.signature(original).bind(*args, **kwargs).arguments

@@ -1,10 +1,11 @@
-"""Calls that ``torch.onnx.export`` accepts: the table that is run both ways."""
+"""Calls that ``torch.onnx.export`` accepts: the table that is run both ways; and what tests of ``onnxplug.export`` share."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,47 @@ from torch import nn
 from torch.export import Dim
 from torch.onnx import OperatorExportTypes, TrainingMode
 
+import onnxplug
+
 X, Y = torch.linspace(-2, 2, 8).reshape(2, 4), torch.linspace(1, -1, 6).reshape(2, 3)
+LIB = torch.library.Library("inplace", "DEF")
+LIB.define("cap(Tensor x, float limit, int[] axes) -> Tensor")
+LIB.impl("cap", lambda x, limit, axes: x.clamp(-limit, limit), "CompositeExplicitAutograd")
+LIB.define("twice(Tensor x) -> Tensor")
+LIB.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 3)
+        self.drop = nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.norm(self.drop(self.linear(x)))
+        return result
+
+
+class Capped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.inplace.cap(x, 1.5, [0, 1]) + 1
+        return result
+
+
+def net() -> Net:
+    return Net().eval()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def exported(model: Any, args: Any, **options: Any) -> onnxplug.OnnxProgram:
+    program = onnxplug.export(model, args, **options)
+    assert program is not None
+    return program
 
 
 class Affine(nn.Module):

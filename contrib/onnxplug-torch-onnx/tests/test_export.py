@@ -14,6 +14,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnxplug_torch_onnx.request import ExportWarning
+from onnxplug_torch_onnx.translations import autograd_rules, registered_rules
 from torch import nn
 from torch.export import Dim
 from torch.onnx import OperatorExportTypes, TrainingMode
@@ -23,28 +25,7 @@ import onnxplug
 import onnxplug.pipeline
 from onnxplug import CaptureError, MissingRuleError, Rule, UsageError, VerificationError
 from onnxplug.registry.registry import OnnxRegistry
-from onnxplug.torch_onnx.request import ExportWarning
-from onnxplug.torch_onnx.translations import autograd_rules, registered_rules
-
-X = torch.linspace(-2, 2, 8).reshape(2, 4)
-LIB = torch.library.Library("inplace", "DEF")
-LIB.define("cap(Tensor x, float limit, int[] axes) -> Tensor")
-LIB.impl("cap", lambda x, limit, axes: x.clamp(-limit, limit), "CompositeExplicitAutograd")
-LIB.define("twice(Tensor x) -> Tensor")
-LIB.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(4, 3)
-        self.drop = nn.Dropout(0.5)
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.norm(self.drop(self.linear(x)))
-        return result
+from tests.support.torch_onnx_calls import Capped, Net, X, exported, files, net
 
 
 class Triple(torch.autograd.Function):
@@ -63,20 +44,6 @@ class Tripled(nn.Module):
         return result
 
 
-def net() -> Net:
-    return Net().eval()
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
-
-
-def exported(model: Any, args: Any, **options: Any) -> onnxplug.OnnxProgram:
-    program = onnxplug.export(model, args, **options)
-    assert program is not None
-    return program
-
-
 def same(program: onnxplug.OnnxProgram, model: Any, *inputs: torch.Tensor) -> None:
     for result, expected in zip(program(*inputs), [model(*inputs)], strict=True):
         torch.testing.assert_close(result, expected)
@@ -88,7 +55,7 @@ def test_the_signature_is_torchs() -> None:
 
 
 def test_every_parameter_is_in_the_page() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "coming-from-torch-onnx.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "coming-from-torch-onnx.md").read_text(encoding="utf-8")
     rows = {line.split("|")[1].strip().strip("`") for line in page.splitlines() if line.startswith("| `")}
     assert set(inspect.signature(torch.onnx.export).parameters) <= {name for row in rows for name in row.split("`, `")}
 
@@ -398,12 +365,6 @@ def test_optimize_and_do_constant_folding() -> None:
 
 
 # -- translations ------------------------------------------------------------------------------------------------------
-
-
-class Capped(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.inplace.cap(x, 1.5, [0, 1]) + 1
-        return result
 
 
 @pytest.mark.parametrize("dynamo", [True, False])

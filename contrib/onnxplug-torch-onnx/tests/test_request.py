@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_torch_onnx.request import ExportWarning
 from torch import nn
 from torch.onnx import OperatorExportTypes, TrainingMode
 
 import onnxplug
 from onnxplug import OnnxplugError, OpsetError, SaveError, UsageError, as_torch_onnx
-from onnxplug.torch_onnx.request import ExportWarning
-from tests.torch_onnx.test_export import X, exported, files, net
+from tests.support.torch_onnx_calls import X, exported, files, net
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from onnxplug_tools.report.observer import ReportWarning
+from onnxplug_torch_onnx.request import ExportWarning
 
 import onnxplug
 from onnxplug import MissingRuleError, SaveError
-from onnxplug.torch_onnx.request import ExportWarning
+from tests.support.torch_onnx_calls import Capped, X, files, net
 from tests.support.trace_events import check_trace
-from tests.torch_onnx.test_export import Capped, X, files, net
 
 
 def test_report_program_and_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

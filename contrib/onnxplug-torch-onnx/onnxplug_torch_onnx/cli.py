@@ -31,7 +31,7 @@ from onnxplug.registry.target import DEFAULT_RUNTIME
 from onnxplug.text import counted
 
 if TYPE_CHECKING:
-    from onnxplug.torch_onnx.install import Exported
+    from onnxplug_torch_onnx.install import Exported
 
 #: Everything after SCRIPT is the script's, options too.
 SETTINGS = {"allow_interspersed_args": False}
@@ -46,7 +46,7 @@ def run(
     exact: ExactOption = False,
 ) -> None:
     """Run a script as python does, with onnxplug in the place of torch.onnx.export."""
-    from onnxplug.torch_onnx.install import replaced
+    from onnxplug_torch_onnx.install import replaced
 
     target = parse_runtime(runtime)
     chosen, preferred = selection(), preferences()

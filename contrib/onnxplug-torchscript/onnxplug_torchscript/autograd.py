@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from onnxplug import torch_private
-from onnxplug.compat.torchscript import run_symbolic
 from onnxplug.errors import UsageError
 from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import pytree
+from onnxplug_torchscript.symbolic import run_symbolic
 
 NAMESPACE = "onnxplug_autograd"
 _SCHEMA = "(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]"

@@ -9,7 +9,7 @@ import torch
 
 from onnxplug.build.stored import META, Origin
 from onnxplug.errors import UsageError
-from onnxplug.torch_onnx.request import Request, warn
+from onnxplug_torch_onnx.request import Request, warn
 
 if TYPE_CHECKING:
     from onnxplug.program import OnnxProgram

@@ -8,12 +8,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onnxplug.compat.functions import function_body, is_function
-from onnxplug.compat.torchlib import onnxscript_function
 from onnxplug.errors import UsageError
 from onnxplug.kinds import check_mappings
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
+from onnxplug_torch_onnx.functions import function_body, is_function
+from onnxplug_torch_onnx.torchlib import onnxscript_function
 
 _HINT = (
     "Say what it is: rules=[Rule(op, function)] for a converter (g, node), "

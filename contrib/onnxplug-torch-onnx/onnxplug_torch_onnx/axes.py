@@ -12,8 +12,8 @@ from onnxplug.capture.dynamic import inputs_by_name, name_of
 from onnxplug.capture.signature import InputKind
 from onnxplug.errors import UsageError
 from onnxplug.text import type_with_article
-from onnxplug.torch_onnx.request import warn
 from onnxplug.torch_private import pytree
+from onnxplug_torch_onnx.request import warn
 
 if TYPE_CHECKING:
     import onnx_ir as ir

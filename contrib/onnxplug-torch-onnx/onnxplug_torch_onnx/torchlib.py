@@ -10,9 +10,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxplug.compat.binding import Parameter, bind, mismatch, parameters_of
-from onnxplug.compat.functions import function_body, is_function
 from onnxplug.errors import ConversionError, Decline, UsageError
+from onnxplug_torch_onnx.binding import Parameter, bind, mismatch, parameters_of
+from onnxplug_torch_onnx.functions import function_body, is_function
 
 _INSTALL = threading.RLock()
 
@@ -160,7 +160,7 @@ class _Recorder:
         """An onnxscript function: traced into the graph if it is meant to be, a model-local function otherwise."""
         if getattr(function, "traceable", False):
             return function.function(*args, **kwargs)
-        from onnxplug.compat.functions import _called_by, _read, call
+        from onnxplug_torch_onnx.functions import _called_by, _read, call
 
         main, parameters = _read(function)
         known = {f.identifier(): f for f in (_read(other)[0] for other in (function, *_called_by(function)))}

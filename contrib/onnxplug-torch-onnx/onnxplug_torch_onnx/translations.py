@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from onnxplug_torchscript.autograd import autograd_function
+from onnxplug_torchscript.symbolic import registered_symbolics
 from torch.onnx import OperatorExportTypes
 
-from onnxplug.compat.autograd import autograd_function
-from onnxplug.compat.torchscript import registered_symbolics
 from onnxplug.errors import Unsupported
 from onnxplug.registry.names import packet_of, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry

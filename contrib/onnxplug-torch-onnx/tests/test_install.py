@@ -79,7 +79,7 @@ def test_a_module_that_is_imported_meanwhile(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_an_exportable_module_exports_itself() -> None:
-    from tests.torch_onnx.calls import Exportable
+    from tests.support.torch_onnx_calls import Exportable
 
     with as_torch_onnx() as exports:
         program = Exportable().eval().to_onnx(opset_version=18)

@@ -198,3 +198,8 @@ def test_eager_onnxscript_goes_on_beside_an_export() -> None:
 
     check(lambda x, y: torch.ops.ct.mix(x, y), *PAIR, custom_translation_table={torch.ops.ct.mix.default: mixed})
     assert np.asarray(getattr(results[0], "value", results[0])).tolist() == [3.0]
+
+
+def test_public_names_resolve() -> None:
+    assert all(callable(getattr(compat, name)) for name in compat.__all__)
+    assert set(compat.__all__) <= set(dir(compat))

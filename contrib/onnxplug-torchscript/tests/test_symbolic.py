@@ -214,15 +214,3 @@ def test_what_is_registered_with_torch() -> None:
         registration.registry.unregister("cs::pair", 17)
     assert [rule.opset for rule in rules] == [(9, 16), (17, None)]
     check(lambda x: torch.ops.cs.pair(x), torch.randn(3), rules=rules)
-
-
-def test_public_names_are_not_hidden_by_modules() -> None:
-    """A submodule of the name of a function would take its place once it is imported."""
-    import importlib
-    import pkgutil
-
-    modules = {module.name for module in pkgutil.iter_modules(compat.__path__)}
-    assert modules & set(compat.__all__) == set()
-    for module in modules:
-        importlib.import_module(f"onnxplug.compat.{module}")
-    assert all(callable(getattr(compat, name)) for name in compat.__all__)

@@ -20,7 +20,7 @@ import onnxplug
 from tests.support.child import run_fork
 from tests.support.tolerances import looser
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "scripts"
 #: As the first line of a program: what torchvision's missing library would declare.
 VISION = "from tests.support.vision import define_vision_schemas; define_vision_schemas(); import sys; "

@@ -8,8 +8,8 @@ from typing import Any
 import onnx.defs
 import onnx_ir as ir
 
-from onnxplug.compat.binding import Parameter, bind, mismatch, parameters_of
 from onnxplug.errors import ConversionError, Decline, Unsupported, UsageError
+from onnxplug_torch_onnx.binding import Parameter, bind, mismatch, parameters_of
 
 #: Operators whose semantics changed at an opset while the node's form stayed the same.
 _CHANGED = {("Softmax", 13), ("LogSoftmax", 13), ("Hardmax", 13), ("GroupNormalization", 21)}

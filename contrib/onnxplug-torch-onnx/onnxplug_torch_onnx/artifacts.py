@@ -14,7 +14,7 @@ import torch
 from onnxplug.errors import OnnxplugError, SaveError
 from onnxplug.program import OnnxProgram
 from onnxplug.run.files import write_by_torch
-from onnxplug.torch_onnx.request import Request, warn
+from onnxplug_torch_onnx.request import Request, warn
 
 
 class Stages:

@@ -19,7 +19,7 @@ from torch.utils import _pytree
 import onnxplug
 from tests.support.sampling import rotated
 from tests.support.tolerances import looser
-from tests.torch_onnx.calls import CALLS, Call, tensors_of
+from tests.support.torch_onnx_calls import CALLS, Call, tensors_of
 
 
 def exported(export: Any, call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
