@@ -28,7 +28,7 @@ from onnxplug.capture.size_guards import bound_warnings, size_guards, warning_te
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.host import Patch
+from onnxplug.plugin_api import Patch
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, unset_fake_temporarily, warn_if_untested
 from onnxplug.warn import warn

@@ -48,6 +48,7 @@ from onnxplug.observers import span
 from onnxplug.packages import PACKAGES, distribution_of, missing_package
 from onnxplug.registry.rule import load_object
 from onnxplug.text import did_you_mean, printable, shortened
+from onnxplug.version import VERSION
 
 #: The exit status of a program that SIGINT ended, as shells have it.
 _INTERRUPTED = 130
@@ -154,9 +155,7 @@ app.command()(plugin_options(ops))
 
 def _version(asked: bool) -> None:
     if asked:
-        import onnxplug
-
-        sys.stdout.write(f"onnxplug {onnxplug.__version__}\n")
+        sys.stdout.write(f"onnxplug {VERSION}\n")
         raise typer.Exit()
 
 
@@ -227,8 +226,9 @@ def export(
         with progress() as shown:
             shown("loading")
             with span("loading"):
-                import onnxplug
                 from onnxplug.arguments import check_destination, check_verifiable
+                from onnxplug.exporter import to_onnx
+                from onnxplug.fake import fake_weights
                 from onnxplug.opsets import resolve_opsets
                 from onnxplug.run.checkpoint import open_checkpoint
                 from onnxplug.run.save import check_settings
@@ -245,7 +245,7 @@ def export(
                         raise UsageError(error.message, hint=error.hint) from None
                 if verify:
                     check_verifiable(resolve_opsets(options["opset_version"])[""])
-                with onnxplug.fake_weights() if weights else contextlib.nullcontext():
+                with fake_weights() if weights else contextlib.nullcontext():
                     loaded = load_for_export(target, specs, pretrained=pretrained)
             options |= {
                 "kwargs": loaded.kwargs,
@@ -254,7 +254,7 @@ def export(
                 "report": report is not None,
             }
             if names is not None:
-                chain = onnxplug.to_onnx(
+                chain = to_onnx(
                     loaded.model,
                     loaded.args,
                     output,
@@ -264,7 +264,7 @@ def export(
                     **options,
                 )
             else:
-                program = onnxplug.to_onnx(loaded.model, loaded.args, **options)
+                program = to_onnx(loaded.model, loaded.args, **options)
                 found = None
                 if verify:
                     shown("verification")

@@ -14,6 +14,7 @@ from onnxplug.build.names import Names
 from onnxplug.build.scope import graphs_of, nodes_of, used_by
 from onnxplug.build.stored import WeightTensor
 from onnxplug.finish.empty import keep_empty
+from onnxplug.version import VERSION
 
 PRODUCER = "onnxplug"
 
@@ -41,7 +42,7 @@ def finish(
         graph,
         ir_version=ir_version(g.opset),
         producer_name=PRODUCER,
-        producer_version=_version(),
+        producer_version=VERSION,
         functions=functions,
         metadata_props=dict(metadata or {}),
     )
@@ -51,12 +52,6 @@ def ir_version(opset: int) -> int:
     """The oldest ONNX IR version that carries the opset; 8 at least, for model-local functions."""
     known = onnx.helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", opset))
     return max(8, int(known) if known is not None else 8)
-
-
-def _version() -> str:
-    import onnxplug
-
-    return onnxplug.__version__
 
 
 def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], names: Names) -> set[tuple[str, str]]:

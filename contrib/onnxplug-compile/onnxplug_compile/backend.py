@@ -15,7 +15,6 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from onnxplug.alignment import Recipe
 from onnxplug.capture.attention import let_dynamo_trace_masks
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, UsageError
@@ -23,6 +22,7 @@ from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
 from onnxplug.pipeline import Conversion, plugins_of_call
 from onnxplug.registry.target import Target, check_runtime
+from onnxplug.run.alignment import Recipe
 from onnxplug.run.kernels import (
     CallHost,
     Kernels,
