@@ -31,7 +31,7 @@ def onnxplug_info():
 """
 _MEASURE = """
 import gc, json, time
-import torch, onnxplug.exporter, onnxplug.rewrite.patterns, onnxplug.plugins.builtin  # what an export has in memory anyway
+import torch, onnxplug.exporter, onnxplug.rewrites.patterns, onnxplug.plugins.builtin  # what an export has in memory anyway
 from types import SimpleNamespace
 from onnxplug.plugins.manager import registry_for
 from onnxplug.registry.target import Target

@@ -15,7 +15,6 @@ from onnxplug.version import VERSION as __version__
 _HOME = {
     "to_onnx": "exporter",
     "OnnxProgram": "program",
-    "OnnxPieces": "pieces.pieces",
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
     "Functions": "finish.outline.wanted",
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from onnxplug_tools.diagnosis.bisect import bisect as bisect
     from onnxplug_tools.diagnosis.diagnose import Diagnosis as Diagnosis
     from onnxplug_tools.diagnosis.diagnose import diagnose as diagnose
+    from onnxplug_tools.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug_torch_onnx.export import export as export
     from onnxplug_torch_onnx.install import as_torch_onnx as as_torch_onnx
 
@@ -131,7 +131,6 @@ if TYPE_CHECKING:
     from onnxplug.interpret.node import FxNode as FxNode
     from onnxplug.metadata import Metadata as Metadata
     from onnxplug.observers import Observer as Observer
-    from onnxplug.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug.plugin_api import (
         Domain as Domain,
     )

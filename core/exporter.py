@@ -13,8 +13,8 @@ from onnxplug.packages import load
 from onnxplug.program import OnnxProgram
 
 if TYPE_CHECKING:
+    from onnxplug import OnnxPieces
     from onnxplug.options import Call
-    from onnxplug.pieces.pieces import OnnxPieces
 else:
     Call = ExportOptions
 

@@ -23,7 +23,8 @@ PACKAGES = {
     "report=": "onnxplug_tools.report.observer:observer",
     "profile=": "onnxplug_tools.profiling.observer:observer",
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
-    "pieces=": "onnxplug.pieces.pieces:export_pieces",
+    "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
+    "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{f"onnxplug {name}": "onnxplug_tools" for name in ("inspect", "compare", "bench", "diagnose", "bisect")},
 }
 

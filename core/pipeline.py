@@ -301,8 +301,8 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         domains={d.name: d.version for d in domains},
         schemas={d.name: d.schemas for d in domains},
         expressions=symbols.expressions,
+        events=events().details,
     )
-    builder.events = events().details
     bound = conversion.registry.bind(target)
     metadata = conversion.metadata
     describer = Describer(Metadata("full", metadata.absolute_paths) if conversion.describes_all else metadata)

@@ -37,7 +37,7 @@ def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:
 @hookimpl
 def onnxplug_rewrites() -> Iterable[Any]:
     """The builtin rewrites."""
-    from onnxplug.rewrite import attention, columns, norms, onnxruntime, patterns, quantised
+    from onnxplug.rewrites import attention, columns, norms, onnxruntime, patterns, quantised
 
     modules = (patterns, onnxruntime, quantised, norms, columns, attention)
     return [rewrite for module in modules for rewrite in module.REWRITES]

@@ -61,6 +61,7 @@ def bisect():
 for name, ask in {
     "profile=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), profile=True),
     "report=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), report=True),
+    "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
     "intermediates=True": lambda: program.verify(intermediates=True),
     "onnxplug.bisect": bisect,
     "onnxplug.diagnose": lambda: onnxplug.diagnose,
@@ -78,7 +79,7 @@ assert "bisect" not in onnxplug.__all__ and "diagnose" not in dir(onnxplug)
 """
     printed = run_python(folder, "-c", ALONE + code, fresh=True)
     for package, names in {
-        "onnxplug-tools": "profile= report= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench",
+        "onnxplug-tools": "profile= report= pieces= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
     }.items():
         for name in names.split():

@@ -33,8 +33,7 @@ from onnxplug.observers import Events
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 Value = ir.Value
-Mark = tuple[int, int, int]
-"""The numbers of nodes, of records of sizes and of domains."""
+Mark = tuple[int, int, int]  # the numbers of nodes, of records of sizes and of domains
 
 _INT = {int}
 _first = itemgetter(0)
@@ -53,6 +52,7 @@ class GraphBuilder:
         kernels: The runtime's kernels; what none is for is computed in a wider element type. ``None``: not known.
         exact: Whether special values must be exact where that costs time.
         expressions: Name of a dynamic size to its sympy expression.
+        events: Who is told of what the builder spends time on; ``None``: nobody.
 
     Attributes:
         op: The operators of ai.onnx at the target opset.
@@ -79,6 +79,7 @@ class GraphBuilder:
         exact: bool = False,
         kernels: Kernels | None = None,
         expressions: Mapping[str, Any] | None = None,
+        events: Events | None = None,
     ) -> None:
         self.opsets: dict[str, int] = dict(opsets)
         self.opset: int = self.opsets[""]
@@ -98,8 +99,7 @@ class GraphBuilder:
         self._domains = Domains(self, domains or {}, schemas or {})
         self._constants: dict[Any, Value] = {}
         self._attributes = Attributes(self.sizes.describe)
-        #: Who is told of what the builder spends time on, where someone is.
-        self.events: Events | None = None
+        self.events = events
 
     # -- emission ------------------------------------------------------------------------------------------------------
 

@@ -70,9 +70,6 @@ PretrainedOption = Annotated[
 DynamicOption = Annotated[
     list[str] | None, _option("--dynamic", "'x=batch,_,_,_': names of dynamic axes", "SPEC", NAMES)
 ]
-OpsetOption = Annotated[str | None, flag("opset_version")]
-OptimizeOption = Annotated[bool, flag("optimize")]
-ModeOption = Annotated[bool | None, flag("strict")]
 MetadataOption = Annotated[str | None, flag("metadata")]
 AbsolutePathsOption = Annotated[
     bool, _option("--absolute-paths", "The metadata name source files by their whole paths", group=GRAPH)

@@ -19,7 +19,7 @@ from onnxplug.progress import Display, displayed
 from onnxplug.text import shortened, value_text
 
 if TYPE_CHECKING:
-    from onnxplug.pieces.pieces import OnnxPieces
+    from onnxplug import OnnxPieces
     from onnxplug.program import OnnxProgram
 
 #: Characters of a message: those of a name that has a million of them would hide it.

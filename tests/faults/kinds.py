@@ -18,9 +18,9 @@ import onnx
 import pytest
 import torch
 from onnxplug_compile.cache import path_of, read_model, write_model
+from onnxplug_tools.pieces.stamp import KEY
 
 import onnxplug
-from onnxplug.pieces.stamp import KEY
 
 #: Old and new: what the numbers of everything that is written are.
 OLD, NEW = 1.0, 2.0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import onnxplug
-from onnxplug.rewrite import attention
+from onnxplug.rewrites import attention
 from tests.support.forms import AUTO, Form, check_form, stirred
 
 REWRITES = {rewrite.name: rewrite for rewrite in attention.REWRITES}

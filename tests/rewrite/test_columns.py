@@ -13,7 +13,7 @@ from torch import nn
 
 import onnxplug
 from onnxplug.plugins.manager import registry_for
-from onnxplug.rewrite import columns
+from onnxplug.rewrites import columns
 
 AUTO = torch.export.Dim.AUTO
 HEADS, SIZE = 2, 8

@@ -14,7 +14,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.errors import ConversionError, UsageError
 from onnxplug.finish.finish import finish
 from onnxplug.rewrite.driver import run_rewrites
-from onnxplug.rewrite.patterns import REWRITES
+from onnxplug.rewrites.patterns import REWRITES
 from onnxplug.run.session import Runner
 
 

@@ -17,7 +17,7 @@ from onnxplug.build.inference.dims import dims_of
 from onnxplug.build.matching import attribute_values, int_attribute, is_op, made_by, only_reader, reads, used_once
 from onnxplug.build.quantized import REDUCED
 from onnxplug.build.scope import graphs_of
-from onnxplug.rewrite.onnxruntime import consumers, workaround
+from onnxplug.rewrites.onnxruntime import consumers, workaround
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder

@@ -6,7 +6,7 @@ import pprint
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from onnxplug.pieces.stamp import KEY
+from onnxplug_tools.pieces.stamp import KEY
 
 
 class Step(NamedTuple):

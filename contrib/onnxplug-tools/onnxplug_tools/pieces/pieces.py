@@ -22,9 +22,6 @@ from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageErro
 from onnxplug.fake import check_model
 from onnxplug.observers import span, stage
 from onnxplug.options import ExportOptions
-from onnxplug.pieces.record import RecordedCall, Run, Source, record
-from onnxplug.pieces.script import Step, program_text
-from onnxplug.pieces.stamp import KEY, stamp
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
 from onnxplug.run.files import write_whole
@@ -32,6 +29,9 @@ from onnxplug.run.inputs import ATTEMPTS, resized_inputs
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import pytree
 from onnxplug.version import VERSION
+from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
+from onnxplug_tools.pieces.script import Step, program_text
+from onnxplug_tools.pieces.stamp import KEY, stamp
 
 CHAIN = "chain.py"
 CONSTANTS = "constants.npz"

@@ -1,0 +1,35 @@
+"""What `diagnose` and `bisect` are asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnxplug.progress import Display
+
+
+def export_of(
+    target: str,
+    inputs: Sequence[str] | None,
+    dynamic: Sequence[str] | None,
+    pretrained: bool,
+    options: Mapping[str, Any],
+    shown: Display,
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The model and the inputs of a command line, and the options with which ``to_onnx`` would export it.
+
+    Args:
+        target, inputs, dynamic, pretrained: Values of the command's parameters.
+        options: Options of ``to_onnx`` with flags of their own.
+        shown: Where progress is shown.
+    """
+    from onnxplug.cli.inputs import parse_dynamic, parse_input
+    from onnxplug.cli.options import registry
+    from onnxplug.cli.targets import load_for_export
+
+    shapes = parse_dynamic(dynamic or [])
+    specs = [parse_input(text) for text in inputs or []]
+    shown("loading")
+    loaded = load_for_export(target, specs, pretrained=pretrained)
+    found = {"kwargs": loaded.kwargs, "dynamic_shapes": shapes, "progress": shown, "registry": registry(), **options}
+    return loaded.model, loaded.args, found

@@ -1,0 +1,1 @@
+"""Rewrites: patterns of several nodes that have a better form; each module has a table ``REWRITES``."""
