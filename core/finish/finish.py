@@ -32,19 +32,20 @@ def finish(
         g: The builder of the graph.
         graph: The graph; its initializers are registered here.
         tensors: The tensors of the values that the model's weights are stored in.
-        metadata: Metadata of the model.
+        metadata: What the graph says of itself. Tools that update a dictionary by a model's own metadata (ONNX Runtime's
+            QNN preprocessing) fail on any.
     """
     keep_empty(graph, g.opset)
     used = _register_initializers(graph, {**tensors, **g.weights.derived_tensors()}, g.names)
     functions = _called(g.functions.defined.values(), used)
     _prune_imports(graph, used, functions)
+    graph.metadata_props.update(metadata or {})
     return ir.Model(
         graph,
         ir_version=ir_version(g.opset),
         producer_name=PRODUCER,
         producer_version=VERSION,
         functions=functions,
-        metadata_props=dict(metadata or {}),
     )
 
 

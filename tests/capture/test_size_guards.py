@@ -225,7 +225,7 @@ def test_a_known_bound_is_applied(model: Any, wanted: str) -> None:
         program = onnxplug.to_onnx(model, inputs, dynamic_shapes=shapes, strict=wanted == "strict" or None, report=True)
     said = [str(w.message).partition(":")[0] for w in caught]
     assert said == (["the exported model is right only where n <= 64"] if model is limited else [])
-    assert '"n": {"min": 0, "max": 64}' in program.model.metadata_props["onnxplug.dimensions"]
+    assert '"n": {"min": 0, "max": 64}' in program.model.graph.metadata_props["onnxplug.dimensions"]
     assert program.captured is not None
     bounds = [(bound.text(program.captured.dim_names), bound.place) for bound in program.captured.bounds]
     assert [text for text, _ in bounds] == ["n <= 64"]
@@ -244,7 +244,7 @@ def test_a_long_table() -> None:
     inputs = torch.randn(2, 5, 4), torch.ones(2, 5)
     shapes = {"x": {0: "b", 1: "n"}, "mask": {0: "b", 1: "n"}}
     program = onnxplug.to_onnx(Positions(9999).eval(), inputs, dynamic_shapes=shapes)
-    assert '"n": {"min": 0, "max": 9999}' in program.model.metadata_props["onnxplug.dimensions"]
+    assert '"n": {"min": 0, "max": 9999}' in program.model.graph.metadata_props["onnxplug.dimensions"]
 
 
 def test_a_slice_of_a_table_beyond_its_end_is_no_bound() -> None:

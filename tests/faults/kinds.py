@@ -163,7 +163,7 @@ def _chain(folder: Path) -> float | None:
 
 
 def _mark(path: Path) -> str:
-    return next(p.value for p in onnx.load(path, load_external_data=False).metadata_props if p.key == KEY)
+    return onnx.load(path, load_external_data=False).graph.doc_string
 
 
 def _artifacts(folder: Path, value: float) -> None:
