@@ -98,8 +98,8 @@ def test_every_rewrite_has_a_form() -> None:
 
 @pytest.mark.parametrize("target", [None, "onnxruntime:cpu", "onnxruntime"])
 @pytest.mark.parametrize("name", ["norm of a sum", "root mean square"])
-def test_the_forms_are_onnx_runtimes(name: str, target: str | None) -> None:
-    """Portable ONNX keeps the plain form."""
+def test_the_forms_of_targets(name: str, target: str | None) -> None:
+    """What one runtime alone computes faster is not the default's."""
     program = onnxplug.to_onnx(
         stirred(FORMS[name].module(), 1),
         (torch.randn(2, 5, 16),),
@@ -107,7 +107,7 @@ def test_the_forms_are_onnx_runtimes(name: str, target: str | None) -> None:
         target=target,
         dynamic_shapes=({0: AUTO},),
     )
-    assert FORMS[name].is_in(program) == (target is not None)
+    assert FORMS[name].is_in(program) == (target == "onnxruntime:cpu" or name == "root mean square")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
