@@ -16,7 +16,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,9 +162,7 @@ MODELS: dict[str, ZooModel] = {
         {"batch": 2},
         {"x": {0: "batch"}},
     ),
-    "graph": ZooModel(
-        Graphs, _draw_graph, {"nodes": 20, "edges": 60}, {"x": {0: "nodes"}, "edges": {1: "edges"}}
-    ),
+    "graph": ZooModel(Graphs, _draw_graph, {"nodes": 20, "edges": 60}, {"x": {0: "nodes"}, "edges": {1: "edges"}}),
 }
 
 
@@ -216,8 +213,7 @@ def consume(consumer: str, files: Iterable[dict[str, Any]], seconds: float = 300
             command,
             input=lines,
             text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
             timeout=seconds * len(files),
         )
@@ -302,9 +298,10 @@ def main() -> None:
     files: dict[str, dict[str, Any]] = {}
     for name in arguments.models:
         target = None if arguments.target == "none" else arguments.target
-        made = {who: exported(name, who, fresh, target) for who, fresh in (
-            ("onnxplug", not arguments.kept), ("torch.onnx", arguments.fresh)
-        )}
+        made = {
+            who: exported(name, who, fresh, target)
+            for who, fresh in (("onnxplug", not arguments.kept), ("torch.onnx", arguments.fresh))
+        }
         files[name] = {who: file for who, file in made.items() if file is not None}
     found: dict[str, dict[str, dict[str, int | str]]] = {}
     for consumer in arguments.consumers:
@@ -314,7 +311,9 @@ def main() -> None:
         for (name, who), outcome in zip(places, outcomes, strict=True):
             found[consumer][name][who] = outcome
         of_consumer, counted = found[consumer], TITLES[consumer][1]
-        console.print(f"{consumer}: {cell(of_consumer, 'onnxplug', counted)} / {cell(of_consumer, 'torch.onnx', counted)}")
+        console.print(
+            f"{consumer}: {cell(of_consumer, 'onnxplug', counted)} / {cell(of_consumer, 'torch.onnx', counted)}"
+        )
         for line in behind(consumer, of_consumer):
             console.print(f"    {line}", markup=False)
     (OUT / "outcomes.json").write_text(json.dumps(found, indent=1))

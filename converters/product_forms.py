@@ -358,7 +358,9 @@ _SLOWER_SPLIT = "products of some columns each cost less than one product and a 
 
 RULES: list[Rule] = [
     *[
-        Rule(f"aten::{name}", product_of_rows, target="onnxruntime:cpu", when=_taken_apart_of_gemm, reason=_SLOWER_SPLIT)
+        Rule(
+            f"aten::{name}", product_of_rows, target="onnxruntime:cpu", when=_taken_apart_of_gemm, reason=_SLOWER_SPLIT
+        )
         for name in ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int")
     ],
     *[

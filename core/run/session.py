@@ -148,7 +148,8 @@ class Runner:
         self._custom = custom_operators(model)
         self._host = host
         self._portable = (
-            not isinstance(model, str) and (model.graph.metadata_props.get(TARGET) or model.meta.get(TARGET)) in _PORTABLE
+            not isinstance(model, str)
+            and (model.graph.metadata_props.get(TARGET) or model.meta.get(TARGET)) in _PORTABLE
         )
         self._kernels = Kernels()
         if self._custom.domains:

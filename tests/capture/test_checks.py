@@ -156,7 +156,7 @@ def test_what_torchs_own_check_states_is_not_said(strict: bool) -> None:
             torchs_check, (torch.randn(5, 4),), dynamic_shapes=({0: "b", 1: "n"},), strict=strict
         )
     assert not [w for w in caught if "b <= 8" in str(w.message)]
-    assert program.model.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
+    assert program.model.graph.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
 
 
 def suppressed(x: torch.Tensor) -> torch.Tensor:

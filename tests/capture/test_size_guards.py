@@ -100,7 +100,7 @@ def test_a_check_is_a_bound_that_is_said(strict: bool) -> None:
     """Whether the other side raises or computes is not looked at: the model is right within the bound in both cases."""
     with pytest.warns(UserWarning, match=r"right only where b <= 8: the model's code at .*test_size_guards\.py:\d+"):
         program = onnxplug.to_onnx(checked, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},), strict=strict)
-    assert program.model.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
+    assert program.model.graph.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
     assert max(case.sizes["b"] for case in program.verify(seeds=range(6)).cases) <= 8
 
 
@@ -477,7 +477,7 @@ def test_what_torch_check_states_is_a_range_and_no_warning(strict: bool) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         program = onnxplug.to_onnx(stated, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},), strict=strict)
-    assert program.model.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
+    assert program.model.graph.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
 
 
 def test_a_lower_bound_is_a_range() -> None:
@@ -486,7 +486,7 @@ def test_a_lower_bound_is_a_range() -> None:
 
     with pytest.warns(UserWarning, match="right only where b >= 4:"):
         program = onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},))
-    assert program.model.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 4}}'
+    assert program.model.graph.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 4}}'
     assert min(case.sizes["b"] for case in program.verify(seeds=range(6)).cases) >= 4
 
 

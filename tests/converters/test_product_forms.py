@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import onnxplug
-from onnxplug.rewrite import patterns
+from onnxplug.rewrites import patterns
 from tests.support.forms import AUTO, Form, check_form, stirred
 
 
@@ -288,8 +288,6 @@ def test_a_rule_of_the_call_goes_first() -> None:
 
     module = stirred(FORMS["unbind of heads"].module(), 1)
     rule = onnxplug.Rule("aten::unbind.int", unbind)
-    program = onnxplug.to_onnx(
-        module, (torch.randn(2, 5, 16),), plugins=[], rules=[rule], target="onnxruntime:cpu"
-    )
+    program = onnxplug.to_onnx(module, (torch.randn(2, 5, 16),), plugins=[], rules=[rule], target="onnxruntime:cpu")
     assert asked == ["aten::unbind.int"]
     assert FORMS["unbind of heads"].is_in(program)

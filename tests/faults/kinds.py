@@ -18,7 +18,6 @@ import onnx
 import pytest
 import torch
 from onnxplug_compile.cache import path_of, read_model, write_model
-from onnxplug_tools.pieces.stamp import KEY
 
 import onnxplug
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import onnxplug
-from onnxplug.rewrite import norms, patterns
+from onnxplug.rewrites import norms, patterns
 from tests.support.forms import AUTO, Form, check_form, stirred
 
 FAST = {"transposed_weight", *(rewrite.name for rewrite in norms.REWRITES)}

@@ -1,4 +1,4 @@
-"""What tells the files of one save of pieces from those of another: each graph's ``doc_string`` is it, and ``chain.py`` compares."""
+"""What tells the files of one save of pieces from others: the ``doc_string`` of each graph, which ``chain.py`` compares."""
 
 from __future__ import annotations
 
