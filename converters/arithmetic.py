@@ -16,7 +16,6 @@ from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
-from onnxplug.registry.target import is_onnxruntime_cpu
 
 _LAYER_NORM = torch.ops.aten.layer_norm.default
 
@@ -52,7 +51,7 @@ def sum_before_norm(g: GraphBuilder, node: FxNode) -> Value:
 
     ``Sum`` instead of ``Add``, as the rewrite of that name does it for sums of other converters.
     """
-    if not g.optimize or not is_onnxruntime_cpu(g.runtime):
+    if not g.optimize:
         raise Decline("the plain form is asked for")
     return g.op.Sum(*node.args[:2])
 
@@ -111,7 +110,7 @@ RULES: list[Rule] = [
         "aten::add.Tensor",
         sum_before_norm,
         opset=(17, None),
-        target="onnxruntime",
+        target="onnxruntime:cpu",
         when=_before_norm,
         reason="ONNX Runtime fuses Add and LayerNormalization into an operator that is slower than both on the CPU",
     ),

@@ -253,11 +253,16 @@ def _bias_and_seen_rows(g: GraphBuilder, mask: Value, dtype: ir.DataType) -> tup
     """
     last = rank_of(mask) - 1
     if mask.dtype == BOOL:
-        some = g.op.Greater(reduce(g, "ReduceSum", g.cast(mask, dtype), [last], True), g.const(0.0, dtype))
-        return _bias(g, g.op.Or(mask, g.op.Not(some)), dtype), g.cast(some, dtype)
+        some = g.op.Greater(reduce(g, "ReduceSum", _as_number(g, mask, dtype), [last], True), g.const(0.0, dtype))
+        return _bias(g, g.op.Or(mask, g.op.Not(some)), dtype), _as_number(g, some, dtype)
     bias = g.cast(mask, dtype)
     hidden = g.op.Equal(reduce(g, "ReduceMax", bias, [last], True), g.const(float("-inf"), dtype))
-    return g.op.Where(hidden, g.const(0.0, dtype), bias), g.cast(g.op.Not(hidden), dtype)
+    return g.op.Where(hidden, g.const(0.0, dtype), bias), _as_number(g, g.op.Not(hidden), dtype)
+
+
+def _as_number(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
+    """1 where a mask is true, else 0: tools that make a model's floats narrower leave the type that a Cast names as it is."""
+    return g.op.Where(x, g.const(1.0, dtype), g.const(0.0, dtype))
 
 
 def _causal(g: GraphBuilder, query: Value, key: Value, later: Value | None = None) -> Value:

@@ -28,7 +28,6 @@ from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode, schema_parameters
 from onnxplug.registry.names import packet_of, qualified_name
 from onnxplug.registry.rule import Rule
-from onnxplug.registry.target import is_onnxruntime_cpu
 
 #: More products than this cost more time than they save, and so do narrower ones.
 _MOST_PARTS, _NARROWEST = 4, 32
@@ -323,7 +322,7 @@ def _columns(sizes: Sequence[int], axis: int, start: int, end: int) -> Callable[
 
 
 def _optimized(g: GraphBuilder, node: FxNode) -> bool:
-    return g.optimize and not node.derived and is_onnxruntime_cpu(g.runtime)
+    return g.optimize and not node.derived
 
 
 def _static_product(sizes: Iterable[Any]) -> int | None:
@@ -359,11 +358,13 @@ _SLOWER_SPLIT = "products of some columns each cost less than one product and a 
 
 RULES: list[Rule] = [
     *[
-        Rule(f"aten::{name}", product_of_rows, target="onnxruntime", when=_taken_apart_of_gemm, reason=_SLOWER_SPLIT)
+        Rule(
+            f"aten::{name}", product_of_rows, target="onnxruntime:cpu", when=_taken_apart_of_gemm, reason=_SLOWER_SPLIT
+        )
         for name in ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int")
     ],
     *[
-        Rule(f"aten::{name}", parts_of_product, target="onnxruntime", when=_of_product, reason=_SLOWER_SPLIT)
+        Rule(f"aten::{name}", parts_of_product, target="onnxruntime:cpu", when=_of_product, reason=_SLOWER_SPLIT)
         for name in (
             "unbind.int",
             "split.Tensor",
@@ -378,7 +379,7 @@ RULES: list[Rule] = [
         )
     ],
     *[
-        Rule(f"aten::{name}", part_of_product, target="onnxruntime", when=_of_product, reason=_SLOWER_SPLIT)
+        Rule(f"aten::{name}", part_of_product, target="onnxruntime:cpu", when=_of_product, reason=_SLOWER_SPLIT)
         for name in ("select.int", "slice.Tensor", "narrow.default")
     ],
 ]

@@ -19,6 +19,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.dtypes import to_onnx_dtype, to_torch_dtype
+from onnxplug.build.quantized import REDUCED
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
 from onnxplug.converters.helpers.casts import convert_dtype
@@ -197,11 +198,13 @@ def dequantize_per_tensor(g: GraphBuilder, node: FxNode) -> Value:
     Also the overload whose numbers are tensors. Torch converts first: bytes and their differences are exact in float16, but not in
     bfloat16, where it rounds after the subtraction.
     """  # noqa: E501
-    x, scale, zero_point = node.args[:3]
+    x, scale, zero_point, low, high = node.args[:5]
     dtype = node.dtype
     if x.dtype in _BYTES and dtype in (FLOAT, FLOAT16) and _holds(x.dtype, zero_point):
-        zero = _parameter(g, zero_point, x.dtype)
-        return g.cast(g.op.DequantizeLinear(x, _parameter(g, scale, FLOAT), zero), dtype)
+        result = g.op.DequantizeLinear(x, _parameter(g, scale, FLOAT), _parameter(g, zero_point, x.dtype))
+        if isinstance(low, int) and isinstance(high, int) and 0 <= low <= high < 128:
+            result.meta[REDUCED] = True
+        return g.cast(result, dtype)
     if x.dtype == INT32 and dtype == FLOAT and not isinstance(zero_point, Value) and zero_point == 0:
         return g.op.DequantizeLinear(x, _parameter(g, scale, FLOAT))
     inner = DOUBLE if dtype == DOUBLE else FLOAT

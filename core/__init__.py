@@ -10,8 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.packages import PACKAGES, load, public_modules, public_names
-
-__version__ = "0.1.0"
+from onnxplug.version import VERSION as __version__
 
 _HOME = {
     "to_onnx": "exporter",

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import Domain, Evaluator
-
-Patch = AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
-"""What holds during capture: a context manager, or a function that makes one."""
+from onnxplug.plugin_api import Domain, Evaluator, Patch
 
 
 class RuntimeHost(Protocol):

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+#: The headings of options in ``--help``.
+NAMES, WEIGHTS, GRAPH = "Inputs and outputs", "Weights", "The ONNX graph"
+CAPTURE, CHECKS = "Capture by torch.export", "Verification and reports"
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -44,12 +48,14 @@ class Flag:
     Attributes:
         names: As ``typer`` takes them: ``"--exact"``, ``"--optimize/--no-optimize"``.
         help: What ``--help`` says.
-        metavar: What ``--help`` shows for its value.
+        metavar: What ``--help`` shows for its value; nothing by default, as for a flag without one.
+        group: The heading in ``--help`` under which it stands.
     """
 
     names: str
     help: str
-    metavar: str | None = None
+    metavar: str = ""
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,18 +108,18 @@ class _OptionsOfTorch:
         None,
         "Names of the graph's inputs, in order: one for each, or one for each argument, whose parts are called ``past_0_key`` "
         "and so on. Fewer are an error.",
-        Flag("--input-names", "Names of the inputs, separated by commas"),
+        Flag("--input-names", "Names of the inputs, separated by commas", metavar="NAMES", group=NAMES),
     )
     output_names: Sequence[str] | None = _option(
         None,
         "Names of the graph's outputs, in order: one for each, or one for each result. Fewer are an error, but for results that "
         "are no nested ones.",
-        Flag("--output-names", "Names of the outputs, separated by commas"),
+        Flag("--output-names", "Names of the outputs, separated by commas", metavar="NAMES", group=NAMES),
     )
     opset_version: int | Mapping[str, int] | None = _option(
         None,
         'Version of ai.onnx, or of several domains (``{"": 21, "com.microsoft": 1}``). The opset asked for is the opset emitted.',
-        Flag("--opset", "21, or 21,com.microsoft=1"),
+        Flag("--opset", "21, or 21,com.microsoft=1", metavar="N", group=GRAPH),
     )
     custom_translation_table: Mapping[Any, Any] | None = _option(
         None,
@@ -123,7 +129,7 @@ class _OptionsOfTorch:
     optimize: bool = _option(
         True,
         "Fold, share and rewrite; ``False`` gives the plain translation.",
-        Flag("--optimize/--no-optimize", "Simplify and rewrite the graph"),
+        Flag("--optimize/--no-optimize", "Simplify and rewrite the graph", group=GRAPH),
     )
 
 
@@ -136,7 +142,11 @@ class CommonOptions:
         "Call an output that is the new value of an input after it: that of ``past_key_values.0.key`` is ``present.0.key``, that "
         "of ``state`` is ``present_state``. It is one that the model returns under the input's name, or an input that the model "
         "writes.",
-        Flag("--present-names", "Call the new value of the input past_key_values… present…, of state present_state"),
+        Flag(
+            "--present-names",
+            "Call the new value of the input past_key_values… present…, of state present_state",
+            group=NAMES,
+        ),
     )
     rules: Iterable[Rule] = _option(
         (), "Rules of this export alone; they go before every plugin's and the builtin ones."
@@ -156,56 +166,77 @@ class CommonOptions:
         'The runtime that the model is made for: ``"onnxruntime"``, or one part of it, ``"onnxruntime:cpu"`` (what its CPU kernels '
         "lack for a dtype is computed in float32), or a name that a plugin knows. ``None`` gives portable ONNX, without the forms "
         "that are there for one runtime's kernels alone.",
-        Flag("--target", "Runtime that runs the model: onnxruntime, onnxruntime:cpu, …; none: portable ONNX"),
+        Flag(
+            "--target",
+            "Runtime that runs the model: onnxruntime, onnxruntime:cpu, …; none: portable ONNX",
+            metavar="NAME",
+            group=GRAPH,
+        ),
     )
     exact: bool = _option(
         False,
         "NaN, infinities, ties and integers beyond 2**53 as in PyTorch also where that takes more than the plain ONNX operator; "
         "docs/numerics.md lists what differs without it, and both costs.",
-        Flag("--exact", "NaN, infinities, ties and huge integers as in PyTorch, whatever it costs in time"),
+        Flag(
+            "--exact", "NaN, infinities, ties and huge integers as in PyTorch, whatever it costs in time", group=GRAPH
+        ),
     )
     functions: Functions | Iterable[type[Any] | str] | bool | None = _option(
         None,
         "``True``: modules that the model repeats become ONNX functions, called with their weights; classes of modules, or their "
         "names: these do. ``Functions(classes, domain)`` also says in which domain.",
-        Flag("--functions", "Modules that the model repeats become ONNX functions"),
+        Flag("--functions", "Modules that the model repeats become ONNX functions", group=GRAPH),
     )
     verify: bool = _option(
         False,
         "Compare the result with eager PyTorch, on these inputs and on others.",
-        Flag("--verify", "Compare with PyTorch at several sizes"),
+        Flag("--verify", "Compare with PyTorch at several sizes", group=CHECKS),
     )
     strict: bool | None = _option(
         None,
         "``torch.export``'s mode; ``None`` tries the non-strict one first.",
-        Flag("--strict/--no-strict", "torch.export's mode"),
+        Flag("--strict/--no-strict", "torch.export's mode", group=CAPTURE),
     )
     capture: str = _option(
         "calls",
         '``"calls"`` traces one of the operator calls that are equal in kind, and repeats its nodes for the others; ``"whole"`` '
         "traces each. The program is the same.",
-        Flag("--capture", "calls: one of equal operator calls is traced; whole: each is"),
+        Flag(
+            "--capture", "calls: one of equal operator calls is traced; whole: each is", metavar="MODE", group=CAPTURE
+        ),
         choices=_CAPTURES,
     )
     mutations: str = _option(
         "outputs",
         '``"outputs"``: the new values of buffers and inputs that the model writes are outputs, ``NAME_out``, after its results. '
         '``"ignore"`` leaves them away, as ``torch.onnx.export`` does.',
-        Flag("--mutations", "outputs: what the model writes is among the outputs; ignore: it is left away"),
+        Flag(
+            "--mutations",
+            "outputs: what the model writes is among the outputs; ignore: it is left away",
+            metavar="KIND",
+            group=GRAPH,
+        ),
         choices=_MUTATIONS,
     )
     checks: bool = _option(
         False,
         "Put what is known of the sizes into the graph too: ranges, equal names, expressions, and the conditions on sizes that the "
         "model's code branches on. The model fails at run time where one does not hold, and the message says which.",
-        Flag("--checks", "The model fails where sizes are not what the export knows of them, and says why"),
+        Flag(
+            "--checks", "The model fails where sizes are not what the export knows of them, and says why", group=GRAPH
+        ),
     )
     decompositions: Mapping[Any, Callable[..., Any]] | str | None = _option(
         None,
         "Operators that torch decomposes in the captured program before it is converted: a table from overloads to functions, as "
         '``ExportedProgram.run_decompositions`` takes it, or ``"core"`` for torch\'s own table of everything outside of Core ATen. '
         "``None`` decomposes the program only where nothing else translates it.",
-        Flag("--decompositions", "core: torch decomposes the program into Core ATen before it is converted"),
+        Flag(
+            "--decompositions",
+            "core: torch decomposes the program into Core ATen before it is converted",
+            metavar="core",
+            group=CAPTURE,
+        ),
     )
 
 
@@ -224,7 +255,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
         Flag(
             "--report",
             "Write a report to DIR, of a failed export too: report.html, report.md, report.sarif, report.json",
-            "DIR",
+            metavar="DIR",
+            group=CHECKS,
         ),
         takes=((bool, str, os.PathLike), "True, False or a folder"),
     )
@@ -235,7 +267,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
         Flag(
             "--profile",
             "Print where the time goes; to FILE.json also write it, for Perfetto and speedscope",
-            "[FILE.json]",
+            metavar="[FILE.json]",
+            group=CHECKS,
         ),
     )
     metadata: str | Metadata | None = _option(
@@ -247,6 +280,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
             "--metadata",
             "What the model says of where it comes from: none; short: modules, operators, source lines; full: all that "
             "torch.onnx.export writes, rules, the captured program",
+            metavar="LEVEL",
+            group=GRAPH,
         ),
     )
     external_data: bool | None = _option(
@@ -255,13 +290,19 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
         Flag(
             "--external-data/--single-file",
             "Store the weights in a file beside the model; by default only large ones",
+            group=WEIGHTS,
         ),
     )
     pieces: Sequence[str] | None = _option(
         None,
         "Paths of submodules: each becomes a model of its own, with the inputs that it gets when the model runs; ``f`` is then a "
         "folder, which also gets the program that chains them.",
-        Flag("--pieces", "Submodules, separated by commas: each becomes a model in the folder that --output names"),
+        Flag(
+            "--pieces",
+            "Submodules, separated by commas: each becomes a model in the folder that --output names",
+            metavar="NAMES",
+            group=GRAPH,
+        ),
     )
     progress: Callable[[str], Any] | bool | None = _option(
         None,

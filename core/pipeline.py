@@ -17,7 +17,6 @@ import onnx_ir as ir
 import torch
 
 from onnxplug import arguments, logs, packages
-from onnxplug.alignment import Alignment, Recipe
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
@@ -51,6 +50,7 @@ from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
+from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.run.kernels import CallHost
 from onnxplug.run.session import TARGET
 from onnxplug.torch_private import unset_fake_temporarily

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ API_VERSION = 1
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+Patch = AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
+"""What holds during capture: a context manager, or a function that makes one."""
 
 
 @dataclass(frozen=True)

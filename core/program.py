@@ -13,7 +13,6 @@ import onnx_ir as ir
 import torch
 
 from onnxplug import logs
-from onnxplug.alignment import Recipe
 from onnxplug.build.collection import collection_held
 from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
@@ -24,6 +23,7 @@ from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings,
 from onnxplug.observers import Observer, Span, observed, stage
 from onnxplug.packages import load
 from onnxplug.progress import StageNames, Told, reporting, showing
+from onnxplug.run.alignment import Recipe
 from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.choices import outputs_of_choices
 from onnxplug.run.outputs import Tolerances

@@ -146,6 +146,7 @@ _NAMES = {
     "torch_c": _Private("torch._C:", "LSTMs under torch.compile"),
     "TracingContext": _Private("torch._guards:TracingContext", "torch.compile of training"),
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
+    "dynamo_instructions": _Private("torch._dynamo.symbolic_convert", "the identity of sizes, in the strict mode"),
     "dynamo_lists": _Private("torch._dynamo.variables.lists", "a number among sizes, in the strict mode"),
     "SourcelessBuilder": _Private(
         "torch._dynamo.variables.builder:SourcelessBuilder", "a number among sizes, in the strict mode"

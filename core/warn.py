@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 
-from onnxplug.packages import PACKAGES
-
-#: onnxplug and its packages, whose lines are not the user's.
-_OWN = {"onnxplug", *(place.partition(":")[0].partition(".")[0] for place in PACKAGES.values())}
+#: onnxplug and its plugins, whose lines are not the user's, by the names of their modules.
+OWN = re.compile(r"onnxplug(_|\.|$)")
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
@@ -19,6 +18,6 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
         category: The class of the warning.
     """
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN:
+    while frame.f_back is not None and OWN.match(str(frame.f_globals.get("__name__"))):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)

@@ -1,4 +1,4 @@
-"""Normalisations in the form that ONNX Runtime's CPU computes fastest."""
+"""Normalisations in the form that runtimes and their tools know."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
 from onnxplug.build.matching import attribute_values, int_attribute, is_op, made_by, read_by, reads, used_once
-from onnxplug.registry.target import is_onnxruntime_cpu
 from onnxplug.rewrite.rewrite import Rewrite
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def sum_before_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     Sum and LayerNormalization take 35 us together (1.31, measured, one thread).
     """
     total = node.outputs[0]
-    if not is_onnxruntime_cpu(g.runtime) or total.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+    if total.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         return None
     if not any(is_op(n, "LayerNormalization") and n.inputs[0] is total for n in total.consumers()):
         return None
@@ -33,7 +32,7 @@ def sum_before_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 def root_mean_square_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``w * (x * Reciprocal(Sqrt(mean(x * x) + e)))`` as ``x / Sqrt(mean(Pow(x, 2)) + e) * w``.
 
-    The form that ONNX Runtime makes one node of. Zeros, infinities and NaN give the same in both. Only for float: of
+    The form that runtimes and optimizers make one node of. Zeros, infinities and NaN give the same in both. Only for float: of
     doubles, that node computes something else.
     """
     if node.outputs[0].dtype != ir.DataType.FLOAT:
@@ -98,7 +97,7 @@ REWRITES = [
         "sum_before_norm",
         "Add",
         sum_before_norm,
-        target="onnxruntime",
+        target="onnxruntime:cpu",
         when=read_by("LayerNormalization"),
         reason="ONNX Runtime fuses Add and LayerNormalization into an operator that is slower than both on the CPU",
     ),
@@ -106,8 +105,7 @@ REWRITES = [
         "root_mean_square_norm",
         "Mul",
         root_mean_square_norm,
-        target="onnxruntime",
         when=reads("Mul"),
-        reason="ONNX Runtime fuses a normalization in this form into one node",
+        reason="runtimes and optimizers make one node of a normalization in this form",
     ),
 ]

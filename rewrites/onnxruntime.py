@@ -186,6 +186,8 @@ def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     assert x is not None and index is not None and updates is not None
     if not isinstance(depth, int) or depth < 1:
         return None
+    if depth == 1 and len(places) == 2:
+        return _rows_in_turn(g, x, index, updates, reduction.as_string())
     axis, one = g.const(0), g.const([-1])
     sizes = g.op.Shape(x)
     row: ir.Value | None = None
@@ -209,6 +211,20 @@ def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         flat = g.op.Expand(g.op.Unsqueeze(flat, g.const([1])), all_of)
     scattered = g.op.ScatterElements(data, flat, source, axis=0, reduction=reduction.as_string())
     result: ir.Value = g.op.Reshape(scattered, sizes)
+    return result
+
+
+def _rows_in_turn(g: GraphBuilder, x: ir.Value, index: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
+    """``ScatterND`` by [N, 1], places of rows, which ScatterElements counts from the end below 0 too."""
+    unsqueeze = made_by(index, "Unsqueeze")
+    rows = unsqueeze.inputs[0] if unsqueeze is not None and len(unsqueeze.inputs) > 1 else None
+    axes = g.constant(unsqueeze.inputs[1]) if unsqueeze is not None and rows is not None else None
+    if rows is None or axes is None or axes.tolist() not in ([1], [-1]):
+        rows = g.op.Squeeze(index, g.const([1]))
+    rank = len(dims_of(x) or ())
+    if rank > 1:
+        rows = g.op.Expand(g.op.Unsqueeze(rows, g.const(list(range(1, rank)))), g.op.Shape(updates))
+    result: ir.Value = g.op.ScatterElements(x, rows, updates, axis=0, reduction=reduction)
     return result
 
 

@@ -19,7 +19,6 @@ from hypothesis import settings
 
 from onnxplug.testing import plugin as onnxplug_fixtures
 from tests.support.parts import mark_long
-from tests.support.processor import mark_overflowing
 from tests.support.seeds import pytest_collectstart, seeded
 
 __all__ = ["pytest_collectstart", "seeded"]  # pytest finds them here
@@ -39,7 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of tests with many costly cases a part runs by default."""
     mark_long(items)
-    mark_overflowing(items)
 
 
 @pytest.fixture(autouse=True, scope="session")

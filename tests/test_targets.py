@@ -55,7 +55,7 @@ def test_targets_of_plugins(isolated_registry: IsolatedRegistry) -> None:
     for target in (None, "onnxruntime", "onnxruntime:cpu", "chip", "declared", "declared:only", "chip-with-a-compiler"):
         program = onnxplug.to_onnx(model, x, target=target, verify=True)
         assert operators(program) == {"Relu": 1}, target
-        assert program.model.metadata_props["onnxplug.target"] == (target or "portable")
+        assert program.model.graph.metadata_props["onnxplug.target"] == (target or "portable")
     program = onnxplug.to_onnx(model, x, target="chip:v2", verify=True, optimize=False)
     assert operators(program) == {"Relu": 1, "Neg": 2}
     with pytest.raises(UsageError, match="target='chip:v3' is unknown") as caught:
@@ -89,7 +89,7 @@ def test_exact_is_asked_for(isolated_registry: IsolatedRegistry) -> None:
     assert operators(onnxplug.to_onnx(torch.abs, x)) == {"Abs": 1}
     program = onnxplug.to_onnx(torch.abs, x, exact=True, optimize=False)
     assert "Relu" in operators(program)
-    assert program.model.metadata_props["onnxplug.target"] == "onnxruntime, exact"
+    assert program.model.graph.metadata_props["onnxplug.target"] == "onnxruntime, exact"
 
 
 def test_the_command_line(

@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-import onnxplug
 from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.version import VERSION
 
 #: The keys of nodes' metadata. Those of torch are what ``torch.onnx.export`` writes.
 NAMESPACE = "namespace"
@@ -103,7 +103,7 @@ def without_fx_node(classes: Sequence[str], names: Sequence[str]) -> dict[str, s
         classes: The classes of their modules, the outermost first.
         names: The paths of those.
     """
-    own = f"{PROJECT_NAME} {onnxplug.__version__}"
+    own = f"{PROJECT_NAME} {VERSION}"
     return {CLASSES: repr([*classes]), NAMES: repr([*names]), FX_NODE: "", TRACE: "", PACKAGE: own}
 
 

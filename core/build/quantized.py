@@ -13,6 +13,8 @@ import torch
 
 #: Prefix of the operator name under which rules for quantised arguments stand.
 QUANTIZED_PREFIX = "quantized:"
+#: On a restored value (``onnx_ir.Value.meta``) whose integers have 7 bits by the range that it was quantised for.
+REDUCED = "onnxplug.reduced"
 #: What makes quantised tensors of ordinary ones.
 QUANTIZERS = frozenset(
     getattr(packet, overload)

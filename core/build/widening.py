@@ -1,4 +1,9 @@
-"""Operators that lack a kernel (or a schema) for an element type are computed in a wider one and cast back."""
+"""Operators that lack a kernel (or a schema) for an element type are computed in a wider one and cast back.
+
+An example, ``torch.relu(x @ y)`` of bfloat16 for ``target="onnxruntime:cpu"``, which has neither kernel: ``g.op.MatMul`` emits
+``Cast(x, FLOAT)``, ``Cast(y, FLOAT)``, ``MatMul`` and ``Cast(…, BFLOAT16)``, and remembers of which value the last Cast is the
+rounded one. ``g.op.Relu`` reads that value, the product in float32; the Cast that nothing reads goes. Behind ``Relu`` one is left.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 
 from onnxplug import logs
@@ -35,11 +36,13 @@ from onnxplug.capture.size_guards import (
     Condition,
     FixedExpressionError,
     at_least_two,
+    bound_warnings,
     conditions_of_decompositions,
     fixed_by,
     fixed_by_operator,
     fixed_by_small_size,
     is_own,
+    narrowed,
     outside_declared,
     size_guards,
     small_sizes,
@@ -329,7 +332,7 @@ class _Capture:
                 static.add((leaf, axis))
             if not concerned:
                 self.conditions.append(condition)
-                self._warnings.append(warning_text(condition, names))
+                self._warnings += [warning_text(condition, names)] if condition.of_code else []
         return static
 
     def _broadcast(
@@ -353,19 +356,20 @@ class _Capture:
         declared: Mapping[Any, tuple[int, int | None]],
         names: Mapping[str, str],
     ) -> None:
-        """Puts the largest sizes that the model accepts into the ranges of the program.
+        """Puts the bounds of the model into the ranges of the program, and says those of its code.
 
         Raises:
-            CaptureError: The user declared a larger range.
+            CaptureError: The user declared sizes that are larger than what an operator accepts.
         """
         for bound in self.bounds:
-            symbol, largest = bound.expr.args
-            low, high = declared.get(symbol, (0, None))
-            for leaf, axis, _, _ in _concerned(sizes, {symbol}):
-                if high is not None and high > largest:
+            low, high = declared.get(bound.expr.lhs, (0, None))
+            for leaf, axis, _, _ in _concerned(sizes, bound.symbols):
+                if high is not None and not bound.of_code and not bound.allows({bound.expr.lhs: sympy.Integer(high)}):
                     raise outside_declared(self.shapes.name(leaf, axis), bound, names, low, high)
+        for symbol, (smallest, largest) in narrowed({}, self.bounds).items():
             known = program.range_constraints.get(symbol, ValueRanges(0, int_oo))
-            program.range_constraints[symbol] = known & ValueRanges(known.lower, largest)
+            program.range_constraints[symbol] = known & ValueRanges(smallest, int_oo if largest is None else largest)
+        self._warnings += bound_warnings(self.bounds, names)
 
     @property
     def is_generalized(self) -> bool:

@@ -24,11 +24,11 @@ from onnxplug.capture.patching import patched
 from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers, quantises_numbers
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
-from onnxplug.capture.size_guards import size_guards, warning_text
+from onnxplug.capture.size_guards import bound_warnings, size_guards, warning_text
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.host import Patch
+from onnxplug.plugin_api import Patch
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, unset_fake_temporarily, warn_if_untested
 from onnxplug.warn import warn
@@ -179,10 +179,11 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
     program = _with_gradients_in_structure(program)
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
-    found = size_guards(program, {}, one_size=False).conditions  # who exported it has named the sizes
-    for condition in found:
-        warn(warning_text(condition, {}))
-    return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=found)
+    found = size_guards(program, {}, one_size=False)  # who exported it has named the sizes
+    for text in (*(warning_text(condition, {}) for condition in found.conditions), *bound_warnings(found.bounds, {})):
+        warn(text)
+    conditions = [*found.conditions, *(bound for bound in found.bounds if bound.of_code)]
+    return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=conditions)
 
 
 def _with_gradients_in_structure(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -18,12 +18,13 @@ from onnxplug.capture.distributions import distributions_unchecked
 from onnxplug.capture.factories import factories_of_any_size
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.lengths import lengths_stay_dynamic
+from onnxplug.capture.members import members_are_compared
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag, onnx_export_flag_in_dynamo
 from onnxplug.capture.operator_calls import operator_calls_repeated
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import ONE_AT_A_TIME
-from onnxplug.capture.questions import any_size_is_accepted, members_are_compared, recorded, zero_is_a_size
+from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.sizes import sizes_of_any_kind
 from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing

@@ -1,35 +1,36 @@
 """Records what code asks of dynamic sizes while torch.export traces a model.
 
 torch keeps a guard for what it does not know already; what follows from earlier guards, and from its own assumption that no
-size is 0, leaves none. So every question of Python code is recorded when it is asked, with the user's line, and whether the
-code asks in order to raise an error, which nothing on the stack handles (:mod:`onnxplug.capture.checks`). What an operator asks
-that refuses other sizes is recorded where the model's code handles its error.
+size is 0, leaves none. So every question of Python code is recorded when it is asked, with the user's line. What an operator
+asks is recorded where the model's code may handle its refusal of the other sizes (:mod:`onnxplug.capture.handlers`).
 
 The text of a size (``str(n)``) is recorded too: while a model is captured, it is torch's name of the size.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
-import operator
+import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import sympy
 import torch
+from sympy.logic.boolalg import Boolean
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
-from onnxplug.capture.checks import Spot, following, is_called_by_python, is_handled_at, is_jump, only_raises, spot_of
+from onnxplug.capture.handlers import Spot, may_handle, spot_of
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
-from onnxplug.capture.patching import patched
 from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
@@ -52,14 +53,14 @@ class Question(NamedTuple):
     Attributes:
         expr: sympy's condition on torch's symbols, which the example's sizes fulfil.
         place: The user's ``file:line``.
-        raises: Whether the code raises an error for all sizes that don't fulfil it.
-        of_torch: Whether one of torch's own layers and functions asked, that the line calls.
+        asker: ``code`` of the model; one of torch's own ``layer`` objects or functions, that the line calls; ``check``, which is
+            ``torch._check``; an ``operator`` whose refusal of other sizes the model may handle; or ``constant``, an operator's
+            argument in the graph.
     """
 
     expr: Any
     place: str | None
-    raises: bool
-    of_torch: bool = False
+    asker: Literal["code", "layer", "check", "operator", "constant"] = "code"
 
 
 class Fixing(NamedTuple):
@@ -87,12 +88,12 @@ class Recorded:
     Attributes:
         oblivious: Whether torch keeps the sizes 0 and 1 symbolic.
         general: Whether operators that ask whether a size is 1 are answered as for all other sizes.
+        generalized: Whether an operator asked whether a size is 1, and was answered as for the other sizes.
         questions: In the order asked, each once.
         places: Condition that an operator asked for to the user's ``file:line``.
         texts: ``file:line`` where the text of a size was taken, and not only printed.
         fixings: What operators made constants of.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
-        generalized: Whether an operator asked whether a size is 1, and was answered as for the other sizes.
     """
 
     oblivious: bool
@@ -106,13 +107,7 @@ class Recorded:
 
 
 class Replaced:
-    """An attribute of torch that is another one as long as any thread needs it.
-
-    Args:
-        owner: What has the attribute.
-        name: Its name.
-        replacement: Called with the original, then with the arguments of a call.
-    """
+    """An attribute that is another one as long as any thread needs it, called with the original and the arguments of a call."""
 
     def __init__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
         self._owner, self._name = owner, name
@@ -151,83 +146,62 @@ def recorded(*, general: bool = False) -> Iterator[Recorded]:
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
     oblivious = bool(fx_config.backed_size_oblivious)
-    _local.recorded = result = Recorded(oblivious, general and oblivious)
+    _local.recorded = record = Recorded(oblivious, general and oblivious)
     try:
         with contextlib.ExitStack() as stack:
-            for replaced in (_evaluations, _defaults, _texts, *_comparisons):
+            for replaced in (_evaluations, _defaults, _texts, _prints, *_comparisons):
                 stack.enter_context(replaced())
-            yield result
+            yield record
     finally:
         _local.recorded = before
 
 
-@contextlib.contextmanager
-def members_are_compared() -> Iterator[None]:
-    """While it holds, torch's strict mode compares a number with each size that it is searched among.
-
-    By itself it takes no size to be equal to a number, and asks nothing.
-    """
-
-    from onnxplug.torch_private import SourcelessBuilder, SymNodeVariable, dynamo_lists
-
-    def contains(items: Any, search: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        items = list(items)
-        if not search.is_python_constant() or not any(isinstance(item, SymNodeVariable) for item in items):
-            return original(items, search, tx, *args, **kwargs)
-        equal = SourcelessBuilder.create(tx, operator.eq)
-        for item in items:
-            found = equal.call_function(tx, [item, search], {})
-            if found.evaluate_expr(tx.output) if isinstance(found, SymNodeVariable) else found.as_python_constant():
-                return type(search).create(True)
-        return type(search).create(False)
-
-    original = dynamo_lists.iter_contains
-    with patched(dynamo_lists, "iter_contains", contains):
-        yield
-
-
 def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args: Any, **kwargs: Any) -> Any:
-    result = getattr(_local, "recorded", None)
-    broadcast = broadcast_of(expr, sys._getframe(2)) if result is not None and result.oblivious else None
-    if result is not None and broadcast is not None:
-        import sympy
-
-        result.broadcasts.append(broadcast)
-        return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
-    if result is not None and result.oblivious and broadcasts_last(expr, sys._getframe(2)):
-        import sympy
-
-        return sympy.true
-    general = _general_answer(env, expr) if result is not None and result.general else None
-    if result is not None and general is not None and _asking(sys._getframe(2)) is None:
-        result.generalized = True
+    record: Recorded | None = getattr(_local, "recorded", None)
+    if record is None:
+        return original(env, expr, *args, **kwargs)
+    frame = sys._getframe(2)
+    if record.oblivious:
+        broadcast = broadcast_of(expr, frame)
+        if broadcast is not None:
+            record.broadcasts.append(broadcast)
+            return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
+        if broadcasts_last(expr, frame):
+            return sympy.true
+    general = _general_answer(env, expr) if record.general else None
+    if general is not None and _asking(frame) is None:
+        record.generalized = True
         return general
     known = len(env.guards)
     answer = original(env, expr, *args, **kwargs)
-    places = result.places if result is not None else {}
-    if len(env.guards) > known and (place := _place(sys._getframe(2))) is not None:
-        places.setdefault(env.guards[-1].expr, place)
-    if result is not None and not expr.is_Atom and kwargs.get("fallback_value") is None:
-        frame = _asking(sys._getframe(2))
-        if frame is not None:
-            result.questions.setdefault(_question(env, expr, answer, frame))
-        elif len(env.guards) > known and _refusal_is_handled(sys._getframe(2)):
-            guard = env.guards[-1]
-            result.questions.setdefault(Question(guard.expr, places.get(guard.expr) or user_line(guard.sloc), False))
-        if frame is None and type(expr).__name__ == "Equality" and bool(answer) and len(expr.free_symbols) == 1:
-            result.fixings += _fixings(env, next(iter(expr.free_symbols)), sys._getframe(2))
-    if (
-        result is not None and expr.is_Symbol and kwargs.get("fallback_value") is None
-    ):  # int(size), or an argument that is an int
-        result.fixings += _fixings(env, expr, sys._getframe(2))
+    guard = env.guards[-1] if len(env.guards) > known else None
+    if guard is not None and (place := _place(frame)) is not None:
+        record.places.setdefault(guard.expr, place)
+    if kwargs.get("fallback_value") is None:
+        _record(record, env, expr, answer, guard, frame)
     return answer
+
+
+def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any, frame: FrameType) -> None:
+    """Keeps what is asked, beside torch's own guard for it."""
+    if expr.is_Symbol:  # int(size), or an argument that is an int
+        record.fixings += _fixings(env, expr, frame)
+    if expr.is_Atom:
+        return
+    asking = _asking(frame)
+    if asking is not None:
+        record.questions.setdefault(_question(expr, answer, asking, env))
+        return
+    if guard is not None and _refusal_may_be_handled(frame):
+        record.questions.setdefault(
+            Question(guard.expr, record.places.get(guard.expr) or user_line(guard.sloc), "operator")
+        )
+    if isinstance(expr, sympy.Eq) and bool(answer) and len(expr.free_symbols) == 1:
+        record.fixings += _fixings(env, next(iter(expr.free_symbols)), frame)
 
 
 def _general_answer(env: Any, expr: Any) -> Any:
     """What holds for all sizes of 2 or more, where it is not what holds for the example's size 1; ``None`` elsewhere."""
-    import sympy
-    from sympy.logic.boolalg import Boolean
-
     examples = env.backed_var_to_val
     ones = [symbol for symbol in expr.free_symbols if examples.get(symbol) == 1 and env.replace(symbol) == symbol]
     if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
@@ -241,11 +215,11 @@ def _general_answer(env: Any, expr: Any) -> Any:
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
     """Takes a size for 1 where it is broadcast, which torch answers without a guard."""
-    result = getattr(_local, "recorded", None)
-    if result is not None and result.oblivious and isinstance(condition, torch.SymBool):
+    record = getattr(_local, "recorded", None)
+    if record is not None and record.oblivious and isinstance(condition, torch.SymBool):
         broadcast = broadcast_of(condition.node.expr, sys._getframe(2))
         if broadcast is not None:
-            result.broadcasts.append(broadcast)
+            record.broadcasts.append(broadcast)
             return True
         if broadcasts_last(condition.node.expr, sys._getframe(2)):
             return True
@@ -269,59 +243,65 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
     yield Fixing(env.var_to_sources[symbol][0].name, int(number), place, operator, shape)
 
 
-def _ends_model(file: str) -> bool:
-    """Whether a frame of a file is none of the model's, nor of what the model calls."""
-    return is_core_file(file) and file not in TRACING
+# -- texts and comparisons, which torch answers without being asked -----------------------------------------------------
 
 
 def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
-    result, frame = getattr(_local, "recorded", None), sys._getframe(2)
+    record, frame = getattr(_local, "recorded", None), sys._getframe(2)
     file = frame.f_code.co_filename
-    if result is not None and not is_torch_file(file) and not is_core_file(file) and not _discards(frame):
-        result.texts.append(f"{file}:{frame.f_lineno}")
+    is_of_model = not is_torch_file(file) and not is_core_file(file) and file != logging.__file__
+    if record is not None and is_of_model and not getattr(_local, "prints", False):
+        record.texts.append(f"{file}:{frame.f_lineno}")
     return original(size)
+
+
+def _print(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    _local.prints = True
+    try:
+        original(*args, **kwargs)
+    finally:
+        _local.prints = False
 
 
 def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
     """Records a comparison that torch answers at once, as it takes sizes to be positive."""
-    answer, result = original(first, second), getattr(_local, "recorded", None)
-    decided = answer if isinstance(answer, bool) else _decided(answer)
-    frame = _asking(sys._getframe(2)) if result is not None and decided is not None else None
-    held = _undecided(relation if decided else _OPPOSITE[relation], first, second) if frame is not None else None
-    if frame is not None and held is not None and result is not None:
-        result.questions.setdefault(_asked(first.node.shape_env, held, bool(decided), relation == "Eq", frame))
+    answer, record = original(first, second), getattr(_local, "recorded", None)
+    truth = getattr(getattr(answer, "node", None), "expr", answer)
+    if record is None or truth not in (True, False):
+        return answer
+    held = _undecided(relation if truth else _OPPOSITE[relation], first, second)
+    frame = _asking(sys._getframe(2)) if held is not None else None
+    if frame is not None:
+        record.questions.setdefault(_asked(held, frame, first.node.shape_env))
     return answer
 
 
 def _undecided(relation: str, *sides: Any) -> Any:
     """A comparison that holds, as sympy's; ``None`` where it holds at the size 0 too."""
-    import sympy
-
     exprs = [getattr(getattr(side, "node", None), "expr", side) for side in sides]
-    if not all(isinstance(expr, sympy.Basic | int | float) for expr in exprs):
-        return None
+    return _undecided_of(relation, *exprs) if all(isinstance(e, sympy.Basic | int | float) for e in exprs) else None
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _undecided_of(relation: str, *exprs: Any) -> Any:
     held = getattr(sympy, relation)(*map(sympy.sympify, exprs), evaluate=False)
     nonnegative = {s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in held.free_symbols if s.is_positive}
     return held if nonnegative and held.xreplace(nonnegative) is not sympy.true else None
 
 
-def _decided(answer: Any) -> bool | None:
-    import sympy
-
-    expr = getattr(getattr(answer, "node", None), "expr", None)
-    return {sympy.true: True, sympy.false: False}.get(expr)
-
-
 _OPPOSITE = {"Eq": "Ne", "Ne": "Eq", "Lt": "Ge", "Ge": "Lt", "Gt": "Le", "Le": "Gt"}
-_RELATIONS = {"__eq__": "Eq", "__ne__": "Ne", "__lt__": "Lt", "__le__": "Le", "__gt__": "Gt", "__ge__": "Ge"}
 _comparisons = [
-    Replaced(kind, name, functools.partial(_compare, relation))
+    Replaced(kind, f"__{relation.lower()}__", functools.partial(_compare, relation))
     for kind in (torch.SymInt, torch.SymFloat)
-    for name, relation in _RELATIONS.items()
+    for relation in _OPPOSITE
 ]
 _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
 _defaults = Replaced(symbolic_shapes, "_guard_or", _guard_or)
 _texts = Replaced(torch.SymInt, "__repr__", _repr)
+_prints = Replaced(builtins, "print", _print)
+
+
+# -- who asks ----------------------------------------------------------------------------------------------------------
 
 
 def _asking(frame: FrameType | None) -> FrameType | None:
@@ -332,13 +312,16 @@ def _asking(frame: FrameType | None) -> FrameType | None:
     """
     skipped, check = uninteresting_files(), None
     of_operator: bool | None = None
+    of_kernel = False
     while frame is not None:
         file = frame.f_code.co_filename
+        if frame.f_code.co_name == "guard_bool":  # which gets the line in C++ that asks, where none in Python does
+            of_kernel = bool(frame.f_locals.get("file"))
         if file not in skipped:
             if is_core_file(file) or file == _ASSERTIONS:
                 return None
             if not _is_of_operators(file):
-                return None if of_operator else check or frame
+                return None if of_operator or (of_kernel and is_torch_file(file)) else check or frame
             computes = _computes(frame)
             if computes:
                 return None
@@ -373,24 +356,18 @@ def _gives_tensors(name: str, operators: tuple[OpOverload, ...]) -> bool | None:
     return None if name in ("is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format") else False
 
 
-def _question(env: Any, expr: Any, answer: Any, frame: FrameType) -> Question:
-    import sympy
-
-    holds = answer is sympy.true
-    if holds or answer is sympy.false:
-        held = expr if holds else sympy.Not(expr)
-    else:
-        held = sympy.Eq(expr, answer)
-    return _asked(env, held, holds, isinstance(expr, sympy.Eq), frame)
+def _question(expr: Any, answer: Any, frame: FrameType, env: Any) -> Question:
+    held = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
+    return _asked(held if held is not None else sympy.Eq(expr, answer), frame, env)
 
 
-def _asked(env: Any, held: Any, holds: bool, equal: bool, frame: FrameType) -> Question:
-    file, name = frame.f_code.co_filename, frame.f_code.co_name
-    if file == torch.__file__ and name.startswith("_check"):
-        return Question(held, _place(frame), True)
+def _asked(held: Any, frame: FrameType, env: Any) -> Question:
+    file = frame.f_code.co_filename
+    if file == torch.__file__:
+        return Question(held, _place(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
     if file.startswith(_DYNAMO):
-        return Question(held, user_line(env._get_sloc()), _only_raises_in_dynamo(frame, holds, equal))
-    return Question(held, _place(frame), _only_raises(frame, holds, equal), is_torch_file(file))
+        return Question(held, user_line(env._get_sloc()))
+    return Question(held, _place(frame), "layer" if is_torch_file(file) else "code")
 
 
 def _place(frame: FrameType | None) -> str | None:
@@ -416,91 +393,41 @@ def _is_of_operators(file: str) -> bool:
     return file == KERNELS or (is_torch_file(file) and file.removeprefix(_TORCH).startswith(_OPERATORS))
 
 
-# -- what the code does with the answer --------------------------------------------------------------------------------
+def _ends_model(file: str) -> bool:
+    """Whether a frame of a file is none of the model's, nor of what the model calls."""
+    return is_core_file(file) and file not in TRACING
 
 
-def _is_handled(frame: FrameType | None) -> bool:
-    """Whether an error that leaves a frame of the model's code is, or may be, handled by the code that called it."""
+def _refusal_may_be_handled(frame: FrameType | None) -> bool:
+    """Whether the model may go on where an operator refuses its operands."""
     while frame is not None and not _ends_model(frame.f_code.co_filename):
-        file = frame.f_code.co_filename
-        if (
-            not is_torch_file(file)
-            and file not in TRACING
-            and (_is_called_by_python(frame) or is_handled_at(spot_of(frame)))
-        ):
-            return True
+        spots = (
+            _interpreted(frame.f_locals.get("self")) if is_torch_file(frame.f_code.co_filename) else [spot_of(frame)]
+        )
+        for spot in spots:
+            file = spot.code.co_filename
+            if not is_torch_file(file) and file not in TRACING and may_handle(spot):
+                return True
         frame = frame.f_back
     return False
 
 
-def _refusal_is_handled(frame: FrameType | None) -> bool:
-    """Whether the model goes on where an operator refuses its arguments."""
-    spots = list(_interpreted(frame))
-    return _is_handled_in_dynamo([spots[0], *spots]) if spots else _is_handled(frame)
+def _interpreted(interpreter: Any) -> Iterator[Spot]:
+    """Where torch's strict mode is in the model's code; nothing where an object is none of its interpreters.
 
-
-def _is_called_by_python(frame: FrameType) -> bool:
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    return is_called_by_python(frame.f_code, frame.f_locals.get(names[0]) if names else None)
-
-
-def _only_raises(frame: FrameType, holds: bool, equal: bool) -> bool:
-    """As :func:`only_raises`, and nothing handles the error."""
-    spot, caller = spot_of(frame), frame.f_back
-    steps = following(spot)
-    if frame.f_code.co_name == "<genexpr>" and steps and steps[0].opname == "YIELD_VALUE" and caller is not None:
-        spot = spot_of(caller)  # any(n == 0 for n in x.shape)
-    return only_raises(spot, holds, equal) and not _is_handled(frame.f_back) and not _is_called_by_python(frame)
-
-
-def _only_raises_in_dynamo(frame: FrameType | None, holds: bool, equal: bool) -> bool:
-    """As :func:`_only_raises`, where torch's strict mode interprets the code."""
-    spots = list(_interpreted(frame))
-    return bool(spots) and only_raises(spots[0], holds, equal) and not _is_handled_in_dynamo(spots)
-
-
-def _is_handled_in_dynamo(spots: Sequence[Spot]) -> bool:
-    """As :func:`_is_handled`; the first of the code is what raises."""
-    own = [spot for spot in spots[1:] if not is_torch_file(spot.code.co_filename)]
-    by_python = (is_called_by_python(spot.code, next(iter(spot.locals.values()), None)) for spot in spots)
-    return any(by_python) or any(map(is_handled_at, own))
-
-
-def _interpreted(frame: FrameType | None) -> Iterator[Spot]:
-    """Where torch's strict mode is in the model's code, the innermost first."""
-    interpreter = next(_interpreters(frame), None)
-    while interpreter is not None:
+    They are known by their class: Dynamo's lazy variables make a tensor when an attribute is read.
+    """
+    if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(interpreter).__mro__):
         code, offset = interpreter.f_code, getattr(interpreter.current_instruction, "offset", None)
         if isinstance(code, CodeType) and isinstance(offset, int):
-            found = {name: _object(variable) for name, variable in interpreter.symbolic_locals.items()}
-            yield Spot(code, offset, interpreter.f_globals, found)
-        interpreter = getattr(interpreter, "parent", None)
+            objects = {name: _object(variable) for name, variable in interpreter.symbolic_locals.items()}
+            yield Spot(code, offset, interpreter.f_globals, objects)
 
 
 def _object(variable: Any) -> Any:
     """The object that one of Dynamo's variables stands for; its attributes are not read, which would make a tensor of it."""
     cached = vars(variable).get("_cache")
     return vars(getattr(cached, "vt", None) or variable).get("value")
-
-
-def _interpreters(frame: FrameType | None) -> Iterator[Any]:
-    """torch's interpreters of the model's code, the innermost first."""
-    while frame is not None:
-        found: Any = frame.f_locals.get("self")
-        # By its class: Dynamo's lazy variables make a tensor when an attribute is read.
-        if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(found).__mro__):
-            yield found
-        frame = frame.f_back
-
-
-def _discards(frame: FrameType) -> bool:
-    """Whether what an instruction gives is used up by calls alone whose result is dropped, as that of ``print`` is."""
-    for step in following(spot_of(frame)):
-        if step.opname == "POP_TOP":
-            return True
-        if step.opname.startswith(("STORE", "RETURN", "YIELD", "BINARY", "COMPARE", "CONTAINS")) or is_jump(step):
-            return False
-    return False
 
 
 # -- how torch takes sizes ---------------------------------------------------------------------------------------------

@@ -2,29 +2,38 @@
 
 ``if x.shape[1] > 4``, ``range(n // 2)`` and ``int(n * 1.5)`` need a bool or an int while the model is traced.
 torch.export takes the example's and keeps a guard beside the graph; an ONNX model has no guards. Here it is decided which
-guards the ranges of the dimensions imply (:mod:`onnxplug.capture.implication`); every other one limits the model, and is an
-error, a warning or a range:
+guards the ranges of the dimensions imply (:mod:`onnxplug.capture.implication`); every other one limits the model:
 
-- What Python code asks is a condition. If it fixes a size that must be dynamic, that is an error.
-- What Python code asks in order to raise an error is none, for PyTorch refuses the other sizes too
-  (:mod:`onnxplug.capture.questions`).
-- What operators ask is none for the same reason, unless the graph has the answer as a constant
-  (:mod:`onnxplug.capture.constants`). The bounds that torch finds there become the ranges of the dimensions.
+- A condition that fixes a size which must be dynamic is an error.
+- One that bounds a size by a number becomes the dimension's range. Whoever asked, an operator, a branch or a check that raises,
+  the model is right within the bound, and what it does beyond is not in the graph.
+- Any other is a warning where Python code asked. What operators ask limits nothing, for PyTorch refuses the other sizes too, unless
+  the graph has the answer as a constant (:mod:`onnxplug.capture.constants`).
 - What only the sizes 0 and 1 do not fulfil is an assumption: both branches often compute the same there.
+
+An example, ``{0: "rows"}`` exported with 5 rows::
+
+    if x.shape[0] * 2 > 8:      torch's guard: 2*s0 > 8. Not implied by 0 <= s0; the same as s0 >= 5: a bound, which becomes the
+        x = x * 2               range of the dimension, and is said with its line
+    if x.shape[0] != 77:        the guard Ne(s0, 77) is no bound: a warning, "right only where rows != 77"
+    if x.shape[0] >= 0:         implied: nothing
+    for i in range(x.shape[0])  Eq(s0, 5) fixes the size: an error, as "rows" must be dynamic
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import linecache
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import sympy
 import torch
 
 from onnxplug.capture.broadcasts import Broadcast, first_use
@@ -36,6 +45,8 @@ from onnxplug.capture.questions import Fixing, Question, is_of_python
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import python_notation
 
+#: Beyond the numbers in a model's code: a bound is looked for below.
+_LARGE = 2**40
 _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 #: Parts of the names of torch's functions that ask for sizes to settle strides, which ONNX doesn't have.
 _LAYOUT = ("contiguous", "channels_last", "strides", "dense", "memory_format")
@@ -49,11 +60,13 @@ class Condition:
         expr: sympy's expression of torch's symbols.
         place: The user's ``file:line``, ``None`` when torch recorded none.
         fixed: Whether it sets an expression of sizes to a constant, so that it holds for few sizes.
+        of_code: Whether Python code asked, which is said; else an operator refuses other sizes, or ``torch._check`` states it.
     """
 
     expr: Any
     place: str | None
     fixed: bool
+    of_code: bool = True
 
     @property
     def symbols(self) -> frozenset[Any]:
@@ -76,8 +89,6 @@ class Condition:
 
     def allows(self, sizes: Mapping[Any, Any]) -> bool:
         """Whether it holds for some sizes; True where that is unknown, False where the model divides by 0."""
-        import sympy
-
         try:
             return self.expr.xreplace(dict(sizes)) is not sympy.false
         except ZeroDivisionError:
@@ -99,8 +110,6 @@ class UsedSize:
     @property
     def condition(self) -> Condition:
         """Where the result has the size that it is taken to have."""
-        import sympy
-
         small, size = self.broadcast
         return Condition(sympy.Or(sympy.Ne(size, 1), sympy.Eq(small, 1)), self.place, fixed=False)
 
@@ -125,7 +134,7 @@ class Found:
     Attributes:
         conditions: What the ranges don't imply.
         assumptions: What they imply for sizes of 2 or more.
-        bounds: The largest sizes that operators, and checks of Python code, accept: ``n <= 64``.
+        bounds: The smallest and largest sizes at which the model is right, ``n <= 64``, at most one each of a size.
     """
 
     conditions: list[Condition]
@@ -141,7 +150,7 @@ def size_guards(
     *,
     one_size: bool = True,
 ) -> Found:
-    """What the Python code of a captured model asks of its dynamic sizes, beyond what their ranges imply.
+    """What a captured model asks of its dynamic sizes, beyond what their ranges imply.
 
     Args:
         program: The captured program.
@@ -150,78 +159,110 @@ def size_guards(
         places: Condition that an operator asked for to the user's line, where it was recorded.
         one_size: Whether that two sizes are the same one is such a condition; the types of the program's inputs say it too.
     """
-    result = Found([], [], [])
     sizes = list(_input_sizes(program))
     if not sizes:
-        return result
+        return Found([], [], [])
     env, hints = sizes[0].node.shape_env, _hints(sizes)
     ranges = {**ranges_of(sizes), **declared}
-    small = {symbol: (2, None) for symbol, hint in hints.items() if hint < 2}
+    larger = from_two_on(ranges)
+    conditions, assumptions, bounds = [], [], []
     seen: set[tuple[Any, str | None]] = set()
-    for asked, of_operator in (*((q, False) for q in questions), *_guards(program, questions)):
-        expr = _replaced(asked.expr, env)
-        if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in asked.expr.free_symbols):
-            expr = asked.expr  # sizes are what others are from here on, so that the guard is true of itself
-        if (
-            not expr.free_symbols
-            or (expr, asked.place) in seen
-            or not expr.free_symbols <= env.backed_var_to_val.keys()
-        ):
-            continue  # without an example's value torch knows the answer from what it knows of the value
-        seen.add((expr, asked.place))
-        concerned = {s: small[s] for s in expr.free_symbols & small.keys()}
-        alone = bool(concerned) and contradicted(expr, {**ranges, **concerned})
-        if (asked.raises and not alone) or implied(expr, from_two_on(ranges) if of_operator else ranges):
+    for question in (*questions, *_guards(program, questions)):
+        expr = _replaced(question.expr, env)
+        if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in question.expr.free_symbols):
+            expr = question.expr  # sizes are what others are from here on, so that the guard is true of itself
+        backed = (
+            expr.free_symbols <= env.backed_var_to_val.keys()
+        )  # else torch knows the answer from what it knows of the data
+        if not expr.free_symbols or not backed or (expr, question.place) in seen:
+            continue
+        seen.add((expr, question.place))
+        if implied(expr, larger if question.asker in ("operator", "constant") else ranges):
             continue
         examples = {s: env.replace(s).xreplace(hints) for s in expr.free_symbols}
-        condition = Condition(expr, asked.place, alone or is_bounded(expr, examples))
-        if condition.fixed or not implied(expr, from_two_on(ranges)):
-            result.conditions.append(condition)
+        fixed = _holds_for_small_sizes(expr, hints, ranges) or is_bounded(expr, examples)
+        condition = Condition(expr, question.place, fixed, of_code=question.asker != "check")
+        if not fixed and implied(expr, larger):
+            named = question.place if question.asker == "code" else None
+            assumptions += [] if question.asker == "check" else [dataclasses.replace(condition, place=named)]
+        elif ends := [] if fixed else _ends(condition, hints, ranges):
+            bounds += ends if question.asker != "operator" else []
         else:
-            result.assumptions.append(dataclasses.replace(condition, place=None) if asked.of_torch else condition)
-    return Found(_unique(result.conditions), result.assumptions, _bounds(env, questions, places, hints, ranges))
+            conditions.append(condition)
+    bounds = _tightest([*bounds, *_bounds_of_operators(env, questions, places, hints, ranges)])
+    within = narrowed(ranges, bounds)
+    conditions = [c for c in _unique(conditions) if c.fixed or not implied(c.expr, within)]
+    return Found(conditions, assumptions, bounds)
 
 
-def _bounds(
+def _holds_for_small_sizes(expr: Any, hints: Mapping[Any, Any], ranges: Ranges) -> bool:
+    """Whether a condition holds for the example's sizes of 0 and 1, and for no larger ones."""
+    small = {symbol: (2, None) for symbol in expr.free_symbols if hints.get(symbol, 2) < 2}
+    return bool(small) and contradicted(expr, {**ranges, **small})
+
+
+def _bounds_of_operators(
     env: Any, questions: Iterable[Question], places: Mapping[Any, str], hints: Mapping[Any, Any], ranges: Ranges
-) -> list[Condition]:
-    """The largest sizes for which what operators and checks ask may hold, each with the line that asks."""
+) -> Iterator[Condition]:
+    """The bounds that operators have; where one asks for a number, it may have another form elsewhere."""
+    by_code = {question.expr for question in questions if question.asker != "operator"}
+    for guard in env.guards:
+        at_a_number = isinstance(guard.expr, sympy.Eq) and any(side.is_number for side in guard.expr.args)
+        if not is_of_python(guard.sloc) and guard.expr not in by_code and not at_a_number:
+            place = places.get(guard.expr) or user_line(guard.sloc)
+            condition = Condition(_replaced(guard.expr, env), place, fixed=False, of_code=False)
+            # Sizes of 0 and 1 are often another case for torch, and none for ONNX.
+            yield from _ends(condition, hints, from_two_on(ranges))
+
+
+def _ends(condition: Condition, hints: Mapping[Any, Any], ranges: Ranges) -> list[Condition]:
+    """A condition as bounds of one size; none where it is not the same as these, or of several sizes."""
+    expr = condition.expr
+    symbol: Any = next(iter(expr.free_symbols)) if len(expr.free_symbols) == 1 else None
+    low, high = ranges.get(symbol, (None, None))
+    if symbol not in hints or isinstance(expr, sympy.Ne) or low is None:
+        return []  # a number that may be negative has no such bound
+    example, end = int(hints[symbol]), _LARGE if high is None else high
+    least = _first(lambda n: contradicted(expr, {symbol: (low, example - n - 1)}), example - low)
+    most = _first(lambda n: contradicted(expr, {symbol: (example + n + 1, high)}), end - example)
+    smallest = low if least is None else example - least
+    largest = high if most is None else example + most
+    if not implied(expr, {symbol: (smallest, largest)}):
+        return []
+    bounds = [symbol >= smallest] if least is not None else []
+    bounds += [symbol <= largest] if most is not None else []
+    return [dataclasses.replace(condition, expr=bound) for bound in bounds]
+
+
+def _first(holds: Callable[[int], bool], end: int) -> int | None:
+    """The first number below ``end`` from which on something holds, ``None`` where it does not hold there."""
+    if end <= 0 or not holds(end - 1):
+        return None
+    return bisect.bisect_left(range(end), True, key=holds)
+
+
+def _tightest(bounds: Iterable[Condition]) -> list[Condition]:
+    """The smallest upper and the largest lower bound of each size; of equal ones the first, which is Python code's."""
     found: dict[Any, Condition] = {}
-    checks = [(question.expr, question.place) for question in questions if question.raises]
-    branches = {question.expr for question in questions if not question.raises}
-    operators = [
-        guard
-        for guard in env.guards
-        if not is_of_python(guard.sloc) and guard.expr not in branches and not _is_at_a_number(guard.expr)
-    ]
-    accepted = [(guard.expr, places.get(guard.expr) or user_line(guard.sloc)) for guard in operators]
-    for expr, place in [*checks, *accepted]:
-        expr = _replaced(expr, env)
-        symbol = next(iter(expr.free_symbols)) if len(expr.free_symbols) == 1 else None
-        if symbol not in hints or ranges[symbol][0] is None:  # a number that may be negative has no such bound
-            continue
-        assert symbol is not None
-        largest = _largest(expr, symbol, hints[symbol])
-        if largest is not None and (symbol not in found or largest < found[symbol].expr.rhs):
-            found[symbol] = Condition(symbol <= largest, place, fixed=False)
+    for bound in bounds:
+        key, other = (type(bound.expr), bound.expr.lhs), bound.expr.rhs
+        held = found.setdefault(key, bound).expr.rhs
+        if other < held if isinstance(bound.expr, sympy.Le) else other > held:
+            found[key] = bound
     return list(found.values())
 
 
-def _is_at_a_number(expr: Any) -> bool:
-    """Whether a condition is that an expression has one number: an operator that asks so may have another form elsewhere."""
-    import sympy
-
-    return isinstance(expr, sympy.Eq) and any(side.is_number for side in expr.args)
-
-
-def _largest(expr: Any, symbol: Any, hint: Any) -> int | None:
-    """The largest size for which a condition may hold, by the numbers in it; ``None`` where no largest one is known."""
-    import sympy
-
-    if isinstance(expr, sympy.Ne):
-        return None
-    candidates = sorted({int(n) + d for n in expr.atoms(sympy.Integer) for d in (-1, 0, 1)})
-    return next((n for n in candidates if n >= hint and contradicted(expr, {symbol: (n + 1, None)})), None)
+def narrowed(ranges: Ranges, bounds: Iterable[Condition]) -> dict[Any, tuple[int | None, int | None]]:
+    """Ranges within bounds."""
+    result = dict(ranges)
+    for bound in bounds:
+        symbol, number = bound.expr.lhs, int(bound.expr.rhs)
+        low, high = result.get(symbol, (0, None))
+        if isinstance(bound.expr, sympy.Le):
+            result[symbol] = low, number if high is None else min(high, number)
+        else:
+            result[symbol] = number if low is None else max(low, number), high
+    return result
 
 
 def _replaced(expr: Any, env: Any) -> Any:
@@ -239,20 +280,20 @@ def _unique(conditions: Iterable[Condition]) -> list[Condition]:
     return list(found.values())
 
 
-def _guards(program: torch.export.ExportedProgram, questions: Iterable[Question]) -> Iterator[tuple[Question, bool]]:
-    """torch's guards that limit a model beside what was recorded, each with whether an operator asked.
+def _guards(program: torch.export.ExportedProgram, questions: Iterable[Question]) -> Iterator[Question]:
+    """torch's guards that limit a model beside what was recorded.
 
     What an operator asks is left out unless the graph has the answer as a constant.
     """
     constants = Constants(program)
-    asked = {question.expr for question in questions if question.place or question.raises}
+    recorded = {question.expr for question in questions if question.place or question.asker == "check"}
     for guard in next(_input_sizes(program)).node.shape_env.guards:
         place = user_line(guard.sloc)
         if is_of_python(guard.sloc):
-            if guard.expr not in asked:
-                yield Question(guard.expr, place or constants.place_of(guard.expr), False), False
+            if guard.expr not in recorded:
+                yield Question(guard.expr, place or constants.place_of(guard.expr))
         elif (constant := constants.of_guard(guard)) is not None:
-            yield Question(guard.expr, constant.place or place, False), True
+            yield Question(guard.expr, constant.place or place, "constant")
 
 
 def small_sizes(
@@ -266,18 +307,14 @@ def small_sizes(
         places: Condition that an operator asked for to the user's line, where it was recorded.
     """
     hints = _hints(sizes)
-    small = {symbol: (2, None) for symbol, hint in hints.items() if hint < 2}
-    found = []
-    for guard in next(_input_sizes(program)).node.shape_env.guards if small else ():
-        expr = guard.expr
-        concerned = {s: small[s] for s in expr.free_symbols & small.keys()}
-        if (
-            concerned
-            and not is_of_python(guard.sloc)
-            and contradicted(expr, {**ranges_of(_input_sizes(program)), **concerned})
-        ):
-            found.append(Condition(expr, places.get(expr) or user_line(guard.sloc), True))
-    return found
+    if all(hint >= 2 for hint in hints.values()):
+        return []
+    ranges = ranges_of(_input_sizes(program))
+    return [
+        Condition(guard.expr, places.get(guard.expr) or user_line(guard.sloc), True)
+        for guard in next(_input_sizes(program)).node.shape_env.guards
+        if not is_of_python(guard.sloc) and _holds_for_small_sizes(guard.expr, hints, ranges)
+    ]
 
 
 def ranges_of(sizes: Iterable[torch.SymInt]) -> dict[Any, tuple[int | None, int | None]]:
@@ -292,8 +329,6 @@ def from_two_on(ranges: Ranges) -> Ranges:
 
 def _hints(sizes: Iterable[torch.SymInt]) -> dict[Any, Any]:
     """Symbol to its size in the example inputs."""
-    import sympy
-
     return {s.node.expr: sympy.Integer(s.node.hint) for s in sizes if s.node.expr.is_Symbol and s.node.hint is not None}
 
 
@@ -388,6 +423,25 @@ def warning_text(condition: Condition, names: Mapping[str, str]) -> str:
     )
 
 
+def bound_warnings(bounds: Iterable[Condition], names: Mapping[str, str]) -> list[str]:
+    """What to say of bounds that Python code has: one warning each in the user's own code, one for all of installed packages."""
+    own: list[Condition] = []
+    installed: list[Condition] = []
+    for bound in bounds:
+        if bound.of_code:
+            (own if is_own(bound.place) else installed).append(bound)
+    return [_bounds_text([bound], names) for bound in own] + ([_bounds_text(installed, names)] if installed else [])
+
+
+def _bounds_text(bounds: Sequence[Condition], names: Mapping[str, str]) -> str:
+    places = dict.fromkeys(f"{bound.place}{_line(bound.place)}" for bound in bounds if bound.place)
+    return (
+        f"the exported model is right only where {' and '.join(bound.text(names) for bound in bounds)}: the model's code"
+        f"{_at(', '.join(places))} asks for it, and what it does at other sizes is not in the exported model. That is the "
+        f"{'range of this dimension' if len(bounds) == 1 else 'range of these dimensions'} now."
+    )
+
+
 def used_size_text(used: UsedSize, names: Mapping[str, str]) -> str:
     """What to say of a broadcast whose result's size is used."""
     small, size = (str(in_names(names, expr)) for expr in used.broadcast)
@@ -399,10 +453,10 @@ def used_size_text(used: UsedSize, names: Mapping[str, str]) -> str:
 
 
 def text_warnings(texts: Sequence[str]) -> list[str]:
-    """A warning for each line of the user's own code that takes a size's text and does not only print it."""
+    """A warning for each line of the user's own code that takes a size's text, beside what print does."""
     return [
         f"the model's code at {place} takes the text of a dynamic size. While the model is captured, that is torch's name of "
-        "the size ('s77'), and what is computed from it is the same in the exported model at every size."
+        "the size ('s77'), and what is computed from it is the same in the exported model at every size. For a log it does no harm."
         for place in dict.fromkeys(texts)
         if is_own(place)
     ]
@@ -490,8 +544,6 @@ def narrows(guard: Any, *, layout: bool) -> bool:
         guard: The guard.
         layout: Whether conditions on the memory's layout, which ONNX doesn't have, may have answered other questions too.
     """
-    import sympy
-
     if isinstance(guard.expr, sympy.Ne) or holds_from_two_on(guard.expr):
         return False
     return layout or not is_of_layout(getattr(guard.sloc, "framework_loc", None))

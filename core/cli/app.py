@@ -48,6 +48,7 @@ from onnxplug.observers import span
 from onnxplug.packages import PACKAGES, distribution_of, missing_package
 from onnxplug.registry.rule import load_object
 from onnxplug.text import did_you_mean, printable, shortened
+from onnxplug.version import VERSION
 
 #: The exit status of a program that SIGINT ended, as shells have it.
 _INTERRUPTED = 130
@@ -66,12 +67,12 @@ class PluginGroup(typer.core.TyperGroup):
         """A command by its name."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
-            return own
+            return _with_plain_values(own, ctx)
         asked = f"onnxplug {cmd_name}"
         package = distribution_of(asked) if asked in PACKAGES else None
         command = _commands_of_plugins(ctx, package).get(cmd_name)
         if command is not None or ctx.resilient_parsing:
-            return command
+            return command if command is None else _with_plain_values(command, ctx)
         if package is not None:
             raise missing_package(asked)
         raise UsageError(f"No such command {cmd_name!r}.", hint=did_you_mean(cmd_name, self.list_commands(ctx)))
@@ -83,6 +84,30 @@ class PluginGroup(typer.core.TyperGroup):
             return name, command, rest
         rest = with_value(rest)
         return name, export_command(rest, command), rest
+
+
+#: What the help shows for the value of an option, by its type.
+_VALUES = {
+    "bool": "",
+    "str": "TEXT",
+    "path": "PATH",
+    "Path": "PATH",
+    "int": "N",
+    "int range": "N",
+    "float": "X",
+    "float range": "X",
+}
+
+
+def _with_plain_values(command: Any, ctx: Any) -> Any:
+    """A command whose help shows ``PATH`` or nothing for the value of an option, instead of Python's types."""
+    for parameter in command.get_params(ctx):
+        if parameter.metavar is None and parameter.param_type_name == "option":
+            kind = parameter.display_type(ctx).removeprefix("<list[").strip("<>]")
+            parameter.metavar = _VALUES.get(kind)
+    for subcommand in getattr(command, "commands", {}).values():
+        _with_plain_values(subcommand, ctx)
+    return command
 
 
 def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, Any]:
@@ -130,9 +155,7 @@ app.command()(plugin_options(ops))
 
 def _version(asked: bool) -> None:
     if asked:
-        import onnxplug
-
-        sys.stdout.write(f"onnxplug {onnxplug.__version__}\n")
+        sys.stdout.write(f"onnxplug {VERSION}\n")
         raise typer.Exit()
 
 
@@ -166,7 +189,9 @@ def _options(
 )
 def export(
     target: TargetArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; with --pieces the folder")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PATH", help="File to write; with --pieces the folder")
+    ],
     inputs: InputOption = None,
     dynamic: DynamicOption = None,
     pretrained: PretrainedOption = False,
@@ -201,8 +226,9 @@ def export(
         with progress() as shown:
             shown("loading")
             with span("loading"):
-                import onnxplug
                 from onnxplug.arguments import check_destination, check_verifiable
+                from onnxplug.exporter import to_onnx
+                from onnxplug.fake import fake_weights
                 from onnxplug.opsets import resolve_opsets
                 from onnxplug.run.checkpoint import open_checkpoint
                 from onnxplug.run.save import check_settings
@@ -219,7 +245,7 @@ def export(
                         raise UsageError(error.message, hint=error.hint) from None
                 if verify:
                     check_verifiable(resolve_opsets(options["opset_version"])[""])
-                with onnxplug.fake_weights() if weights else contextlib.nullcontext():
+                with fake_weights() if weights else contextlib.nullcontext():
                     loaded = load_for_export(target, specs, pretrained=pretrained)
             options |= {
                 "kwargs": loaded.kwargs,
@@ -228,7 +254,7 @@ def export(
                 "report": report is not None,
             }
             if names is not None:
-                chain = onnxplug.to_onnx(
+                chain = to_onnx(
                     loaded.model,
                     loaded.args,
                     output,
@@ -238,7 +264,7 @@ def export(
                     **options,
                 )
             else:
-                program = onnxplug.to_onnx(loaded.model, loaded.args, **options)
+                program = to_onnx(loaded.model, loaded.args, **options)
                 found = None
                 if verify:
                     shown("verification")
@@ -283,7 +309,9 @@ def verify_(
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed", help="Seed of one draw of sizes and values, as a failure reports it; default: three draws"
+            "--seed",
+            metavar="N",
+            help="Seed of one draw of sizes and values, as a failure reports it; default: three draws",
         ),
     ] = None,
 ) -> None:

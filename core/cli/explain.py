@@ -201,10 +201,10 @@ def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | No
 def _missing(target: str, inputs: list[str], opset: str | None, runtime: str, as_json: bool) -> None:
     import torch
 
-    import onnxplug
     from onnxplug.cli.inputs import parse_input, parse_opset
     from onnxplug.cli.report import out, progress
     from onnxplug.cli.targets import load_target
+    from onnxplug.exporter import to_onnx
 
     lacking: dict[str, list[str]] = {}
     try:
@@ -213,7 +213,7 @@ def _missing(target: str, inputs: list[str], opset: str | None, runtime: str, as
             loaded = load_target(target, [parse_input(text) for text in inputs])
             if isinstance(loaded.model, torch.nn.Module) and not isinstance(loaded.model, torch.jit.ScriptModule):
                 loaded.model.eval()
-            onnxplug.to_onnx(
+            to_onnx(
                 loaded.model,
                 loaded.args,
                 kwargs=loaded.kwargs,

@@ -74,7 +74,7 @@ def _exported_again(
 
     options: dict[str, Any] = {
         "opset_version": dict(file.opset_imports),
-        "target": file.metadata_props.get(TARGET),
+        "target": file.graph.metadata_props.get(TARGET),
         "input_names": [value.name for value in file.graph.inputs],
         "output_names": [value.name for value in file.graph.outputs],
     }

@@ -15,7 +15,7 @@ import typer
 
 from onnxplug.errors import UsageError
 from onnxplug.observers import stage
-from onnxplug.options import ExportOptions, option
+from onnxplug.options import GRAPH, NAMES, WEIGHTS, ExportOptions, option
 from onnxplug.registry.rule import load_object
 from onnxplug.text import type_with_article
 
@@ -23,19 +23,32 @@ from onnxplug.text import type_with_article
 HOST = "onnxplug.plugins.manager"
 
 
+_PLUGINS = "Plugins"
+
+
+def _option(names: str, help: str, metavar: str = "", group: str | None = None) -> Any:
+    return typer.Option(*names.split(" "), help=help, metavar=metavar, rich_help_panel=group)
+
+
 def flag(name: str) -> Any:
     """The command line's option for an option of ``to_onnx``."""
     described = option(name).flag
     assert described is not None, f"{name} has no flag"
-    return typer.Option(described.names, help=described.help, metavar=described.metavar)
+    return _option(described.names, described.help, described.metavar, described.group)
 
 
-NoPlugin = Annotated[list[str] | None, typer.Option("--no-plugin", help="Leave a plugin out; it is not imported")]
-OnlyPlugin = Annotated[
-    list[str] | None, typer.Option("--only-plugin", help="Use only this plugin and the builtin rules")
+NoPlugin = Annotated[
+    list[str] | None, _option("--no-plugin", "Leave a plugin out; it is not imported", "NAME", _PLUGINS)
 ]
-RequirePlugin = Annotated[list[str] | None, typer.Option("--require-plugin", help="'NAME>=1.2': fail without it")]
-Prefer = Annotated[list[str] | None, typer.Option("--prefer", help="'mylib::nms=DISTRIBUTION': whose rule wins")]
+OnlyPlugin = Annotated[
+    list[str] | None, _option("--only-plugin", "Use only this plugin and the builtin rules", "NAME", _PLUGINS)
+]
+RequirePlugin = Annotated[
+    list[str] | None, _option("--require-plugin", "'NAME>=1.2': fail without it", "SPEC", _PLUGINS)
+]
+Prefer = Annotated[
+    list[str] | None, _option("--prefer", "'mylib::nms=DISTRIBUTION': whose rule wins", "RULE", _PLUGINS)
+]
 RuntimeOption = Annotated[str, flag("target")]
 ExactOption = Annotated[bool, flag("exact")]
 TargetArgument = Annotated[
@@ -47,53 +60,63 @@ TargetArgument = Annotated[
 ]
 InputOption = Annotated[
     list[str] | None,
-    typer.Option("--input", help="'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
+    _option(
+        "--input", "'x=float32[2,3,224,224]', 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input", "SPEC", NAMES
+    ),
 ]
 PretrainedOption = Annotated[
-    bool, typer.Option("--pretrained", help="Trained weights for timm:NAME instead of random ones")
+    bool, _option("--pretrained", "Trained weights for timm:NAME instead of random ones", group=WEIGHTS)
 ]
-DynamicOption = Annotated[list[str] | None, typer.Option("--dynamic", help="'x=batch,_,_,_': names of dynamic axes")]
+DynamicOption = Annotated[
+    list[str] | None, _option("--dynamic", "'x=batch,_,_,_': names of dynamic axes", "SPEC", NAMES)
+]
 MetadataOption = Annotated[str | None, flag("metadata")]
 AbsolutePathsOption = Annotated[
-    bool, typer.Option("--absolute-paths", help="The metadata name source files by their whole paths")
+    bool, _option("--absolute-paths", "The metadata name source files by their whole paths", group=GRAPH)
 ]
 ReportOption = Annotated[Path | None, flag("report")]
 PiecesOption = Annotated[str | None, flag("pieces")]
 FunctionsOption = Annotated[bool, flag("functions")]
 FunctionClassesOption = Annotated[
     str | None,
-    typer.Option("--function-classes", help="'Block,Attention': modules of these classes become ONNX functions"),
+    _option("--function-classes", "'Block,Attention': modules of these classes become ONNX functions", "NAMES", GRAPH),
 ]
 FunctionDomainOption = Annotated[
-    str | None, typer.Option("--function-domain", help="Domain of these functions; onnxplug.modules by default")
+    str | None, _option("--function-domain", "Domain of these functions; onnxplug.modules by default", "DOMAIN", GRAPH)
 ]
 WeightsOption = Annotated[
     list[Path] | None,
-    typer.Option(
+    _option(
         "--weights",
-        help="File of the weights (.safetensors, .bin, .pt, .index.json) or its folder; repeat for several. The model itself is "
+        "File of the weights (.safetensors, .bin, .pt, .index.json) or its folder; repeat for several. The model itself is "
         "made without numbers",
+        "FILE",
+        WEIGHTS,
     ),
 ]
 StrictWeightsOption = Annotated[
     bool | None,
-    typer.Option(
+    _option(
         "--strict-weights/--no-strict-weights",
-        help="Whether --weights must have every weight of the model and no other",
+        "Whether --weights must have every weight of the model and no other",
+        group=WEIGHTS,
     ),
 ]
 ShardOption = Annotated[
-    str | None, typer.Option("--shard", help="2GB: weights go into files beside the model of at most this size")
+    str | None, _option("--shard", "2GB: weights go into files beside the model of at most this size", "SIZE", WEIGHTS)
 ]
 ExternalOption = Annotated[
     str | None,
-    typer.Option(
-        "--external", help="safetensors: the model refers to the weights in those files, and copies none it needn't"
+    _option(
+        "--external",
+        "safetensors: the model refers to the weights in those files, and copies none it needn't",
+        "KIND",
+        WEIGHTS,
     ),
 ]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks")]
+DebugOption = Annotated[bool, _option("--debug", "Show tracebacks")]
 StrictPlugins = Annotated[
-    bool, typer.Option("--strict-plugins", help="A broken plugin or a refused rule is an error, not a warning")
+    bool, _option("--strict-plugins", "A broken plugin or a refused rule is an error, not a warning", group=_PLUGINS)
 ]
 
 

@@ -14,8 +14,9 @@ from typing import Any
 from rich.markup import escape
 
 from onnxplug.plugin_api import ENTRY_POINT_GROUP
+from onnxplug.warn import OWN
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def _show(message: Any, category: type[Warning], filename: str, lineno: int, *_:
     plugin = next((name for where, name in _imported_plugins() if place.startswith(where)), None)
     if plugin is not None:
         text = f"{plugin}: {message}"
-    elif os.path.abspath(filename).startswith(_OWN) or category.__module__.startswith("onnxplug."):
+    elif os.path.abspath(filename).startswith(_FOLDER) or OWN.match(category.__module__):
         text = str(message)
     else:
         text = f"{message} ({filename}:{lineno}, {category.__name__})"

@@ -14,6 +14,7 @@ from onnxplug.build.names import Names
 from onnxplug.build.scope import graphs_of, nodes_of, used_by
 from onnxplug.build.stored import WeightTensor
 from onnxplug.finish.empty import keep_empty
+from onnxplug.version import VERSION
 
 PRODUCER = "onnxplug"
 
@@ -31,19 +32,20 @@ def finish(
         g: The builder of the graph.
         graph: The graph; its initializers are registered here.
         tensors: The tensors of the values that the model's weights are stored in.
-        metadata: Metadata of the model.
+        metadata: What the graph says of itself. Tools that update a dictionary by a model's own metadata (ONNX Runtime's
+            QNN preprocessing) fail on any.
     """
     keep_empty(graph, g.opset)
     used = _register_initializers(graph, {**tensors, **g.weights.derived_tensors()}, g.names)
     functions = _called(g.functions.defined.values(), used)
     _prune_imports(graph, used, functions)
+    graph.metadata_props.update(metadata or {})
     return ir.Model(
         graph,
         ir_version=ir_version(g.opset),
         producer_name=PRODUCER,
-        producer_version=_version(),
+        producer_version=VERSION,
         functions=functions,
-        metadata_props=dict(metadata or {}),
     )
 
 
@@ -51,12 +53,6 @@ def ir_version(opset: int) -> int:
     """The oldest ONNX IR version that carries the opset; 8 at least, for model-local functions."""
     known = onnx.helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", opset))
     return max(8, int(known) if known is not None else 8)
-
-
-def _version() -> str:
-    import onnxplug
-
-    return onnxplug.__version__
 
 
 def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], names: Names) -> set[tuple[str, str]]:

@@ -2,6 +2,14 @@
 
 Storages that are written are followed through their aliases: a write to a view reaches the base by the view's inverse
 (``select_scatter`` for ``select``), and a view that is read after a write is taken again of what the base holds by then.
+
+An example, ``y = x + 1; y[0].mul_(2); return y.sum(1)``::
+
+    add = aten.add(x, 1)                                  a new storage, of which add is the base
+    select = aten.select(add, 0, 0)                       an alias of it
+    mul = aten.mul(select, 2)                             was aten.mul_(select, 2)
+    select_scatter = aten.select_scatter(add, mul, 0, 0)  what the storage holds after the write
+    sum = aten.sum(select_scatter, [1])                   was aten.sum(add, [1])
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from onnxplug.capture.project import relative_line, relative_trace
 from onnxplug.metadata import Metadata
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.rule import Rule
+from onnxplug.version import VERSION
 
 #: What stands for a module in a stack, and is none.
 _NO_MODULES = (STRICT_ROOT, NO_MODULE)
@@ -240,9 +241,7 @@ class Describer:
 
 def _with_version(distribution: str) -> str:
     if distribution == PROJECT_NAME:
-        import onnxplug
-
-        return f"{PROJECT_NAME} {onnxplug.__version__}"
+        return f"{PROJECT_NAME} {VERSION}"
     try:
         return f"{distribution} {importlib.metadata.version(distribution)}"
     except (importlib.metadata.PackageNotFoundError, ValueError):

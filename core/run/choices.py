@@ -15,10 +15,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.alignment import Alignment, Recipe
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.host import RuntimeHost
 from onnxplug.run import spectra
+from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.run.compare import compare
 from onnxplug.run.eager import call_again, feed_of, placeholder_values, run_graph
 from onnxplug.run.inputs import clone_leaves

@@ -1,7 +1,8 @@
 """A model as ONNX's protocol buffer: what ``onnx_ir`` makes of it, without a second copy of the weights.
 
 The types of values are most of the messages of a buffer, and nearly all values have one of a few types: each is made once here.
-Everything else is ``onnx_ir``'s serialisation.
+Initializers are described by their tensors alone: quantisers that transpose a weight leave its description as it was, and
+ONNX's shape inference then fails. Everything else is ``onnx_ir``'s serialisation.
 """
 
 from __future__ import annotations
@@ -65,11 +66,12 @@ def to_proto(
     )
     proto = serde.serialize_model(frame)
     described = []
+    weights = []
     messages = []
     for name, value in graph.initializers.items():
         tensor = value.const_value if tensors is None else tensors.get(name)
         if tensor is not None:
-            described.append(value)
+            weights.append(value)
             if name not in apart:
                 messages.append((proto.graph.initializer.add(name=name), tensor))
         elif tensors is None:
@@ -83,6 +85,7 @@ def to_proto(
         described += node.outputs
     framed = {id(value) for value in (*inputs, *graph.outputs)}
     _describe(proto.graph, (value for value in described if id(value) not in framed))
+    _note(proto.graph, (value for value in weights if id(value) not in framed))
     return proto
 
 
@@ -94,14 +97,28 @@ def _fill(message: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
     message.name = name
 
 
+def _note(proto: onnx.GraphProto, weights: Iterable[ir.Value]) -> None:
+    """Writes annotations and metadata of initializers, without types and shapes."""
+    for value in weights:
+        _annotate(proto, value)
+        if value.metadata_props or value.doc_string:
+            info = proto.value_info.add()
+            serde.serialize_value_into(info, value)
+            info.ClearField("type")
+
+
+def _annotate(proto: onnx.GraphProto, value: ir.Value) -> None:
+    if _metadata(value) and (annotation := value.meta.get("quant_parameter_tensor_names")):
+        entry = proto.quantization_annotation.add(tensor_name=value.name)
+        for key in sorted(annotation):
+            entry.quant_parameter_tensor_names.add(key=key, value=annotation[key])
+
+
 def _describe(proto: onnx.GraphProto, values: Iterable[ir.Value]) -> None:
     """Describes values inside of a graph: their types, shapes, metadata and annotations."""
     types: dict[tuple[ir.DataType, int], onnx.TypeProto] = {}  # by the shape's id: most values share theirs
     for value in values:
-        if _metadata(value) and (annotation := value.meta.get("quant_parameter_tensor_names")):
-            entry = proto.quantization_annotation.add(tensor_name=value.name)
-            for key in sorted(annotation):
-                entry.quant_parameter_tensor_names.add(key=key, value=annotation[key])
+        _annotate(proto, value)
         kind, shape, name = value.type, value.shape, value.name
         noted = value.metadata_props or value.doc_string
         if not name or (kind is None and shape is None and not noted):

@@ -39,7 +39,7 @@ from onnxplug.warn import warn
 
 _LOGGER = logs.logger("run")
 
-#: Where a model says for which runtime it is made, in its metadata or, without them, in its ``meta``.
+#: Where a model says for which runtime it is made, in its graph's metadata or, without them, in its ``meta``.
 TARGET = "onnxplug.target"
 #: What ONNX Runtime writes to stderr: errors. Tests set it to 2, warnings (onnxplug.testing.shape_warnings).
 LOG_SEVERITY = 3
@@ -148,7 +148,8 @@ class Runner:
         self._custom = custom_operators(model)
         self._host = host
         self._portable = (
-            not isinstance(model, str) and (model.metadata_props.get(TARGET) or model.meta.get(TARGET)) in _PORTABLE
+            not isinstance(model, str)
+            and (model.graph.metadata_props.get(TARGET) or model.meta.get(TARGET)) in _PORTABLE
         )
         self._kernels = Kernels()
         if self._custom.domains:

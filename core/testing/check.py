@@ -48,7 +48,7 @@ def check_model(
     """
     import torch
 
-    import onnxplug
+    from onnxplug.exporter import to_onnx
 
     if not optimize:
         raise UsageError("onnx_check: optimize must hold at least one of True and False")
@@ -57,7 +57,7 @@ def check_model(
     for opset in opsets or (None,):
         for way in optimize:
             try:
-                program = onnxplug.to_onnx(
+                program = to_onnx(
                     model,
                     args,
                     kwargs=kwargs,

@@ -1,4 +1,4 @@
-"""Code that asks for a size in order to raise an error is no limit; code that goes on after the error is one."""
+"""Code that asks for a size in order to raise an error: the bound is applied and said, whether or not the model goes on after it."""
 
 from __future__ import annotations
 
@@ -120,22 +120,43 @@ def torchs_check(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-NO_LIMIT: list[Model] = [
-    *(no_grad, two_managers, other_managers, locked, finally_, both, nested, any_, member, torchs_check)
-]
+#: Each with what is said.
+CHECKS: dict[Model, set[str]] = {
+    **{model: {"b <= 8", "b != 0"} for model in (checked, two_managers, other_managers, locked, finally_)},
+    no_grad: {"b != 0"},
+    both: {"(b % 2) != 0"},
+    nested: {"b <= 8"},
+    any_: {"b <= 8", "n <= 8", "b != 0", "n != 0", "b > 0", "n > 0"},
+    member: {"b != 0", "n != 0", "b != 97", "b != 98", "b != 99"},
+}
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
-@pytest.mark.parametrize("model", NO_LIMIT, ids=lambda model: model.__name__)
-def test_a_check_is_no_limit(model: Model, strict: bool) -> None:
+@pytest.mark.parametrize("model", CHECKS, ids=lambda model: model.__name__)
+def test_a_check_is_said(model: Model, strict: bool) -> None:
     if strict and model in (locked, other_managers, any_):
         pytest.skip("torch's strict mode refuses these context managers, and interprets any() as a loop that returns")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         program = onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: "b", 1: "n"},), strict=strict)
-    for size in ((1, 3), (8, 4)):
+    said = {str(w.message).partition(" right only where ")[2].partition(": ")[0] for w in caught}
+    if strict and model is member:  # the strict mode compares with all members, or with the whole shape, at once
+        said = {"b != 97", "b != 98", "b != 99"} | said - {"not (b == 97 or b == 98)", "not (b == 99 and n == 4)"}
+    assert said == CHECKS[model]
+    for size in ((1, 3), (7, 4)):
         x = torch.randn(size)
         torch.testing.assert_close(program(x)[0], model(x))
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+def test_what_torchs_own_check_states_is_not_said(strict: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program = onnxplug.to_onnx(
+            torchs_check, (torch.randn(5, 4),), dynamic_shapes=({0: "b", 1: "n"},), strict=strict
+        )
+    assert not [w for w in caught if "b <= 8" in str(w.message)]
+    assert program.model.graph.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
 
 
 def suppressed(x: torch.Tensor) -> torch.Tensor:

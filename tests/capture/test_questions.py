@@ -98,6 +98,9 @@ FORMS: dict[str, Form] = {
     "numel": lambda x, _: x * 100 if x.shape.numel() == 28 else x + 1,
     "stride": lambda x, _: x * 100 if x.stride(0) == 7 else x + 1,
     "try": tried,
+    "is": lambda x, y: x * 100 if x.shape[0] is y.shape[0] else x + 1,
+    "bool is False": lambda x, _: x * 100 if bool(x.shape[0] - 7) is False else x + 1,
+    "bool is not True": lambda x, _: x * 100 if bool(x.shape[0] > 6) is not True else x + 1,
     "lru_cache": lambda x, _: x * remembered(x.shape[0]),
     "next": lambda x, _: x * next(i for i in (2, 4, 6, 8, 10) if i >= x.shape[0]),
     "filter": lambda x, _: x * len(list(filter(lambda i: i >= x.shape[0], (2, 4, 6, 8, 10)))),
@@ -107,6 +110,8 @@ SIZES = [(7, 4, 5, 4), (7, 4, 7, 4), (8, 4, 8, 4), (1, 4, 1, 4), (2, 4, 3, 4), (
 
 @pytest.mark.parametrize(("name", "strict"), rotated(FORMS, [False, True], every=2))
 def test_a_form_of_asking_is_right_or_said(name: str, strict: bool) -> None:
+    if name == "is" and not strict:
+        pytest.xfail("Python asks nobody whether two objects are one; the strict mode interprets the code")
     form = FORMS[name]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

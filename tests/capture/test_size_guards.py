@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +61,7 @@ SILENT: dict[str, tuple[Model, str, tuple[int, int]]] = {
     "at least one": (lambda x: x if x.shape[0] >= 1 else x.new_ones(3), "b >= 1", (0, 4)),
     "a large number": (lambda x: x * 100 if x.shape[0] > 99_999 else x, "b <= 99999", (100_000, 1)),
     "a power": (lambda x: x * 100 if x.shape[0] & (x.shape[0] - 1) == 0 else x, "b", (8, 4)),
+    "a quotient of two": (lambda x: x if x.shape[0] // (x.shape[1] + 1) >= 1 else x * 100, ">= ", (3, 4)),
     "a quotient": (lambda x: x * 100 if x.shape[0] // 7 == 3 else x, "(b // 7) != 3", (22, 4)),
     "a difference": (lambda x: x * 100 if x.shape[0] - x.shape[1] == 12 else x, "12", (13, 1)),
     "a float": (lambda x: x * 100 if x.shape[0] * 0.5 == 38.5 else x, "38.5", (77, 4)),
@@ -92,11 +94,13 @@ def same(program: onnxplug.OnnxProgram, model: Any, x: torch.Tensor) -> bool:
     return got.shape == expected.shape and torch.allclose(got, expected, rtol=LOOSER["core"].rtol)
 
 
-def test_a_check_is_no_limit_in_either_mode() -> None:
-    for strict in (False, True):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            onnxplug.to_onnx(checked, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},), strict=strict)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_check_is_a_bound_that_is_said(strict: bool) -> None:
+    """Whether the other side raises or computes is not looked at: the model is right within the bound in both cases."""
+    with pytest.warns(UserWarning, match=r"right only where b <= 8: the model's code at .*test_size_guards\.py:\d+"):
+        program = onnxplug.to_onnx(checked, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},), strict=strict)
+    assert program.model.graph.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
+    assert max(case.sizes["b"] for case in program.verify(seeds=range(6)).cases) <= 8
 
 
 def of_one_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -118,12 +122,14 @@ def of_a_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("model", "strict"), [(of_one_shape, False), (of_one_shape, True), (of_a_shape, False), (of_a_shape, True)]
 )
-def test_a_check_of_shapes_is_no_limit(model: Any, strict: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        onnxplug.to_onnx(
-            model, (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=({0: "b"}, {0: "c"}), strict=strict
-        )
+def test_a_check_of_shapes_is_said_unless_one_name_says_it(model: Any, strict: bool) -> None:
+    args = torch.randn(5, 4), torch.randn(5, 4)
+    with pytest.warns(UserWarning, match="right only where (b == c|c == b):"):
+        onnxplug.to_onnx(model, args, dynamic_shapes=({0: "b"}, {0: "c"}), strict=strict)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        onnxplug.to_onnx(model, args, dynamic_shapes=({0: "b"}, {0: "b"}), strict=strict)
+    assert not any("b == b" in text or "c" in text for text in (str(w.message).partition(":")[0] for w in caught))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -141,8 +147,7 @@ def test_a_branch_on_shapes_is_one(strict: bool) -> None:
     args, shapes = (torch.randn(5, 4), torch.randn(5, 4)), ({0: "b"}, {0: "c"})
     with pytest.warns(UserWarning, match="right only where (b == c|c == b)"):
         onnxplug.to_onnx(unequal, args, dynamic_shapes=shapes, strict=strict)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(UserWarning, match=r"right only where (b != 99|not \(b == 99 or b == 100\)):"):
         onnxplug.to_onnx(member, args, dynamic_shapes=shapes, strict=strict)
 
 
@@ -214,10 +219,12 @@ def test_a_known_bound_is_applied(model: Any, wanted: str) -> None:
     b, n = (Dim("b"), Dim("n")) if wanted == "Dim" else ("b", "n")
     shapes = {"x": {0: b, 1: n}, "mask": {0: b, 1: n}}
     inputs = torch.randn(2, 5, 4), torch.ones(2, 5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         program = onnxplug.to_onnx(model, inputs, dynamic_shapes=shapes, strict=wanted == "strict" or None, report=True)
-    assert '"n": {"min": 0, "max": 64}' in program.model.metadata_props["onnxplug.dimensions"]
+    said = [str(w.message).partition(":")[0] for w in caught]
+    assert said == (["the exported model is right only where n <= 64"] if model is limited else [])
+    assert '"n": {"min": 0, "max": 64}' in program.model.graph.metadata_props["onnxplug.dimensions"]
     assert program.captured is not None
     bounds = [(bound.text(program.captured.dim_names), bound.place) for bound in program.captured.bounds]
     assert [text for text, _ in bounds] == ["n <= 64"]
@@ -236,7 +243,7 @@ def test_a_long_table() -> None:
     inputs = torch.randn(2, 5, 4), torch.ones(2, 5)
     shapes = {"x": {0: "b", 1: "n"}, "mask": {0: "b", 1: "n"}}
     program = onnxplug.to_onnx(Positions(9999).eval(), inputs, dynamic_shapes=shapes)
-    assert '"n": {"min": 0, "max": 9999}' in program.model.metadata_props["onnxplug.dimensions"]
+    assert '"n": {"min": 0, "max": 9999}' in program.model.graph.metadata_props["onnxplug.dimensions"]
 
 
 def test_a_slice_of_a_table_beyond_its_end_is_no_bound() -> None:
@@ -385,7 +392,7 @@ def test_branches_drawn_at_random(tree: Any, example: tuple[int, int], wanted: s
     said = " ".join(str(w.message) for w in caught)
     captured = program.captured
     assert captured is not None
-    limits = [*captured.conditions, *captured.assumptions]
+    limits = [*captured.conditions, *captured.assumptions, *captured.bounds]
     assert all(f"right only where {condition.text(captured.dim_names)}:" in said for condition in limits), said
     near = sorted({n + d for n in constants(tree) for d in (-1, 0, 1)} | {0, 1, 2, 3, 50, 121})
     sizes = (
@@ -409,7 +416,8 @@ def symbols(program: onnxplug.OnnxProgram) -> dict[Any, str]:
     import sympy
 
     assert program.captured is not None
-    exprs = {s for c in (*program.captured.conditions, *program.captured.assumptions) for s in c.symbols}
+    captured = program.captured
+    exprs = {s for c in (*captured.conditions, *captured.assumptions, *captured.bounds) for s in c.symbols}
     assert all(isinstance(s, sympy.Symbol) for s in exprs)
     return {s: program.captured.dim_names.get(str(s), str(s)) for s in exprs}
 
@@ -457,3 +465,52 @@ def test_a_size_that_is_one_in_the_example_is_no_bound() -> None:
     assert program.captured.bounds == []
     x = torch.randn(2, 40)
     torch.testing.assert_close(program(x)[0], model(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_torch_check_states_is_a_range_and_no_warning(strict: bool) -> None:
+    def stated(x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.shape[0] < 9)
+        return x + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(stated, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},), strict=strict)
+    assert program.model.graph.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 0, "max": 8}}'
+
+
+def test_a_lower_bound_is_a_range() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x * 100 if 2 * x.shape[0] > 7 else x
+
+    with pytest.warns(UserWarning, match="right only where b >= 4:"):
+        program = onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},))
+    assert program.model.graph.metadata_props["onnxplug.dimensions"] == '{"b": {"min": 4}}'
+    assert min(case.sizes["b"] for case in program.verify(seeds=range(6)).cases) >= 4
+
+
+def test_bounds_of_installed_packages_are_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxplug.capture import size_guards
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 8 or x.shape[1] > 16:
+            raise ValueError("too long")
+        return x + 1
+
+    monkeypatch.setattr(size_guards, "_INSTALLED", re.compile(re.escape(__file__)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: "b", 1: "n"},))
+    assert [str(w.message).partition(":")[0] for w in caught] == [
+        "the exported model is right only where b <= 8 and n <= 16"
+    ]
+
+
+def test_bounds_of_a_given_program_are_said() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 100 if x.shape[0] < 9 else x
+
+    given = torch.export.export(Model(), (torch.randn(5, 4),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    with pytest.warns(UserWarning, match="right only where s[0-9]+ <= 8:"):
+        onnxplug.to_onnx(given)

@@ -266,11 +266,32 @@ def checked(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def test_a_check_for_the_size_1_says_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+def test_a_check_for_the_size_1_is_said() -> None:
+    with pytest.warns(UserWarning, match="is right only where batch > 1: "):
         program = onnxplug.to_onnx(checked, (MANY,), dynamic_shapes=({0: "batch"},))
     same(checked, program, MANY[:2])
+
+
+@pytest.mark.parametrize("names", [{0: "b"}, {0: "b", 1: "t"}])
+@pytest.mark.parametrize("shape", [(1, 5, 4), (3, 1, 4), (1, 1, 4)])
+def test_attention_at_one_row_or_step(shape: tuple[int, ...], names: dict[int, str]) -> None:
+    """Its projection is made contiguous, which asks in C++ whether a size is 1, and the answer is in no number."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x)[0]
+
+    layer = Attention().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(layer, (torch.randn(shape),), dynamic_shapes=(names,))
+    for b, t in ((1, 1), (1, 7), (4, 7), (4, 1)):
+        x = torch.randn(b, t if 1 in names else shape[1], 4)
+        torch.testing.assert_close(program(x)[0], layer(x))
 
 
 def test_a_branch_of_an_installed_package_is_a_hint_of_verification_alone(monkeypatch: pytest.MonkeyPatch) -> None:

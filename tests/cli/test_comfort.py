@@ -72,6 +72,22 @@ def test_short_form_of_help(command: list[str], capsys: pytest.CaptureFixture[st
     assert "Usage: onnxplug" in capsys.readouterr().out
 
 
+def test_help_is_whole_at_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each option under a heading, with its whole name and no Python type."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["export", "--help"]) == 0
+    shown = capsys.readouterr().out
+    panels = [line.strip("╭─╮") for line in shown.splitlines() if line.startswith("╭")]
+    assert [panel.strip() for panel in panels] == [
+        *("Arguments", "Options", "Inputs and outputs", "Weights", "The ONNX graph"),
+        *("Verification and reports", "Capture by torch.export", "Plugins"),
+    ]
+    options = shown[shown.index("Options") :]
+    assert "bool>" not in options
+    assert "…  " not in options, "an option's name is cut"
+    assert "--no-strict-weights" in options
+
+
 def test_completion_is_offered(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # The shell is looked for among the processes above, of which a detached run has none.
     monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))

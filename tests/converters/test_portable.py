@@ -249,7 +249,7 @@ def test_kernels_that_refuse_at_run_time() -> None:
     assert runner.runtime == "onnxruntime"
     torch.testing.assert_close(runner(feed)[0], case.call(*case.args))
     assert runner.runtime == "onnxplug.reference"
-    program.model.metadata_props["onnxplug.target"] = "onnxruntime"
+    program.model.graph.metadata_props["onnxplug.target"] = "onnxruntime"
     with pytest.raises(VerificationError, match="does not support double"):
         Runner(program.model)(feed)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import onnxplug
-from onnxplug.rewrite import patterns
+from onnxplug.rewrites import patterns
 from tests.support.forms import AUTO, Form, check_form, stirred
 
 
@@ -251,8 +251,8 @@ def test_form(name: str, alone: bool, opset: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("target", [None, "onnxruntime:cpu", "onnxruntime"])
 @pytest.mark.parametrize("name", ["chunk", "rows"])
-def test_the_forms_are_onnx_runtimes(name: str, target: str | None) -> None:
-    """Portable ONNX keeps the plain form."""
+def test_the_forms_are_those_of_onnx_runtimes_cpu(name: str, target: str | None) -> None:
+    """The default is the form that tools know."""
     program = onnxplug.to_onnx(
         stirred(FORMS[name].module(), 1),
         (torch.randn(2, 5, 16),),
@@ -260,14 +260,15 @@ def test_the_forms_are_onnx_runtimes(name: str, target: str | None) -> None:
         target=target,
         dynamic_shapes=({0: AUTO},),
     )
-    assert FORMS[name].is_in(program) == (target is not None)
+    assert FORMS[name].is_in(program) == (target == "onnxruntime:cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("name", ["chunk", "unbind of heads", "rows"])
 def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     model, x = stirred(FORMS[name].module(), 1).to(dtype), torch.randn(2, 5, 16, dtype=dtype)
-    onnxplug.to_onnx(model, (x,), plugins=[], dynamic_shapes=({0: AUTO, 1: AUTO},)).verify()
+    dynamic = ({0: AUTO, 1: AUTO},)
+    onnxplug.to_onnx(model, (x,), plugins=[], dynamic_shapes=dynamic, target="onnxruntime:cpu").verify()
 
 
 def test_the_plain_translation_keeps_one_product() -> None:
@@ -287,6 +288,6 @@ def test_a_rule_of_the_call_goes_first() -> None:
 
     module = stirred(FORMS["unbind of heads"].module(), 1)
     rule = onnxplug.Rule("aten::unbind.int", unbind)
-    program = onnxplug.to_onnx(module, (torch.randn(2, 5, 16),), plugins=[], rules=[rule])
+    program = onnxplug.to_onnx(module, (torch.randn(2, 5, 16),), plugins=[], rules=[rule], target="onnxruntime:cpu")
     assert asked == ["aten::unbind.int"]
     assert FORMS["unbind of heads"].is_in(program)

@@ -18,7 +18,6 @@ import onnx
 import pytest
 import torch
 from onnxplug_compile.cache import path_of, read_model, write_model
-from onnxplug_tools.pieces.stamp import KEY
 
 import onnxplug
 
@@ -163,7 +162,7 @@ def _chain(folder: Path) -> float | None:
 
 
 def _mark(path: Path) -> str:
-    return next(p.value for p in onnx.load(path, load_external_data=False).metadata_props if p.key == KEY)
+    return onnx.load(path, load_external_data=False).graph.doc_string
 
 
 def _artifacts(folder: Path, value: float) -> None:

@@ -98,10 +98,10 @@ def test_a_branch_on_sizes() -> None:
 def test_without_checks_ranges_are_metadata_alone() -> None:
     args = (torch.randn(3, 4), torch.randn(5), torch.randn(6))
     program = onnxplug.to_onnx(three, args, dynamic_shapes=RANGED)
-    assert json.loads(program.model.metadata_props["onnxplug.dimensions"]) == {"batch": {"min": 2, "max": 8}}
+    assert json.loads(program.model.graph.metadata_props["onnxplug.dimensions"]) == {"batch": {"min": 2, "max": 8}}
     assert "Reshape" not in {node.op_type for node in program.model.graph}
     static = onnxplug.to_onnx(three, args, checks=True)
-    assert "onnxplug.dimensions" not in static.model.metadata_props
+    assert "onnxplug.dimensions" not in static.model.graph.metadata_props
     assert "Reshape" not in {node.op_type for node in static.model.graph}
 
 

@@ -54,7 +54,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "_segment_reduce.offsets|float32": ("unsupported", "segments along another axis than the first"),
     "nn.functional.adaptive_avg_pool3d||dynamic": ("run", _EMPTY),
     "nn.functional.bilinear||dynamic": ("run", _EMPTY),
-    "linalg.tensorinv||dynamic": ("missing", _TRACE),
     "nn.functional.linear_cross_entropy.chunked||dynamic": ("missing", _TRACE),
 }
 

@@ -315,7 +315,7 @@ def _compare(
     if not wanted:
         return Outcome("eager", "no tensor comes out")
     try:
-        portable = program.model.metadata_props["onnxplug.target"].startswith("portable")
+        portable = program.model.graph.metadata_props["onnxplug.target"].startswith("portable")
         got = (program.call_reference if portable else program)(*copy.deepcopy(inputs))
     except VerificationError as error:
         return Outcome("run", _line(error))

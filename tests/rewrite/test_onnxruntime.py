@@ -280,6 +280,23 @@ def test_accumulating(name: str, opset: int) -> None:
     assert "ScatterND" not in [node.op_type for node in program.model.graph]
 
 
+def test_accumulating_rows_takes_few_nodes() -> None:
+    """As a layer of a graph network sums over edges."""
+
+    def add(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).index_add(0, index, x[index]) / x[:, 0].index_add(0, index, x[index, 1]).unsqueeze(1)
+
+    edges = [torch.tensor(places) for places in ([0, 2, 1, 2, 2], [], [0])]
+    x = torch.rand(3, 4) + 1
+    dynamic = ({0: torch.export.Dim("nodes")}, {0: torch.export.Dim("edges")})
+    others = [(torch.rand(n, 4) + 1, index.long()) for n, index in zip((5, 1), edges[1:], strict=True)]
+    program = check(add, x, edges[0], others=others, dynamic=dynamic)
+    operators = [node.op_type for node in program.model.graph]
+    assert operators.count("ScatterElements") == 2
+    assert operators.count("Shape") <= 2
+    assert not {"ScatterND", "ReduceProd", "Less", "Slice", "Squeeze"} & {*operators}
+
+
 def test_nothing_is_lost_between_threads() -> None:
     """Runs of 200,000 rows added to 5 places; ScatterND in four threads loses rows in one run of five."""
     index = torch.arange(200_000).remainder(5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -21,6 +22,9 @@ from tests.rewrite.test_onnxruntime import outcome
 from tests.support.check import Call, check
 from tests.support.sampling import rotated
 from tests.support.tolerances import looser
+
+#: What Linux tells of the processor; elsewhere it is taken to be a newer one.
+CPU = CPUINFO.read_text(encoding="utf-8") if (CPUINFO := Path("/proc/cpuinfo")).is_file() else "vnni"
 
 torch.manual_seed(0)
 ROWS = torch.randn(3, 4, 8)
@@ -52,6 +56,10 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.quantized_decomposed.dequantize_per_tensor(levels, 0.05, 128, 0, 255, torch.uint8)
 
 
+def coarse(x: torch.Tensor) -> torch.Tensor:
+    return torch.fake_quantize_per_tensor_affine(x, 10.0, 128, 0, 255)
+
+
 def ranged(x: torch.Tensor) -> torch.Tensor:
     """In bytes, from the least number to the greatest."""
     ops = torch.ops.quantized_decomposed
@@ -80,6 +88,23 @@ def sine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def cosine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (y := x.cos()), y.mT.exp()
 
+
+#: Numbers and weights whose products add up to more than 16 bits in pairs.
+LARGE, LARGE_ROWS = torch.full((8, 5), 6.35), torch.full((4, 3, 8), 5.0)
+LARGE_KERNEL, LARGE_IMAGE = torch.full((6, 4, 3, 3), 6.35), torch.full((3, 4, 6, 6), 5.0)
+
+
+#: What ONNX Runtime gets wrong in the plain form on x86 processors without VNNI.
+SATURATING: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "pairs, uint8": (lambda x: coarse(u8(x) @ s8(LARGE)), LARGE_ROWS),
+    "pairs, uint8, numbers": (lambda x: u8(x) @ s8(LARGE), LARGE_ROWS),
+    "pairs, int8": (lambda x: coarse(s8(x) @ s8(LARGE)), LARGE_ROWS),
+    "pairs, by column": (lambda x: coarse(F.linear(u8(x), c8(LARGE.t(), 0), BIAS)), LARGE_ROWS[:, 0]),
+    "pairs, computed scale": (lambda x: ranged(x) @ c8(LARGE, 1), LARGE_ROWS),
+    "pairs, two operands": (lambda x: coarse(u8(x) @ s8(x).mT), LARGE_ROWS),
+    "pairs, convolution": (lambda x: coarse(F.conv2d(u8(x), c8(LARGE_KERNEL, 0))), LARGE_IMAGE),
+    "pairs, convolution, int8": (lambda x: coarse(F.conv2d(s8(x), s8(LARGE_KERNEL))), LARGE_IMAGE),
+}
 
 #: What ONNX Runtime gets wrong in the plain form.
 WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
@@ -126,6 +151,7 @@ SINCE_21: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     **WRONG,
     **SINCE_21,
+    **SATURATING,
     "computed scale": (lambda x: ranged(x) @ c8(WEIGHT, 1), ROWS),
     "computed scale, in a branch": (lambda x: torch.cond(x.sum() > 0, from_bytes, beside_bytes, (x,)), ROWS),
     "quantised outside of a branch": (lambda x: torch.cond(x.sum() > 0, from_bytes, beside_bytes, (s8(x),)), ROWS),
@@ -173,6 +199,39 @@ def test_the_plain_form_is_still_wrong(name: str) -> None:
     assert not isinstance(plain, str), plain
     if not isinstance(optimised, str):
         assert not all(np.allclose(a, b, atol=1e-5) for a, b in zip(plain, optimised, strict=True))
+
+
+@pytest.mark.skipif("vnni" in CPU, reason="the processor adds up products of bytes in 32 bits")
+@pytest.mark.parametrize("name", SATURATING)
+def test_sums_of_the_plain_form_still_saturate(name: str) -> None:
+    test_the_plain_form_is_still_wrong(name)
+
+
+class Bytes(torch.nn.Module):
+    """A product with int8 weights of which PyTorch has the integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (5, 8), dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor, high: int = 255) -> torch.Tensor:
+        ops, given = torch.ops.quantized_decomposed, (0.05, 3, 0, high, torch.uint8)
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *given), *given)
+        scales, zeros = torch.arange(1, 6) / 50, torch.zeros(5, dtype=torch.int64)
+        return F.linear(x, ops.dequantize_per_channel(self.weight, scales, zeros, 0, -128, 127, torch.int8))
+
+
+def test_weights_beside_bytes_are_unsigned() -> None:
+    """Of 7 bits they stay as they are, for another runtime too; new weights are stored alike."""
+    model, x = Bytes(), torch.randn(4, 8) * 5
+    program = check(model, x, others=[(-x * 3,)])
+    assert program.model.graph.initializers["weight.unsigned"].dtype == ir.DataType.UINT8
+    other = Bytes()
+    program.apply_weights(other.state_dict())
+    assert torch.allclose(program(x)[0], other(x), atol=1e-4)
+    for further, options in (({"high": 127}, {}), ({}, {"target": None})):
+        plain = onnxplug.to_onnx(model, (x,), kwargs=further, **options)
+        assert plain.model.graph.initializers["weight"].dtype == ir.DataType.INT8
 
 
 def test_only_the_output_is_a_copy(expect_graph: Any) -> None:

@@ -106,6 +106,13 @@ def test_equals_that_of_onnx_ir(name: str) -> None:
     model = MODELS[name]()
     expected = ir.to_proto(model)
     assert expected.graph.node
+    # Initializers are described by their tensors; what else is said of them stays.
+    infos = [info for info in expected.graph.value_info if info.name in model.graph.initializers]
+    for info in infos:
+        if info.metadata_props or info.doc_string:
+            info.ClearField("type")
+        else:
+            expected.graph.value_info.remove(info)
     assert ordered(to_proto(model)) == ordered(expected)
 
 
@@ -117,8 +124,7 @@ def test_other_contents_and_inputs() -> None:
     proto = to_proto(model, tensors=some, inputs=[*graph.inputs, graph.initializers[next(iter(some))]])
     assert [t.name for t in proto.graph.initializer] == list(some)
     assert [i.name for i in proto.graph.input] == [graph.inputs[0].name, next(iter(some))]
-    described = {info.name for info in proto.graph.value_info}
-    assert described & set(graph.initializers) == {list(some)[1]}
+    assert not {info.name for info in proto.graph.value_info} & set(graph.initializers)
     assert [(name, id(v.const_value)) for name, v in graph.initializers.items()] == before
 
 

@@ -70,7 +70,12 @@ def check_form(form: Form, opset: int, monkeypatch: pytest.MonkeyPatch, alone: S
     inputs = [x, torch.randn(3, 7, 16), *(torch.full((2, 5, 16), number) for number in form.special)]
     inputs[-1][0, 0, :3] = 1.0
     program = onnxplug.to_onnx(
-        model, (x,), dynamic_shapes=({0: AUTO, 1: AUTO},), opset_version=opset, registry=(registry, manager)
+        model,
+        (x,),
+        dynamic_shapes=({0: AUTO, 1: AUTO},),
+        opset_version=opset,
+        registry=(registry, manager),
+        target="onnxruntime:cpu",
     )
     if alone is not None and opset >= form.since:
         assert form.is_in(program), Counter(node.op_type for node in program.model.graph.all_nodes())

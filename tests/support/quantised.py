@@ -51,17 +51,25 @@ def weighted(layer: Any, by_channel: bool = True) -> Any:
 
 
 class Quantised(nn.Module):
-    """Inputs quantised by layers, a function or layer of quantised tensors, and its result in numbers."""
+    """Inputs quantised by layers, a function or layer of quantised tensors, and its result in numbers.
+
+    Bytes stay within 7 bits but for QNNPACK, as observers choose them: beyond, the sums of PyTorch's other kernels saturate on
+    processors without VNNI.
+    """
 
     def __init__(
         self, function: Callable[..., Any], inputs: int = 1, dtype: torch.dtype = torch.quint8, scale: float = 0.0317
     ) -> None:
         super().__init__()
-        zero_point = 121 if dtype == torch.quint8 else -7
+        reduced = dtype == torch.quint8 and torch.backends.quantized.engine != "qnnpack"
+        zero_point = 61 if reduced else 121 if dtype == torch.quint8 else -7
+        self.highest = (127 - zero_point) * scale if reduced else None
         self.inputs = nn.ModuleList(nnq.Quantize(scale * (1 + i), zero_point - 3 * i, dtype) for i in range(inputs))
         self.function = function
 
     def forward(self, *tensors: torch.Tensor) -> Any:
+        if self.highest is not None:
+            tensors = tuple(x.clamp(max=self.highest) for x in tensors)
         found = self.function(*(layer(x) for layer, x in zip(self.inputs, tensors, strict=True)))
         return _pytree.tree_map(lambda x: x.dequantize() if getattr(x, "is_quantized", False) else x, found)
 

@@ -16,7 +16,6 @@ import onnx_ir as ir
 import torch
 from torch.nn.modules import transformer
 
-from onnxplug.alignment import Recipe
 from onnxplug.capture.attention import is_said_to_be_causal
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, UsageError
@@ -24,6 +23,7 @@ from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
 from onnxplug.pipeline import Conversion, plugins_of_call
 from onnxplug.registry.target import Target, check_runtime
+from onnxplug.run.alignment import Recipe
 from onnxplug.run.kernels import (
     CallHost,
     Kernels,

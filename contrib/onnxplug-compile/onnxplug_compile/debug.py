@@ -14,10 +14,10 @@ from onnxplug_reference import ExtendedReferenceEvaluator
 from onnxplug_tools.diagnosis.verdict import judge
 from onnxplug_tools.diagnosis.walk import walk
 
-from onnxplug.alignment import Alignment, Recipe
 from onnxplug.build.dtypes import as_array, to_torch
 from onnxplug.errors import OnnxplugError, VerificationError
 from onnxplug.host import RuntimeHost
+from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.run.eager import feed_of, placeholder_values
 from onnxplug.run.kernels import Kernels, custom_operators, kernels_for
 from onnxplug.run.protobuf import to_proto

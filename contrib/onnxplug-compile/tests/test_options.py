@@ -50,7 +50,7 @@ def compiled_with(function: Any, *args: Any, **options: Any) -> tuple[Any, list[
 def test_opset_and_target() -> None:
     _, (model,) = compiled_with(lambda x: x + 1, torch.ones(2), opset=17, target=None)
     assert model.opset_imports[""] == 17
-    assert model.metadata_props["onnxplug.target"].startswith("portable")
+    assert model.graph.metadata_props["onnxplug.target"].startswith("portable")
 
 
 def test_rules_of_the_call() -> None:

@@ -96,7 +96,7 @@ def test_options_for_every_export() -> None:
     with as_torch_onnx(rules=[Rule("aten::relu", convert)], target=None, plugins=[], verify=True):
         program = relu()
     assert [node.op_type for node in program.model.graph] == ["Max"]
-    assert program.model.metadata_props["onnxplug.target"] == "portable"
+    assert program.model.graph.metadata_props["onnxplug.target"] == "portable"
     with as_torch_onnx(rules=[wrong], verify=True) as exports, pytest.raises(VerificationError):
         relu()
     assert [str(e.error).partition(":")[0] for e in exports] == ["VerificationError"]
@@ -162,7 +162,7 @@ def test_one_within_another_and_in_threads() -> None:
     with as_torch_onnx() as outer:
         with as_torch_onnx(target=None) as inner:
             program = relu()
-        assert program.model.metadata_props["onnxplug.target"] == "portable"
+        assert program.model.graph.metadata_props["onnxplug.target"] == "portable"
         thread.start()
         assert entered.wait(60)
         assert type(relu()) is onnxplug.OnnxProgram

@@ -4,6 +4,10 @@ What a converter emits must carry dtype and shape at once: converters read them,
 with what torch computed. Each function takes ``(inputs, attributes, spec)`` and gives one ``(dtype, dims)`` an output; a
 ``None`` dtype means what the schema says, ``None`` dims an unknown rank, and a ``None`` dimension an unknown size. For an
 operator without a function here, and for an unknown rank, onnx's own inference is asked (``by_onnx.py``).
+
+An example: ``g.op.Concat(a, b, axis=0)`` of ``a`` ``[s0, 3]`` and ``b`` ``[2, 3]`` calls ``INFER["Concat"]``, which gives
+``[(None, (None, 3))]``: the dtype that the schema says, and a first size that is neither operand's. The interpreter, which
+knows from torch that it is ``s0 + 2``, writes this into the value afterwards.
 """
 
 from __future__ import annotations

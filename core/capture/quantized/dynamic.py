@@ -27,13 +27,18 @@ def range_of(x: Tensor, reduce_range: bool) -> tuple[Tensor, Tensor]:
     return found
 
 
-def _rounded(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    return QTensor.of(x, scale, zero_point, torch.quint8).numbers
+def _rounded(x: Tensor, scale: Tensor, zero_point: Tensor, reduced: bool = False) -> Tensor:
+    return QTensor.of(x, scale, zero_point, torch.quint8).restored(reduced=reduced)
+
+
+def _operand(x: Tensor, reduced: bool) -> Tensor:
+    """An operand rounded to 7 or 8 bits of its own range."""
+    return _rounded(x, *range_of(x, reduced), reduced)
 
 
 def _product(x: Tensor, packed: Packed, reduce_range: bool) -> Tensor:
     halves = packed.dtype == torch.float16
-    return linear(x if halves else _rounded(x, *range_of(x, reduce_range and packed.heeds_range)), packed)
+    return linear(x if halves else _operand(x, reduce_range and packed.heeds_range), packed)
 
 
 def _linear(relu: bool) -> Function:
@@ -46,8 +51,9 @@ def _linear(relu: bool) -> Function:
 
 def _convolution(_: Function, x: Tensor, packed: Packed, reduce_range: bool = False) -> Tensor:
     """The kernel quantises its result with the scale of the operand, and so limits it to the operand's range."""
-    parameters = range_of(x, reduce_range and packed.heeds_range)
-    return _rounded(convolution(_rounded(x, *parameters), packed), *parameters)
+    reduced = reduce_range and packed.heeds_range
+    parameters = range_of(x, reduced)
+    return _rounded(convolution(_rounded(x, *parameters, reduced), packed), *parameters)
 
 
 # -- recurrent layers --------------------------------------------------------------------------------------------------
@@ -80,7 +86,7 @@ def _direction(x: Tensor, cell: Cell, step: Step, state: Tensors, reverse: bool)
     reduced = cell.reduce_range and cell.hh.heeds_range
 
     def advance(sofar: Tensors, gates: Tensor) -> tuple[Tensors, Tensor]:
-        hidden = sofar[0] if halves else _rounded(sofar[0], *range_of(sofar[0], reduced))
+        hidden = sofar[0] if halves else _operand(sofar[0], reduced)
         new = step(gates, F.linear(hidden, weight, bias), sofar)
         return new, new[0].clone()
 

@@ -62,7 +62,16 @@ class QTensor:
     @property
     def numbers(self) -> torch.Tensor:
         """The numbers, in float32."""
+        return self.restored()
+
+    def restored(self, *, reduced: bool = False) -> torch.Tensor:
+        """The numbers, in float32.
+
+        Args:
+            reduced: Whether bytes are quantised for a range of 7 bits; the restoring operator then says so.
+        """
         storage, low, high = INTEGERS[self.dtype]
+        high = 127 if reduced and self.dtype == torch.quint8 else high
         found: torch.Tensor
         if self.axis is None and self.dtype == torch.qint32:
             found = (

@@ -39,7 +39,7 @@ def _weighted(compute: Function, after: Function | None = None) -> Function:
     """Row of an operator ``(x, packed, …, scale, zero_point)``."""
 
     def convert(_: Function, x: QTensor, packed: Packed, *args: Any) -> QTensor:
-        y = compute(x.numbers, packed)
+        y = compute(x.restored(reduced=packed.heeds_range), packed)
         scale, zero_point = args[-2:]
         return QTensor.of(y if after is None else after(y), scale, zero_point, x.dtype)
 
@@ -48,14 +48,16 @@ def _weighted(compute: Function, after: Function | None = None) -> Function:
 
 def _convolution_add(relu: bool) -> Function:
     def convert(_: Function, x: QTensor, other: QTensor, packed: Packed, scale: Any, zero_point: Any) -> QTensor:
-        y = convolution(x.numbers, packed) + other.numbers
+        y = convolution(x.restored(reduced=packed.heeds_range), packed) + other.numbers
         return QTensor.of(y.relu() if relu else y, scale, zero_point, x.dtype)
 
     return convert
 
 
 def _linear_leaky_relu(_: Function, x: QTensor, packed: Packed, scale: Any, zero_point: Any, slope: float) -> QTensor:
-    return QTensor.of(F.leaky_relu(linear(x.numbers, packed), slope), scale, zero_point, x.dtype)
+    return QTensor.of(
+        F.leaky_relu(linear(x.restored(reduced=packed.heeds_range), packed), slope), scale, zero_point, x.dtype
+    )
 
 
 def _embedding(_: Function, weight: Table, indices: Tensor, pruned_weights: bool = False) -> Tensor:

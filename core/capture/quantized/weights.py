@@ -99,7 +99,8 @@ class Packed(Weight):
     Attributes:
         bias: In float32, or ``None``.
         geometry: A convolution's ``stride``, ``padding``, ``output_padding``, ``dilation``, ``groups`` and ``transpose``.
-        heeds_range: Whether dynamic quantisation of the operand is to 7 bits where ``reduce_range`` is asked for.
+        heeds_range: Whether dynamic quantisation of the operand is to 7 bits where ``reduce_range`` is asked for. Engines that heed
+            it have kernels whose sums saturate beyond 7 bits on processors without VNNI, and are given such operands.
     """
 
     bias: Tensor | None

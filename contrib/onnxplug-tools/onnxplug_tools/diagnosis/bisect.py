@@ -18,7 +18,6 @@ import onnx_ir as ir
 import torch
 
 import onnxplug
-from onnxplug.alignment import Recipe
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
@@ -28,6 +27,7 @@ from onnxplug.kinds import check_mappings, check_path, check_seeds
 from onnxplug.observers import step
 from onnxplug.progress import showing
 from onnxplug.registry.names import qualified_name
+from onnxplug.run.alignment import Recipe
 from onnxplug.run.eager import feed_of
 from onnxplug.run.files import write_by_torch
 from onnxplug.run.save import save_model

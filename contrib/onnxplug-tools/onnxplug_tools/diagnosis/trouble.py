@@ -12,9 +12,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.alignment import Recipe
 from onnxplug.errors import MissingRuleError, OnnxplugError
 from onnxplug.host import RuntimeHost
+from onnxplug.run.alignment import Recipe
 from onnxplug.run.compare import compare
 from onnxplug.run.conditioning import rounding_slack
 from onnxplug.run.eager import feed_of, placeholder_values, run_graph

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from onnxplug.alignment import Alignment
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
+from onnxplug.run.alignment import Alignment
 from onnxplug.run.choices import chooses, chosen, results_of
 from onnxplug.run.compare import Comparison, compare
 from onnxplug.run.conditioning import rounding_slack

@@ -184,7 +184,7 @@ class ModelView:
         producer: What wrote it, with its version; may be empty.
         ir_version: Version of the format.
         opsets: Domain to version; the domain of ai.onnx is empty.
-        metadata: The model's own metadata.
+        metadata: The model's own metadata and its graph's.
         inputs, outputs: Of the main graph; initializers are no inputs.
         nodes: All nodes: each node of the main graph followed by those of its bodies, then those of functions.
         weights: Initializers of all graphs, and the tensors of ``Constant`` nodes.
@@ -289,7 +289,9 @@ class _Viewer:
             producer=f"{text_of(model.producer_name)} {text_of(model.producer_version)}".strip(),
             ir_version=model.ir_version,
             opsets={text_of(domain): version for domain, version in model.opset_imports.items()},
-            metadata={text_of(key): text_of(value) for key, value in model.metadata_props.items()},
+            metadata={
+                text_of(key): text_of(value) for key, value in {**model.metadata_props, **graph.metadata_props}.items()
+            },
             inputs=tuple(self._value(v) for v in graph.inputs if v.name not in graph.initializers),
             outputs=tuple(self._value(v) for v in graph.outputs),
             nodes=tuple(self._nodes),

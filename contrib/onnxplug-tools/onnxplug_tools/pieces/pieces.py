@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import onnxplug
 from onnxplug.capture.dynamic import inputs_by_name, name_of, parse_dynamic_shapes
 from onnxplug.capture.eager import copied, inference
 from onnxplug.capture.failure import first_lines
@@ -29,6 +28,7 @@ from onnxplug.run.files import write_whole
 from onnxplug.run.inputs import ATTEMPTS, resized_inputs
 from onnxplug.text import counted, type_with_article
 from onnxplug.torch_private import pytree
+from onnxplug.version import VERSION
 from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
 from onnxplug_tools.pieces.script import Step, program_text
 from onnxplug_tools.pieces.stamp import KEY, stamp
@@ -201,7 +201,7 @@ class OnnxPieces:
     ) -> list[Path]:
         used = [self._names[i] for i, leaf in enumerate(self._example.leaves) if isinstance(leaf, torch.Tensor)]
         name = type(self.model).__name__
-        text = program_text(name, onnxplug.__version__, used, self._outputs(), list(arrays), mark, steps)
+        text = program_text(name, VERSION, used, self._outputs(), list(arrays), mark, steps)
         written = []
         try:
             if arrays:

@@ -56,7 +56,7 @@ def load(providers=("CPUExecutionProvider",)):
     for file, _, _ in STEPS:
         if file not in sessions:
             sessions[file] = onnxruntime.InferenceSession(str(FOLDER / file), providers=list(providers))
-            _check(file, sessions[file].get_modelmeta().custom_metadata_map.get("{key}", SAVE))
+            _check(file, sessions[file].get_modelmeta().graph_description or SAVE)
     return sessions
 
 

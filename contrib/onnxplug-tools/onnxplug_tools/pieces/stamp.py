@@ -1,4 +1,4 @@
-"""What tells the files of one save of pieces from those of another: each model carries it, and ``chain.py`` compares."""
+"""What tells the files of one save of pieces from others: the ``doc_string`` of each graph, which ``chain.py`` compares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxplug.program import OnnxProgram
 
-#: Of the models' metadata. ``chain.py`` names it too.
+#: The name of the mark in ``constants.npz``. ONNX Runtime shows a graph's ``doc_string``, and its metadata not.
 KEY = "onnxplug.pieces"
 
 
@@ -17,7 +17,7 @@ def stamp(programs: Mapping[str, OnnxProgram], constants: Mapping[str, np.ndarra
     """Marks the models as pieces of one save.
 
     Args:
-        programs: The pieces. Each gets the mark in its metadata.
+        programs: The pieces. Each gets the mark.
         constants: What ``constants.npz`` holds.
 
     Returns:
@@ -25,7 +25,7 @@ def stamp(programs: Mapping[str, OnnxProgram], constants: Mapping[str, np.ndarra
     """
     digest = hashlib.blake2b(digest_size=16)
     for path, program in programs.items():
-        program.model.metadata_props.pop(KEY, None)
+        program.model.graph.doc_string = None
         digest.update(f"{path}\n{program.model}\n".encode())
         for name, value in program.model.graph.initializers.items():
             digest.update(f"{name}\n".encode())
@@ -35,5 +35,5 @@ def stamp(programs: Mapping[str, OnnxProgram], constants: Mapping[str, np.ndarra
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode() + array.tobytes())
     mark = digest.hexdigest()
     for program in programs.values():
-        program.model.metadata_props[KEY] = mark
+        program.model.graph.doc_string = mark
     return mark

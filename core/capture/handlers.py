@@ -1,7 +1,7 @@
-"""Whether code asks something in order to raise an error: whether it goes on as it did, or raises, whatever the answer is.
+"""Whether the model's code may handle an error: whether it may go on where an operator refuses its operands.
 
-That is read off the bytecode, by following all paths from a jump. An error may be handled by the code of the model that is
-running; what handles it is read off there too, and ``with`` handles none whose manager is known to let errors pass.
+That is read off the table of handlers and their instructions: a handler lets an error pass only where each way through it
+raises again, and a ``with`` only where its manager is known to. Every other handler may take the error.
 """
 
 from __future__ import annotations
@@ -11,18 +11,10 @@ import contextlib
 import dis
 import functools
 import types
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-#: Instructions that only look at values, by the beginning of their names, with the number of values they take off the stack.
-_LOOKING = {
-    **dict.fromkeys(("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_SMALL_INT", "NOP"), 0),
-    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "TO_BOOL", "UNARY_NOT", "UNARY_NEGATIVE", "POP_JUMP", "POP_TOP"), 1),
-    **dict.fromkeys(("COMPARE_OP", "CONTAINS_OP", "IS_OP", "BINARY_OP", "BINARY_SUBSCR"), 2),
-    "JUMP_FORWARD": 0,
-    "JUMP_BACKWARD": 0,
-}
 _MISSING: Any = object()
 #: Methods that Python calls by itself, and whose errors it may take for an answer.
 _PROTOCOLS = frozenset(
@@ -82,143 +74,33 @@ def _span(step: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]]:
     return (at.lineno or 0, at.col_offset or 0), (at.end_lineno or 0, at.end_col_offset or 0)
 
 
-def is_jump(step: dis.Instruction) -> bool:
+def _is_jump(step: dis.Instruction) -> bool:
     """Whether an instruction may go on at another place."""
     return step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
 
 
-def following(spot: Spot) -> list[dis.Instruction]:
-    """The instructions after one, in the order of the code."""
-    code = _code(spot.code)
-    at = code.positions.get(spot.offset)
-    return code.instructions[at + 1 :] if at is not None else []
+def may_handle(spot: Spot) -> bool:
+    """Whether code that is running may handle an error at its instruction.
 
-
-def only_raises(spot: Spot, holds: bool, equal: bool) -> bool:
-    """Whether code raises an error, or goes on as it did, when the answer to what it asks is the other one.
-
-    Args:
-        spot: Where it asks.
-        holds: The answer that it got.
-        equal: Whether it asked for equality, as comparing two shapes and looking for a member do, whatever is made of the answer.
+    Python takes errors of some methods, which it calls by itself, for an answer, as ``hasattr`` does that of a property.
     """
-    code = _code(spot.code)
-    at = code.positions.get(spot.offset)
-    if at is None:
-        return False
-    first = code.instructions[at]
-    if first.opname == "COMPARE_OP" and equal and "!=" in first.argrepr:
-        holds = not holds
-    elif first.opname == "CONTAINS_OP":
-        holds = holds is not bool(first.arg)  # 1 for `not in`
-    elif first.opname == "CALL":  # any() is true for one element that is, all() false for one that isn't
-        if _named(spot, first) is not (all if holds else any):
-            return False
-        at += 1
-    while code.instructions[at].opname in ("TO_BOOL", "COMPARE_OP", "CONTAINS_OP"):
-        at += 1
-    jump = code.instructions[at]
-    if first.opname == "COMPARE_OP" and not jump.opname.startswith("POP_JUMP"):
-        return _is_given_to_check(spot, first)
-    if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
-        return False
-    ways = code.target(jump), at + 1
-    taken, other = ways if jump.opname.endswith("IF_TRUE") is holds else ways[::-1]
-    _, passed = _ways(spot, taken)
-    ends, _ = _ways(spot, other, passed)
-    return ends == set() or (ends is not None and len(ends) == 1 and _ways(spot, taken, ends)[0] == ends)
+    names = spot.code.co_varnames[: spot.code.co_argcount]
+    owner = spot.locals.get(names[0]) if names else None
+    return _is_handled_at(spot) or _is_called_by_python(spot.code, owner)
 
 
-def _ways(spot: Spot, start: int, joins: Set[int] = frozenset()) -> tuple[set[int] | None, set[int]]:
-    """Where code goes on from a position, through instructions that only look at values, unless it raises.
-
-    Args:
-        spot: The code.
-        start: The position.
-        joins: Positions at which to stop.
-
-    Returns:
-        Where it goes on, ``None`` where what it looked at is used; the positions that it passed with nothing in hand.
-    """
-    code = _code(spot.code)
-    ends: set[int] | None = set()
-    seen: set[tuple[int, int]] = set()
-    waiting = [(start, 0)]
-    while waiting:
-        at, depth = waiting.pop()
-        if (at, depth) in seen or _always_raises(spot, at):
-            continue
-        seen.add((at, depth))
-        step = code.instructions[at]
-        taken = next((n for name, n in _LOOKING.items() if step.opname.startswith(name)), None)
-        if taken is None or taken > depth or (at in joins and not depth):
-            ends = None if depth or ends is None else ends | {at}
-            continue
-        depth += dis.stack_effect(step.opcode, step.arg, jump=False)
-        if not step.opname.startswith("JUMP_"):
-            waiting.append((at + 1, depth))
-        if is_jump(step):
-            waiting.append((code.target(step), depth))
-    return ends, {at for at, depth in seen if not depth}
-
-
-def _always_raises(spot: Spot, start: int) -> bool:
-    """Whether every way on from a position ends in an error that its code does not handle."""
-    code = _code(spot.code)
-    seen: set[int] = set()
-    waiting = [start]
-    while waiting:
-        at = waiting.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        step = code.instructions[at]
-        if is_handled_at(spot._replace(offset=step.offset)):
-            return False
-        if step.opname == "RAISE_VARARGS":
-            continue
-        if step.opname.startswith(("RETURN", "YIELD", "SEND", "RERAISE", "FOR_ITER")):
-            return False
-        if not step.opname.startswith("JUMP_FORWARD") and not step.opname.startswith("JUMP_BACKWARD"):
-            waiting.append(at + 1)
-        if is_jump(step):
-            waiting.append(code.target(step))
-    return True
-
-
-def _is_given_to_check(spot: Spot, compared: dis.Instruction) -> bool:
-    """Whether a comparison is the condition of a ``torch._check``, which raises an error where it is not fulfilled."""
-    code = _code(spot.code)
-    for step in following(spot):
-        if is_jump(step) or step.opname.startswith(("STORE", "RETURN", "YIELD")):
-            return False
-        if step.opname == "CALL" and compared in code.within(step):
-            found = _named(spot, step)
-            return getattr(found, "__module__", None) == "torch" and found.__name__.startswith(("_check", "_assert"))
-    return False
-
-
-# -- who handles an error ----------------------------------------------------------------------------------------------
-
-
-def is_handled_at(spot: Spot) -> bool:
-    """Whether an error at an instruction is, or may be, handled by its own code."""
+def _is_handled_at(spot: Spot) -> bool:
+    """Whether a handler of the code itself may take an error at an instruction."""
     entry = _code(spot.code).handler(spot.offset)
     if entry is None:
         return False
     again = _raised_again(spot, entry)
-    return again is None or any(is_handled_at(spot._replace(offset=offset)) for offset in again)
+    return again is None or any(_is_handled_at(spot._replace(offset=offset)) for offset in again)
 
 
-def is_called_by_python(code: CodeType, owner: Any) -> bool:
-    """Whether Python calls code by itself, as that of a property, and may take its errors for an answer, as ``hasattr`` does.
-
-    Args:
-        code: The code.
-        owner: Its first argument.
-    """
-    kinds = type(owner).__mro__
-    found = next((vars(kind)[code.co_name] for kind in kinds if code.co_name in vars(kind)), None)
+def _is_called_by_python(code: CodeType, owner: Any) -> bool:
+    """Whether code, with its first argument, is that of a property or of another protocol of Python's."""
+    found = next((vars(kind)[code.co_name] for kind in type(owner).__mro__ if code.co_name in vars(kind)), None)
     is_descriptor = hasattr(found, "__get__") and not isinstance(found, types.FunctionType | staticmethod | classmethod)
     return code.co_name in _PROTOCOLS or is_descriptor
 
@@ -244,11 +126,11 @@ def _raised_again(spot: Spot, entry: Any) -> set[int] | None:
             return None
         if step.opname == "WITH_EXCEPT_START":
             lets_pass = _lets_pass(spot, entry)
-        if is_jump(step) and not lets_pass:
+        if _is_jump(step) and not lets_pass:
             waiting.append(code.target(step))
         if not step.opname.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")):
             waiting.append(at + 1)
-        lets_pass = lets_pass and not is_jump(step)  # of the jump alone that asks the manager
+        lets_pass = lets_pass and not _is_jump(step)  # of the jump alone that asks the manager
     return found
 
 
@@ -278,7 +160,7 @@ def _is_passed_through(generator: Any) -> bool:
         return False
     spot = Spot(generator.__code__, 0, generator.__globals__, {})
     yields = [step for step in _code(spot.code).instructions if step.opname == "YIELD_VALUE"]
-    return not any(is_handled_at(spot._replace(offset=step.offset)) for step in yields)
+    return not any(_is_handled_at(spot._replace(offset=step.offset)) for step in yields)
 
 
 def _returns_nothing(code: CodeType) -> bool:

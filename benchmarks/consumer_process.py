@@ -1,0 +1,263 @@
+"""What one consumer makes of files: ``consumers.py`` starts this as a process of its own, with the consumer's packages on the path.
+
+A line of the standard input is a file as JSON, a line of the standard output what became of it: ``{"figure": 12}``, or ``{"error": "…"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+onnxruntime.set_default_logger_severity(4)
+File = dict[str, Any]
+
+
+def feed_of(file: File) -> dict[str, np.ndarray]:
+    """The inputs that lie beside a file."""
+    with np.load(file["feed"]) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def runs(path: Path | str, file: File) -> None:
+    """Loads a model and runs it once; all its results must be finite where the file's own are.
+
+    Raises:
+        ValueError: A result isn't finite.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    feed = feed_of(file)
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    taken = {
+        x.name: feed[x.name].astype(np.float16) if x.type == "tensor(float16)" else feed[x.name]
+        for x in session.get_inputs()
+    }
+    for meta, result in zip(session.get_outputs(), session.run(None, taken), strict=True):
+        if result.dtype.kind == "f" and not np.isfinite(result).all():
+            raise ValueError(f"{meta.name} isn't finite")
+
+
+def count(path: Path | str, *kinds: str) -> int:
+    """How many nodes of some kinds a model has, those within others included."""
+    found = Counter(node.op_type for node in _nodes(onnx.load(path, load_external_data=False).graph))
+    return sum(found[kind] for kind in kinds)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+class Reader:
+    """Calibration data: the file's own sample, once."""
+
+    def __init__(self, file: File) -> None:
+        self._left = [feed_of(file)]
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        """The next sample; ``None`` when there are no more."""
+        return self._left.pop() if self._left else None
+
+    def rewind(self) -> None:
+        """Nothing: the sample is read once."""
+
+
+def quantize_dynamic(file: File, out: Path) -> int:
+    """Integer products."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(file["path"], out, weight_type=QuantType.QUInt8)
+    runs(out, file)
+    return count(out, "MatMulInteger", "ConvInteger")
+
+
+def quantize_static(file: File, out: Path) -> int:
+    """Quantised tensors."""
+    from onnxruntime.quantization import quantize_static
+
+    quantize_static(file["path"], out, Reader(file))
+    runs(out, file)
+    return count(out, "QuantizeLinear", "DequantizeLinear")
+
+
+def qnn(file: File, out: Path) -> int:
+    """Quantised tensors after QNN's preprocessing."""
+    from onnxruntime.quantization import quantize
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+    path = out.with_suffix(".before.onnx")
+    source = path if qnn_preprocess_model(file["path"], path) else file["path"]
+    quantize(str(source), str(out), get_qnn_qdq_config(str(source), Reader(file)))
+    runs(out, file)
+    return count(out, "QuantizeLinear", "DequantizeLinear")
+
+
+def four_bits(file: File, out: Path) -> int:
+    """Products by weights of 4 bits."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    quantizer = MatMulNBitsQuantizer(onnx.load(file["path"]), block_size=32)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(out))
+    runs(out, file)
+    return count(out, "MatMulNBits")
+
+
+def transformers_optimizer(file: File, out: Path) -> int:
+    """Fused operators."""
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    model = optimize_model(file["path"], **file["optimizer"])
+    model.save_model_to_file(str(out))
+    runs(out, file)
+    return sum(model.get_fused_operator_statistics().values())
+
+
+def float16(file: File, out: Path) -> int:
+    """Half precision inside and outside."""
+    from onnxconverter_common import float16
+
+    onnx.save(float16.convert_float_to_float16(onnx.load(file["path"])), out)
+    runs(out, file)
+    return 1
+
+
+def symbolic_shapes(file: File, out: Path) -> int:
+    """Values whose shapes are known."""
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    # What the exporter said of values is no inference.
+    model = onnx.load(file["path"])
+    model.graph.ClearField("value_info")
+    made = SymbolicShapeInference.infer_shapes(model, auto_merge=False, guess_output_rank=False)
+    onnx.save(made, out)
+    runs(out, file)
+    return sum(1 for value in made.graph.value_info if value.type.tensor_type.HasField("shape"))
+
+
+def fixed_shapes(file: File, out: Path) -> int:
+    """Inputs of the sample's own sizes."""
+    from onnxruntime.tools.onnx_model_utils import fix_output_shapes, make_input_shape_fixed
+
+    model, feed = onnx.load(file["path"]), feed_of(file)
+    for value in model.graph.input:
+        make_input_shape_fixed(model.graph, value.name, list(feed[value.name].shape))
+    fix_output_shapes(model)
+    onnx.save(model, out)
+    runs(out, file)
+    return 1
+
+
+def extract_model(file: File, out: Path) -> int:
+    """The first half of the nodes."""
+    model = onnx.load(file["path"], load_external_data=False)
+    typed = {value.name for value in model.graph.value_info}
+    results = [name for node in model.graph.node for name in node.output if name in typed]
+    inputs = [value.name for value in model.graph.input]
+    onnx.utils.extract_model(file["path"], str(out), inputs, [results[len(results) // 2]])
+    runs(out, file)
+    return 1
+
+
+def ort_format(file: File, out: Path) -> int:
+    """ONNX Runtime's own format."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(out.with_suffix(".ort"))
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(file["path"], options, providers=["CPUExecutionProvider"])
+    runs(out.with_suffix(".ort"), file)
+    return 1
+
+
+def onnxslim(file: File, out: Path) -> int:
+    """Simplified."""
+    import onnxslim
+
+    onnx.save(onnxslim.slim(onnx.load(file["path"])), out)
+    runs(out, file)
+    return 1
+
+
+def onnxsim(file: File, out: Path) -> int:
+    """Simplified."""
+    import onnxsim
+
+    onnx.save(onnxsim.simplify(onnx.load(file["path"]))[0], out)
+    runs(out, file)
+    return 1
+
+
+def polygraphy(file: File, out: Path) -> int:
+    """Constants folded."""
+    from polygraphy.backend.onnx import fold_constants
+
+    onnx.save(fold_constants(onnx.load(file["path"]), error_ok=False), out)
+    runs(out, file)
+    return 1
+
+
+def openvino(file: File, out: Path) -> int:
+    """Results as ONNX Runtime has them."""
+    import openvino
+
+    compiled = openvino.Core().compile_model(file["path"], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    feed = feed_of(file)
+    session = onnxruntime.InferenceSession(file["path"], providers=["CPUExecutionProvider"])
+    expected = session.run(None, {x.name: feed[x.name] for x in session.get_inputs()})
+    results = compiled({port.any_name: feed[port.any_name] for port in compiled.inputs})
+    for i, value in enumerate(expected):
+        np.testing.assert_allclose(results[i], value, rtol=1e-2, atol=1e-3 * max(1.0, float(np.abs(value).max())))
+    return 1
+
+
+CONSUMERS: dict[str, Callable[[File, Path], int]] = {
+    function.__name__: function
+    for function in (
+        quantize_dynamic,
+        quantize_static,
+        qnn,
+        four_bits,
+        transformers_optimizer,
+        float16,
+        symbolic_shapes,
+        fixed_shapes,
+        extract_model,
+        ort_format,
+        onnxslim,
+        onnxsim,
+        polygraphy,
+        openvino,
+    )
+}
+
+
+def main() -> None:
+    """Takes files until the input ends."""
+    consume = CONSUMERS[sys.argv[1]]
+    # Consumers print; what they print goes to the standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                answer: dict[str, Any] = {"figure": consume(json.loads(line), Path(folder) / "model.onnx")}
+            except (Exception, SystemExit) as error:
+                answer = {"error": f"{type(error).__name__}: {error}"[:400]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
