@@ -37,9 +37,9 @@ def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:
 @hookimpl
 def onnxplug_rewrites() -> Iterable[Any]:
     """The builtin rewrites."""
-    from onnxplug.rewrites import attention, columns, norms, onnxruntime, patterns, quantised
+    from onnxplug.rewrites import attention, columns, convolution, norms, onnxruntime, patterns, quantised
 
-    modules = (patterns, onnxruntime, quantised, norms, columns, attention)
+    modules = (patterns, onnxruntime, quantised, norms, columns, convolution, attention)
     return [rewrite for module in modules for rewrite in module.REWRITES]
 
 

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ Make = Callable[[torch.Tensor], Tensor]
 
 #: Where an initializer keeps its :class:`Origin` (``onnx_ir.Value.meta``), so that weights replaced later are stored alike.
 META = "onnxplug.origin"
+#: Where the content of an initializer that is made of several tensors keeps what gives each (``onnx_ir.TensorProtocol.meta``).
+PARTS = "onnxplug.parts"
 #: The element types that numpy has too.
 _OF_NUMPY = frozenset(
     (
@@ -49,23 +52,25 @@ class Origin(NamedTuple):
         dtype, shape: Of the tensor.
         persistent: Whether it is in the model's ``state_dict``.
         keys: What ``make`` does, step by step, as :meth:`Weights.derive` was told; empty where the tensor itself is stored.
+        parts: Where it is made of several tensors, the origin of each; ``make`` takes what those make.
     """
 
     targets: tuple[str, ...]
-    make: Make
+    make: Callable[..., Tensor]
     dtype: torch.dtype
     shape: torch.Size
     persistent: bool = True
     keys: tuple[Hashable, ...] = ()
+    parts: tuple[Origin, ...] = ()
 
     def then(self, make: Make, key: Hashable) -> Origin:
         """The origin of what is made of the initializer."""
         return self._replace(make=_composed(self.make, make), keys=(*self.keys, key))
 
 
-def _composed(first: Make, then: Make) -> Make:
-    def both(tensor: torch.Tensor) -> Tensor:
-        first_made = first(tensor)
+def _composed(first: Callable[..., Tensor], then: Make) -> Callable[..., Tensor]:
+    def both(*tensors: torch.Tensor) -> Tensor:
+        first_made = first(*tensors)
         assert isinstance(first_made, torch.Tensor)
         return then(first_made)
 
@@ -79,6 +84,25 @@ def _composed_again(before: Callable[[], Tensor], make: Make) -> Callable[[], Te
         return make(source)
 
     return again
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _joining(
+    steps: Sequence[tuple[int, Callable[..., torch.Tensor]]], make: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """``make`` of what each step makes of the next so many tensors."""
+
+    def join(*tensors: torch.Tensor) -> torch.Tensor:
+        left = iter(tensors)
+        made = [step(*islice(left, count)) for count, step in steps]
+        if any(tensor.is_meta for tensor in made):
+            made = [tensor.to("meta") for tensor in made]
+        return make(*made)
+
+    return join
 
 
 class WeightTensor(TorchTensor):
@@ -177,6 +201,7 @@ class _Derived(NamedTuple):
         is_torch: Whether the content is a torch tensor.
         content: What the initializer holds.
         form: Its form in a word.
+        parts, join: Where it is made of several tensors, those, and what makes it of their contents.
     """
 
     root: ir.Value
@@ -185,6 +210,8 @@ class _Derived(NamedTuple):
     is_torch: bool
     content: ir.TensorProtocol
     form: str
+    parts: tuple[ir.Value, ...] = ()
+    join: Callable[..., torch.Tensor] | None = None
 
 
 class Weights:
@@ -299,6 +326,65 @@ class Weights:
         if origin is not None:
             value.meta[META] = origin.then(make, key)
         self._derived_by_key[source, key] = value
+        return value
+
+    def joined(
+        self,
+        sources: Sequence[ir.Value | torch.Tensor],
+        make: Callable[..., torch.Tensor],
+        key: Hashable,
+        *,
+        form: str = "joined",
+    ) -> ir.Value | None:
+        """An initializer made of several weights, at export and again whenever some of them are replaced.
+
+        Args:
+            sources: Weights as the model has them, what this method made of such, and numbers that stay. The first is a weight.
+            make: From the contents of all to what is stored.
+            key: Identifies what ``make`` does.
+            form: A word for what is made.
+
+        Returns:
+            The initializer, without numbers where a weight has none; ``None`` where a source is none of these.
+        """
+        numbers = [(s.dtype, s.shape, s.numpy().tobytes()) if isinstance(s, torch.Tensor) else s for s in sources]
+        known = self._derived_by_key.get((tuple(numbers), key))
+        if known is not None:
+            return known
+        steps: list[tuple[int, Callable[..., torch.Tensor]]] = []
+        parts: list[ir.Value] = []
+        for source in sources:
+            if isinstance(source, torch.Tensor):
+                steps.append((0, partial(_itself, source)))
+                continue
+            derived = self._derived.get(source)
+            if derived is not None and derived.join is not None:
+                steps.append((len(derived.parts), derived.join))
+                parts += derived.parts
+            elif source in self.state and META in source.meta:
+                steps.append((1, _itself))
+                parts.append(source)
+            else:
+                return None
+        tensors = [self.state[part].detach() for part in parts]
+        join = _joining(steps, make)
+        like = tensors
+        if any(map(is_fake, tensors)):
+            like = [torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for tensor in tensors]
+        made, again = join(*like), partial(join, *tensors)
+        is_kept = is_fake(made) or made.nbytes < _LARGE_COPY_BYTES
+        content = as_content(made) if is_kept else _content_made(made, again)
+        content.meta[PARTS] = tuple(partial(_itself, tensor) for tensor in tensors)
+        value = ir.Value(
+            type=ir.TensorType(to_onnx_dtype(made.dtype)), shape=self._sizes.shape_of(tuple(made.shape))
+        )
+        origins = tuple(part.meta[META] for part in parts)
+        targets = tuple(dict.fromkeys(target for origin in origins for target in origin.targets))
+        persistent = any(origin.persistent for origin in origins)
+        value.meta[META] = Origin(targets, join, made.dtype, made.shape, persistent, (key,), origins)
+        tensor = made if is_kept else None
+        self._derived[value] = _Derived(parts[0], tensor, again, True, content, form, tuple(parts), join)
+        self._derived_by_key[tuple(numbers), key] = value
         return value
 
     def derived_tensors(self) -> dict[ir.Value, ir.TensorProtocol]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
 
-from onnxplug.build.stored import META, Origin, WeightTensor, as_content, content_of
+from onnxplug.build.stored import META, PARTS, Origin, WeightTensor, as_content, content_of
 from onnxplug.errors import WeightsError
 from onnxplug.fake import is_fake
 from onnxplug.run.checkpoint import SPARSE, Stored
@@ -39,9 +40,13 @@ def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:
     names, computed = [], []
     for value in lacking:
         origin: Origin | None = value.meta.get(META)
-        names.append(origin.targets[0] if origin is not None else str(value.name))
-        if origin is not None and not origin.persistent:
-            computed.append(origin.targets[0])
+        if origin is None:
+            names.append(str(value.name))
+            continue
+        kept = value.const_value.meta.get(PARTS) or [lambda: None]
+        fake = [part for part, content in zip(origin.parts or [origin], kept, strict=True) if _lacks_numbers(content())]
+        names += [part.targets[0] for part in fake]
+        computed += [part.targets[0] for part in fake if not part.persistent]
     hint = "Give them: program.save(path, weights='model.safetensors') or program.apply_weights(state_dict)."
     if computed:
         hint += (
@@ -98,10 +103,13 @@ def replacements(
         targets = [target for target in origin.targets if target in given]
         if targets:
             refuse(targets)
-            found[value] = _replacement(value, origin, targets, given)
-        elif origin.persistent or is_fake(getattr(value.const_value, "raw", None)):
-            missing.append(origin.targets[0])
+            replace = _joint_replacement if origin.parts else _replacement
+            found[value] = replace(value, origin, targets, given)
+        for part in origin.parts or [origin]:
+            if part.persistent or is_fake(getattr(value.const_value, "raw", None)):
+                missing += [] if given.keys() & {*part.targets} else [part.targets[0]]
     refuse(given)
+    missing = list(dict.fromkeys(missing))
     unexpected = [name for name in given if name not in names]
     if strict and (missing or unexpected):
         raise _mismatch(missing, unexpected)
@@ -134,16 +142,7 @@ def _replacement(
     Raises:
         WeightsError: The tensor doesn't fit.
     """
-    for name in targets:
-        _check(origin, name, given[name])
-    first = given[targets[0]]
-    for name in targets[1:]:
-        if given[name] is not first and not torch.equal(_loaded(given[name]), _loaded(first)):
-            raise WeightsError(
-                f"{targets[0]!r} and {name!r} are one tensor in the exported model, got two that differ",
-                names=[targets[0], name],
-                hint="Export the model with the new weights.",
-            )
+    first = _checked(origin, targets, given)
     old = value.const_value
     if isinstance(first, torch.Tensor):
         tensor = first.detach()
@@ -155,6 +154,72 @@ def _replacement(
         found.meta[SOURCE] = Source(stored, not origin.keys and stored.dtype == origin.dtype)
     found.name = value.name
     return found
+
+
+def _joint_replacement(
+    value: ir.Value, origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+) -> ir.TensorProtocol:
+    """The content of an initializer of several tensors for those that are given of them, and the others as they were.
+
+    Raises:
+        WeightsError: A tensor doesn't fit.
+    """
+    old = value.const_value
+    assert old is not None
+    kept: Sequence[Callable[[], torch.Tensor]] | None = old.meta.get(PARTS)
+    if kept is None:
+        raise WeightsError(
+            f"the weight {targets[0]!r} can't be replaced: {value.name!r} is computed of it, and no longer known how",
+            names=targets,
+            hint="Export the model with the new weights.",
+        )
+    parts: list[Callable[[], Any]] = []
+    lacking = False
+    for part, before in zip(origin.parts, kept, strict=True):
+        replaced = [target for target in part.targets if target in given]
+        if replaced:
+            parts.append(partial(_part, part, _checked(part, replaced, given)))
+        else:
+            parts.append(before)
+            lacking = lacking or is_fake(before())
+    found: ir.TensorProtocol
+    if lacking:  # no number can be computed yet
+        found = WeightTensor(old.raw)
+    else:
+        shape = ir.Shape(old.shape.numpy())
+        found = ir.LazyTensor(lambda: as_content(origin.make(*[part() for part in parts])), old.dtype, shape)
+    found.meta[PARTS] = tuple(parts)
+    found.name = value.name
+    return found
+
+
+def _part(origin: Origin, item: torch.Tensor | Stored) -> torch.Tensor | ir.TensorProtocol:
+    return _made(origin, _loaded(item))
+
+
+def _lacks_numbers(content: torch.Tensor | None) -> bool:
+    return content is None or is_fake(content)
+
+
+def _checked(
+    origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+) -> torch.Tensor | Stored:
+    """What is given for a tensor under its names.
+
+    Raises:
+        WeightsError: It doesn't fit, or differs between the names.
+    """
+    for name in targets:
+        _check(origin, name, given[name])
+    first = given[targets[0]]
+    for name in targets[1:]:
+        if given[name] is not first and not torch.equal(_loaded(given[name]), _loaded(first)):
+            raise WeightsError(
+                f"{targets[0]!r} and {name!r} are one tensor in the exported model, got two that differ",
+                names=[targets[0], name],
+                hint="Export the model with the new weights.",
+            )
+    return first
 
 
 class Source(NamedTuple):

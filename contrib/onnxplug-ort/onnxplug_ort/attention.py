@@ -177,6 +177,10 @@ def self_attention(g: Any, node: Any) -> Any:
         return None
     if len(parts) != 3 or any(v is not None for v in others) or not all(used_once(v) for v in parts):
         return None
+    whole = _split_projection(g, parts)
+    if whole is not None:
+        joint = whole.bias if whole.bias is not None else g.const([0.0] * whole.weight.shape[1])
+        return g.domain(DOMAIN).Attention(whole.rows, whole.weight, joint, None, None, bias, **attribute_values(node))
     projections = [p for v in parts if (p := _projection(g, v)) is not None]
     if len(projections) != 3 or any(p.rows is not projections[0].rows for p in projections):
         return None
@@ -187,6 +191,16 @@ def self_attention(g: Any, node: Any) -> Any:
     weights = g.op.Concat(*(p.weight for p in projections), axis=1)
     biases = g.op.Concat(*(zeros if p.bias is None else p.bias for p in projections), axis=0)
     return g.domain(DOMAIN).Attention(projections[0].rows, weights, biases, None, None, bias, **attribute_values(node))
+
+
+def _split_projection(g: Any, parts: Any) -> _Projection | None:
+    """The projection whose columns are those of queries, keys and values, in this order and as many of each."""
+    split = made_by(parts[0], "Split")
+    if split is None or list(split.outputs) != parts or not used_once(split.inputs[0]):
+        return None
+    if int_attribute(split, "axis", 0) not in (-1, 2) or len({v.shape[2] for v in parts if _has_rank(v, 3)}) != 1:
+        return None
+    return _projection(g, split.inputs[0]) if all(_has_rank(v, 3) for v in parts) else None
 
 
 def _projection(g: Any, value: Any) -> _Projection | None:

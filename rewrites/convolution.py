@@ -1,0 +1,189 @@
+"""Convolutions with what stands behind them folded into their weights: batch norms, also those that a model writes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.build.inference.dims import dims_of
+from onnxplug.build.matching import attribute_values, int_attribute, made_by, reads, used_once
+from onnxplug.rewrite.rewrite import Rewrite
+
+if TYPE_CHECKING:
+    from onnxplug.build.builder import GraphBuilder
+
+_Known = ir.Value | torch.Tensor
+#: How deep what is computed of weights may be nested, and how large it may be.
+_DEEPEST, _LARGEST = 8, 1 << 16
+
+
+def batch_norm_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``BatchNormalization(Conv(x, w, b), gamma, beta, mean, variance)``: the ``Conv`` whose weights are scaled and shifted."""
+    conv = _foldable(g, node.inputs[0])
+    known = [_known(g, value) for value in node.inputs[1:5]]
+    if conv is None or int_attribute(node, "training_mode", 0) or any(value is None for value in known):
+        return None
+    gamma, beta, mean, variance = known
+    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
+
+    def factor(gamma: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+        return gamma.double() / (variance.double() + epsilon).sqrt()
+
+    def weight(w: torch.Tensor, gamma: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+        return _scaled(w, factor(gamma, variance))
+
+    def bias(
+        beta: torch.Tensor, b: torch.Tensor, gamma: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
+    ) -> torch.Tensor:
+        shift = (b.double() - mean.double()) * factor(gamma, variance)
+        return (shift + beta.double()).to(beta.dtype)
+
+    before = _bias(g, conv)
+    if before is None:
+        return None
+    return _conv(
+        g,
+        conv,
+        _joined(g, [conv.inputs[1], gamma, variance], weight, ("batch norm", epsilon)),
+        # The name is that of the first weight.
+        _joined(g, [beta, before, gamma, mean, variance], bias, ("batch norm", epsilon)),
+    )
+
+
+def scale_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``Conv(x, w, b)`` times a number for each channel that is computed of weights."""
+    for x, other in (node.inputs, node.inputs[::-1]):
+        conv = _foldable(g, x)
+        scale = _of_channels(g, conv, other) if conv is not None else None
+        if conv is None or scale is None:
+            continue
+        weight = _joined(g, [conv.inputs[1], scale], lambda w, s: _scaled(w, s.double().reshape(-1)), "scaled")
+        if len(conv.inputs) < 3 or conv.inputs[2] is None:
+            return _conv(g, conv, weight, None, has_bias=False)
+        return _conv(g, conv, weight, _joined(g, [_known(g, conv.inputs[2]), scale], _times, "scaled"))
+    return None
+
+
+def shift_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """``Conv(x, w, b)`` and a number for each channel that is computed of weights."""
+    for x, other in (node.inputs, node.inputs[::-1]):
+        conv = _foldable(g, x)
+        shift = _of_channels(g, conv, other) if conv is not None else None
+        if conv is not None and shift is not None:
+            return _conv(g, conv, conv.inputs[1], _joined(g, [shift, _bias(g, conv)], _plus, "shifted"))
+    return None
+
+
+def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return (weight.double() * factor.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+
+
+def _times(bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (bias.double() * scale.double().reshape(-1)).to(bias.dtype)
+
+
+def _plus(shift: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (shift.double().reshape(-1) + bias.double()).to(shift.dtype)
+
+
+def _foldable(g: GraphBuilder, value: ir.Value | None) -> ir.Node | None:
+    """The Conv that makes a value, if nothing else reads that, or the weight."""
+    conv = made_by(value, "Conv")
+    if conv is None or not used_once(value):
+        return None
+    weight = conv.inputs[1]
+    return conv if weight is not None and g.weights.is_read_once(weight) else None
+
+
+def _bias(g: GraphBuilder, conv: ir.Node) -> _Known | None:
+    """A convolution's bias; zeros where it has none."""
+    weight = conv.inputs[1]
+    channels = (dims_of(weight) or [None])[0]
+    if weight is None or weight.dtype is None or not isinstance(channels, int):
+        return None
+    if len(conv.inputs) > 2 and conv.inputs[2] is not None:
+        return _known(g, conv.inputs[2])
+    return torch.from_numpy(ir.tensor([0.0] * channels, dtype=weight.dtype).numpy())
+
+
+def _of_channels(g: GraphBuilder, conv: ir.Node, value: ir.Value | None) -> ir.Value | None:
+    """A value that has one number for each channel of a convolution's result, if it is computed of weights."""
+    shape, result, dims = (dims_of(v) for v in (conv.inputs[1], conv.outputs[0], value))
+    if value is None or not shape or result is None or not dims or len(dims) >= len(result) + 1:
+        return None
+    places = [1] * len(result)
+    places[1] = shape[0]
+    if list(dims) != places[len(result) - len(dims) :] or value.dtype != conv.outputs[0].dtype:
+        return None
+    if len(dims) < len(result) - 1:  # of the last axes alone
+        return None
+    known = _known(g, value)
+    return known if isinstance(known, ir.Value) else None
+
+
+def _conv(
+    g: GraphBuilder, conv: ir.Node, weight: ir.Value | None, bias: ir.Value | None, has_bias: bool = True
+) -> ir.Value | None:
+    if weight is None or (has_bias and bias is None):
+        return None
+    inputs = [conv.inputs[0], weight, *([bias] if has_bias else [])]
+    result: ir.Value = g.op.Conv(*inputs, **attribute_values(conv))
+    return result
+
+
+def _joined(
+    g: GraphBuilder, sources: Sequence[_Known | None], make: Callable[..., torch.Tensor], key: Any
+) -> ir.Value | None:
+    """An initializer of several weights; a weight stands before the numbers."""
+    if any(source is None for source in sources):
+        return None
+    order = sorted(range(len(sources)), key=lambda place: isinstance(sources[place], torch.Tensor))
+    chosen = [source for place in order if (source := sources[place]) is not None]
+    if isinstance(chosen[0], torch.Tensor):
+        return None
+
+    def ordered(*tensors: torch.Tensor) -> torch.Tensor:
+        return make(*(tensor for _, tensor in sorted(zip(order, tensors, strict=True), key=lambda pair: pair[0])))
+
+    return g.weights.joined(chosen, ordered, (make.__qualname__, key, *order), form="folded")
+
+
+# -- what is computed of weights ---------------------------------------------------------------------------------------
+
+_TORCH: dict[str, Callable[..., torch.Tensor]] = {
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Mul": torch.mul,
+    "Div": torch.div,
+    "Sqrt": torch.sqrt,
+    "Reciprocal": torch.reciprocal,
+}
+
+
+def _known(g: GraphBuilder, value: ir.Value | None, depth: int = 0) -> _Known | None:
+    """A constant's numbers, a weight, or what is computed of weights as one."""
+    if value is None:
+        return None
+    number = g.constant(value)
+    if number is not None:
+        return torch.from_numpy(number.copy()) if number.dtype.isbuiltin == 1 else None
+    if g.is_weight(value):
+        return value
+    node, sizes = made_by(value, "Reshape", "Unsqueeze", *_TORCH), [n for n in dims_of(value) or () if isinstance(n, int)]
+    if node is None or depth == _DEEPEST or dims_of(value) != tuple(sizes) or math.prod(sizes) > _LARGEST:
+        return None
+    if node.op_type not in _TORCH:  # which lays out anew
+        return _joined(g, [_known(g, node.inputs[0], depth + 1)], lambda x: x.reshape(sizes), ("reshaped", *sizes))
+    sources = [_known(g, source, depth + 1) for source in node.inputs]
+    return _joined(g, sources, _TORCH[node.op_type], node.op_type)
+
+
+REWRITES = [
+    Rewrite("batch_norm_of_conv", "BatchNormalization", batch_norm_of_conv, when=reads("Conv")),
+    Rewrite("scale_of_conv", "Mul", scale_of_conv, when=reads("Conv")),
+    Rewrite("shift_of_conv", "Add", shift_of_conv, when=reads("Conv")),
+]

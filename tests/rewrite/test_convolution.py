@@ -1,0 +1,139 @@
+"""Batch norms folded into convolutions, with the weights of the export and others."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+from onnxplug.errors import WeightsError
+from tests.support.forms import AUTO, compare
+from tests.support.zoo import stirred
+
+
+class Frozen(nn.Module):
+    """A batch norm that is written out, of buffers."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean"):
+            self.register_buffer(name, torch.randn(channels))
+        self.register_buffer("running_var", torch.rand(channels) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias, variance, mean = (
+            v.reshape(1, -1, 1, 1) for v in (self.weight, self.bias, self.running_var, self.running_mean)
+        )
+        scale = weight * (variance + 1e-5).rsqrt()
+        return x * scale + (bias - mean * scale)
+
+
+class Twice(nn.Module):
+    """A convolution that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(self.layer(x)))
+
+
+class ReadTwice(Twice):
+    """A result that is read beside its norm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return self.norm(y) + y.relu()
+
+
+def _affine_free() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 6, 1, bias=False), nn.BatchNorm2d(6, affine=False))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, int]]] = {
+    "batch norm": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU()), {"Conv": 1, "Relu": 1}),
+    "without bias": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6)), {"Conv": 1}),
+    "without weights": (_affine_free, {"Conv": 1}),
+    "by group": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.BatchNorm2d(8)), {"Conv": 1}),
+    "frozen": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3, bias=False), Frozen(6)), {"Conv": 1}),
+    "frozen, with bias": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), Frozen(6)), {"Conv": 1}),
+    "called twice": (Twice, {"Conv": 2, "BatchNormalization": 1}),
+    "read twice": (ReadTwice, {"Conv": 1, "BatchNormalization": 1, "Relu": 1, "Add": 1}),
+}
+X = torch.randn(2, 4, 6, 6)
+INPUTS = (X, torch.randn(1, 4, 9, 7) * 10)
+
+
+def exported(model: nn.Module, **options: object) -> onnxplug.OnnxProgram:
+    return onnxplug.to_onnx(model, (X,), plugins=[], dynamic_shapes=({0: AUTO, 2: AUTO, 3: AUTO},), **options)
+
+
+@pytest.mark.parametrize("target", [None, "onnxruntime", "onnxruntime:cpu"])
+@pytest.mark.parametrize("name", MODELS)
+def test_folded(name: str, target: str | None) -> None:
+    torch.manual_seed(0)
+    build, expected = MODELS[name]
+    model = stirred(build()).eval()
+    program = exported(model, target=target)
+    assert Counter(node.op_type for node in program.model.graph) == expected
+    assert not {*program.model.graph.initializers} & {"0.weight", "0.bias"} or name in ("called twice", "read twice")
+    for x in INPUTS:
+        compare(program, model, x)
+    other = stirred(copy.deepcopy(model))
+    with torch.no_grad():
+        for tensor in (*other.parameters(), *other.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(1.5)
+    program.apply_weights(other.state_dict())
+    for x in INPUTS:
+        compare(program, other, x)
+
+
+def test_some_weights_after_others(tmp_path: Path) -> None:
+    model = stirred(MODELS["batch norm"][0]()).eval()
+    program, other = exported(model), copy.deepcopy(model)
+    state = {name: tensor * 1.5 for name, tensor in model.state_dict().items()}
+    for names in (["0.weight", "1.running_mean"], ["1.bias"], ["1.running_var", "0.bias"]):
+        some = {name: state[name] for name in names}
+        program.apply_weights(some)
+        other.load_state_dict({**other.state_dict(), **some})
+        compare(program, other, X)
+    torch.save(state, tmp_path / "weights.pt")
+    program.save(tmp_path / "model.onnx", weights=tmp_path / "weights.pt")
+    other.load_state_dict(state)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (result,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
+    torch.testing.assert_close(torch.from_numpy(result), other(X).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_do_not_fit() -> None:
+    model = stirred(MODELS["batch norm"][0]()).eval()
+    program = exported(model)
+    with pytest.raises(WeightsError, match=r"'1.running_var' has the shape \[6\], got \[5\]"):
+        program.apply_weights({"1.running_var": torch.ones(5)})
+    with pytest.raises(WeightsError, match="missing.*'0.weight'.*'1.running_mean'|missing.*'1.running_mean'"):
+        program.apply_weights({"1.bias": torch.ones(6)}, strict=True)
+    compare(program, model, X)
+
+
+def test_a_model_without_numbers() -> None:
+    model = stirred(MODELS["frozen"][0]()).eval()
+    with onnxplug.fake_weights():
+        fake = MODELS["frozen"][0]().eval()
+    program = exported(fake)
+    assert [node.op_type for node in program.model.graph] == ["Conv"]
+    state = model.state_dict()
+    program.apply_weights({name: tensor for name, tensor in state.items() if name != "0.weight"})
+    with pytest.raises(WeightsError, match="1 weight has no numbers, '0.weight'"):
+        program(X)
+    program.apply_weights({"0.weight": state["0.weight"]})
+    compare(program, model, X)
