@@ -9,6 +9,7 @@
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
+#   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
 #                 of what is exported        make clean    remove what was built
 #
@@ -39,7 +40,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all zoo models chains opdb bench latency lint format types docs clean
+.PHONY: help demo test test-all zoo models chains opdb bench latency consumers lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -92,6 +93,10 @@ bench: latency
 latency: $(VENV)/installed
 	@echo "==> ONNX Runtime's latency of 13 models, in turns with torch.onnx's files, one thread (the first run makes those)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/latency.py
+
+consumers: $(VENV)/installed
+	@echo "==> Quantisers, optimizers and other tools, each beside torch.onnx's files (half an hour; packages go into out/consumers)"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/consumers.py --write
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"

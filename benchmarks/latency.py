@@ -78,14 +78,20 @@ def theirs(name: str, program: torch.export.ExportedProgram, fresh: bool) -> Pat
     return path
 
 
-def ours(name: str, program: torch.export.ExportedProgram, fused: bool) -> Path:
-    """Our file, in the folder; with the operators of com.microsoft that onnxplug-ort brings if ``fused``."""
-    path = OUT / f"{name}-{'fused' if fused else 'onnxplug'}.onnx"
-    if fused:
+def ours(name: str, program: torch.export.ExportedProgram, kind: str) -> Path:
+    """Our file, in the folder.
+
+    Args:
+        name: The model's name.
+        program: The captured model.
+        kind: ``"onnxplug"``; ``"tuned"`` for ONNX Runtime's CPU, ``"fused"`` also with the operators of com.microsoft that onnxplug-ort brings.
+    """
+    path = OUT / f"{name}-{kind}.onnx"
+    if kind == "fused":
         registry, opsets = plugged("onnxplug-ort"), {"": 21, "com.microsoft": 1}
-        onnxplug.to_onnx(program, f=path, registry=registry, opset_version=opsets)
+        onnxplug.to_onnx(program, f=path, registry=registry, opset_version=opsets, target="onnxruntime:cpu")
     else:
-        onnxplug.to_onnx(program, f=path, plugins=[])
+        onnxplug.to_onnx(program, f=path, plugins=[], target="onnxruntime:cpu" if kind == "tuned" else "onnxruntime")
     return path
 
 
@@ -142,9 +148,11 @@ def measure(name: str, model: ZooModel, arguments: argparse.Namespace) -> dict[s
     program = captured(name, case, arguments.fresh)
     with torch.no_grad():
         expected = leaves(program.module()(*case.args, **case.kwargs))
-    paths = {"torch.onnx": theirs(name, program, arguments.fresh), "onnxplug": ours(name, program, fused=False)}
-    if name in TRANSFORMERS and not arguments.plain:
-        paths["fused"] = ours(name, program, fused=True)
+    kinds = ["onnxplug", "tuned", *(["fused"] if name in TRANSFORMERS and not arguments.plain else [])]
+    paths = {
+        "torch.onnx": theirs(name, program, arguments.fresh),
+        **{kind: ours(name, program, kind) for kind in kinds},
+    }
     inputs = leaves((case.args, case.kwargs))
     contenders = {who: contender(path, inputs, expected) for who, path in paths.items()}
     costs = second_deciles(contenders, arguments.seconds)
@@ -170,25 +178,24 @@ def main() -> None:
     table = Table(
         title="ONNX Runtime on the CPU, one thread: processor time of a run, second decile; ratios to torch.onnx"
     )
-    for column in ("model", "torch.onnx ms", "onnxplug ms", "ratio", "fused ms", "ratio", "nodes", "max. difference"):
+    timed = [text for kind in ("onnxplug", "tuned", "fused") for text in (f"{kind} ms", "ratio")]
+    for column in ("model", "torch.onnx ms", *timed, "nodes", "max. difference"):
         table.add_column(column, justify="left" if column == "model" else "right")
-    ratios: list[float] = []
-    fused: list[float] = []
+    ratios: dict[str, list[float]] = {"onnxplug": [], "tuned": [], "fused": []}
     for name in arguments.models:
         found = measure(name, LATENCY[name], arguments)
         costs = {who: cost for who, (cost, _, _) in found.items()}
-        ratios.append(costs["onnxplug"] / costs["torch.onnx"])
-        row = [name, f"{1e3 * costs['torch.onnx']:.2f}", f"{1e3 * costs['onnxplug']:.2f}", f"{ratios[-1]:.3f}"]
-        if "fused" in costs:
-            fused.append(costs["fused"] / costs["torch.onnx"])
-            row += [f"{1e3 * costs['fused']:.2f}", f"{fused[-1]:.3f}"]
-        else:
-            row += ["", ""]
+        row = [name, f"{1e3 * costs['torch.onnx']:.2f}"]
+        for kind, of_kind in ratios.items():
+            if kind in costs:
+                of_kind.append(costs[kind] / costs["torch.onnx"])
+            row += [f"{1e3 * costs[kind]:.2f}", f"{of_kind[-1]:.3f}"] if kind in costs else ["", ""]
         row.append(" / ".join(str(nodes) for _, nodes, _ in found.values()))
         row.append(" / ".join(f"{difference:.0e}" for _, _, difference in found.values()))
         table.add_row(*row)
         console.print(*row)
-    table.add_row("geometric mean", "", "", mean_ratio(ratios), "", mean_ratio(fused), "", "")
+    means = [text for of_kind in ratios.values() for text in ("", mean_ratio(of_kind))]
+    table.add_row("geometric mean", "", *means, "", "")
     console.print(table)
 
 

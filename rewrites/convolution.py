@@ -173,7 +173,10 @@ def _known(g: GraphBuilder, value: ir.Value | None, depth: int = 0) -> _Known | 
         return torch.from_numpy(number.copy()) if number.dtype.isbuiltin == 1 else None
     if g.is_weight(value):
         return value
-    node, sizes = made_by(value, "Reshape", "Unsqueeze", *_TORCH), [n for n in dims_of(value) or () if isinstance(n, int)]
+    node, sizes = (
+        made_by(value, "Reshape", "Unsqueeze", *_TORCH),
+        [n for n in dims_of(value) or () if isinstance(n, int)],
+    )
     if node is None or depth == _DEEPEST or dims_of(value) != tuple(sizes) or math.prod(sizes) > _LARGEST:
         return None
     if node.op_type not in _TORCH:  # which lays out anew

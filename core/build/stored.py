@@ -375,9 +375,7 @@ class Weights:
         is_kept = is_fake(made) or made.nbytes < _LARGE_COPY_BYTES
         content = as_content(made) if is_kept else _content_made(made, again)
         content.meta[PARTS] = tuple(partial(_itself, tensor) for tensor in tensors)
-        value = ir.Value(
-            type=ir.TensorType(to_onnx_dtype(made.dtype)), shape=self._sizes.shape_of(tuple(made.shape))
-        )
+        value = ir.Value(type=ir.TensorType(to_onnx_dtype(made.dtype)), shape=self._sizes.shape_of(tuple(made.shape)))
         origins = tuple(part.meta[META] for part in parts)
         targets = tuple(dict.fromkeys(target for origin in origins for target in origin.targets))
         persistent = any(origin.persistent for origin in origins)

@@ -120,7 +120,7 @@ def test_weights_that_do_not_fit() -> None:
     program = exported(model)
     with pytest.raises(WeightsError, match=r"'1.running_var' has the shape \[6\], got \[5\]"):
         program.apply_weights({"1.running_var": torch.ones(5)})
-    with pytest.raises(WeightsError, match="missing.*'0.weight'.*'1.running_mean'|missing.*'1.running_mean'"):
+    with pytest.raises(WeightsError, match=r"missing, .*'0\.weight'"):
         program.apply_weights({"1.bias": torch.ones(6)}, strict=True)
     compare(program, model, X)
 
@@ -133,7 +133,7 @@ def test_a_model_without_numbers() -> None:
     assert [node.op_type for node in program.model.graph] == ["Conv"]
     state = model.state_dict()
     program.apply_weights({name: tensor for name, tensor in state.items() if name != "0.weight"})
-    with pytest.raises(WeightsError, match="1 weight has no numbers, '0.weight'"):
+    with pytest.raises(WeightsError, match=r"1 weight has no numbers, '0\.weight'"):
         program(X)
     program.apply_weights({"0.weight": state["0.weight"]})
     compare(program, model, X)
