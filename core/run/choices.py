@@ -1,5 +1,6 @@
-"""Operators that choose among elements (topk, sort, argmax …): which of equal elements it is, PyTorch mostly leaves open; and those
-that choose the order and the phases of vectors (:mod:`onnxplug.run.spectra`).
+"""Operators that choose among elements (topk, sort, argmax …): which of equal elements it is, PyTorch mostly leaves open; operators
+that jump (comparisons, casts to integers, steps); and those that choose the order and the phases of vectors
+(:mod:`onnxplug.run.spectra`).
 
 The choice is another one, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All that is computed
 from the chosen elements then differs, and neither is wrong. :func:`chosen` says whether a result of ONNX is a right choice;
@@ -20,9 +21,11 @@ from onnxplug.host import RuntimeHost
 from onnxplug.run import spectra
 from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.run.compare import compare
+from onnxplug.run.conditioning import steps
 from onnxplug.run.eager import call_again, feed_of, placeholder_values, run_graph
 from onnxplug.run.inputs import clone_leaves
 from onnxplug.run.runs import Runs
+from onnxplug.torch_private import OpOverload
 
 #: Operators whose last result are indices, where the order of equal elements is open.
 _OPEN = frozenset(
@@ -43,8 +46,19 @@ def chooses(node: torch.fx.Node) -> bool:
     """Whether a node's results are indices, or elements in an order, that depend on how elements compare, or open otherwise."""
     name = str(node.target)
     return node.op == "call_function" and (
-        name in _OPEN or name in _STATED or name == _UNIQUE or name in spectra.OPERATORS
+        name in _OPEN or name in _STATED or name == _UNIQUE or name in spectra.OPERATORS or _jumps(node)
     )
+
+
+def _jumps(node: torch.fx.Node) -> bool:
+    """Whether a node gives one tensor of integers, bools or steps of floating-point operands, which rounding flips near a step."""
+    result = node.meta.get("val")
+    if not isinstance(node.target, OpOverload) or not isinstance(result, torch.Tensor):
+        return False
+    operands = [n.meta.get("val") for n in node.all_input_nodes]
+    if not any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in operands):
+        return False
+    return not (result.is_floating_point() or result.is_complex()) or steps(node.target, node.kwargs)
 
 
 def chosen(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
@@ -64,6 +78,8 @@ def chosen(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Seq
 def _is_right(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> bool:
     if str(node.target) in spectra.OPERATORS:  # nothing is known of ONNX's results
         return False
+    if str(node.target) not in (*_OPEN, *_STATED, _UNIQUE):
+        return isinstance(actual[-1], torch.Tensor) and _same(actual[-1], expected)
     named = _arguments(node, given)
     x = named["self"]
     if str(node.target) == _UNIQUE:

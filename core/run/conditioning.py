@@ -1,20 +1,21 @@
 """How far rounding alone changes PyTorch's own results: it decides about elements that cancellation leaves uncertain.
 
-It is seen from two sides: the same model on inputs and weights that differ in the last place, and in float64. Of a
-quantised model it is seen from the captured program, with numbers moved before they are quantised.
+It is seen from two sides: the same model on inputs and weights that differ in the last place, and in float64. What the model
+chooses stays as it is: another choice changes results by any amount, and says nothing of rounding. Of a quantised model it is
+seen from the captured program, with numbers moved before they are quantised.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from onnxplug.run.inputs import clone_leaves
-from onnxplug.torch_private import TorchDispatchMode
+from onnxplug.torch_private import HigherOrderOperator, TorchDispatchMode, pytree
 
 #: How often inputs and weights are changed by one unit of rounding.
 _RUNS = 3
@@ -30,7 +31,8 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
 
     The model runs again with each floating-point input and weight changed by one unit of rounding, up or down at random. The
     change of an element is its uncertainty: large for a sum of large numbers that nearly cancel, small for an ordinary element,
-    and too small to excuse a model that computes something else altogether.
+    and too small to excuse a model that computes something else altogether. Indices, masks, branches and integers are those of
+    the first run, so that one that rounding flips gives no slack: :mod:`onnxplug.run.choices` judges those.
 
     Args:
         run: Runs a model on flattened inputs, which it may write, and gives its results by name.
@@ -42,13 +44,18 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
         nothing can be said because two runs on the same inputs differ, or one fails.
     """
     try:
-        with torch.random.fork_rng(devices=[]):
-            first = _results(run, model, clone_leaves(leaves))
+        # torch.cond and its like compile themselves, which a mode of ours would upset, here and in later calls.
+        with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
+            choices = _Choices()
+            with choices:
+                first = _results(run, model, clone_leaves(leaves))
             again = _results(run, model, clone_leaves(leaves))
             slack = [None if x is None else torch.zeros(x.shape, dtype=torch.float64) for x in first]
             for seed in range(_RUNS):
                 generator = torch.Generator().manual_seed(seed)
-                moved = _results(run, _moved_model(model, generator), [_moved(x, generator) for x in leaves])
+                moved_model, moved_leaves = _moved_model(model, generator), [_moved(x, generator) for x in leaves]
+                with choices.repeated():
+                    moved = _results(run, moved_model, moved_leaves)
                 for index, (x, y) in enumerate(zip(first, moved, strict=True)):
                     found = slack[index]
                     if found is not None and x is not None and y is not None and x.shape == y.shape:
@@ -59,6 +66,99 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
         s if x is not None and y is not None and _same(x, y) else None
         for s, x, y in zip(slack, first, again, strict=True)
     ]
+
+
+#: Operators in floating point whose results jump, beside those whose results are integers or bools.
+STEPS = frozenset(
+    """ceil floor floor_divide heaviside mode round sgn sign trunc fake_quantize_per_tensor_affine
+    fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine fake_quantize_per_channel_affine_cachemask
+    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams""".split()
+)
+#: Those that subtract a whole number of their second operands.
+_REMAINDERS = frozenset({"fmod", "frac", "remainder"})
+
+
+def steps(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator gives floating-point numbers that jump where its operands change by one rounding."""
+    name = _name(func).removeprefix("aten::").removesuffix("_")
+    return name in STEPS or (name == "div" and kwargs.get("rounding_mode") is not None)
+
+
+class _Choices(TorchDispatchMode):
+    """Keeps what a run chooses, and has other runs choose the same.
+
+    A choice is what an operator makes of floating-point operands that is no floating-point tensor (indices, masks, integers, a
+    Python number), and what jumps.
+
+    Raises:
+        ValueError: Another run does not call the same operators.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[tuple[Any, list[Any]]] = []
+        self._left: Iterator[tuple[Any, list[Any]]] | None = None
+
+    def repeated(self) -> _Choices:
+        """For ``with``: the choices of the first run hold again."""
+        self._left = iter(self._kept)
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if isinstance(func, HigherOrderOperator):  # its kernel wants no mode, what it calls is looked at
+            return func(*map(self._inside, args), **{name: self._inside(x) for name, x in named.items()})
+        remainder = _name(func).removeprefix("aten::").removesuffix("_") in _REMAINDERS
+        before = args[0].clone() if remainder else None
+        result = func(*args, **named)
+        leaves, spec = pytree.tree_flatten(result)
+        if not any(map(_is_real, pytree.tree_leaves((args, named)))):
+            return result
+        if remainder:
+            divisor = args[1] if len(args) > 1 else 1
+            (whole,) = self._repeat(func, [(before - result).div(divisor).round()])
+            return result.copy_(before - whole * divisor)
+        jumps = steps(func, named)
+        chosen = [i for i, leaf in enumerate(leaves) if leaf is not None and (jumps or not _is_real(leaf))]
+        for i, kept in zip(chosen, self._repeat(func, [leaves[i] for i in chosen]), strict=True):
+            if func._schema.is_mutable:
+                leaves[i].copy_(kept)
+            else:
+                leaves[i] = kept
+        return pytree.tree_unflatten(leaves, spec)
+
+    def _inside(self, called: Any) -> Any:
+        """A function of an operator, called with this mode."""
+        if not callable(called) or isinstance(called, torch.Tensor):
+            return called
+
+        def with_choices(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return called(*args, **kwargs)
+
+        return with_choices
+
+    def _repeat(self, func: Any, chosen: list[Any]) -> list[Any]:
+        """The choices of the first run, for which these are at first."""
+        if not chosen:
+            return chosen
+        if self._left is None:
+            self._kept.append((func, [x.clone() if isinstance(x, torch.Tensor) else x for x in chosen]))
+            return chosen
+        known, kept = next(self._left, (None, []))
+        if known is not func or [_kind(x) for x in kept] != [_kind(x) for x in chosen]:
+            raise ValueError(f"another run of the model calls {func} where the first did not")
+        return [x.clone() if isinstance(x, torch.Tensor) else x for x in kept]
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _kind(value: Any) -> Any:
+    return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value)
 
 
 def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:

@@ -397,3 +397,104 @@ def test_a_wrong_spectrum_is_found(name: str) -> None:
     program = onnxplug.to_onnx(Call(SPECTRA[model]), (A,), rules=[Rule(operator, convert)])
     with pytest.raises(VerificationError):
         program.verify(seeds=())
+
+
+# -- choices that rounding flips, and wrong numbers beside them --------------------------------------------------------
+
+
+class Flipping(nn.Module):
+    """A choice that rounding decides: what it compares is 0 but for rounding."""
+
+    def __init__(self, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.choose = choose
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        near = (x / 3).cumsum(0)[-1] * 3 - x.flip(0).cumsum(0)[-1]
+        return self.choose(near, x).relu()
+
+
+FLIPPING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "where": lambda near, x: torch.where(near > 0, x, x + 4),
+    "step": lambda near, x: near.sign() * 4 + x,
+    "integers": lambda near, x: (near * 9999).long() * 4 + x,
+    "argmax": lambda near, x: x * 0 + x[torch.stack([near, -near]).argmax()] * 9,
+    "sorted": lambda near, x: x * 0 + x[torch.stack([near, -near]).sort()[1][0]] * 9,
+    "remainder": lambda near, x: near.remainder(1) * 4 + x,
+    "rounding mode": lambda near, x: torch.div(near, 3, rounding_mode="floor") * 4 + x,
+    "branch": lambda near, x: torch.cond(near > 0, lambda x: x + 4, lambda x: x.clone(), (x,)),
+    "in a branch": lambda near, x: torch.cond(
+        x.sum() > -99, lambda n, x: torch.where(n > 0, x + 4, x), lambda n, x: x + n, (near, x)
+    ),
+}
+
+
+def off_by(amount: float) -> Any:
+    return lambda g, node: g.op.Add(g.call_next(node), g.const(amount, node.args[0].dtype))
+
+
+@pytest.mark.parametrize("seed", [0, 4, 5])
+@pytest.mark.parametrize("name", FLIPPING)
+def test_a_flipped_choice_excuses_no_wrong_number(name: str, seed: int) -> None:
+    """A model that adds something after a choice is wrong, however far apart the candidates are."""
+    x = torch.rand(64, generator=torch.Generator().manual_seed(seed)) + 99
+    program = onnxplug.to_onnx(Flipping(FLIPPING[name]), (x,), rules=[Rule("aten::relu", off_by(0.5))])
+    with pytest.raises(VerificationError):
+        program.verify(seeds=())
+
+
+class Chosen(nn.Module):
+    """Elements chosen by scores that are nearly equal, or by a threshold that they are near."""
+
+    def __init__(self, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.choose = choose
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.choose(x.round().cos(), x)
+
+
+TIED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "where": lambda s, x: torch.where(s > s[:, :1], x, x + 4),
+    "equal": lambda s, x: torch.where(s == s[:, :1], x, x + 4),
+    "floor": lambda s, x: (s / s[:, :1]).ceil() * 4 + x,
+    "integers": lambda s, x: (s / s[:, 1:2]).long() * 4 + x,
+    "argmax": lambda s, x: x.gather(1, s.argmax(1, keepdim=True)),
+    "topk": lambda s, x: x.gather(1, s.topk(3, dim=1)[1]),
+}
+
+
+def otherwise(g: Any, node: Any) -> Any:
+    """Adds one unit of rounding to every other element."""
+    signs = torch.ones(30).index_fill(0, torch.arange(0, 30, 2), -1.0)
+    return g.op.Mul(g.call_next(node), g.const(1 + signs * 1.5e-7))
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_a_choice_among_what_is_tied_within_rounding_is_right(name: str) -> None:
+    x = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
+    program = onnxplug.to_onnx(Chosen(TIED[name]), (x,), rules=[Rule("aten::cos", otherwise)])
+    assert any(case.ties for case in program.verify(seeds=()).cases)
+    uneven = torch.linspace(0.5, 1.5, 30) * (-1 if name in ("argmax", "topk") else 1)
+    rule = Rule("aten::cos", lambda g, node: g.op.Mul(otherwise(g, node), g.const(uneven)))
+    wrong = onnxplug.to_onnx(Chosen(TIED[name]), (x,), rules=[rule])
+    with pytest.raises(VerificationError):
+        wrong.verify(seeds=())
+
+
+def off_by_one(g: Any, node: Any) -> Any:
+    x, axis, places = node.args[:3]
+    return g.op.GatherElements(x, g.op.Mod(g.op.Add(places, 1), g.dim(x, axis)), axis=axis)
+
+
+def along_rows(g: Any, node: Any) -> Any:
+    values, places = g.op.TopK(node.args[0], [3], axis=0, _outputs=2)
+    return [g.op.Slice(g.op.Transpose(v, perm=[1, 0]), [0], [5], [0]) for v in (values, places)]
+
+
+@pytest.mark.parametrize("rule", [Rule("aten::gather", off_by_one), Rule("aten::topk", along_rows)], ids=str)
+def test_wrong_places_are_found(rule: Rule) -> None:
+    x = torch.randn(5, 5, generator=torch.Generator().manual_seed(2)).round()
+    program = onnxplug.to_onnx(Call(lambda x: x.gather(1, x.cos().topk(3, dim=1)[1]) * 4), (x,), rules=[rule])
+    with pytest.raises(VerificationError):
+        program.verify(seeds=())
