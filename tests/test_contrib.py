@@ -51,7 +51,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_softcap_installs_translates_and_uninstalls(python: Path) -> None:
-    assert "missing ['softcap::softcap.default']" in run(python, "-c", MISSING)
     package = str(ROOT / "contrib" / "onnxplug-softcap")
     pip_of(python, "install", package)
     printed = run(python, "-c", USE)

@@ -28,8 +28,9 @@ _PLAIN = (
     type,
     types.BuiltinMethodType,
 )
-#: Packages whose code uses no layer of the model. Classes of code that `exec` runs in a bare dict say that they are of builtins.
-_SKIPPED = frozenset({"torch", *sys.stdlib_module_names} - {"__main__", "builtins"})
+#: Packages whose code uses no layer of the model: pytest's runs where an assertion of the model fails, and leads to every test.
+#: Classes of code that `exec` runs in a bare dict say that they are of builtins.
+_SKIPPED = frozenset({"torch", "_pytest", *sys.stdlib_module_names} - {"__main__", "builtins"})
 #: CPython's flag of classes that a class statement made (Py_TPFLAGS_HEAPTYPE).
 _HEAP_TYPE = 1 << 9
 
@@ -51,7 +52,7 @@ class Mentions:
 
     @property
     def functions(self) -> list[types.FunctionType]:
-        """The functions met that are not of torch or the standard library."""
+        """The functions met that are not of torch, pytest or the standard library."""
         return self._searched[0].functions
 
     @property
@@ -166,7 +167,7 @@ def _function(attribute: Any) -> Any:
 
 
 def _is_skipped(module: str | None) -> bool:
-    """Whether a module is of torch or the standard library."""
+    """Whether a module is of torch, pytest or the standard library."""
     return (module or "").partition(".")[0] in _SKIPPED
 
 

@@ -109,3 +109,16 @@ def test_code_that_exec_ran_in_a_bare_dict() -> None:
     exec(source, namespace)
     assert namespace["Layer"].__module__ == "builtins"
     assert names(namespace["Layer"](), "lstm_cell")
+
+
+def test_pytest_is_no_part_of_a_model_with_an_assertion() -> None:
+    """pytest rewrites assertions in modules of tests: their code names its functions, from which every test can be reached."""
+
+    class Asserting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.dim() == 2
+            return x + 1
+
+    model = Asserting()
+    assert any(name.startswith("@pytest") for name in Asserting.forward.__code__.co_names)
+    assert [function.__qualname__ for function in Mentions(model).functions] == [Asserting.forward.__qualname__]

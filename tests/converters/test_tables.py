@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import defaultdict
 
-import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 import torch.onnx.ops  # registers onnx and onnx_symbolic
@@ -39,12 +39,12 @@ def overload(name: str) -> torch._ops.OpOverload | None:
     return getattr(found, which or "default", None) if found is not None else None
 
 
-@pytest.mark.parametrize("op", sorted({rule.op for _, rule in RULES if rule.op.startswith(SPACES)}))
-def test_rule_is_for_an_operator_of_torch(op: str) -> None:
-    if of_another_torch(op):
-        assert overload(op) is None, f"torch {torch.__version__} has {op}; its row in ONLY is wrong"
-    else:
-        assert overload(op) is not None, f"torch has no {op}: the rule can never be used"
+def test_rules_are_for_operators_of_torch() -> None:
+    ops = {rule.op for _, rule in RULES if rule.op.startswith(SPACES)}
+    present = {op for op in ops if overload(op) is not None}
+    expected = {op for op in ops if not of_another_torch(op)}
+    assert present - expected == set(), f"torch {torch.__version__} has them; their rows in ONLY are wrong"
+    assert expected - present == set(), "torch has none of them: their rules can never be used"
 
 
 #: Operators that have no ATen schema: Python's functions on sizes, higher-order operators, and a library that tests may lack.
@@ -65,29 +65,28 @@ def schemas_of(op: str) -> list[str]:
     return [str(one._schema).partition("::")[2] for one in overloads if one is not None]
 
 
-@pytest.mark.parametrize("name", sorted({rule.name for _, rule in RULES}))
-def test_docstring_is_the_schema(name: str) -> None:
+def test_docstrings_are_schemas() -> None:
     """A function's docstring begins with the schema of an operator that it translates; a factory says what it makes."""
-    for function in {id(f): f for f in (rule.resolve() for _, rule in RULES if rule.name == name)}.values():
+    operators: dict[tuple[str, str | None], list[str]] = defaultdict(list)
+    for _, rule in RULES:
+        operators[rule.resolve().__module__, rule.resolve().__doc__].append(rule.op)
+    for function in {id(f): f for f in (rule.resolve() for _, rule in RULES)}.values():
+        name = f"{function.__module__}.{function.__qualname__}"
         doc = (function.__doc__ or "").strip()
         factory = function.__code__.co_qualname.partition(".<locals>")[0]
         if not doc and factory != function.__code__.co_qualname:
-            assert (getattr(sys.modules[function.__module__], factory).__doc__ or "").strip()
+            assert (getattr(sys.modules[function.__module__], factory).__doc__ or "").strip(), name
             continue
-        assert doc
+        assert doc, name
         # Functions made of one, for several ranks or overloads, share its docstring.
-        ops = [
-            rule.op
-            for _, rule in RULES
-            if rule.resolve().__doc__ == function.__doc__ and rule.resolve().__module__ == function.__module__
-        ]
+        ops = operators[function.__module__, function.__doc__]
         if all(WITHOUT_SCHEMA.match(op) for op in ops) or function.__name__ in FOR_MANY:
-            assert not SCHEMA.match(doc)
+            assert not SCHEMA.match(doc), name
             continue
         if all(of_another_torch(op) for op in ops):
-            assert SCHEMA.match(doc)
+            assert SCHEMA.match(doc), name
             continue
-        assert doc.splitlines()[0] in [schema for op in ops for schema in schemas_of(op)]
+        assert doc.splitlines()[0] in [schema for op in ops for schema in schemas_of(op)], name
 
 
 def test_no_rule_stands_twice() -> None:

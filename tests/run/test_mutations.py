@@ -233,11 +233,12 @@ def refused(program: onnxplug.OnnxProgram, count: int) -> tuple[list[str], int]:
     return unnoticed, tried
 
 
+@pytest.mark.parametrize("count", [4, pytest.param(12, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if number % 2 else ()) for number, name in enumerate(SMALL)]
 )
-def test_small_models(name: str) -> None:
-    unnoticed, tried = refused(small(name), 12)
+def test_small_models(name: str, count: int) -> None:
+    unnoticed, tried = refused(small(name), count)
     assert unnoticed == []
     assert tried > 0
 

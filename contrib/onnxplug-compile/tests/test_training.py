@@ -48,7 +48,7 @@ def made(name: str) -> tuple[nn.Module, nn.Module, Data]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long if n.startswith(("gru", "rnn")) else ()) for n in MODELS]
+    "name", [pytest.param(n, marks=pytest.mark.long if n.startswith(("gru", "rnn", "lstm")) else ()) for n in MODELS]
 )
 def test_fifty_steps_have_the_losses_of_eager(name: str) -> None:
     mine, theirs, data = made(name)
