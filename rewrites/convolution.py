@@ -115,7 +115,7 @@ def _of_channels(g: GraphBuilder, conv: ir.Node, value: ir.Value | None) -> ir.V
     shape, result, dims = (dims_of(v) for v in (conv.inputs[1], conv.outputs[0], value))
     if value is None or not shape or result is None or not dims or len(dims) >= len(result) + 1:
         return None
-    places = [1] * len(result)
+    places: list[Any] = [1] * len(result)
     places[1] = shape[0]
     if list(dims) != places[len(result) - len(dims) :] or value.dtype != conv.outputs[0].dtype:
         return None

@@ -43,6 +43,7 @@ def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:
         if origin is None:
             names.append(str(value.name))
             continue
+        assert value.const_value is not None
         kept = value.const_value.meta.get(PARTS) or [lambda: None]
         fake = [part for part, content in zip(origin.parts or [origin], kept, strict=True) if _lacks_numbers(content())]
         names += [part.targets[0] for part in fake]

@@ -37,7 +37,8 @@ def mark_long(items: list[pytest.Item]) -> None:
 def _in_order(cases: list[pytest.Item]) -> list[pytest.Item]:
     """By a hash of their ids; before the others those with a part of an id (an opset, a dtype, a name) that none before has."""
     seen: set[str] = set()
-    first, others = [], []
+    first: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode())):
         parts = set(item.nodeid.partition("[")[2].removesuffix("]").split("-"))
         (others if parts <= seen else first).append(item)
