@@ -65,7 +65,7 @@ def to_proto(
         metadata_props=graph.metadata_props,
     )
     proto = serde.serialize_model(frame)
-    described = []
+    described: list[ir.Value] = []
     weights = []
     messages = []
     for name, value in graph.initializers.items():
