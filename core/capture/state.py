@@ -32,7 +32,9 @@ from onnxplug.torch_private import FakeTensor, is_transformed
 
 _ABSENT: Any = object()
 #: Packages whose objects are left alone: other threads may use them.
-_OTHERS = frozenset({"torch", "_pytest", *sys.stdlib_module_names} - {"__main__", "builtins", "collections", "weakref", "types"})
+_OTHERS = frozenset(
+    {"torch", "_pytest", *sys.stdlib_module_names} - {"__main__", "builtins", "collections", "weakref", "types"}
+)
 #: Bytes of a NumPy array of which a copy is kept; a larger one can't be written to while the model is captured.
 _LARGE = 1 << 26
 _PLAIN = frozenset(
