@@ -50,6 +50,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("environment"))
 
 
+@pytest.mark.long  # its tests run in the default suite, and tests/cli/test_plugin_commands.py installs a package
 def test_softcap_installs_translates_and_uninstalls(python: Path) -> None:
     package = str(ROOT / "contrib" / "onnxplug-softcap")
     pip_of(python, "install", package)

@@ -1,8 +1,7 @@
-"""Which cases of tests with many cases run by default: a quarter, by a hash of their ids, of those that cost most. The others are long."""
+"""Which cases of tests with many cases run by default: a quarter, spread evenly, of those that cost most. The others are long."""
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -30,17 +29,8 @@ def mark_long(items: list[pytest.Item]) -> None:
         if name in costly() and item.get_closest_marker("long") is None:
             cases[name].append(item)
     for given in cases.values():
-        for item in _in_order(given)[max(AT_LEAST, len(given) // ONE_IN) :]:
-            item.add_marker(pytest.mark.long)
-
-
-def _in_order(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """By a hash of their ids; before the others those with a part of an id (an opset, a dtype, a name) that none before has."""
-    seen: set[str] = set()
-    first: list[pytest.Item] = []
-    others: list[pytest.Item] = []
-    for item in sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode())):
-        parts = set(item.nodeid.partition("[")[2].removesuffix("]").split("-"))
-        (others if parts <= seen else first).append(item)
-        seen |= parts
-    return first + others
+        kept = max(AT_LEAST, len(given) // ONE_IN)
+        chosen = {round(number * len(given) / kept) for number in range(kept)}
+        for place, item in enumerate(given):
+            if place not in chosen:
+                item.add_marker(pytest.mark.long)

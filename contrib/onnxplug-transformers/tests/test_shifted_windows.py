@@ -131,7 +131,7 @@ def test_superresolution() -> None:
     check_sizes("swin2sr", (2, 3, 16, 16), [(1, 3, 20, 24), (3, 3, 12, 32), (1, 3, 8, 8)])
 
 
-@pytest.mark.parametrize("name", ["mask2former", pytest.param("maskformer", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["maskformer", pytest.param("mask2former", marks=pytest.mark.long)])
 def test_segmentation(name: str) -> None:
     check_sizes(name, (2, 3, 64, 64), [(1, 3, 64, 96), (2, 3, 75, 131), (1, 3, 128, 160)])
 
