@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from onnxplug.observers import Observer
 from onnxplug.plugin_api import Domain, Evaluator
 
-Patch = AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
-"""What holds during capture: a context manager, or a function that makes one."""
+Patch = AbstractContextManager[Any] | Callable[..., AbstractContextManager[Any]]
+"""What holds during capture: a context manager, or a function that makes one; where it has a parameter, of the captured module."""
 
 
 class RuntimeHost(Protocol):
@@ -45,7 +45,7 @@ class PluginHost(RuntimeHost, Protocol):
         """What makes a Module of a model, where a plugin's source accepts the model."""
 
     def patches(self) -> Sequence[Patch]:
-        """Context managers that hold during capture."""
+        """What holds during capture."""
 
     def decompositions(self) -> Mapping[str, Callable[..., Any] | None]:
         """Decompositions by qualified name; ``None`` forbids one."""
