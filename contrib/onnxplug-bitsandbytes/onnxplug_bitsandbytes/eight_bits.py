@@ -22,8 +22,8 @@ _INVERSE, _SQUARE = 7.874015718698502e-3, 6.200124e-05
 def int8_vectorwise_quant(g: Any, node: Any) -> Any:
     """int8_vectorwise_quant(Tensor A, float threshold=0.0) -> (Tensor, Tensor, Tensor?)
 
-    The rows in bytes, their largest magnitudes but for outliers, and the columns with outliers, whose bytes are 0. A row of zeros
-    is zeros.
+    The rows in bytes, their largest magnitudes but for outliers, and the columns with outliers, whose bytes are 0. The quotients
+    that are no number give 0, too: in a row of zeros, of infinity.
     """
     x, threshold = node.args
     wide, columns = g.cast(x, _FLOAT), None
@@ -34,9 +34,12 @@ def int8_vectorwise_quant(g: Any, node: Any) -> Any:
         columns = g.op.Reshape(g.op.NonZero(in_column), g.const([-1]))
         wide = g.op.Where(is_outlier, g.const(0.0, _FLOAT), wide)
     largest = _reduced(g, "ReduceMax", g.op.Abs(wide), 1)
+    if g.exact:  # ONNX Runtime's maximum skips NaN
+        some_nan = g.op.Greater(_reduced(g, "ReduceSum", g.cast(g.op.IsNaN(wide), _FLOAT), 1), g.const(0.0, _FLOAT))
+        largest = g.op.Where(some_nan, g.const(float("nan"), _FLOAT), largest)
     factors = g.op.Unsqueeze(largest, g.const([1]))
     levels = g.op.Round(g.op.Mul(wide, g.op.Div(g.const(127.0, _FLOAT), factors)))
-    keep = g.op.Greater(factors, g.const(0.0, _FLOAT))
+    keep = g.op.LessOrEqual(g.op.Abs(levels), g.const(127.0, _FLOAT))  # not those of NaN, as of rows of zeros
     if threshold:
         keep = g.op.And(keep, g.op.Not(in_column))
     return g.cast(g.op.Where(keep, levels, g.const(0.0, _FLOAT)), ir.DataType.INT8), largest, columns

@@ -18,10 +18,13 @@ def samples() -> list[OpSample]:
         _sample("dequantize_4bit", lambda: _restored("nf4", 32)),
         _sample("dequantize_4bit", lambda: _restored("fp4", 128)),
         _sample("dequantize_blockwise", _restored_bytes),
+        _sample("int8_vectorwise_quant", lambda: (_wave(3, 40).half(), 2.5)),
+        _sample("int8_vectorwise_quant", lambda: (_wave(3, 40).half(), 0.0), results=(0, 1)),
         _sample("int8_vectorwise_dequant", lambda: _levels()[:2]),
         _sample("int8_linear_matmul", lambda: (_levels()[0], _levels(4)[0]), shapes=[{0: "rows"}, None]),
         _sample("int8_mm_dequant", _accumulated),
         _sample("int8_scaled_mm", lambda: (_levels()[0], _levels(4)[0], _levels()[1], _levels(4)[1], _wave(4), None)),
+        _sample("int8_mixed_scaled_mm", _mixed, results=(0,)),
     ]
 
 
@@ -30,14 +33,14 @@ def _rows(count: int) -> list[Any]:
     return [{0: "rows"}, None, [None, None], *[None] * (count - 3)]
 
 
-def _sample(op: str, make: Any, *, shapes: Any = None) -> OpSample:
+def _sample(op: str, make: Any, *, shapes: Any = None, results: Any = None) -> OpSample:
     def made() -> tuple[Any, ...]:
         import bitsandbytes  # registers the operators
 
         assert bitsandbytes
         return make()
 
-    return OpSample(f"bitsandbytes::{op}", made, dynamic_shapes=shapes, others=())
+    return OpSample(f"bitsandbytes::{op}", made, dynamic_shapes=shapes, others=(), results=results)
 
 
 def _wave(*shape: int) -> Any:
@@ -90,3 +93,11 @@ def _accumulated() -> tuple[Any, ...]:
 
     product = (_wave(3, 4) * 1000).to(torch.int32)
     return product, _wave(3).abs(), _wave(4).abs(), torch.float16, _wave(4)
+
+
+def _mixed() -> tuple[Any, ...]:
+    from bitsandbytes.functional import int8_vectorwise_quant
+
+    x = _wave(3, 40)
+    levels, largest, outliers = int8_vectorwise_quant(x.half(), 2.9)
+    return x, levels, _levels(4)[0], largest, _levels(4)[1], outliers, _wave(4)

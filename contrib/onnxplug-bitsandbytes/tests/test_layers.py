@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,6 +138,23 @@ def test_shared_weights_are_stored_once() -> None:
     assert sum(list(v.shape) == [64 * 32] for v in program.model.graph.initializers.values()) == 1
 
 
+def test_products_of_one_row(onnx_check: Callable[..., Any]) -> None:
+    """bitsandbytes' older function, whose code tells NF4 from FP4."""
+    packed, state = bnb.functional.quantize_4bit(torch.randn(6, 128), quant_type="nf4", blocksize=64)
+
+    class OneRow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.packed, self.absmax, self.code = nn.Buffer(packed), nn.Buffer(state.absmax), nn.Buffer(state.code)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.bitsandbytes.gemv_4bit(x, self.packed, [6, 128], self.absmax, self.code, 64)
+
+    for target in ("onnxruntime", None):
+        program = onnx_check(OneRow(), (torch.randn(1, 128),), target=target, **TOLERANCES[torch.float32])
+        assert operators(program)["MatMulBnb4"] == (target is not None)
+
+
 # -- 8 bits ------------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +211,16 @@ def test_sums_that_would_saturate(onnx_check: Callable[..., Any]) -> None:
     layer = bnb.nn.Linear8bitLt(256, 4, has_fp16_weights=False)
     layer.load_state_dict({"weight": torch.tensor([[1.0], [-1.0]] * 2).expand(4, 256), "bias": torch.zeros(4)})
     onnx_check(layer.to("cpu").eval(), (torch.ones(2, 256),), dynamic_shapes=DYNAMIC, inputs=[(-torch.ones(3, 256),)])
+
+
+@pytest.mark.parametrize("threshold", [0.0, 6.0])
+def test_not_finite(onnx_check: Callable[..., Any], threshold: float) -> None:
+    """Also numbers that are infinite in float16, in which bitsandbytes quantises."""
+    layer = bnb.nn.Linear8bitLt(40, 6, has_fp16_weights=False, threshold=threshold).to("cpu").eval()
+    special = torch.randn(7, 40)
+    special[0, 3], special[1, 5], special[2, 6] = float("nan"), float("inf"), float("-inf")
+    special[3], special[4, 2], special[5, 9] = 0.0, 1e6, 1e-30
+    onnx_check(layer, (torch.randn(2, 40),), dynamic_shapes=DYNAMIC, inputs=[(special,)], exact=True)
 
 
 def test_layers_in_training(onnx_check: Callable[..., Any]) -> None:
@@ -311,6 +339,13 @@ def test_a_model_of_transformers(folder: Path, how: str, target: Any) -> None:
         )
         stored = sum(v.const_value.nbytes for v in program.model.graph.initializers.values())
         assert stored < (folder / "quantised" / "model.safetensors").stat().st_size  # the rest of the file are nodes
+
+
+def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(block, {})
 
 
 def test_a_copy_of_a_layer() -> None:
