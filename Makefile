@@ -63,7 +63,7 @@ packages: $(LIBRARIES:%=test-%)
 
 $(LIBRARIES:%=test-%): test-%: .venv-%/installed
 	@echo "==> Tests of onnxplug-$*, with the library"
-	@OMP_NUM_THREADS=1 PYTHONPATH=. .venv-$*/bin/python -m pytest contrib/onnxplug-$*/tests $(PYTEST_FLAGS)
+	@OMP_NUM_THREADS=1 PYTHONPATH=. .venv-$*/bin/python -m pytest -p tests.support.vision_kernels contrib/onnxplug-$*/tests $(PYTEST_FLAGS)
 
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"
@@ -135,10 +135,10 @@ $(VENV)/installed: $(VENV)/dependencies pyproject.toml $(PACKAGES:=/pyproject.to
 # The package's own library goes into an environment that sees everything of the first one.
 $(LIBRARIES:%=.venv-%/installed): .venv-%/installed: $(VENV)/installed contrib/onnxplug-%/pyproject.toml
 	@echo "==> Making .venv-$*"
-	@$(BIN)/python -m venv .venv-$*
+	@$(BIN)/python -m venv --without-pip .venv-$*
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > $$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
-	@.venv-$*/bin/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS) -c $(CONSTRAINTS) \
+	@$(BIN)/python -m pip --disable-pip-version-check --python .venv-$*/bin/python install -qq $(PIP_FLAGS) -c $(CONSTRAINTS) \
 	  --no-build-isolation -e './contrib/onnxplug-$*[test]'
 	@touch $@
 

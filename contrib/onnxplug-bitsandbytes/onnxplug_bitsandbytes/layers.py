@@ -19,6 +19,7 @@ from torch import nn
 
 from onnxplug import UsageError
 from onnxplug.capture.patching import patched
+from onnxplug.torch_private import disable_current_modes
 from onnxplug_bitsandbytes import REQUIRED
 
 _OPS = torch.ops.bitsandbytes
@@ -30,17 +31,30 @@ Plain = dict[int, nn.Parameter]
 def plain_layers(module: nn.Module) -> Iterator[None]:
     """While it holds, a model's layers of bitsandbytes have plain weights.
 
+    A layer that is no submodule, as of a model that is a function, gets them when it is called.
+
     Raises:
         UsageError: A layer is not quantised yet, or bitsandbytes has another version than those that the package knows.
     """
     plain: Plain = {}
     with contextlib.ExitStack() as stack:
+
+        def change(layer: nn.Module, name: str) -> None:
+            _check_version()
+            kind = next(kind for kind in _LAYERS if isinstance(layer, kind))
+            tensors, forward = _LAYERS[kind](layer, name)
+            stack.enter_context(_changed(layer, tensors, forward, plain))
+
+        def called(layer: nn.Module, x: torch.Tensor) -> Any:
+            with disable_current_modes():
+                change(layer, "")
+            return layer.forward(x)
+
         for name, layer in module.named_modules():
-            for kind, change in _LAYERS.items():
-                if isinstance(layer, kind):
-                    _check_version()
-                    tensors, forward = change(layer, name)
-                    stack.enter_context(_changed(layer, tensors, forward, plain))
+            if isinstance(layer, tuple(_LAYERS)):
+                change(layer, name)
+        for kind in _LAYERS:
+            stack.enter_context(patched(kind, "forward", called))
         yield
 
 

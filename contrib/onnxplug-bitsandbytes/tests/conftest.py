@@ -1,4 +1,4 @@
-"""transformers imports torchvision, whose compiled kernels a machine may lack: in the checkout there are others."""
+"""transformers imports torchvision, whose compiled kernels a machine may lack; with the checkout on the path others stand for them."""
 
 from __future__ import annotations
 

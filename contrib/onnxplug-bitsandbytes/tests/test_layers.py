@@ -269,6 +269,26 @@ def test_the_model_is_as_before() -> None:
     assert (model[0].compute_type_is_set, model[0].compute_dtype) == (False, None)
 
 
+def test_a_model_that_is_a_function(onnx_check: Callable[..., Any]) -> None:
+    words = bnb.nn.EmbeddingNF4(50, 64).to("cpu").eval()
+    model = (
+        nn.Sequential(four_bits(64, 64), bnb.nn.Linear8bitLt(64, 8, has_fp16_weights=False, threshold=6.0))
+        .to("cpu")
+        .eval()
+    )
+    index = torch.randint(0, 50, (3,))
+    onnx_check(
+        lambda index: model(words(index)) + model(words(index * 0)),
+        (index,),
+        dynamic_shapes=({0: "words"},),
+        seeds=(),
+        inputs=[(torch.tensor([7]),)],
+        **TOLERANCES[torch.float32],
+    )
+    assert "forward" not in vars(words)
+    assert type(words.weight) is bnb.nn.Params4bit
+
+
 @pytest.mark.parametrize("kind", ["Linear4bit", "Linear8bitLt", "EmbeddingNF4", "Embedding8bit"])
 def test_a_layer_that_is_not_quantised_yet(kind: str) -> None:
     options = {"has_fp16_weights": False} if kind == "Linear8bitLt" else {}
