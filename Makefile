@@ -8,6 +8,7 @@
 #                 goes on where it was (MODELS_FLAGS="--shard 1/4 --peer")
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
+#   make packages tests of packages for libraries that are not installed here, each in an environment of its own
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
@@ -24,6 +25,8 @@ MODELS_FLAGS ?=
 
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-reference contrib/onnxplug-tools contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript
+# Packages for libraries that only `make packages` installs.
+LIBRARIES := bitsandbytes
 SPACE := $() $()
 
 SHELL := /bin/bash
@@ -40,7 +43,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all zoo models chains opdb bench latency consumers lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -56,6 +59,12 @@ test: $(VENV)/installed
 test-all: $(VENV)/installed
 	@echo "==> Every test, two workers: over an hour"
 	@$(PYTEST) -n 2 --dist worksteal --hypothesis-profile default $(PYTEST_FLAGS)
+
+packages: $(LIBRARIES:%=test-%)
+
+$(LIBRARIES:%=test-%): test-%: .venv-%/installed
+	@echo "==> Tests of onnxplug-$*, with the library"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. .venv-$*/bin/python -m pytest -p tests.support.vision_kernels contrib/onnxplug-$*/tests $(PYTEST_FLAGS)
 
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"
@@ -120,12 +129,22 @@ docs: $(VENV)/installed
 
 clean:
 	@echo "==> Removing $(VENV), build outputs and caches"
-	@rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
+	@rm -rf $(VENV) $(LIBRARIES:%=.venv-%) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: $(VENV)/dependencies pyproject.toml $(PACKAGES:=/pyproject.toml)
 	@echo "==> Installing onnxplug and its packages from this folder (editable)"
 	@$(PIP) --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PACKAGES))
+	@touch $@
+
+# The package's own library goes into an environment that sees everything of the first one.
+$(LIBRARIES:%=.venv-%/installed): .venv-%/installed: $(VENV)/installed contrib/onnxplug-%/pyproject.toml
+	@echo "==> Making .venv-$*"
+	@$(BIN)/python -m venv --without-pip .venv-$*
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
+	@$(BIN)/python -m pip --disable-pip-version-check --python .venv-$*/bin/python install -qq $(PIP_FLAGS) -c $(CONSTRAINTS) \
+	  --no-build-isolation -e './contrib/onnxplug-$*[test]'
 	@touch $@
 
 $(VENV)/dependencies: constraints.txt

@@ -41,7 +41,7 @@ class PluginHost(RuntimeHost, Protocol):
         """What makes a Module of a model, where a plugin's source accepts the model."""
 
     def patches(self) -> Sequence[Patch]:
-        """Context managers that hold during capture."""
+        """What holds during capture."""
 
     def decompositions(self) -> Mapping[str, Callable[..., Any] | None]:
         """Decompositions by qualified name; ``None`` forbids one."""

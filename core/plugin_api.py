@@ -23,8 +23,8 @@ API_VERSION = 1
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
-Patch = AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
-"""What holds during capture: a context manager, or a function that makes one."""
+Patch = AbstractContextManager[Any] | Callable[..., AbstractContextManager[Any]]
+"""What holds during capture: a context manager, or a function that makes one; where it has a parameter, of the captured module."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:  # typ
 
 @hookspec
 def onnxplug_patches() -> Iterable[Any]:  # type: ignore[empty-body]
-    """Context managers (or functions that make one) that hold during capture."""
+    """Context managers that hold during capture, or functions that make one: without a parameter, or of the captured module."""
 
 
 @hookspec

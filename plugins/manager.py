@@ -348,8 +348,8 @@ class PluginManager:
             return target.kernels
         return load_object(target.kernels, f"the kernels of {target.name}")
 
-    def patches(self) -> list[Any]:
-        """Context managers that hold during capture: those of the hook, and of rules that need one (autograd functions)."""
+    def patches(self) -> list[PluginPatch]:
+        """What holds during capture: the patches of the hook, and of rules that need one (autograd functions)."""
         if self._rule_patches is None:
             self._rule_patches = [
                 PluginPatch(patch, rule.source or "?") for rule in self.rules()[1] for patch in rule.patches()

@@ -20,7 +20,7 @@ from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
-from onnxplug.capture.patching import patched
+from onnxplug.capture.patching import context_of, patched
 from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers, quantises_numbers
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
@@ -58,7 +58,7 @@ def capture(
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
         repeats: Trace one of equal operator calls (:mod:`onnxplug.capture.operator_calls`).
         input_names: The user's names of graph inputs; ``dynamic_shapes`` may be given by them.
-        patches: Context managers, or functions that make one, that hold during capture.
+        patches: Context managers that hold during capture, or functions that make one; a parameter gets the module.
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
         make_module: Makes the module that is captured of a model of another kind.
         quantised: Whether operators on what ``torch.quantize_per_tensor`` gives are translated during capture if they can; else
@@ -98,7 +98,7 @@ def capture(
             stack.enter_context(quantised_as_numbers(module))
             strict = False
         for patch in patches:
-            stack.enter_context(patch if isinstance(patch, contextlib.AbstractContextManager) else patch())
+            stack.enter_context(context_of(patch, module))
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         dynamic_shapes = by_argument(dynamic_shapes, module, positional, keywords, input_names)
         calls = [(positional, keywords), *examples]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,17 @@ from onnxplug.torch_private import DispatchKey, OpOverload
 _ABSENT: Any = object()
 #: Held while torch is patched, which is for the whole process; torch.export patches some itself, and takes one model at a time.
 ONE_AT_A_TIME = threading.RLock()
+
+
+def context_of(patch: Any, module: Any) -> contextlib.AbstractContextManager[Any]:
+    """What holds during capture: a patch itself, or what it makes; one with a parameter makes it of the captured module."""
+    if isinstance(patch, contextlib.AbstractContextManager):
+        return patch
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(patch).parameters.values()
+    takes_module = any(p.kind in places and p.default is inspect.Parameter.empty for p in parameters)
+    made: contextlib.AbstractContextManager[Any] = patch(module) if takes_module else patch()
+    return made
 
 
 @contextlib.contextmanager

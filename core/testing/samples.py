@@ -102,13 +102,16 @@ def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], An
 
 
 def sample_args(sample: OpSample, args: Any) -> tuple[Any, ...]:
-    """Positional arguments of a sample, made if they are a function.
+    """Positional arguments of a sample, made if they are a function; dtypes by name, as torch.export takes none as input.
 
     Raises:
         PluginError: The function raised.
     """
+    import torch
+
     try:
-        return tuple(args() if callable(args) else args)
+        made = args() if callable(args) else args
+        return tuple(str(item) if isinstance(item, torch.dtype) else item for item in made)
     except Exception as error:
         raise PluginError(f"the inputs of the sample of {sample.op} raised {type(error).__name__}: {error}") from error
 
@@ -120,10 +123,16 @@ def _module(operator: Any, results: Sequence[int] | None) -> torch.nn.Module:
         """Calls one operator."""
 
         def forward(self, args: Any, kwargs: Any) -> Any:
-            found = operator(*args, **kwargs)
+            found = operator(*[_as_dtype(item) for item in args], **kwargs)
             return found if results is None else [found[position] for position in results]
 
     return Sample().eval()
+
+
+def _as_dtype(item: Any) -> Any:
+    import torch
+
+    return getattr(torch, item[6:]) if isinstance(item, str) and item.startswith("torch.") else item
 
 
 def cases_of(plugin: str, samples: Iterable[OpSample], rules: Sequence[Rule]) -> list[SampleCase]:

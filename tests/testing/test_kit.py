@@ -161,6 +161,15 @@ def test_a_sample_says_what_it_is_compared_on(isolated_registry: IsolatedRegistr
         cases_of("kit", [dataclasses.replace(sample, results=None)], [])[0].check()
 
 
+def test_a_sample_with_a_dtype() -> None:
+    with torch.library._scoped_library("kit", "FRAGMENT") as library:
+        library.define("as_dtype(Tensor x, ScalarType dtype) -> Tensor")
+        library.impl("as_dtype", lambda x, dtype: x.to(dtype), "CompositeImplicitAutograd")
+        sample = OpSample("kit::as_dtype", (torch.tensor([1.5, -2.5]), torch.int32), opsets=(18,))
+        program = cases_of("kit", [sample], [])[0].check()
+    assert [node.op_type for node in program.model.graph] == ["Cast"]
+
+
 def test_onnx_check_without_random_inputs(onnx_check: Any, isolated_registry: IsolatedRegistry) -> None:
     isolated_registry.add(Rule("kit::double", wrong_for_negative))
     onnx_check(lambda x: double(x), torch.full((3, 4), 1.5), seeds=(), inputs=[(torch.zeros(3, 4),)])

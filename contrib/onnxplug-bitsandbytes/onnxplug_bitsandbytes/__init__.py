@@ -1,0 +1,73 @@
+"""Models quantised by bitsandbytes, in ONNX: the plugin. Importing it imports neither torch nor bitsandbytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxplug import Domain, OpSample, PluginInfo, Rule, hookimpl
+
+REQUIRED = "bitsandbytes>=0.50,<0.51"
+_FUSED = "ONNX Runtime multiplies by the packed weights as they are"
+
+
+@hookimpl
+def onnxplug_rules() -> list[Rule]:
+    """The translations: plain ones, and ONNX Runtime's own."""
+    here = "onnxplug_bitsandbytes"
+    fused = {"target": "onnxruntime", "reason": _FUSED}
+    return [
+        *(Rule(f"bitsandbytes::{name}.default", f"{here}.four_bits:{name}") for name in _FOUR_BITS),
+        *(Rule(f"bitsandbytes::{name}.default", f"{here}.eight_bits:{name}") for name in _EIGHT_BITS),
+        Rule("bitsandbytes::gemm_4bit.default", f"{here}.four_bits:gemm_4bit_packed", **fused),
+        Rule("bitsandbytes::gemv_4bit.default", f"{here}.four_bits:gemv_4bit_packed", **fused),
+    ]
+
+
+_FOUR_BITS = ("gemm_4bit", "gemv_4bit", "dequantize_4bit", "dequantize_blockwise")
+_EIGHT_BITS = (
+    "int8_vectorwise_quant",
+    "int8_vectorwise_dequant",
+    "int8_linear_matmul",
+    "int8_mm_dequant",
+    "int8_scaled_mm",
+    "int8_mixed_scaled_mm",
+)
+
+
+@hookimpl
+def onnxplug_domains() -> list[Domain]:
+    """ONNX Runtime's domain, for products with packed weights."""
+    return [Domain("com.microsoft", 1)]
+
+
+@hookimpl
+def onnxplug_patches() -> list[Callable[[Any], Any]]:
+    """What torch.export needs of bitsandbytes' layers."""
+    return [_plain_layers]
+
+
+def _plain_layers(module: Any) -> Any:
+    """Nothing to do, and nothing to import, where bitsandbytes isn't in use."""
+    import sys
+    from contextlib import nullcontext
+
+    if "bitsandbytes.nn" not in sys.modules:
+        return nullcontext()
+    from onnxplug_bitsandbytes.layers import plain_layers
+
+    return plain_layers(module)
+
+
+@hookimpl
+def onnxplug_samples() -> list[OpSample]:
+    """Inputs to test the operators with."""
+    from onnxplug_bitsandbytes.samples import samples
+
+    return samples()
+
+
+@hookimpl
+def onnxplug_info() -> PluginInfo:
+    """What it translates, and of which bitsandbytes."""
+    return PluginInfo(api=1, namespaces=("bitsandbytes",), requires=[REQUIRED])

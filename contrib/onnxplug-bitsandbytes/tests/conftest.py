@@ -1,0 +1,10 @@
+"""transformers imports torchvision, whose compiled kernels a machine may lack; with the checkout on the path others stand for them."""
+
+from __future__ import annotations
+
+import contextlib
+
+with contextlib.suppress(ImportError):
+    from tests.support.vision_kernels import define_vision_kernels
+
+    define_vision_kernels()
