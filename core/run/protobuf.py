@@ -66,7 +66,7 @@ def to_proto(
     )
     proto = serde.serialize_model(frame)
     described: list[ir.Value] = []
-    weights = []
+    weights: list[ir.Value] = []
     messages = []
     for name, value in graph.initializers.items():
         tensor = value.const_value if tensors is None else tensors.get(name)
