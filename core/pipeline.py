@@ -48,7 +48,7 @@ from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.progress import StageNames, showing
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
-from onnxplug.registry.target import Target, check_runtime
+from onnxplug.registry.target import Target, check_runtime, is_onnxruntime_cpu
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.run.kernels import CallHost
@@ -469,7 +469,7 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
                 work.about["functions"] = len(outlined)
     seconds = time.perf_counter() - started
     arguments.check_domains_used(model, plan.undeclared)
-    _warn_of_bfloat16(model, plan.host, target)
+    _warn_of_kernels(model, plan.host, target)
     captured = conversion.captured
     operators = Counter(n.op_type for n in nodes_of(model.graph))
     return OnnxProgram(
@@ -533,15 +533,21 @@ def packages_of_rewrites(host: PluginHost) -> dict[str, str]:
     return dict(getattr(host, "sources_of_rewrites", dict)())
 
 
-def _warn_of_bfloat16(model: ir.Model, host: PluginHost, target: Target) -> None:
-    """Says which operators keep ONNX Runtime from loading a model of bfloat16 on the CPU, and which target does not have them."""
-    kernels = _kernels_of(host, "onnxruntime:cpu") if target.runtime == "onnxruntime" else None
-    found = lacking(kernels, model.graph, target.opset, ir.DataType.BFLOAT16) if kernels is not None else []
-    if found:
-        warn(
-            f"ONNX Runtime's CPU provider can't load this model: it has no kernel for bfloat16 of {', '.join(found)}. "
-            'target="onnxruntime:cpu" has them computed in float32.',
+def _warn_of_kernels(model: ir.Model, host: PluginHost, target: Target) -> None:
+    """Says which operators keep ONNX Runtime from loading a model on the CPU, and what to do about it."""
+    kernels = _kernels_of(host, "onnxruntime:cpu") if is_onnxruntime_cpu(target.runtime) else None
+    found = lacking(kernels, model.graph, target.opset) if kernels is not None else {}
+    if not found:
+        return
+    what = "; ".join(f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in found.items())
+    cures = []
+    if ir.DataType.BFLOAT16 in found and target.runtime == "onnxruntime":
+        cures.append('target="onnxruntime:cpu" has bfloat16 computed in float32.')
+    if found.keys() - {ir.DataType.BFLOAT16}:
+        cures.append(
+            "Export them in float32 (model.float(), x.float()), which loses precision, or run the model elsewhere."
         )
+    warn(f"ONNX Runtime's CPU provider can't load this model: it has no kernel for {what}. {' '.join(cures)}")
 
 
 def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:

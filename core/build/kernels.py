@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import onnx
 import onnx_ir as ir
 
 from onnxplug.build.spec import OpSpec, onnx_spec
@@ -60,6 +61,10 @@ class Kernels:
             for _, _, allowed in rows
         )
 
+    def has_any(self, spec: OpSpec) -> bool:
+        """Whether there is a kernel of an operator, for whatever element types."""
+        return any(_holds(row, spec.since) for row in self._rows_of(spec.op_type))
+
     def wider(self, spec: OpSpec, types: Types) -> dict[str, ir.DataType] | None:
         """Type variables that must be widened for a kernel to be there, with what to; ``None`` when none need or can be.
 
@@ -99,11 +104,15 @@ def _parse(text: str) -> _Row:
     return int(first), int(last) if last else None, allowed
 
 
-def lacking(kernels: Kernels, graph: ir.Graph, opset: int, dtype: ir.DataType) -> list[str]:
-    """The operators of a graph with operands of an element type that there is no kernel for, sorted."""
-    found = set()
+def lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, list[str]]:
+    """The operators of a graph that there is no kernel for, sorted, by the element type of their first operand.
+
+    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and those that the runtime
+    replaces by their bodies.
+    """
+    found: dict[ir.DataType, set[str]] = {}
     for node in graph.all_nodes():
-        if node.domain or node.op_type in found or dtype not in [v.dtype for v in node.inputs if v is not None]:
+        if node.domain:
             continue
         spec = onnx_spec(node.op_type, opset)
         types: dict[str, ir.DataType] = {}
@@ -111,6 +120,39 @@ def lacking(kernels: Kernels, graph: ir.Graph, opset: int, dtype: ir.DataType) -
             if value is not None and value.dtype is not None and spec.only_dtype(index) is None:
                 types.setdefault(spec.group_of(index), value.dtype)
         types.pop("", None)
-        if spec.has_schema and not kernels.takes(spec, types):
-            found.add(node.op_type)
-    return sorted(found)
+        asked = {name: _DT.FLOAT if dtype == _DT.FLOAT16 else dtype for name, dtype in types.items()}
+        if not spec.has_schema or set(asked.values()) <= {_DT.FLOAT} or _is_computed(kernels, spec, asked):
+            continue
+        dtype = next(dtype for dtype in asked.values() if dtype != _DT.FLOAT)
+        if dtype == _DT.BFLOAT16 or not _is_inlined(kernels, node.op_type, opset, dtype):
+            found.setdefault(dtype, set()).add(node.op_type)
+    return {dtype: sorted(operators) for dtype, operators in found.items()}
+
+
+def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:
+    """Whether a kernel takes an operator; what has neither a kernel nor a body is not known, and counts as taken."""
+    if kernels.has_any(spec):
+        return kernels.takes(spec, types)
+    return HALVES.isdisjoint(types.values()) and not onnx.defs.get_schema(spec.op_type, spec.since).has_function
+
+
+def _is_inlined(kernels: Kernels, op_type: str, opset: int, dtype: ir.DataType) -> bool:
+    """Whether a runtime that has no kernel of an operator puts its body in its place, for whose operators it has them.
+
+    ONNX Runtime does so where no operator of the body has changed since the opset that the body is written for.
+    """
+    schema = onnx.defs.get_schema(op_type, opset)
+    if schema.has_context_dependent_function:
+        return True
+    written = max((version for version in schema.function_opset_versions if version <= opset), default=None)
+    if written is None:
+        return False
+    body = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(written))
+    for operator in {node.op_type for node in body.node}:
+        spec = onnx_spec(operator, opset)
+        if spec.since != onnx_spec(operator, written).since:
+            return False
+        types = {spec.group_of(0): dtype} if spec.group_of(0) else {}
+        if not _is_computed(kernels, spec, types) and not _is_inlined(kernels, operator, opset, dtype):
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""bfloat16 on the default target: what ONNX Runtime won't load is said when it is exported."""
+"""bfloat16 and doubles: what ONNX Runtime won't load is said when it is exported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import onnxplug
+from tests.support.check import Call
 
 _MODELS: dict[str, Callable[[], Any]] = {
     "linear": lambda: nn.Linear(4, 4),
@@ -58,6 +59,34 @@ def test_the_target_that_is_named_loads(name: str) -> None:
     file, said = _exported(name, torch.bfloat16, target="onnxruntime:cpu")
     assert not _failure(file)
     assert not said
+
+
+DOUBLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{
+        name: getattr(nn.functional, name)
+        for name in "softplus elu selu hardswish mish leaky_relu gelu softsign".split()
+    },
+    "conv": lambda x: nn.functional.conv1d(x[None], x[:, :, None]),
+    "pool": lambda x: nn.functional.avg_pool1d(x[None], 2),
+    "norm": lambda x: nn.functional.instance_norm(x[None]),
+    "layer_norm": lambda x: nn.functional.layer_norm(x, (4,)),
+    "matmul": lambda x: (x @ x).erf().softmax(-1),
+}
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "onnxruntime:cpu"])
+@pytest.mark.parametrize("opset", [18, 20, 23])
+@pytest.mark.parametrize("name", DOUBLES)
+def test_doubles_that_will_not_load_are_said(name: str, opset: int, target: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program = onnxplug.to_onnx(
+            Call(DOUBLES[name]), (torch.randn(4, 4).double(),), opset_version=opset, target=target
+        )
+    texts = [str(warning.message) for warning in caught if "no kernel for double of" in str(warning.message)]
+    failure = _failure(program.model_proto.SerializeToString())
+    assert bool(texts) == bool(failure), failure
+    assert all("float32" in text for text in texts)
 
 
 def test_nothing_is_said_of_other_targets_and_element_types() -> None:
