@@ -23,6 +23,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -226,9 +228,6 @@ def state(operands: Operands) -> tuple[Any, ...]:
     return (
         torch_c._dispatch_tls_local_include_set().raw_repr(),
         torch_c._dispatch_tls_local_exclude_set().raw_repr(),
-        torch.is_grad_enabled(),
-        torch.is_autocast_cache_enabled(),
-        torch.get_default_dtype(),
         *[torch.get_autocast_dtype(device) for device in operands.devices],
         *torch_c._get_sdp_priority_order(),
         *[getter() for getter in _SETTINGS],
@@ -236,19 +235,23 @@ def state(operands: Operands) -> tuple[Any, ...]:
 
 
 def _getters() -> list[Callable[[], Any]]:
-    """torch's functions without arguments that give a setting."""
+    """torch's functions without arguments that give a setting: by what they give, of whatever part of torch."""
     found = []
     for name, getter in sorted(vars(torch_c).items()):
-        if name.startswith("_get_") and callable(getter) and not isinstance(getter, type):
+        if _GETTER.match(name) and callable(getter) and not isinstance(getter, type):
             try:
-                value = getter()
-            except Exception:  # it takes arguments, or has no answer on this machine
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    value = getter()
+            except Exception:  # it takes arguments, has no answer on this machine, or is another one's old name
                 continue
-            if isinstance(value, bool | int | str) or type(value).__name__.endswith("Backend"):
+            if isinstance(value, bool | int | str | torch.dtype) or type(value).__name__.endswith("Backend"):
                 found.append(getter)
     return found
 
 
+#: How torch calls its getters: `_get_cudnn_benchmark`, `is_anomaly_enabled`, `_are_functorch_transforms_active`.
+_GETTER = re.compile(r"_?(get|is|are)_")
 _SETTINGS = _getters()
 
 

@@ -17,6 +17,7 @@ from torch.export import Dim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onnxplug
+from onnxplug.capture import operator_calls
 from onnxplug.capture.operator_calls import can_repeat
 from onnxplug.errors import CaptureError
 from tests.support.patches import without
@@ -328,6 +329,23 @@ FUNCTIONS: dict[str, Callable[[int, torch.Tensor], torch.Tensor]] = {
 def test_functions_of_blocks(name: str, sizes: str) -> None:
     found = both(blocks(FUNCTIONS[name]), X, dynamic_shapes=DYNAMIC if sizes == "dynamic" else None)
     assert found.repeated > 0 or "below autograd" in found.strategy
+
+
+@pytest.mark.parametrize(
+    "name", ["_get_novelty", "get_novelty", "_is_novelty_enabled", "is_novelty_enabled", "_are_novel"]
+)
+@pytest.mark.parametrize("values", [(False, True), (0, 1), ("a", "b"), (torch.float16, torch.float32)], ids=str)
+def test_a_setting_of_a_later_torch(name: str, values: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call under another value of a setting that nobody names is no repetition."""
+    novelty = list(values)
+    monkeypatch.setattr(torch._C, name, lambda: novelty[0], raising=False)
+    monkeypatch.setattr(operator_calls, "_SETTINGS", operator_calls._getters())
+
+    def novel(i: int, x: torch.Tensor) -> torch.Tensor:
+        novelty[0] = values[i % 2]
+        return x.sin()
+
+    assert both(blocks(lambda i, x: x.sin()), X).repeated > both(blocks(novel), X).repeated > 0
 
 
 def test_a_dispatch_mode_of_the_model() -> None:
