@@ -13,16 +13,21 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("ONNXPLUG_PLUGINS", None)
 os.environ.pop("ONNXPLUG_METADATA", None)
 
+from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
 
 from onnxplug.testing import plugin as onnxplug_fixtures
+from tests.support.check import evaluated
 from tests.support.parts import mark_long
 from tests.support.seeds import pytest_collectstart, seeded
 
 __all__ = ["pytest_collectstart", "seeded"]  # pytest finds them here
+
+#: The property of a test's report for each set of inputs that an evaluator ran.
+EVALUATED = "evaluated"
 
 # `make test` draws the same examples in every run; `make test-all` draws others.
 settings.register_profile("same", derandomize=True)
@@ -63,7 +68,18 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
     report = yield
     fail_on_shape_warnings(report)
+    if report.when == "call":
+        report.user_properties += [(EVALUATED, name) for name in evaluated]
+        evaluated.clear()
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how much was not run by ONNX Runtime; reports bring the numbers of workers."""
+    reports = [r for rs in terminalreporter.stats.values() for r in rs if isinstance(r, pytest.TestReport)]
+    names = Counter(str(value) for r in reports for key, value in r.user_properties if key == EVALUATED)
+    for name, count in sorted(names.items()):
+        terminalreporter.write_line(f"{count} results were compared with {name}, as ONNX Runtime has no kernel")
 
 
 @pytest.fixture
