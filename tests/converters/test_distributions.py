@@ -156,3 +156,40 @@ def test_elements_of_both_methods_and_no_elements() -> None:
     sample = program(torch.tensor([2.0, 50.0]).repeat(4000))[0].reshape(-1, 2)
     assert bool(((sample.mean(0) - torch.tensor([2.0, 50.0])).abs() < torch.tensor([0.12, 0.6])).all())
     assert program(torch.zeros(0))[0].shape == (0,)
+
+
+SCALE = torch.rand(3, 4) + 0.1
+MATRIX = torch.eye(3) + 0.1
+REJECTED = "torch draws until a sample is accepted: a loop whose end depends on data"
+
+
+def wishart(matrix: torch.Tensor) -> distributions.Wishart:
+    return distributions.Wishart(torch.tensor(4.0), covariance_matrix=matrix)
+
+
+def test_moments_and_densities() -> None:
+    angle, concentration = torch.randn(3, 4), SCALE * 3
+
+    def von_mises(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        d = distributions.VonMises(x, y)
+        return d.mean, d.variance, d.log_prob(x * 0.3)
+
+    check(von_mises, angle, concentration, others=[(angle * 0.5, concentration + 1)])
+    others = [(MATRIX * 2 + torch.eye(3),)]
+    check(lambda m: (wishart(m).mean, wishart(m).entropy(), wishart(m).log_prob(m + 1)), MATRIX, others=others)
+
+
+@pytest.mark.xfail(strict=True, raises=onnxplug.CaptureError, reason=REJECTED)
+@pytest.mark.parametrize("name", ["VonMises", "Wishart"])
+def test_samples_that_are_drawn_until_accepted(name: str) -> None:
+    if name == "Wishart":
+        onnxplug.to_onnx(Call(lambda m: wishart(m).rsample()), (MATRIX,))
+    else:
+        onnxplug.to_onnx(Call(lambda x, y: distributions.VonMises(x, y).sample()), (SCALE, SCALE))
+
+
+@pytest.mark.xfail(
+    strict=True, raises=onnxplug.CaptureError, reason="torch raises where a variance is negative: a branch on data"
+)
+def test_gaussian_likelihood() -> None:
+    check(torch.nn.functional.gaussian_nll_loss, SCALE, SCALE * 2, SCALE + 1)
