@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -141,7 +142,7 @@ def _is_inlined(kernels: Kernels, op_type: str, opset: int, dtype: ir.DataType) 
 
     ONNX Runtime does so where no operator of the body has changed since the opset that the body is written for.
     """
-    schema = onnx.defs.get_schema(op_type, opset)
+    schema: Any = onnx.defs.get_schema(op_type, opset)  # onnx's stubs lack what it says of functions
     if schema.has_context_dependent_function:
         return True
     written = max((version for version in schema.function_opset_versions if version <= opset), default=None)
