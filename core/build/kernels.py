@@ -134,7 +134,8 @@ def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:
     """Whether a kernel takes an operator; what has neither a kernel nor a body is not known, and counts as taken."""
     if kernels.has_any(spec):
         return kernels.takes(spec, types)
-    return HALVES.isdisjoint(types.values()) and not onnx.defs.get_schema(spec.op_type, spec.since).has_function
+    schema: Any = onnx.defs.get_schema(spec.op_type, spec.since)
+    return HALVES.isdisjoint(types.values()) and not schema.has_function
 
 
 def _is_inlined(kernels: Kernels, op_type: str, opset: int, dtype: ir.DataType) -> bool:
