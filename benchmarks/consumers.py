@@ -38,8 +38,8 @@ console = Console(width=140)
 #: Consumer to what it is called and what its figure counts; without a count, a file is taken or not.
 TITLES: dict[str, tuple[str, str]] = {
     "quantize_dynamic": ("`onnxruntime.quantization.quantize_dynamic`", "integer products"),
-    "quantize_static": ("`onnxruntime.quantization.quantize_static`", "quantised tensors"),
-    "qnn": ("QNN's preprocessing and QDQ", "quantised tensors"),
+    "quantize_static": ("`onnxruntime.quantization.quantize_static`", ""),
+    "qnn": ("QNN's preprocessing and QDQ", ""),
     "four_bits": ("`MatMulNBitsQuantizer`", "products in 4 bits"),
     "transformers_optimizer": ("`onnxruntime.transformers.optimizer`", "fused operators"),
     "float16": ("onnxconverter-common's float16", ""),
@@ -72,6 +72,10 @@ OPTIMIZER: dict[str, dict[str, Any]] = {
     "llama": {**_BERT, "model_type": "gpt_neox"},
     "qwen3": {**_BERT, "model_type": "gpt_neox"},
 }
+
+
+#: Why a product of ours is missing.
+TIED = "A weight that is tied to an embedding is stored once and read transposed; torch.onnx stores it twice, and quantisers take its product."
 
 
 class Stages(nn.Module):
@@ -276,6 +280,7 @@ def page(found: Mapping[str, Outcomes]) -> str:
         *rows,
         "",
         "Where a tool takes less of onnxplug's file:" if less else "No tool takes less of a file of onnxplug's.",
+        *(["", TIED] if less else []),
         *(["", "| tool | model |", "|---|---|", *less] if less else []),
         "",
     ]
