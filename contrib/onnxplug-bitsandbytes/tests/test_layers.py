@@ -287,8 +287,37 @@ def test_a_model_that_is_a_function(onnx_check: Callable[..., Any]) -> None:
         inputs=[(torch.tensor([7]),)],
         **TOLERANCES[torch.float32],
     )
-    assert "forward" not in vars(words)
+    assert "_onnxplug_forward" not in vars(words)
     assert type(words.weight) is bnb.nn.Params4bit
+
+
+class Doubled(bnb.nn.LinearNF4):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_forward_around_the_layers(strict: bool) -> None:
+    x = torch.randn(3, 64)
+    model = nn.Sequential(Doubled(64, 32), four_bits(32, 8)).to("cpu").eval()
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=DYNAMIC, strict=strict)
+    torch.testing.assert_close(program(x)[0], model(x), **TOLERANCES[torch.float32])
+    assert operators(program)["MatMulBnb4"] == 2
+
+
+def test_hooks_of_accelerate() -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Doubling(hooks.ModelHook):  # type: ignore[misc, name-defined]
+        def post_forward(self, module: Any, output: torch.Tensor) -> torch.Tensor:
+            return output * 2
+
+    x, layer = torch.randn(3, 64), four_bits(64, 8)
+    expected = layer(x) * 2
+    hooks.add_hook_to_module(layer, Doubling())
+    program = onnxplug.to_onnx(layer, (x,))
+    torch.testing.assert_close(program(x)[0], expected, **TOLERANCES[torch.float32])
+    torch.testing.assert_close(layer(x), expected)
 
 
 @pytest.mark.parametrize("kind", ["Linear4bit", "Linear8bitLt", "EmbeddingNF4", "Embedding8bit"])
