@@ -15,7 +15,7 @@ _FUSED = "ONNX Runtime multiplies by the packed weights as they are"
 def onnxplug_rules() -> list[Rule]:
     """The translations: plain ones, and ONNX Runtime's own."""
     here = "onnxplug_bitsandbytes"
-    fused = {"target": "onnxruntime", "reason": _FUSED}
+    fused: dict[str, Any] = {"target": "onnxruntime", "reason": _FUSED}
     return [
         *(Rule(f"bitsandbytes::{name}.default", f"{here}.four_bits:{name}") for name in _FOUR_BITS),
         *(Rule(f"bitsandbytes::{name}.default", f"{here}.eight_bits:{name}") for name in _EIGHT_BITS),

@@ -38,7 +38,8 @@ def int8_vectorwise_quant(g: Any, node: Any) -> Any:
         some_nan = g.op.Greater(_reduced(g, "ReduceSum", g.cast(g.op.IsNaN(wide), _FLOAT), 1), g.const(0.0, _FLOAT))
         largest = g.op.Where(some_nan, g.const(float("nan"), _FLOAT), largest)
     factors = g.op.Unsqueeze(largest, g.const([1]))
-    levels = g.op.Round(g.op.Mul(wide, g.op.Div(g.const(127.0, _FLOAT), factors)))
+    # 127.0 / x is the reciprocal times 127 in PyTorch: rounded twice, which decides levels near a half.
+    levels = g.op.Round(g.op.Mul(wide, g.op.Mul(g.op.Reciprocal(factors), g.const(127.0, _FLOAT))))
     keep = g.op.LessOrEqual(g.op.Abs(levels), g.const(127.0, _FLOAT))  # not those of NaN, as of rows of zeros
     if threshold:
         keep = g.op.And(keep, g.op.Not(in_column))

@@ -98,7 +98,7 @@ def _factors(g: Any, node: Any) -> Any:
 
     They are computed in the model, so that the file holds the bytes; ONNX Runtime does so once, as it loads the file.
     """
-    absmax, places, code, offset = node.args[3], *node.args[7:10]
+    absmax, (places, code, offset) = node.args[3], node.args[7:10]
     if places is None:
         return absmax
     (count,) = g.concrete_shape(places)

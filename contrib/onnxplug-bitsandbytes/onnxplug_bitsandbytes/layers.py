@@ -13,7 +13,7 @@ from typing import Any
 import bitsandbytes
 import torch
 from bitsandbytes import functional
-from bitsandbytes.nn import Embedding4bit, Embedding8bit, Linear4bit, Linear8bitLt
+from bitsandbytes.nn.modules import Embedding4bit, Embedding8bit, Linear4bit, Linear8bitLt
 from packaging.requirements import Requirement
 from torch import nn
 
@@ -23,6 +23,8 @@ from onnxplug.torch_private import disable_current_modes
 from onnxplug_bitsandbytes import REQUIRED
 
 _OPS = torch.ops.bitsandbytes
+#: The attribute with the forward of a layer whose weights are plain.
+_FORWARD = "_onnxplug_forward"
 #: Weight to the plain one, so that layers share it that shared the other.
 Plain = dict[int, nn.Parameter]
 
@@ -31,24 +33,32 @@ Plain = dict[int, nn.Parameter]
 def plain_layers(module: nn.Module) -> Iterator[None]:
     """While it holds, a model's layers of bitsandbytes have plain weights.
 
-    A layer that is no submodule, as of a model that is a function, gets them when it is called.
+    A layer that is no submodule, as of a model that is a function, gets them when it is called. What a subclass's own forward does
+    beside the library's stays.
 
     Raises:
         UsageError: A layer is not quantised yet, or bitsandbytes has another version than those that the package knows.
     """
     plain: Plain = {}
+    own = [kind.forward for kind in _LAYERS]
     with contextlib.ExitStack() as stack:
 
-        def change(layer: nn.Module, name: str) -> None:
+        def change(layer: Any, name: str) -> None:
             _check_version()
             kind = next(kind for kind in _LAYERS if isinstance(layer, kind))
             tensors, forward = _LAYERS[kind](layer, name)
-            stack.enter_context(_changed(layer, tensors, forward, plain))
+            stack.enter_context(_changed(layer, tensors, plain))
+            stack.enter_context(patched(layer, _FORWARD, forward))
+            if (
+                getattr(vars(layer).get("_old_forward"), "__func__", None) in own
+            ):  # accelerate wraps the forward that it found
+                stack.enter_context(patched(layer, "_old_forward", forward))
 
-        def called(layer: nn.Module, x: torch.Tensor) -> Any:
-            with disable_current_modes():
-                change(layer, "")
-            return layer.forward(x)
+        def called(layer: Any, x: torch.Tensor) -> Any:
+            if _FORWARD not in vars(layer):
+                with disable_current_modes():
+                    change(layer, "")
+            return getattr(layer, _FORWARD)(x)
 
         for name, layer in module.named_modules():
             if isinstance(layer, tuple(_LAYERS)):
@@ -68,27 +78,20 @@ def _check_version() -> None:
 
 
 @contextlib.contextmanager
-def _changed(
-    layer: nn.Module, tensors: dict[str, torch.Tensor], forward: Callable[..., Any], plain: Plain
-) -> Iterator[None]:
-    """Gives a layer other tensors, the weight as a parameter and the others as buffers, and another forward.
-
-    accelerate keeps the forward that it wraps in ``_old_forward``.
-    """
+def _changed(layer: Any, tensors: dict[str, torch.Tensor], plain: Plain) -> Iterator[None]:
+    """Gives a layer other tensors: the weight as a parameter, and the others as buffers."""
     weight = layer.weight
     own = plain.setdefault(id(weight), nn.Parameter(tensors.pop("weight"), requires_grad=False))
     buffers = {f"weight_{name}": tensor.detach() for name, tensor in tensors.items()}
-    place = "_old_forward" if "_old_forward" in vars(layer) else "forward"
-    with patched(layer, place, forward):
-        layer._parameters["weight"] = own
-        for name, tensor in buffers.items():
-            layer.register_buffer(name, tensor, persistent=False)
-        try:
-            yield
-        finally:
-            layer._parameters["weight"] = weight
-            for name in buffers:
-                delattr(layer, name)
+    layer._parameters["weight"] = own
+    for name, tensor in buffers.items():
+        layer.register_buffer(name, tensor, persistent=False)
+    try:
+        yield
+    finally:
+        layer._parameters["weight"] = weight
+        for name in buffers:
+            delattr(layer, name)
 
 
 # -- 4 bits ------------------------------------------------------------------------------------------------------------
@@ -181,7 +184,8 @@ def embedding_4bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Call
 def _bytes_of(layer: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight's bytes and the largest magnitude of each row: in the layer's state once it has run, before in its weight."""
     state, weight = getattr(layer, "state", None), layer.weight
-    for place in (state, weight):
+    places: tuple[Any, ...] = (state, weight)
+    for place in places:
         if getattr(place, "CB", None) is not None and getattr(place, "SCB", None) is not None:
             return place.CB, place.SCB
     if weight.dtype == torch.int8 and getattr(weight, "SCB", None) is not None:
@@ -229,7 +233,7 @@ def embedding_8bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Call
     return {"weight": levels, "largest": largest.view(-1, 1)}, forward
 
 
-_LAYERS: dict[type, Callable[[Any, str], tuple[dict[str, torch.Tensor], Callable[..., Any]]]] = {
+_LAYERS: dict[Any, Callable[[Any, str], tuple[dict[str, torch.Tensor], Callable[..., Any]]]] = {
     Linear4bit: linear_4bit,
     Embedding4bit: embedding_4bit,
     Linear8bitLt: linear_8bit,

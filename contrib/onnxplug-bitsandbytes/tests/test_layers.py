@@ -183,6 +183,7 @@ def test_linear_8bit(
     some = torch.randn(5, columns)
     some[1:] *= 0.1
     more = [(some,), (torch.randn(1, columns),), (torch.zeros(2, columns),), (torch.randn(9, columns) * 0.05,)]
+    more += [(torch.randn(300, columns),), (torch.randn(300, columns) * 0.1,)]  # some numbers are near half a level
     program = onnx_check(
         model,
         (torch.randn(3, columns),),
@@ -203,7 +204,8 @@ def test_linear_8bit(
 def test_linear_8bit_in_halves(onnx_check: Callable[..., Any], dtype: torch.dtype, threshold: float) -> None:
     model = WithOutliers(64, 24, threshold, dtype=dtype).eval()
     x = torch.randn(2, 3, 64, dtype=dtype)
-    onnx_check(model, (x,), dynamic_shapes=DYNAMIC, **TOLERANCES[dtype])
+    step = {"rtol": float(torch.finfo(dtype).eps), "atol": 1e-3}
+    onnx_check(model, (x,), dynamic_shapes=DYNAMIC, inputs=[(torch.randn(40, 3, 64, dtype=dtype),)], **step)
 
 
 def test_sums_that_would_saturate(onnx_check: Callable[..., Any]) -> None:
@@ -285,8 +287,37 @@ def test_a_model_that_is_a_function(onnx_check: Callable[..., Any]) -> None:
         inputs=[(torch.tensor([7]),)],
         **TOLERANCES[torch.float32],
     )
-    assert "forward" not in vars(words)
+    assert "_onnxplug_forward" not in vars(words)
     assert type(words.weight) is bnb.nn.Params4bit
+
+
+class Doubled(bnb.nn.LinearNF4):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_forward_around_the_layers(strict: bool) -> None:
+    x = torch.randn(3, 64)
+    model = nn.Sequential(Doubled(64, 32), four_bits(32, 8)).to("cpu").eval()
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=DYNAMIC, strict=strict)
+    torch.testing.assert_close(program(x)[0], model(x), **TOLERANCES[torch.float32])
+    assert operators(program)["MatMulBnb4"] == 2
+
+
+def test_hooks_of_accelerate() -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Doubling(hooks.ModelHook):  # type: ignore[misc, name-defined]
+        def post_forward(self, module: Any, output: torch.Tensor) -> torch.Tensor:
+            return output * 2
+
+    x, layer = torch.randn(3, 64), four_bits(64, 8)
+    expected = layer(x) * 2
+    hooks.add_hook_to_module(layer, Doubling())
+    program = onnxplug.to_onnx(layer, (x,))
+    torch.testing.assert_close(program(x)[0], expected, **TOLERANCES[torch.float32])
+    torch.testing.assert_close(layer(x), expected)
 
 
 @pytest.mark.parametrize("kind", ["Linear4bit", "Linear8bitLt", "EmbeddingNF4", "Embedding8bit"])
@@ -352,8 +383,7 @@ def test_a_model_of_transformers(folder: Path, how: str, target: Any) -> None:
         shapes = ({0: "batch", 1: "words"},)
         program = onnxplug.to_onnx(wrapped, (ids,), dynamic_shapes=shapes, target=target)
         for one in (ids, torch.randint(0, 100, (1, 12))):
-            # Of 8 bits: where a layer before rounds otherwise, a level of 127 may be another; layers alone are equal.
-            torch.testing.assert_close(program(one)[0], wrapped(one), rtol=1e-4, atol=0.1 if how == "int8" else 2e-4)
+            torch.testing.assert_close(program(one)[0], wrapped(one), rtol=1e-4, atol=2e-4)
         assert operators(program)["MatMulInteger" if how == "int8" else "MatMulBnb4"] == (
             14 if target or how == "int8" else 0
         )
