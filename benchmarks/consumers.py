@@ -201,14 +201,19 @@ def exported(name: str, who: str, fresh: bool, target: str | None) -> dict[str, 
             console.print(f"{name}: {who} can't export it: {type(error).__name__}: {str(error)[:200]}")
             return None
         np.savez(feed, **{v.name: x.numpy() for v, x in zip(made.model.graph.inputs, inputs, strict=True)})
-    return {"path": str(path), "feed": str(feed), "optimizer": OPTIMIZER.get(name, _BERT)}
+    return {"path": str(path.resolve()), "feed": str(feed.resolve()), "optimizer": OPTIMIZER.get(name, _BERT)}
 
 
 def consume(consumer: str, files: Iterable[dict[str, Any]], seconds: float = 300) -> list[int | str]:
     """What a consumer makes of each file: its figure, or what it failed with. A process that dies is started anew."""
     extra = installed(consumer)
-    path = os.pathsep.join([*([str(extra.resolve())] if extra else []), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("consumer_process.py")), consumer]
+    path = os.pathsep.join(
+        [
+            *([str(extra.resolve())] if extra else []),
+            *map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))),
+        ]
+    )
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve().with_name("consumer_process.py")), consumer]
     outcomes: list[int | str] = []
     files = list(files)
     while len(outcomes) < len(files):
@@ -218,6 +223,7 @@ def consume(consumer: str, files: Iterable[dict[str, Any]], seconds: float = 300
             input=lines,
             text=True,
             capture_output=True,
+            cwd=OUT,  # some leave files where they run
             env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
             timeout=seconds * len(files),
         )
