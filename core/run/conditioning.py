@@ -8,14 +8,15 @@ seen from the captured program, with numbers moved before they are quantised.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from onnxplug.run.inputs import clone_leaves
-from onnxplug.torch_private import HigherOrderOperator, TorchDispatchMode, pytree
+from onnxplug.run.repetition import WIDE, Repetition
+from onnxplug.torch_private import TorchDispatchMode
 
 #: How often inputs and weights are changed by one unit of rounding.
 _RUNS = 3
@@ -46,15 +47,15 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
     try:
         # torch.cond and its like compile themselves, which a mode of ours would upset, here and in later calls.
         with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
-            choices = _Choices()
-            with choices:
-                first = _results(run, model, clone_leaves(leaves))
+            repetition, cloned = Repetition(), clone_leaves(leaves)
+            with repetition:
+                first = _results(run, model, cloned)
             again = _results(run, model, clone_leaves(leaves))
             slack = [None if x is None else torch.zeros(x.shape, dtype=torch.float64) for x in first]
             for seed in range(_RUNS):
                 generator = torch.Generator().manual_seed(seed)
                 moved_model, moved_leaves = _moved_model(model, generator), [_moved(x, generator) for x in leaves]
-                with choices.repeated():
+                with repetition.again():
                     moved = _results(run, moved_model, moved_leaves)
                 for index, (x, y) in enumerate(zip(first, moved, strict=True)):
                     found = slack[index]
@@ -66,99 +67,6 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
         s if x is not None and y is not None and _same(x, y) else None
         for s, x, y in zip(slack, first, again, strict=True)
     ]
-
-
-#: Operators in floating point whose results jump, beside those whose results are integers or bools.
-STEPS = frozenset(
-    """ceil floor floor_divide heaviside mode round sgn sign trunc fake_quantize_per_tensor_affine
-    fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine fake_quantize_per_channel_affine_cachemask
-    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams""".split()
-)
-#: Those that subtract a whole number of their second operands.
-_REMAINDERS = frozenset({"fmod", "frac", "remainder"})
-
-
-def steps(func: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator gives floating-point numbers that jump where its operands change by one rounding."""
-    name = _name(func).removeprefix("aten::").removesuffix("_")
-    return name in STEPS or (name == "div" and kwargs.get("rounding_mode") is not None)
-
-
-class _Choices(TorchDispatchMode):
-    """Keeps what a run chooses, and has other runs choose the same.
-
-    A choice is what an operator makes of floating-point operands that is no floating-point tensor (indices, masks, integers, a
-    Python number), and what jumps.
-
-    Raises:
-        ValueError: Another run does not call the same operators.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: list[tuple[Any, list[Any]]] = []
-        self._left: Iterator[tuple[Any, list[Any]]] | None = None
-
-    def repeated(self) -> _Choices:
-        """For ``with``: the choices of the first run hold again."""
-        self._left = iter(self._kept)
-        return self
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if isinstance(func, HigherOrderOperator):  # its kernel wants no mode, what it calls is looked at
-            return func(*map(self._inside, args), **{name: self._inside(x) for name, x in named.items()})
-        remainder = _name(func).removeprefix("aten::").removesuffix("_") in _REMAINDERS
-        before = args[0].clone() if remainder else None
-        result = func(*args, **named)
-        leaves, spec = pytree.tree_flatten(result)
-        if not any(map(_is_real, pytree.tree_leaves((args, named)))):
-            return result
-        if remainder:
-            divisor = args[1] if len(args) > 1 else 1
-            (whole,) = self._repeat(func, [(before - result).div(divisor).round()])
-            return result.copy_(before - whole * divisor)
-        jumps = steps(func, named)
-        chosen = [i for i, leaf in enumerate(leaves) if leaf is not None and (jumps or not _is_real(leaf))]
-        for i, kept in zip(chosen, self._repeat(func, [leaves[i] for i in chosen]), strict=True):
-            if func._schema.is_mutable:
-                leaves[i].copy_(kept)
-            else:
-                leaves[i] = kept
-        return pytree.tree_unflatten(leaves, spec)
-
-    def _inside(self, called: Any) -> Any:
-        """A function of an operator, called with this mode."""
-        if not callable(called) or isinstance(called, torch.Tensor):
-            return called
-
-        def with_choices(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return called(*args, **kwargs)
-
-        return with_choices
-
-    def _repeat(self, func: Any, chosen: list[Any]) -> list[Any]:
-        """The choices of the first run, for which these are at first."""
-        if not chosen:
-            return chosen
-        if self._left is None:
-            self._kept.append((func, [x.clone() if isinstance(x, torch.Tensor) else x for x in chosen]))
-            return chosen
-        known, kept = next(self._left, (None, []))
-        if known is not func or [_kind(x) for x in kept] != [_kind(x) for x in chosen]:
-            raise ValueError(f"another run of the model calls {func} where the first did not")
-        return [x.clone() if isinstance(x, torch.Tensor) else x for x in kept]
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _kind(value: Any) -> Any:
-    return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value)
 
 
 def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:
@@ -184,10 +92,6 @@ def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor 
         torch.set_default_dtype(default)
 
 
-_TO_WIDE = {
-    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
-    torch.complex64: torch.complex128,
-}
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 
 
@@ -195,8 +99,8 @@ class _Wide(TorchFunctionMode):
     """Calls that name a dtype narrower than float64 mean float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        wide = [_TO_WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args]
-        named = {k: _TO_WIDE.get(a, a) if isinstance(a, torch.dtype) else a for k, a in (kwargs or {}).items()}
+        wide = [WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args]
+        named = {k: WIDE.get(a, a) if isinstance(a, torch.dtype) else a for k, a in (kwargs or {}).items()}
         called: Any = torch.Tensor.double if func in _CASTS else func
         return called(*wide, **named)
 

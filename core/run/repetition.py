@@ -1,0 +1,172 @@
+"""A second run of a model that chooses as the first one did: what changes then is rounding, and nothing else.
+
+An operator chooses where it makes indices, masks, integers or Python numbers of floating-point operands, and where its result
+jumps: ``sign``, ``floor``, ``hardshrink``. No table lists the operators that jump. Between the operands of both runs lie others,
+in float64; a result that changes all at once on the way between them jumps, and one that changes little by little does not:
+
+    hardshrink, from 0.49999997 to 0.50000003:   0, 0, …, 0, 0.50000002, …    one of 16 steps has nearly the whole change
+    x - y, from 1e-7 to 3e-7:                    1e-7, 1.1e-7, 1.2e-7, …      each has a sixteenth
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from onnxplug.torch_private import HigherOrderOperator, TorchDispatchMode, pytree
+
+#: Changes of at most as many units of a result's own rounding are not looked at.
+_UNITS = 4
+#: The places on the way between both operands, 0 and 1, where results are computed. The distances differ a little, so that a step
+#: which both ends are equally far from is not hit.
+_PLACES = [(part / 16) ** 1.1 for part in range(17)]
+#: How far the middle may be from a straight line, as a share of the whole change, where the others need not be looked at.
+_BEND = 0.1
+#: The share of the whole change that two of the parts have where a result jumps. Two: at a pole both sides of it are far apart.
+_SHARE = 0.55
+
+WIDE = {
+    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+    torch.complex64: torch.complex128,
+}
+
+
+class Repetition(TorchDispatchMode):
+    """Keeps the operands of a run's operators and what they chose, and has other runs choose the same.
+
+    Raises:
+        ValueError: Another run does not call the same operators.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[tuple[Any, Any, list[Any]]] = []
+        self._left: Iterator[tuple[Any, Any, list[Any]]] | None = None
+
+    def again(self) -> Repetition:
+        """For ``with``: the choices of the first run hold."""
+        self._left = iter(self._kept)
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if isinstance(func, HigherOrderOperator):  # its kernel wants no mode, what it calls is looked at
+            return func(*map(self._inside, args), **{name: self._inside(x) for name, x in named.items()})
+        if func.is_view or not any(map(is_real, pytree.tree_leaves((args, named)))):
+            return func(*args, **named)
+        operands = _cloned((args, named))
+        leaves, spec = pytree.tree_flatten(func(*args, **named))
+        if self._left is None:
+            self._kept.append((func, operands, [None if is_real(x) else _cloned(x) for x in leaves]))
+            return pytree.tree_unflatten(leaves, spec)
+        known, before, chosen = next(self._left, (None, None, []))
+        if (
+            known is None
+            or known is not func
+            or [_kind(x) for x in chosen] != [None if is_real(x) else _kind(x) for x in leaves]
+        ):
+            raise ValueError(f"another run of the model calls {func} where the first did not")
+        same = _without_jumps(func, before, operands, leaves)
+        for i, x in enumerate(same):
+            if x is None:
+                x = _cloned(chosen[i])
+            if known._schema.is_mutable and isinstance(x, torch.Tensor):
+                leaves[i].copy_(x)
+            else:
+                leaves[i] = x
+        return pytree.tree_unflatten(leaves, spec)
+
+    def _inside(self, called: Any) -> Any:
+        """A function of an operator, called with this mode."""
+        if not callable(called) or isinstance(called, torch.Tensor):
+            return called
+
+        def repeated(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return called(*args, **kwargs)
+
+        return repeated
+
+
+def _without_jumps(func: Any, before: Any, after: Any, results: Sequence[Any]) -> list[Any]:
+    """Results with the elements of the first run where they jumped; ``None`` for a result that is not real.
+
+    Args:
+        func: An operator.
+        before, after: Its positional and keyword operands in the first run and in this one.
+        results: The results of this run.
+    """
+    first = _call(func, before)
+    kept = [x if is_real(x) else None for x in results]
+    suspects = [
+        _beyond_rounding(x, y) if is_real(x) and x.shape == y.shape else None
+        for x, y in zip(first, results, strict=True)
+    ]
+    for places, jumps in (((0.0, _PLACES[8], 1.0), _is_bent), (_PLACES, _is_sudden)):
+        if not any(s is not None and bool(s.any()) for s in suspects):
+            return kept
+        try:
+            points = [_call(func, _between(before, after, place)) for place in places]
+            suspects = [None if s is None else s & jumps([x[i] for x in points]) for i, s in enumerate(suspects)]
+        except Exception:  # no kernel for float64: nothing is known of it, and a jump excuses nothing
+            break
+    return [
+        x if x is None or s is None else torch.where(s, y, x) for x, y, s in zip(kept, first, suspects, strict=True)
+    ]
+
+
+def _beyond_rounding(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    near = (x - y).abs() <= _UNITS * torch.finfo(x.dtype).eps * x.abs().minimum(y.abs())
+    return ~(near | (x == y))
+
+
+def _is_bent(points: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whether the middle of three results is far from the straight line between the others, element by element."""
+    start, middle, end = points
+    straight = start + (end - start) * _PLACES[8]
+    return ~((middle - straight).abs() <= _BEND * (end - start).abs())
+
+
+def _is_sudden(points: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whether most of each element's change lies in two of the steps along a row of results."""
+    differences = torch.stack([(x - y).abs() for x, y in pairwise(points)])
+    changes = torch.nan_to_num(differences, posinf=torch.finfo(differences.dtype).max / len(points))
+    return changes.topk(2, dim=0)[0].sum(0) > _SHARE * changes.sum(0)
+
+
+def _between(before: Any, after: Any, place: float) -> Any:
+    """Operands on the way from those of one run to those of another, in float64."""
+
+    def between(x: Any, y: Any) -> Any:
+        if isinstance(x, torch.dtype):
+            return WIDE.get(x, x)
+        if not is_real(x):
+            return _cloned(x)
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        start, end = x.to(wide), y.to(wide)
+        return torch.where(start == end, start, start + (end - start) * place)  # infinities have no way between them
+
+    return pytree.tree_map(between, before, after)
+
+
+def _call(func: Any, operands: Any) -> list[Any]:
+    args, kwargs = _cloned(operands)
+    return list(pytree.tree_leaves(func(*args, **kwargs)))
+
+
+def _cloned(operands: Any) -> Any:
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, operands)
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a tensor of floating-point or complex numbers."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _kind(value: Any) -> Any:
+    return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value) if value is not None else None
