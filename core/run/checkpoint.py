@@ -266,6 +266,11 @@ def _from_torch(path: Path) -> dict[str, Stored]:
     sparse = next((name for name, tensor in content.items() if tensor.layout in SPARSE), None)
     if sparse is not None:
         raise WeightsError(f"{shortened(sparse, 200)!r} in {path} is sparse ({content[sparse].layout})", names=[sparse])
+    meta = next((name for name, tensor in content.items() if tensor.is_meta), None)
+    if meta is not None:
+        raise WeightsError(
+            f"{shortened(meta, 200)!r} in {path} has no numbers: it was saved from the meta device", names=[meta]
+        )
 
     def read(name: str) -> torch.Tensor:
         return torch.Tensor.detach(_torch_load(path)[name])

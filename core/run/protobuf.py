@@ -200,6 +200,8 @@ def pieces(
     except WeightsError:
         raise
     except (serde.SerdeError, EncodeError, ValueError) as error:
+        if isinstance(error.__cause__, WeightsError):  # of a tensor, which onnx_ir wraps
+            raise error.__cause__ from None
         raise SaveError(f"the model can't be written as a protocol buffer: {error}") from error
     yield rest + bytes((_GRAPH,)) + _varint(size)
     yield graph
