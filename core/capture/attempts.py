@@ -27,10 +27,12 @@ from onnxplug.capture.dynamic import (
 )
 from onnxplug.capture.eager import copied
 from onnxplug.capture.failure import Try, explained
+from onnxplug.capture.handled import check_handled
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
 from onnxplug.capture.questions import Fixing, Recorded
 from onnxplug.capture.quiet import quiet
+from onnxplug.capture.refusals import LIMIT as REFUSALS, Answers, Refusal, refusal_texts
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.size_guards import (
     Condition,
@@ -245,6 +247,7 @@ class _Capture:
         self._recorded = Recorded(oblivious=True)
         self._fixings: list[list[Fixing]] = []
         self._warnings: list[str] = []
+        self._refusals: list[Refusal] = []
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         """Exports; where torch finds a narrower range or a relation for a dimension that is only named, takes its word."""
@@ -401,20 +404,61 @@ class _Capture:
 
     def warn(self) -> None:
         """Says what was found in the program that is returned."""
-        for text in dict.fromkeys(self._warnings):
+        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals))):
             warn(text)
 
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         self.left -= 1
         forget_compiled_wrappers()
-        return self._export(way, spec)
+        self._refusals = []
+        while True:
+            program, refusal = self._tried(way, spec, first := self._refused_last())
+            if program is None and refusal is None:
+                refusal = self._tried(way, spec, not first)[1]
+            if refusal is None:  # once more, for torch's error with its place in the model
+                return program or self._export(way, spec, Answers(self._known_answers()))
+            self._refusals.append(refusal)
 
-    def _trace(self, way: _Way) -> Trace:
+    def _refused_last(self) -> bool:
+        """The answer that is tried first: the one that the model refused last, as a check in a loop does."""
+        return not self._refusals[-1].answer if self._refusals else True
+
+    def _known_answers(self) -> list[bool]:
+        return [refusal.answer for refusal in self._refusals]
+
+    def _tried(self, way: _Way, spec: Any, answer: bool) -> tuple[torch.export.ExportedProgram | None, Refusal | None]:
+        """Exports, with an answer to the first question about values that none is known for.
+
+        Returns:
+            The program, where there is no such question; else the model's refusal, if it is one.
+        """
+        answers = None
+        if not way.strict and len(self._refusals) < REFUSALS:
+            answers = Answers(self._known_answers(), answer)
+        try:
+            program = self._export(way, spec, answers)
+        except Exception as error:
+            if answers is None or answers.error is None:
+                raise
+            return None, answers.refused(error)
+        finally:
+            if answers is not None:
+                answers.close()
+        return (program if answers is None or answers.error is None else None), None
+
+    def _trace(self, way: _Way, answers: Answers | None) -> Trace:
         repeats = self._repeats and not way.strict and not way.below
         has_empty = way.oblivious and self.shapes.has_empty()
-        return Trace(self._mentions, strict=way.strict, general=way.general, repeats=repeats, has_empty=has_empty)
+        return Trace(
+            self._mentions,
+            strict=way.strict,
+            general=way.general,
+            repeats=repeats,
+            has_empty=has_empty,
+            answers=answers,
+        )
 
-    def _export(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
+    def _export(self, way: _Way, spec: Any, answers: Answers | None) -> torch.export.ExportedProgram:
         with contextlib.ExitStack() as stack:
             with span("preparation"):
                 stack.callback(self._state.restore)
@@ -429,7 +473,7 @@ class _Capture:
                     stack.enter_context(traced_below(self.module))
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
-                records = stack.enter_context(torch_patched("attempt", self._trace(way)))
+                records = stack.enter_context(torch_patched("attempt", self._trace(way, answers)))
                 calls, self._recorded = records.get("equal operator calls"), records["questions"]
                 self._fixings.append(self._recorded.fixings)
             with span("torch.export.export"):
@@ -437,12 +481,23 @@ class _Capture:
                 program = contextvars.copy_context().run(
                     torch.export.export, self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict
                 )
+            if self._recorded.unknown is not None:  # the model handled an error that eager PyTorch does not raise
+                raise self._recorded.unknown
+            check_handled(records.get("handled errors", []), self._run)
             self.repeated = calls.repeated if calls is not None else 0
             if calls is not None:
                 _LOGGER.debug("operator calls: %d traced, %d repeated", calls.traced, calls.repeated)
             check_constants(program)
             release_inputs(program)
             return program
+
+    def _run(self) -> None:
+        """Runs the model eagerly on its example inputs."""
+        self._state.restore()
+        args, kwargs = copied((self.args, self.kwargs))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            self.module(*args, **kwargs or {})
+        self._state.restore()
 
 
 def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]:

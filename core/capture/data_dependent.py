@@ -33,12 +33,17 @@ def asks_of_a_size(error: BaseException) -> bool:
     return expression is not None and re.search(r"\bs\d+\b", expression.group(1)) is not None
 
 
+def is_of_models(file: str) -> bool:
+    """Whether a file is a model's, or of the parts of torch that belong to models."""
+    return bool(_OF_MODELS.search(file)) or not is_torch_file(file)
+
+
 def is_computed_with(error: BaseException) -> bool:
     """Whether the model only computes with the number that a data-dependent error is about, as in ``max(float(x), 1.0)``.
 
     The strict mode keeps such a number in the graph. It can no more decide a branch or count a loop by it than the other.
     """
-    innermost = (f for f in frames_of_model(error) if _OF_MODELS.search(f.filename) or not is_torch_file(f.filename))
+    innermost = (f for f in frames_of_model(error) if is_of_models(f.filename))
     frame = next(innermost, None)
     if frame is None or frame.lineno is None or frame.colno is None:
         return False

@@ -23,7 +23,7 @@ _RUNNING: list[str] = [_CORE]
 #: Files of ours through which torch calls operators while it traces the model's code.
 TRACING = frozenset(
     os.path.join(_CORE, "capture", name)
-    for name in ("operator_calls.py", "operands.py", "tracing.py", "sizes.py", "factories.py")
+    for name in ("operator_calls.py", "operands.py", "tracing.py", "sizes.py", "factories.py", "handled.py")
 )
 #: Where this package has kernels for the shapes of operators' results; what they ask, an operator asks.
 KERNELS = os.path.join(_CORE, "capture", "kernels.py")

@@ -16,6 +16,7 @@ from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
 from onnxplug.capture.distributions import distributions_unchecked
 from onnxplug.capture.factories import factories_of_any_size
+from onnxplug.capture.handled import errors_kept
 from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.lengths import lengths_stay_dynamic
 from onnxplug.capture.members import members_are_compared
@@ -25,6 +26,7 @@ from onnxplug.capture.operator_calls import operator_calls_repeated
 from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import ONE_AT_A_TIME
 from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
+from onnxplug.capture.refusals import Answers
 from onnxplug.capture.sizes import sizes_of_any_kind
 from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing
@@ -40,6 +42,7 @@ class Trace:
         general: Whether operators that ask whether a size is 1 are answered as for the other sizes.
         repeats: Whether equal operator calls are repeated.
         has_empty: Whether an example has a dynamic size of 0, which stays symbolic.
+        answers: Answers for code that asks for values of tensors.
     """
 
     mentions: Mentions
@@ -47,6 +50,7 @@ class Trace:
     general: bool = False
     repeats: bool = False
     has_empty: bool = False
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,16 @@ PATCHES: tuple[TorchPatch, ...] = (
         target="ShapeEnv.evaluate_expr, symbolic_shapes._guard_or, comparisons of torch.SymInt and SymFloat, SymInt.__repr__",
         why="What code asks of sizes is answered and forgotten where torch needs no guard; the export has to say it.",
         test="tests/capture/test_size_guards.py::test_a_branch_that_samples_miss_is_said",
-        enter=lambda trace: recorded(general=trace.general),
+        enter=lambda trace: recorded(general=trace.general, answers=trace.answers),
+    ),
+    TorchPatch(
+        name="handled errors",
+        scope="attempt",
+        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler.__torch_function__",
+        why="The model's code may handle errors that torch raises for tensors without numbers alone, and go another way.",
+        test="tests/capture/test_refusals.py::test_an_array_is_refused_or_right",
+        enter=lambda trace: errors_kept(),
+        needed=lambda trace: not trace.strict,
     ),
     TorchPatch(
         name="seconds of modules",

@@ -25,12 +25,13 @@ import sympy
 import torch
 from sympy.logic.boolalg import Boolean
 from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
 from onnxplug.capture.handlers import Spot, may_handle, spot_of
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
+from onnxplug.capture.refusals import Answers
 from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
@@ -94,6 +95,8 @@ class Recorded:
         texts: ``file:line`` where the text of a size was taken, and not only printed.
         fixings: What operators made constants of.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
+        answers: What code is answered that asks for values of tensors; ``None``: torch's error.
+        unknown: torch's error for the first question of the model's code that has no answer, which the code may have handled.
     """
 
     oblivious: bool
@@ -104,6 +107,12 @@ class Recorded:
     texts: list[str] = field(default_factory=list)
     fixings: list[Fixing] = field(default_factory=list)
     broadcasts: list[Broadcast] = field(default_factory=list)
+    answers: Answers | None = None
+    unknown: Exception | None = None
+
+    def count(self, env: ShapeEnv) -> tuple[int, ...]:
+        """How much has been asked of sizes."""
+        return len(env.guards), len(self.questions), len(self.fixings), len(self.texts), len(self.broadcasts)
 
 
 class Replaced:
@@ -136,17 +145,18 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def recorded(*, general: bool = False) -> Iterator[Recorded]:
+def recorded(*, general: bool = False, answers: Answers | None = None) -> Iterator[Recorded]:
     """Records what Python code asks of dynamic sizes while it holds, in this thread.
 
     Args:
         general: Answer operators that ask whether a size is 1 as for all other sizes, where torch keeps it symbolic.
+        answers: Answers for code that asks for values of tensors.
     """
     # torch names the place of a guard by the innermost frame that is in none of these files.
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
     oblivious = bool(fx_config.backed_size_oblivious)
-    _local.recorded = record = Recorded(oblivious, general and oblivious)
+    _local.recorded = record = Recorded(oblivious, general and oblivious, answers=answers)
     try:
         with contextlib.ExitStack() as stack:
             for replaced in (_evaluations, _defaults, _texts, _prints, *_comparisons):
@@ -173,13 +183,30 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
         record.generalized = True
         return general
     known = len(env.guards)
-    answer = original(env, expr, *args, **kwargs)
+    unknown: Exception | None = None
+    try:
+        answer = original(env, expr, *args, **kwargs)
+    except GuardOnDataDependentSymNode as error:
+        unknown = error
+    if unknown is not None:
+        return _answer_unknown(record, env, expr, unknown, _asking_for_values(frame))
     guard = env.guards[-1] if len(env.guards) > known else None
-    if guard is not None and (place := _place(frame)) is not None:
+    if guard is not None and (place := place_of(frame)) is not None:
         record.places.setdefault(guard.expr, place)
     if kwargs.get("fallback_value") is None:
         _record(record, env, expr, answer, guard, frame)
     return answer
+
+
+def _answer_unknown(record: Recorded, env: ShapeEnv, expr: Any, error: Exception, frame: FrameType | None) -> Any:
+    """The answer to a question that torch can't answer; code of the model that handles torch's error decides nothing by it."""
+    given = None
+    if record.answers is not None and isinstance(expr, Boolean):
+        given = record.answers.give(env, expr, error, frame, lambda: record.count(env))
+    if given is None:
+        record.unknown = record.unknown or (error if frame is not None else None)
+        raise error
+    return given
 
 
 def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any, frame: FrameType) -> None:
@@ -231,7 +258,7 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
     number = env.replace(symbol)
     if not number.is_Integer or not env.var_to_sources.get(symbol):
         return
-    place, operator, shape = _place(frame), None, None
+    place, operator, shape = place_of(frame), None, None
     while frame is not None and not _ends_model(frame.f_code.co_filename):
         called = frame.f_locals.get("func")
         if isinstance(called, OpOverload):  # the outermost is the one that the model calls
@@ -332,6 +359,20 @@ def _asking(frame: FrameType | None) -> FrameType | None:
     return None
 
 
+def _asking_for_values(frame: FrameType | None) -> FrameType | None:
+    """The frame of the code that asks for values of tensors, as ``if tensor`` does; ``None`` where an operator does."""
+    skipped = uninteresting_files()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file not in skipped:
+            if is_core_file(file) or _computes(frame):
+                return None
+            if not _is_of_operators(file):
+                return frame
+        frame = frame.f_back
+    return None
+
+
 def _computes(frame: FrameType) -> bool | None:
     """Whether a frame of torch's runs what gives tensors; ``None`` where it only takes part in running something."""
     name, values = frame.f_code.co_name, frame.f_locals
@@ -364,13 +405,13 @@ def _question(expr: Any, answer: Any, frame: FrameType, env: Any) -> Question:
 def _asked(held: Any, frame: FrameType, env: Any) -> Question:
     file = frame.f_code.co_filename
     if file == torch.__file__:
-        return Question(held, _place(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
+        return Question(held, place_of(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
     if file.startswith(_DYNAMO):
         return Question(held, user_line(env._get_sloc()))
-    return Question(held, _place(frame), "layer" if is_torch_file(file) else "code")
+    return Question(held, place_of(frame), "layer" if is_torch_file(file) else "code")
 
 
-def _place(frame: FrameType | None) -> str | None:
+def place_of(frame: FrameType | None) -> str | None:
     """The innermost line that is neither torch's nor onnxplug's, nor of the graph that the strict mode runs again."""
     while frame is not None:
         file = frame.f_code.co_filename

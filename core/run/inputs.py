@@ -136,20 +136,24 @@ def _offset(size: int, seed: int, place: int) -> int:
     return 1 if offset is None else max(1, size + offset)
 
 
-def generated_inputs(leaves: Sequence[Any], values: Sequence[Any], sizes: Mapping[Any, int], seed: int) -> list[Any]:
+def generated_inputs(
+    leaves: Sequence[Any], values: Sequence[Any], sizes: Mapping[Any, int], seed: int, attempt: int = 0
+) -> list[Any]:
     """Generated leaves for the flattened inputs.
 
     Args:
         leaves: The example inputs.
         values: What torch recorded for each (FakeTensor or symbolic number); static leaves are kept as they are.
         sizes: Symbol to size.
-        seed: Decides the values; the same seed gives the same inputs.
+        seed, attempt: Decide the values; the same ones give the same inputs. The later half of the attempts draws floats from the
+            elements of the examples, for models that refuse other values.
     """
     generator = torch.Generator().manual_seed(seed + 1)
+    own = attempt >= ATTEMPTS // 2
     fresh: list[Any] = []
     for leaf, value in zip(leaves, values, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
-            fresh.append(_tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator))
+            fresh.append(_tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator, own))
         else:
             fresh.append(_evaluate(value, sizes) if isinstance(value, torch.SymInt) else leaf)
     return fresh
@@ -189,7 +193,7 @@ def resized_inputs(
         shape = [
             sizes[axes[position][axis]] if axis in axes.get(position, {}) else n for axis, n in enumerate(leaf.shape)
         ]
-        fresh.append(_tensor_like(leaf, shape, generator))
+        fresh.append(_tensor_like(leaf, shape, generator, own=attempt >= ATTEMPTS // 2))
     return fresh, sizes
 
 
@@ -203,8 +207,8 @@ def integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
     return {symbol: Integer(size) for symbol, size in sizes.items()}
 
 
-def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Random values of the example's kind: floats normal at its scale, integers drawn from its own range."""
+def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator, own: bool) -> torch.Tensor:
+    """Random values of the example's kind: floats normal at its scale, or of its ``own`` elements, integers from its range."""
     example, dtype = example.detach(), example.dtype
     if dtype is torch.bool:
         if example.numel() and bool(example.all()):
@@ -218,6 +222,8 @@ def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.G
         finite = example[torch.isfinite(example)] if example.numel() else example
         if set(finite.flatten()[:64].tolist()) == {0.0, 1.0}:  # a mask
             return torch.randint(0, 2, list(shape), generator=generator).to(dtype)
+        if own and finite.numel():
+            return finite[torch.randint(0, finite.numel(), list(shape), generator=generator)].to(dtype)
         scale = float((finite.abs().double() / finite.numel()).sum()) if not dtype.is_complex else 1.0
         fresh = torch.randn(
             list(shape), generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32

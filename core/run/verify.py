@@ -93,7 +93,7 @@ def verify_program(
         chosen = sizes.draw(seed, attempt)
         if not sizes.allows(chosen, values):
             return None
-        return generated_inputs(inputs[0], values, chosen, seed), pair.named(chosen)
+        return generated_inputs(inputs[0], values, chosen, seed, attempt), pair.named(chosen)
 
     report = _verify(pair, inputs, seeds, draw)
     if judge is not None:

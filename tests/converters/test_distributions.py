@@ -97,8 +97,8 @@ def test_densities_are_computed_unchecked(name: str) -> None:
         distributions.Normal(x, -x.abs())
 
 
-def test_checks_that_are_asked_for_are_refused() -> None:
-    with pytest.raises(onnxplug.CaptureError, match="values that are known only when the model runs"):
+def test_checks_that_are_asked_for_are_left_out_and_said() -> None:
+    with pytest.warns(UserWarning, match=r"the model raises at .*distribution\.py:\d+ for some values of its inputs"):
         onnxplug.to_onnx(Call(lambda x: distributions.Normal(x, 1.0, validate_args=True).log_prob(x)), (torch.ones(2),))
 
 
@@ -188,8 +188,6 @@ def test_samples_that_are_drawn_until_accepted(name: str) -> None:
         onnxplug.to_onnx(Call(lambda x, y: distributions.VonMises(x, y).sample()), (SCALE, SCALE))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=onnxplug.CaptureError, reason="torch raises where a variance is negative: a branch on data"
-)
+@pytest.mark.filterwarnings("ignore:the model raises")
 def test_gaussian_likelihood() -> None:
     check(torch.nn.functional.gaussian_nll_loss, SCALE, SCALE * 2, SCALE + 1)
