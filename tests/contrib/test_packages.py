@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -28,8 +26,11 @@ def project(name: str) -> dict[str, Any]:
 def test_wheel_builds_and_is_whole(name: str, tmp_path: Path) -> None:
     copy = tmp_path / "source"
     shutil.copytree(CONTRIB / name, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", tmp_path, copy]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert project(name)["build-system"]["build-backend"] == "setuptools.build_meta"
+    code = (
+        f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"  # pip takes three times as long
+    )
+    done = run_child("-c", code, cwd=copy)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -113,9 +113,13 @@ def test_a_converter_that_declines_leaves_the_call_as_it_was(change: str) -> Non
 def test_defaults_are_not_shared_between_calls() -> None:
     """``aten::sum.dim_IntList``'s siblings have lists as defaults."""
 
+    lists = 0
+
     def changes(g: Any, node: Any) -> Any:
+        nonlocal lists
         for argument in node.args:
             if isinstance(argument, list):
+                lists += 1
                 with pytest.raises(TypeError):
                     argument.append(1)
         return g.call_next(node)
@@ -125,6 +129,7 @@ def test_defaults_are_not_shared_between_calls() -> None:
         torch.randn(1, 4, 4),
         rules=[Rule("aten::avg_pool2d", changes)],
     )
+    assert lists
 
 
 # -- other calls made of a call ----------------------------------------------------------------------------------------

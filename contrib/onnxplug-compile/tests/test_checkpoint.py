@@ -91,7 +91,7 @@ def test_what_pytorch_cannot_draw_before_the_graph_is_left_to_eager() -> None:
 def test_a_model_of_transformers() -> None:
     torch.manual_seed(0)
     settings = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-    model = transformers_model("BertForMaskedLM", "BertConfig", num_hidden_layers=2, **settings).train()
+    model = transformers_model("BertForMaskedLM", "BertConfig", num_hidden_layers=1, **settings).train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     ids = torch.randint(3, 50, (2, 7))
     options = {"fallback": False}

@@ -13,6 +13,7 @@ from onnxplug_compile.options import BackendOptions
 from torch import nn
 
 import onnxplug
+from tests.support.sampling import rotated
 from tests.support.tolerances import LOOSER, looser
 
 
@@ -54,8 +55,7 @@ NUMBERS = CAUSAL.float().masked_fill(CAUSAL, float("-inf"))
 NOT_CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril(-2)
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
-@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize(("training", "nested"), rotated([False, True], [True, False], every=2))
 def test_a_mask_without_is_causal(training: bool, nested: bool) -> None:
     """What Dynamo traces holds for masks of other values too."""
     torch.manual_seed(0)

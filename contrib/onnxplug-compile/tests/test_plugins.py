@@ -105,7 +105,7 @@ def plugin(version: str = "1.0", *, rule: str = "node", runtime: str = "", trans
 
 
 def test_a_library_serves_forward_and_a_rule_the_backward_pass(tmp_path: Path, library: Path) -> None:
-    pip_install(tmp_path, plugin(runtime=f"OrtLibrary({str(library)!r})"))
+    place(tmp_path, plugin(runtime=f"OrtLibrary({str(library)!r})"))
     assert FULL in run_python(tmp_path, "-c", f"{OPERATOR}\ncheck()")
 
 
@@ -171,7 +171,9 @@ print("ratio", round((compiled(x) / model(x)).mean().item(), 3))
     for _ in range(2):
         assert "ratio 1.0" in run_python(first, "-c", cached)
         assert kept() == 1
-    newer = installed("newer", plugin("1.1", rule=doubled, runtime=runtime))
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    place(newer, plugin("1.1", rule=doubled, runtime=runtime))
     assert "ratio 2.0" in run_python(newer, "-c", cached)
     assert kept() == 2
     same_version = installed(

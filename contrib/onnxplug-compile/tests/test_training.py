@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.sampling import rotated
 from tests.support.tolerances import looser
 from tests.support.training import MODELS, Data
 
@@ -47,9 +48,7 @@ def made(name: str) -> tuple[nn.Module, nn.Module, Data]:
     return model, copy.deepcopy(model), data
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long if n.startswith(("gru", "rnn", "lstm")) else ()) for n in MODELS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "cnn" else pytest.mark.long) for n in MODELS])
 def test_fifty_steps_have_the_losses_of_eager(name: str) -> None:
     mine, theirs, data = made(name)
     store: dict[str, Any] = {}
@@ -89,7 +88,7 @@ def test_mixed_precision(name: str) -> None:
     assert {p.dtype for p in mine.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.long)])
 def test_a_model_in_half_precision(dtype: torch.dtype) -> None:
     mine, theirs, data = made("cnn")
     mine, theirs = mine.to(dtype), theirs.to(dtype)
@@ -119,8 +118,10 @@ def test_gradients_accumulate_and_clip() -> None:
         torch.testing.assert_close(one.grad, other.grad, **looser("gradients"))
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("settings", [{"batch_first": True}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "training"),
+    rotated([{"batch_first": True}, {"num_layers": 2, "bidirectional": True}], [True, False], every=2),
+)
 def test_an_lstm_on_plain_inputs(settings: dict[str, Any], training: bool) -> None:
     """Where the input needs no gradient torch takes oneDNN's layer, and its other backends can't train it."""
     layer = nn.LSTM(4, 6, **settings)

@@ -256,6 +256,8 @@ def test_inputs_of_another_structure_are_refused() -> None:
 
 
 def test_each_piece_loads(tmp_path: Path) -> None:
-    exported(Translator(), (SRC, TGT), f=tmp_path)
-    for path in tmp_path.glob("*.onnx"):
+    found = exported(Translator(), (SRC, TGT), f=tmp_path)
+    paths = list(tmp_path.glob("*.onnx"))
+    assert len(paths) == len(found.programs)
+    for path in paths:
         onnxruntime.InferenceSession(str(path))
