@@ -27,6 +27,8 @@ _HOME = {
     "DynamoInterpreter": "interpret.interpreter",
     **dict.fromkeys(
         (
+            "CaptureMode",
+            "CaptureRequest",
             "Domain",
             "ExportedFile",
             "ExportRequest",
@@ -101,6 +103,8 @@ if TYPE_CHECKING:
     from onnxplug.metadata import Metadata as Metadata
     from onnxplug.observers import Observer as Observer
     from onnxplug.plugin_api import (
+        CaptureMode as CaptureMode,
+        CaptureRequest as CaptureRequest,
         Domain as Domain,
         Evaluator as Evaluator,
         ExportedFile as ExportedFile,

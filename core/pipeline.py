@@ -22,7 +22,6 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
 from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
-from onnxplug.build.quantized import QUANTIZED_PREFIX
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
@@ -43,7 +42,7 @@ from onnxplug.metadata import Metadata
 from onnxplug.observers import Observer, Span, events, observed, span, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.options import ExportOptions
-from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.plugin_api import PROJECT_NAME, CaptureRequest
 from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.progress import StageNames, showing
 from onnxplug.registry.registry import OnnxRegistry
@@ -178,7 +177,7 @@ def capture(plan: Plan) -> Captured:
         examples=plan.calls,
         make_module=host.module_maker(plan.model),
         patches=[*host.patches(), *patches] if not is_program else (),
-        quantised=not options.exact and not plan.registry.has_own_rules(QUANTIZED_PREFIX),
+        request=CaptureRequest(options, plan.registry),
     )
     arguments.check_operators(plan.rules, late=True)
     return captured
