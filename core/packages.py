@@ -26,7 +26,10 @@ PACKAGES = {
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "functions=": "onnxplug_tools.outline.outline:outline",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
-    **{f"onnxplug {name}": "onnxplug_tools" for name in ("inspect", "compare", "bench", "diagnose", "bisect")},
+    **{
+        f"onnxplug {name}": "onnxplug_tools"
+        for name in ("inspect", "compare", "bench", "diagnose", "bisect", "why", "ops")
+    },
 }
 
 

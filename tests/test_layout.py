@@ -49,8 +49,6 @@ STAGES = {
     "cli": (
         "registry",
         "capture",
-        "build",
-        "interpret",
         "finish",
         "run",
         "scaffold",

@@ -15,7 +15,6 @@ import typer.main
 
 from onnxplug import logs
 from onnxplug.cli.console import forgiving_streams
-from onnxplug.cli.explain import ops, why
 from onnxplug.cli.options import (
     HOST,
     AbsolutePathsOption,
@@ -149,8 +148,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(plugins_app, name="plugins")
-app.command()(plugin_options(why))
-app.command()(plugin_options(ops))
 
 
 def _version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""An onnxplug plugin: the commands that look at finished models, and those that find what is wrong with an export."""
+"""An onnxplug plugin: the commands that look at finished models and at rules, and those that find what is wrong with an export."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def onnxplug_info() -> PluginInfo:
 
 @hookimpl
 def onnxplug_commands(app: Any) -> None:
-    """``onnxplug inspect``, ``compare``, ``bench``, ``diagnose`` and ``bisect``."""
+    """``onnxplug inspect``, ``compare``, ``bench``, ``diagnose``, ``bisect``, ``why`` and ``ops``."""
     from onnxplug.cli.options import plugin_options
     from onnxplug_tools.cli.bench import bench
     from onnxplug_tools.cli.bisect import bisect
     from onnxplug_tools.cli.compare import compare
     from onnxplug_tools.cli.diagnose import diagnose
+    from onnxplug_tools.cli.explain import ops, why
     from onnxplug_tools.cli.inspect import inspect
 
     app.command()(plugin_options(diagnose))
@@ -28,3 +29,5 @@ def onnxplug_commands(app: Any) -> None:
     app.command()(inspect)
     app.command()(compare)
     app.command()(bench)
+    app.command()(plugin_options(why))
+    app.command()(plugin_options(ops))
