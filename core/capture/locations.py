@@ -52,16 +52,18 @@ def is_core_file(path: str) -> bool:
     return path.startswith(tuple(_RUNNING))
 
 
-def runs_models(file: str) -> None:
+def runs_models(file: str, *, interprets: bool = True) -> None:
     """Leaves the folder of a source file out where a line of the user's code is looked for, torch's stack traces included.
 
     Args:
-        file: ``__file__`` of a module whose package interprets models.
+        file: ``__file__`` of a module whose package runs models.
+        interprets: Whether what its code asks of sizes is asked by the model's code that it runs; else an operator asks.
     """
     folder = os.path.dirname(os.path.abspath(file)) + os.sep
     if folder not in _RUNNING:
         _RUNNING.append(folder)
-    uninteresting_files().update(glob.glob(os.path.join(glob.escape(folder), "*.py")))
+    if interprets:
+        uninteresting_files().update(glob.glob(os.path.join(glob.escape(folder), "*.py")))
 
 
 def source_location(fx: torch.fx.Node) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from onnxplug.capture.locations import runs_models
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import pytree, quantized_operators
 from onnxplug_quantized import QUANTISERS
@@ -85,6 +86,7 @@ def _refuse_quantised_results(_: nn.Module, args: Any, result: Any) -> None:
 def quantised_as_numbers(module: nn.Module) -> Iterator[None]:
     """While it holds, stand-ins take the place of a model's quantised weights and of the quantised tensors that it makes."""
     _ = quantized_operators.__name__  # importing it registers the operators
+    runs_models(__file__, interprets=False)
     hook = module.register_forward_hook(_refuse_quantised_results)
     try:
         with weights_as_modules(module), numbers_as_constants(module), _Quantisers():
