@@ -23,6 +23,9 @@ API_VERSION = 1
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
+Mentions = Callable[[Callable[[str], bool]], bool]
+"""Says of a function of names whether it holds for a name in the model's code."""
+
 
 @dataclass(frozen=True)
 class CaptureRequest:
@@ -31,12 +34,12 @@ class CaptureRequest:
     Attributes:
         options: The export's options, a :class:`onnxplug.options.ExportOptions`.
         registry: The export's rules, an :class:`onnxplug.OnnxRegistry`.
-        mentions: Says of a function of names whether it holds for a name in the model's code.
+        mentions: What the model's code names.
     """
 
     options: Any = None
     registry: Any = None
-    mentions: Callable[[Callable[[str], bool]], bool] = lambda _: False
+    mentions: Mentions = lambda _: False
 
 
 @dataclass(frozen=True)

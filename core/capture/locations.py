@@ -22,11 +22,14 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _RUNNING: list[str] = [_CORE]
 #: Files of ours through which torch calls operators while it traces the model's code.
 TRACING = frozenset(
-    os.path.join(_CORE, "capture", name)
-    for name in ("operator_calls.py", "operands.py", "tracing.py", "sizes.py", "factories.py")
+    os.path.join(_CORE, *name.split("/"))
+    for name in (
+        *("capture/operator_calls.py", "capture/operands.py", "capture/tracing.py"),
+        *("converters/patches/norms.py", "converters/patches/factories.py"),
+    )
 )
-#: Where this package has kernels for the shapes of operators' results; what they ask, an operator asks.
-KERNELS = os.path.join(_CORE, "capture", "kernels.py")
+#: Where onnxplug has kernels for the shapes of operators' results; what they ask, an operator asks.
+KERNELS = os.path.join(_CORE, "converters", "patches", "shapes.py")
 
 
 @functools.lru_cache(maxsize=65536)
