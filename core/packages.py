@@ -28,7 +28,7 @@ PACKAGES = {
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
         f"onnxplug {name}": "onnxplug_tools"
-        for name in ("inspect", "compare", "bench", "diagnose", "bisect", "why", "ops")
+        for name in ("inspect", "compare", "bench", "diagnose", "bisect", "why", "ops", "plugins")
     },
 }
 

@@ -45,13 +45,11 @@ STAGES = {
     "finish": ("build",),
     "run": ("registry", "capture", "build"),
     "testing": ("registry", "run"),
-    "scaffold": (),
     "cli": (
         "registry",
         "capture",
         "finish",
         "run",
-        "scaffold",
     ),
 }
 MAX_LINES = 600
@@ -124,12 +122,7 @@ def test_wheel_holds_every_source(tmp_path: Path) -> None:
         for folder, package in LAYERS.items()
         for path in _sources(folder)
     }
-    templates = {
-        f"onnxplug/{path.relative_to(ROOT / 'core').as_posix()}"
-        for path in (ROOT / "core").rglob("templates/**/*.jinja")
-    }
-    assert templates
-    assert packed == expected | templates | {"onnxplug/py.typed"}
+    assert packed == expected | {"onnxplug/py.typed"}
 
 
 @pytest.mark.parametrize("folder", LAYERS)

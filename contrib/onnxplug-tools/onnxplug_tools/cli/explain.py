@@ -160,9 +160,9 @@ def ops(
 
 
 def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | None) -> list[dict[str, Any]]:
-    from onnxplug.cli.contents import rule_text
     from onnxplug.cli.inputs import parse_opset
     from onnxplug.opsets import resolve_opsets
+    from onnxplug_tools.cli.contents import rule_text
 
     table, host = registry()
     pattern = _qualified(table, pattern)
