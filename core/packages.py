@@ -25,6 +25,7 @@ PACKAGES = {
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "functions=": "onnxplug_tools.outline.outline:outline",
+    "Functions": "onnxplug_tools.outline.request:Functions",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
         f"onnxplug {name}": "onnxplug_tools"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
@@ -28,7 +28,6 @@ from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
-from onnxplug.finish.functions import Functions
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost, RuntimeHost
 from onnxplug.interpret import size_checks
@@ -54,6 +53,9 @@ from onnxplug.run.kernels import CallHost
 from onnxplug.run.session import TARGET
 from onnxplug.torch_private import unset_fake_temporarily
 from onnxplug.warn import warn
+
+if TYPE_CHECKING:
+    from onnxplug import Functions
 
 #: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
 _PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
