@@ -15,9 +15,9 @@ import pytest
 
 from onnxplug.testing import plugin as onnxplug_fixtures
 from tests.support.contrib import CONTRIB, installed, is_installed, modules_alone
-from tests.support.seeds import pytest_collectstart, seeded
+from tests.support.seeds import pytest_collectstart, seeded, vision
 
-__all__ = ["pytest_collectstart", "seeded"]  # pytest finds them here
+__all__ = ["pytest_collectstart", "seeded", "vision"]  # pytest finds them here
 
 #: Built by a compiler: tests/test_contrib.py installs it, and runs its tests there.
 collect_ignore = ["onnxplug-example-cpp"]

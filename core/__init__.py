@@ -17,7 +17,6 @@ _HOME = {
     "OnnxProgram": "program",
     "Rule": "registry.rule",
     "Rewrite": "rewrite.rewrite",
-    "Functions": "finish.functions",
     "Metadata": "metadata",
     "Observer": "observers",
     "fake_weights": "fake",
@@ -27,6 +26,8 @@ _HOME = {
     "DynamoInterpreter": "interpret.interpreter",
     **dict.fromkeys(
         (
+            "CaptureMode",
+            "CaptureRequest",
             "Domain",
             "ExportedFile",
             "ExportRequest",
@@ -70,6 +71,7 @@ __all__ = ["__version__", *sorted({*_HOME, *public_names()})]
 if TYPE_CHECKING:
     from onnxplug_tools.diagnosis.bisect import bisect as bisect
     from onnxplug_tools.diagnosis.diagnose import Diagnosis as Diagnosis, diagnose as diagnose
+    from onnxplug_tools.outline.request import Functions as Functions
     from onnxplug_tools.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug_torch_onnx.export import export as export
     from onnxplug_torch_onnx.install import as_torch_onnx as as_torch_onnx
@@ -95,12 +97,13 @@ if TYPE_CHECKING:
     )
     from onnxplug.exporter import to_onnx as to_onnx
     from onnxplug.fake import fake_weights as fake_weights
-    from onnxplug.finish.functions import Functions as Functions
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode
     from onnxplug.metadata import Metadata as Metadata
     from onnxplug.observers import Observer as Observer
     from onnxplug.plugin_api import (
+        CaptureMode as CaptureMode,
+        CaptureRequest as CaptureRequest,
         Domain as Domain,
         Evaluator as Evaluator,
         ExportedFile as ExportedFile,

@@ -13,7 +13,6 @@ import torch
 
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.errors import NameCountError, OnnxplugError, UsageError
-from onnxplug.finish.functions import Functions
 from onnxplug.host import PluginHost
 from onnxplug.kinds import check_lists
 from onnxplug.packages import load
@@ -26,6 +25,8 @@ from onnxplug.warn import warn
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from onnxplug import Functions
 
 _MICROSOFT = ("com.microsoft", "com.microsoft.nchwc", "com.microsoft.experimental", "com.ms.internal.nhwc")
 
@@ -201,10 +202,9 @@ def functions_asked(functions: Any, model: Any) -> Functions | None:
         UsageError: It is malformed, or names a class of which the model has no module.
         MissingPackageError: The package that makes functions is not installed.
     """
-    wanted = Functions.asked(functions)
-    if wanted is None:
+    if functions is None or functions is False:
         return None
-    load("functions=")  # before anything takes long
+    wanted: Functions = load("Functions", "functions=").asked(functions)
     if classes := _classes_of(model):
         wanted.check(classes)
     return wanted

@@ -24,7 +24,7 @@ from onnxplug.observers import Observer
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
-    from onnxplug.finish.functions import Functions
+    from onnxplug import Functions
     from onnxplug.host import PluginHost
     from onnxplug.metadata import Metadata
     from onnxplug.registry.registry import OnnxRegistry
@@ -422,6 +422,7 @@ def _unknown(name: str) -> UsageError:
 # -- signatures --------------------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
+    from onnxplug import Functions
 
     @dataclass(frozen=True)
     class Call(ExportOptions):

@@ -25,8 +25,12 @@ PACKAGES = {
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "functions=": "onnxplug_tools.outline.outline:outline",
+    "Functions": "onnxplug_tools.outline.request:Functions",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
-    **{f"onnxplug {name}": "onnxplug_tools" for name in ("inspect", "compare", "bench", "diagnose", "bisect")},
+    **{
+        f"onnxplug {name}": "onnxplug_tools"
+        for name in ("inspect", "compare", "bench", "diagnose", "bisect", "why", "ops", "plugins")
+    },
 }
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
@@ -22,14 +22,12 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
 from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
-from onnxplug.build.quantized import QUANTIZED_PREFIX
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
-from onnxplug.finish.functions import Functions
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost, RuntimeHost
 from onnxplug.interpret import size_checks
@@ -43,7 +41,7 @@ from onnxplug.metadata import Metadata
 from onnxplug.observers import Observer, Span, events, observed, span, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.options import ExportOptions
-from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.plugin_api import PROJECT_NAME, CaptureRequest
 from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.progress import StageNames, showing
 from onnxplug.registry.registry import OnnxRegistry
@@ -55,6 +53,9 @@ from onnxplug.run.kernels import CallHost
 from onnxplug.run.session import TARGET
 from onnxplug.torch_private import unset_fake_temporarily
 from onnxplug.warn import warn
+
+if TYPE_CHECKING:
+    from onnxplug import Functions
 
 #: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
 _PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
@@ -178,7 +179,7 @@ def capture(plan: Plan) -> Captured:
         examples=plan.calls,
         make_module=host.module_maker(plan.model),
         patches=[*host.patches(), *patches] if not is_program else (),
-        quantised=not options.exact and not plan.registry.has_own_rules(QUANTIZED_PREFIX),
+        request=CaptureRequest(options, plan.registry),
     )
     arguments.check_operators(plan.rules, late=True)
     return captured

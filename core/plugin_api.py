@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,41 @@ API_VERSION = 1
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
-Patch = AbstractContextManager[Any] | Callable[..., AbstractContextManager[Any]]
-"""What holds during capture: a context manager, or a function that makes one; where it has a parameter, of the captured module."""
+Mentions = Callable[[Callable[[str], bool]], bool]
+"""Says of a function of names whether it holds for a name in the model's code."""
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """What a patch with a second parameter gets beside the captured module.
+
+    Attributes:
+        options: The export's options, a :class:`onnxplug.options.ExportOptions`.
+        registry: The export's rules, an :class:`onnxplug.OnnxRegistry`.
+        mentions: What the model's code names.
+    """
+
+    options: Any = None
+    registry: Any = None
+    mentions: Mentions = lambda _: False
+
+
+@dataclass(frozen=True)
+class CaptureMode:
+    """A way to capture a model, of those that a patch offers in a list: the first in which the capture succeeds is taken.
+
+    Attributes:
+        context: Makes the context manager that holds meanwhile.
+        strict: torch.export's mode, where the user names none; ``None`` for either.
+    """
+
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    strict: bool | None = None
+
+
+Patch = AbstractContextManager[Any] | Callable[..., AbstractContextManager[Any] | Sequence[CaptureMode]]
+"""What holds during capture: a context manager, or a function that makes one, or a list of :class:`CaptureMode`. Where it has a
+parameter, it gets the captured module, and a :class:`CaptureRequest` where it has two."""
 
 
 @dataclass(frozen=True)

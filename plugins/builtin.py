@@ -1,14 +1,15 @@
-"""The builtin plugin: onnxplug's own rules and rewrites, found by its entry point like any other plugin."""
+"""The builtin plugin: onnxplug's own rules, rewrites and patches, found by its entry point like any other plugin."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-from onnxplug.plugin_api import PluginInfo, TargetInfo, hookimpl
+from onnxplug.plugin_api import CaptureRequest, PluginInfo, TargetInfo, hookimpl
 from onnxplug.registry.rule import Rule
 
 
@@ -41,6 +42,18 @@ def onnxplug_rewrites() -> Iterable[Any]:
 
     modules = (patterns, onnxruntime, quantised, norms, columns, convolution, attention)
     return [rewrite for module in modules for rewrite in module.REWRITES]
+
+
+@hookimpl
+def onnxplug_patches() -> Iterable[Any]:
+    """The patches of torch for single operators and functions."""
+    return [_operators_patched]
+
+
+def _operators_patched(_: Any, request: CaptureRequest) -> AbstractContextManager[None]:
+    from onnxplug.converters.patches.table import operators_patched
+
+    return operators_patched(request)
 
 
 @hookimpl

@@ -38,7 +38,10 @@ def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:  # typ
 
 @hookspec
 def onnxplug_patches() -> Iterable[Any]:  # type: ignore[empty-body]
-    """Context managers that hold during capture, or functions that make one: without a parameter, or of the captured module."""
+    """Context managers that hold during capture, or functions that make one, or a list of ``onnxplug.plugin_api.CaptureMode``.
+
+    A function's first parameter gets the captured module, its second one an ``onnxplug.plugin_api.CaptureRequest``.
+    """
 
 
 @hookspec

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from onnxplug.errors import PluginError
+from onnxplug.errors import OnnxplugError, PluginError
+from onnxplug.plugin_api import CaptureMode, CaptureRequest
 
 
 class PluginPatch:
-    """A function of the captured module that makes the context manager of a plugin's patch.
+    """A function of the captured module and the request that makes what a plugin's patch makes.
 
     Args:
-        patch: What the plugin gave: a context manager, or a function that makes one.
+        patch: What the plugin gave: a context manager, or a function that makes one, or a list of modes.
         plugin: Its name, distribution and version, for messages.
     """
 
@@ -20,9 +24,22 @@ class PluginPatch:
         self.patch = patch
         self._plugin = plugin
 
-    def __call__(self, module: Any) -> AbstractContextManager[Any]:
-        """The context manager; it raises a PluginError where the patch does, and lets through what is raised while it holds."""
-        return _Held(self, module)
+    def __call__(self, module: Any, request: CaptureRequest) -> AbstractContextManager[Any] | Sequence[CaptureMode]:
+        """Contexts that raise a PluginError where the patch fails, and let through onnxplug's errors and what is raised within."""
+        from onnxplug.capture.patching import made_by  # imports torch
+
+        try:
+            made = made_by(self.patch, module, request)
+        except OnnxplugError:
+            raise
+        except Exception as error:
+            raise self.error("begins", error) from error
+        if isinstance(made, AbstractContextManager):
+            return _Held(self, made)
+        return [replace(mode, context=partial(self._entered, mode.context)) for mode in made]
+
+    def _entered(self, make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+        return _Held(self, make())
 
     def error(self, when: str, error: Exception) -> PluginError:
         """What is raised in place of an error of the patch."""
@@ -35,17 +52,15 @@ class PluginPatch:
 
 
 class _Held(AbstractContextManager[None]):
-    def __init__(self, origin: PluginPatch, module: Any) -> None:
+    def __init__(self, origin: PluginPatch, context: AbstractContextManager[Any]) -> None:
         self._origin = origin
-        self._module = module
-        self._context: Any = None
+        self._context = context
 
     def __enter__(self) -> None:
-        from onnxplug.capture.patching import context_of  # imports torch
-
         try:
-            self._context = context_of(self._origin.patch, self._module)
             self._context.__enter__()
+        except OnnxplugError:
+            raise
         except Exception as error:
             raise self._origin.error("begins", error) from error
 

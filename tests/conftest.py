@@ -22,9 +22,9 @@ from hypothesis import settings
 from onnxplug.testing import plugin as onnxplug_fixtures
 from tests.support.check import evaluated
 from tests.support.parts import mark_long
-from tests.support.seeds import pytest_collectstart, seeded
+from tests.support.seeds import pytest_collectstart, seeded, vision
 
-__all__ = ["pytest_collectstart", "seeded"]  # pytest finds them here
+__all__ = ["pytest_collectstart", "seeded", "vision"]  # pytest finds them here
 
 #: The property of a test's report for each set of inputs that an evaluator ran.
 EVALUATED = "evaluated"
@@ -80,11 +80,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     names = Counter(str(value) for r in reports for key, value in r.user_properties if key == EVALUATED)
     for name, count in sorted(names.items()):
         terminalreporter.write_line(f"{count} results were compared with {name}, as ONNX Runtime has no kernel")
-
-
-@pytest.fixture
-def vision() -> None:
-    """Makes torchvision, timm and transformers' vision models importable (see tests/support/vision.py)."""
-    from tests.support.vision import define_vision_schemas
-
-    define_vision_schemas()

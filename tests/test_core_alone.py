@@ -52,7 +52,7 @@ def test_what_is_lacking_names_its_package(folder: Path) -> None:
     code = """
 import onnxplug, torch
 from onnxplug.cli.app import run
-for command in ("inspect", "bench", "compare", "bisect", "diagnose", "run"):
+for command in ("inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
 program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
@@ -80,10 +80,10 @@ assert "bisect" not in onnxplug.__all__ and "diagnose" not in dir(onnxplug)
 """
     printed = run_python(folder, "-c", ALONE + code, fresh=True)
     for package, names in {
-        "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench",
+        "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench why plugins",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
     }.items():
         for name in names.split():
             assert f"{name} needs the package {package}, which is not installed" in printed
-    assert printed.count("hint: pip install onnxplug-tools") == 5
+    assert printed.count("hint: pip install onnxplug-tools") == 8
     assert printed.count("hint: pip install onnxplug-torch-onnx") == 1

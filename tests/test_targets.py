@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import onnxplug_tools
 import pytest
 import torch
 
@@ -101,6 +102,7 @@ def test_the_command_line(
     import onnx
 
     isolated_registry.add_plugin(Chip(), name="chip")
+    isolated_registry.add_plugin(onnxplug_tools, name="tools", distribution="onnxplug-tools")
     (tmp_path / "target_model.py").write_text(
         "import torch\ndef make(): return torch.nn.ReLU(), (torch.randn(2, 3),)\n", encoding="utf-8"
     )
@@ -140,6 +142,7 @@ def test_operators_of_a_target(
         return found
 
     isolated_registry.add_plugin(Ghost(), name="ghost")
+    isolated_registry.add_plugin(onnxplug_tools, name="tools", distribution="onnxplug-tools")
     library = torch.library.Library("ghosts", "DEF")
     library.define("walk(Tensor x) -> Tensor")
     library.impl("walk", lambda x: x.clone(), "CPU")

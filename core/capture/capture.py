@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,20 +16,20 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.attempts import Attempt, export_program
-from onnxplug.capture.dynamic import DynamicShapes, check_expressions, dimension_names, parse_dynamic_shapes
+from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
-from onnxplug.capture.patching import context_of, patched
-from onnxplug.capture.quantized.capture import is_quantised, quantised_as_numbers, quantises_numbers
+from onnxplug.capture.patching import made_by, patched
+from onnxplug.capture.quantised import PACKAGE as QUANTISED, is_quantised
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import bound_warnings, size_guards, warning_text
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.plugin_api import Patch
+from onnxplug.plugin_api import CaptureMode, CaptureRequest, Patch
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, unset_fake_temporarily, warn_if_untested
 from onnxplug.warn import warn
@@ -46,7 +47,7 @@ def capture(
     patches: Iterable[Patch] = (),
     examples: Sequence[Example] = (),
     make_module: Callable[[Any], torch.nn.Module] | None = None,
-    quantised: bool = True,
+    request: CaptureRequest | None = None,
 ) -> Captured:
     """Captures a model.
 
@@ -58,11 +59,10 @@ def capture(
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
         repeats: Trace one of equal operator calls (:mod:`onnxplug.capture.operator_calls`).
         input_names: The user's names of graph inputs; ``dynamic_shapes`` may be given by them.
-        patches: Context managers that hold during capture, or functions that make one; a parameter gets the module.
+        patches: What holds during capture (:data:`onnxplug.plugin_api.Patch`).
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
         make_module: Makes the module that is captured of a model of another kind.
-        quantised: Whether operators on what ``torch.quantize_per_tensor`` gives are translated during capture if they can; else
-            they stay in the program if they can, for rules of their own.
+        request: The export's options and rules, for patches.
 
     Raises:
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
@@ -93,12 +93,18 @@ def capture(
         stack.enter_context(_keywords_spelled_out(module, keywords))
         mentions = Mentions(module)
         stack.enter_context(torch_patched("capture", Trace(mentions)))
-        if make_module is None and is_quantised(module, mentions):
-            _refuse_strict(strict, "a quantised model")
-            stack.enter_context(quantised_as_numbers(module))
-            strict = False
+        about = dataclasses.replace(request or CaptureRequest(), mentions=mentions)
+        offered: list[Sequence[CaptureMode]] = []
         for patch in patches:
-            stack.enter_context(context_of(patch, module))
+            made = made_by(patch, module, about)
+            if isinstance(made, contextlib.AbstractContextManager):
+                stack.enter_context(made)
+            elif made:
+                offered.append(made)
+        if make_module is None and not offered and is_quantised(module, mentions):
+            raise UsageError(
+                f"can't export a quantised model without the package {QUANTISED}", hint=f"pip install {QUANTISED}"
+            )
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         dynamic_shapes = by_argument(dynamic_shapes, module, positional, keywords, input_names)
         calls = [(positional, keywords), *examples]
@@ -109,8 +115,14 @@ def capture(
         for call in calls:
             check_expressions(shapes, pytree.tree_leaves(call))
         try:
-            attempt = _exported(module, positional, keywords, shapes, strict, repeats, mentions, quantised)
+            export = functools.partial(
+                export_program, module, positional, keywords, shapes, repeats=repeats, mentions=mentions
+            )
+            attempt = _exported(export, strict, offered)
         except CaptureError as error:
+            if not offered and not strict and mentions(lambda name: name.startswith("quantize_per_")):
+                install = f"Quantised tensors are captured by the package {QUANTISED}: pip install {QUANTISED}"
+                error.hint = "\n".join(filter(None, (error.hint, install)))
             if lost := tensors_without_numbers(module):
                 error.hint = (
                     f"The model keeps tensors on the device meta, which no weights can be given to, as plain attributes: "
@@ -133,28 +145,23 @@ def _refuse_strict(strict: bool | None, kind: str) -> None:
         raise UsageError(f"{kind} is captured in torch.export's non-strict mode, but strict=True is given")
 
 
-def _exported(
-    module: torch.nn.Module,
-    args: Any,
-    kwargs: Any,
-    shapes: DynamicShapes,
-    strict: bool | None,
-    repeats: bool,
-    mentions: Mentions,
-    quantised: bool,
-) -> Attempt:
-    """The capture; of a model whose code quantises numbers with stand-ins for these, and as they are, whichever comes first."""
-    export = functools.partial(export_program, module, args, kwargs, shapes, repeats=repeats, mentions=mentions)
-    if strict or not quantises_numbers(mentions):
-        return export(strict=strict)
-    failed: dict[bool, CaptureError] = {}
-    for stand_ins in (quantised, not quantised):
+def _exported(export: Callable[..., Attempt], strict: bool | None, offered: Sequence[Sequence[CaptureMode]]) -> Attempt:
+    """The capture in the first of the modes that patches offer, a mode of each, in which it succeeds.
+
+    Raises:
+        CaptureError: It succeeds in none; the error of the first is raised.
+    """
+    failed: list[CaptureError] = []
+    for modes in itertools.product(*offered):
+        asked = next((mode.strict for mode in modes if mode.strict is not None), None)
         try:
-            with quantised_as_numbers(module) if stand_ins else contextlib.nullcontext():
-                return export(strict=False if stand_ins else strict)
+            with contextlib.ExitStack() as stack:
+                for mode in modes:
+                    stack.enter_context(mode.context())
+                return export(strict=strict if strict is not None else asked)
         except CaptureError as error:
-            failed[stand_ins] = error
-    raise failed[True]
+            failed.append(error)
+    raise failed[0]
 
 
 def _captured(

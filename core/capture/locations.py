@@ -22,11 +22,14 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _RUNNING: list[str] = [_CORE]
 #: Files of ours through which torch calls operators while it traces the model's code.
 TRACING = frozenset(
-    os.path.join(_CORE, "capture", name)
-    for name in ("operator_calls.py", "operands.py", "tracing.py", "sizes.py", "factories.py", "handled.py")
+    os.path.join(_CORE, *name.split("/"))
+    for name in (
+        *("capture/operator_calls.py", "capture/operands.py", "capture/tracing.py", "capture/handled.py"),
+        *("converters/patches/norms.py", "converters/patches/factories.py"),
+    )
 )
-#: Where this package has kernels for the shapes of operators' results; what they ask, an operator asks.
-KERNELS = os.path.join(_CORE, "capture", "kernels.py")
+#: Where onnxplug has kernels for the shapes of operators' results; what they ask, an operator asks.
+KERNELS = os.path.join(_CORE, "converters", "patches", "shapes.py")
 
 
 @functools.lru_cache(maxsize=65536)
@@ -52,16 +55,18 @@ def is_core_file(path: str) -> bool:
     return path.startswith(tuple(_RUNNING))
 
 
-def runs_models(file: str) -> None:
+def runs_models(file: str, *, interprets: bool = True) -> None:
     """Leaves the folder of a source file out where a line of the user's code is looked for, torch's stack traces included.
 
     Args:
-        file: ``__file__`` of a module whose package interprets models.
+        file: ``__file__`` of a module whose package runs models.
+        interprets: Whether what its code asks of sizes is asked by the model's code that it runs; else an operator asks.
     """
     folder = os.path.dirname(os.path.abspath(file)) + os.sep
     if folder not in _RUNNING:
         _RUNNING.append(folder)
-    uninteresting_files().update(glob.glob(os.path.join(glob.escape(folder), "*.py")))
+    if interprets:
+        uninteresting_files().update(glob.glob(os.path.join(glob.escape(folder), "*.py")))
 
 
 def source_location(fx: torch.fx.Node) -> str | None:

@@ -30,7 +30,7 @@ _PLAIN = (
 )
 #: Packages whose code uses no layer of the model: pytest's runs where an assertion of the model fails, and leads to every test.
 #: Classes of code that `exec` runs in a bare dict say that they are of builtins.
-_SKIPPED = frozenset({"torch", "_pytest", *sys.stdlib_module_names} - {"__main__", "builtins"})
+SKIPPED = frozenset({"torch", "_pytest", *sys.stdlib_module_names} - {"__main__", "builtins"})
 #: CPython's flag of classes that a class statement made (Py_TPFLAGS_HEAPTYPE).
 _HEAP_TYPE = 1 << 9
 
@@ -168,7 +168,7 @@ def _function(attribute: Any) -> Any:
 
 def _is_skipped(module: str | None) -> bool:
     """Whether a module is of torch, pytest or the standard library."""
-    return (module or "").partition(".")[0] in _SKIPPED
+    return (module or "").partition(".")[0] in SKIPPED
 
 
 def _is_skipped_class(kind: type, but: Any = None) -> bool:

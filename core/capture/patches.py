@@ -1,5 +1,7 @@
 """What capture replaces in torch while it traces a model: each patch once, with what it is for and the test that needs it.
 
+What is replaced for single operators and functions of torch stands beside their converters, ``onnxplug.converters.patches``.
+
 The patches are those of the process. One lock is held while they are in place, so that one model is captured at a time.
 """
 
@@ -11,23 +13,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onnxplug.capture.associative import associative_scans_of_any_size
-from onnxplug.capture.attention import attention_by_its_masks
 from onnxplug.capture.conversions import conversions_that_change_nothing
-from onnxplug.capture.distributions import distributions_unchecked
-from onnxplug.capture.factories import factories_of_any_size
 from onnxplug.capture.handled import errors_kept
-from onnxplug.capture.kernels import shape_kernels
 from onnxplug.capture.lengths import lengths_stay_dynamic
 from onnxplug.capture.members import members_are_compared
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.onnx_flag import onnx_export_flag, onnx_export_flag_in_dynamo
 from onnxplug.capture.operator_calls import operator_calls_repeated
-from onnxplug.capture.packed import packed_sequences
 from onnxplug.capture.patching import ONE_AT_A_TIME
 from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.refusals import Answers
-from onnxplug.capture.sizes import sizes_of_any_kind
 from onnxplug.capture.timing import modules_timed
 from onnxplug.capture.tracing import lean_tracing
 
@@ -59,21 +54,22 @@ class TorchPatch:
 
     Attributes:
         name: What it is called.
-        scope: Whether it holds for a whole capture, or for one attempt of it.
         target: What is replaced.
         why: What torch does without it.
         test: A test that fails without it.
-        enter: Makes the context manager that puts it in place.
+        enter: Makes the context manager that puts it in place, of a :class:`Trace`; for a single operator of what patches of
+            plugins get, a :class:`onnxplug.CaptureRequest`.
+        scope: Whether it holds for a whole capture, or for one attempt of it.
         needed: Whether a trace needs it. A patch for what only some models use looks at ``mentions`` by itself.
         versions: The versions of torch that were seen to need it.
     """
 
     name: str
-    scope: Literal["capture", "attempt"]
     target: str
     why: str
     test: str
-    enter: Callable[[Trace], AbstractContextManager[Any]]
+    enter: Callable[[Any], AbstractContextManager[Any]]
+    scope: Literal["capture", "attempt"] = "capture"
     needed: Callable[[Trace], bool] = lambda trace: True
     versions: str = "2.13"
 
@@ -81,7 +77,6 @@ class TorchPatch:
 PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="onnx flag",
-        scope="capture",
         target="torch.onnx._flags._is_onnx_exporting",
         why="Models branch on torch.onnx.is_in_onnx_export(), which is true in torch.onnx.export alone.",
         test="tests/capture/test_attempts.py::test_a_model_sees_that_it_is_being_exported[None]",
@@ -89,75 +84,17 @@ PATCHES: tuple[TorchPatch, ...] = (
     ),
     TorchPatch(
         name="conversions",
-        scope="capture",
         target="torch.nn.Module._apply",
         why="module.to(...) swaps fake parameters for themselves: an error, or a write to the parameter.",
         test="tests/capture/test_conversions.py::test_a_conversion_that_changes_nothing_is_no_write",
         enter=lambda trace: conversions_that_change_nothing(),
     ),
     TorchPatch(
-        name="attention",
-        scope="capture",
-        target="torch.nn.modules.transformer._detect_is_causal_mask, torch.backends.mha",
-        why="nn.Transformer branches on the values of a mask, and fuses a layer into an operator that ONNX lacks.",
-        test="tests/capture/test_attention.py::test_masks_of_any_values_and_sizes",
-        enter=lambda trace: attention_by_its_masks(),
-    ),
-    TorchPatch(
-        name="distributions",
-        scope="capture",
-        target="torch.distributions.Distribution._validate_args, py_kernels of _sample_dirichlet and binomial",
-        why="Distributions branch on the values of their parameters and samples, and two draws have no kernel for dynamic sizes.",
-        test="tests/converters/test_distributions.py::test_densities_are_computed_unchecked",
-        enter=lambda trace: distributions_unchecked(),
-    ),
-    TorchPatch(
-        name="shape kernels",
-        scope="capture",
-        target="py_kernels of aten's recurrent layers, fake quantisation, dequantize, gradients of interpolation, fractional pools",
-        why="Recurrent layers are traced step by step, which fixes their number; the others have no kernel for dynamic sizes.",
-        test="tests/capture/test_patches.py::test_a_recurrent_layer_is_found_wherever_the_model_holds_it[closure]",
-        enter=lambda trace: shape_kernels(trace.mentions),
-    ),
-    TorchPatch(
         name="len",
-        scope="capture",
         target="len, in the Python modules of the model's code",
         why="len(tensor) is a plain number, which makes a dynamic size a constant.",
         test="tests/capture/test_lengths.py::test_length_of_a_tensor",
         enter=lambda trace: lengths_stay_dynamic(trace.mentions),
-    ),
-    TorchPatch(
-        name="sizes",
-        scope="capture",
-        target="torch.linspace, istft, nn.functional._verify_spatial_size, py_kernels of batch_norm and instance_norm",
-        why="They take sizes as plain numbers, or ask for sizes that follow from data.",
-        test="tests/capture/test_sizes.py::test_istft_longer_than_the_signal",
-        enter=lambda trace: sizes_of_any_kind(trace.mentions),
-    ),
-    TorchPatch(
-        name="factories",
-        scope="capture",
-        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler._override",
-        why="Windows, linspace, tensor(…) and the like make a constant of a dynamic size.",
-        test="tests/capture/test_factories.py::test_windows_with_all_arguments",
-        enter=lambda trace: factories_of_any_size(),
-    ),
-    TorchPatch(
-        name="packed sequences",
-        scope="capture",
-        target="torch._VF._pack_padded_sequence and _pad_packed_sequence, nn.RNNBase and its layers, fake implementations",
-        why="The numbers of rows and of sequences of a packed sequence are unknown, and torch's functions ask for both.",
-        test="tests/converters/test_packed.py::test_lengths_as_a_list",
-        enter=lambda trace: packed_sequences(trace.mentions),
-    ),
-    TorchPatch(
-        name="associative scans",
-        scope="capture",
-        target="torch._higher_order_ops.associative_scan.generic_associative_scan",
-        why="Its algorithm makes a dynamic number of elements a constant.",
-        test="tests/capture/test_associative.py::test_named_dimensions",
-        enter=lambda trace: associative_scans_of_any_size(trace.mentions),
     ),
     TorchPatch(
         name="sizes of 0",

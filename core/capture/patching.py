@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from onnxplug.plugin_api import CaptureMode, CaptureRequest, Patch
 from onnxplug.torch_private import DispatchKey, OpOverload
 
 _ABSENT: Any = object()
@@ -15,15 +16,16 @@ _ABSENT: Any = object()
 ONE_AT_A_TIME = threading.RLock()
 
 
-def context_of(patch: Any, module: Any) -> contextlib.AbstractContextManager[Any]:
-    """What holds during capture: a patch itself, or what it makes; one with a parameter makes it of the captured module."""
+def made_by(
+    patch: Patch, module: Any, request: CaptureRequest
+) -> contextlib.AbstractContextManager[Any] | Sequence[CaptureMode]:
+    """What a patch makes for a capture, of as many of the module and the request as it has parameters; or the patch itself."""
     if isinstance(patch, contextlib.AbstractContextManager):
         return patch
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(patch).parameters.values()
-    takes_module = any(p.kind in places and p.default is inspect.Parameter.empty for p in parameters)
-    made: contextlib.AbstractContextManager[Any] = patch(module) if takes_module else patch()
-    return made
+    count = sum(p.kind in places and p.default is inspect.Parameter.empty for p in parameters)
+    return patch(*(module, request)[:count])
 
 
 @contextlib.contextmanager

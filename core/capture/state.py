@@ -14,7 +14,6 @@ import itertools
 import operator
 import pickle
 import random
-import sys
 import threading
 import types
 from collections import OrderedDict, deque
@@ -25,16 +24,14 @@ import numpy as np
 import torch
 
 from onnxplug.capture.locations import raised_at
-from onnxplug.capture.mentions import Mentions, attributes_of, code_names
+from onnxplug.capture.mentions import SKIPPED, Mentions, attributes_of, code_names
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
 from onnxplug.torch_private import FakeTensor, is_transformed
 
 _ABSENT: Any = object()
 #: Packages whose objects are left alone: other threads may use them.
-_OTHERS = frozenset(
-    {"torch", "_pytest", *sys.stdlib_module_names} - {"__main__", "builtins", "collections", "weakref", "types"}
-)
+_OTHERS = SKIPPED - {"collections", "weakref", "types"}
 #: Bytes of a NumPy array of which a copy is kept; a larger one can't be written to while the model is captured.
 _LARGE = 1 << 26
 _PLAIN = frozenset(

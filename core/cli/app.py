@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,6 @@ import typer.main
 
 from onnxplug import logs
 from onnxplug.cli.console import forgiving_streams
-from onnxplug.cli.explain import ops, why
 from onnxplug.cli.options import (
     HOST,
     AbsolutePathsOption,
@@ -39,7 +37,6 @@ from onnxplug.cli.options import (
     selection,
     to_onnx_options,
 )
-from onnxplug.cli.plugins import plugins_app
 from onnxplug.cli.profile import ProfileOption, profiled, with_value
 from onnxplug.cli.sources import export_command
 from onnxplug.cli.warned import warnings_shown
@@ -115,17 +112,18 @@ def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, A
 
     Args:
         ctx: The context, with the flags that stand before the command.
-        package: A package of onnxplug's own: it alone is imported, whatever ``--only-plugin`` says of rules.
+        package: A package of onnxplug's own: it alone is imported, whatever the flags say of rules.
     """
     known: dict[str | None, Mapping[str, Any]] = ctx.meta.setdefault(f"{__name__}.commands", {})
     if package in known:
         return known[package]
-    flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
-    choice.remember(**{flag: ctx.params.get(flag) for flag in flags})
-    chosen = selection()
-    choice.reset(choice.debug)
-    if package is not None:
-        chosen = replace(chosen, only=(package,))
+    if package is None:
+        flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
+        choice.remember(**{flag: ctx.params.get(flag) for flag in flags})
+        chosen = selection()
+        choice.reset(choice.debug)
+    else:
+        chosen = load_object("onnxplug.plugins.records:Selection", "the plugin manager")(only=(package,))
     added = typer.Typer(pretty_exceptions_enable=False)
     try:
         load_object(f"{HOST}:PluginManager", "the plugin manager")(chosen).commands(added)
@@ -148,9 +146,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.add_typer(plugins_app, name="plugins")
-app.command()(plugin_options(why))
-app.command()(plugin_options(ops))
 
 
 def _version(asked: bool) -> None:

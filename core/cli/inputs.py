@@ -14,7 +14,6 @@ from onnxplug.text import shortened
 if TYPE_CHECKING:
     import torch
 
-    from onnxplug.finish.functions import Functions
     from onnxplug.metadata import Metadata
 
 #: Digits of a number: Python reads no more than 4300, and no size has as many.
@@ -171,7 +170,7 @@ def parse_opset(text: str | None) -> int | dict[str, int] | None:
     return opsets[""] if list(opsets) == [""] else opsets
 
 
-def parse_functions(asked: bool, classes: str | None, domain: str | None) -> Functions | None:
+def parse_functions(asked: bool, classes: str | None, domain: str | None) -> Any:
     """``--functions``, ``--function-classes Block,Attention`` and ``--function-domain my.blocks``; each asks for functions.
 
     Raises:
@@ -179,12 +178,12 @@ def parse_functions(asked: bool, classes: str | None, domain: str | None) -> Fun
     """
     if not asked and classes is None and domain is None:
         return None
-    from onnxplug.finish.functions import DEFAULT_DOMAIN, Functions
-
     names = [name.strip() for name in classes.split(",")] if classes is not None else None
     if names is not None and not all(names):
         raise UsageError(f"--function-classes {classes!r} can't be read", hint="Write it as Block,Attention.")
-    return Functions(names, DEFAULT_DOMAIN if domain is None else domain)
+    from onnxplug.packages import load
+
+    return load("Functions", "--functions")(names, **({} if domain is None else {"domain": domain}))
 
 
 def parse_metadata(level: str | None, *, absolute_paths: bool) -> Metadata:

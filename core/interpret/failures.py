@@ -42,7 +42,7 @@ def quantized_argument(call: FxNode, reasons: Sequence[str]) -> ConversionError:
     why = f" ({'; '.join(reasons)})" if reasons else ""
     found = ConversionError(
         f"{name} at {call.location} is called on a quantised tensor, for which no rule applies{why}",
-        hint=f"Call dequantize() before it, or pass a rule for {call.op_name!r}.",
+        hint=f"Call dequantize() before it, install onnxplug-quantized, or pass a rule for {call.op_name!r}.",
     )
     found.located, found.place = True, call.location
     return found

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import torch
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx_ir import serde
 
@@ -144,11 +143,12 @@ def content(tensor: ir.TensorProtocol) -> Any:
     expected, name = tensor.nbytes, tensor.name
     if isinstance(tensor, ir.LazyTensor):
         tensor = tensor.raw()
-    if tensor.dtype.bitwidth < 8 or sys.byteorder == "big":
-        stored: Any = tensor.tobytes()
+    stored: Any
+    if isinstance(tensor, WeightTensor):
+        stored = tensor.content()
+    elif tensor.dtype.bitwidth < 8 or sys.byteorder == "big":
+        stored = tensor.tobytes()
     else:
-        if isinstance(tensor, WeightTensor) and type(tensor.raw) is torch.Tensor:
-            tensor = WeightTensor(tensor.raw.contiguous(), tensor.name)  # which torch does faster than numpy
         stored = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
     if len(stored) != expected:
         raise WeightsError(f"the weight {name!r} has {len(stored)} bytes, not {expected}", names=[str(name)])

@@ -15,10 +15,9 @@ from torch import nn
 from torch._subclasses import fake_impls
 
 import onnxplug
-from onnxplug.capture.patches import PATCHES
 from onnxplug.errors import CaptureError
 from tests.support.check import check
-from tests.support.patches import VARIABLE
+from tests.support.patches import PATCHES, VARIABLE
 from tests.support.sampling import LONG
 
 AUTO = torch.export.Dim.AUTO

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from onnxplug_tools.scaffold.write import write_package
 
 from onnxplug.cli.app import run
 from onnxplug.cli.options import read_settings
 from onnxplug.errors import UsageError
-from onnxplug.scaffold.write import write_package
 from tests.support.distributions import Dist, environment, pip_of, place, run_python
 
 OPERATORS = """

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+import onnxplug_tools
 import pytest
 import torch
 import typer
@@ -60,6 +61,7 @@ def shop(isolated_registry: IsolatedRegistry, tmp_path: Path, monkeypatch: pytes
         ModelSource("shop", load, export, help="A size."),
     )
     isolated_registry.add_plugin(plugin, name="shop")
+    isolated_registry.add_plugin(onnxplug_tools, name="tools", distribution="onnxplug-tools")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

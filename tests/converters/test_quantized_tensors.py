@@ -1,6 +1,6 @@
 """Tensors of torch's quantised dtypes: quantised, rearranged and dequantised.
 
-What has no rule here is computed by stand-ins (tests/capture/quantized/test_without_layers.py), or an error.
+What has no rule here is computed by stand-ins (contrib/onnxplug-quantized/tests/test_without_layers.py), or an error.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _cached(folder: Path) -> float | None:
 
 
 def _package(folder: Path, value: float) -> None:
-    from onnxplug.scaffold.write import write_package
+    from onnxplug_tools.scaffold.write import write_package
 
     name = "onnxplug-acme" if value == OLD else "onnxplug-other"
     if not (folder / name).exists():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,3 +67,41 @@ def test_a_function_with_a_parameter_gets_the_module(strict: bool | None) -> Non
         "0.factor": "FLOAT",
     }
     assert not [layer for layer in model if hasattr(layer, "factor") or "forward" in vars(layer)]
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if LEVEL == 0 or x.sum() > 0 else x
+
+
+LEVEL = 1
+
+
+def raised(module: nn.Module, request: onnxplug.CaptureRequest) -> list[onnxplug.CaptureMode]:
+    """A way that fails at a branch, and a way that doesn't get there."""
+    assert isinstance(module, Branching)
+    assert request.options.opset_version == 20
+    assert request.registry.find is not None
+    assert request.mentions("sum".__eq__)
+    assert not request.mentions("mean".__eq__)
+    level = lambda: patched(sys.modules[__name__], "LEVEL", 0)  # noqa: E731
+    return [onnxplug.CaptureMode(strict=False), onnxplug.CaptureMode(level)]
+
+
+def test_the_first_mode_that_captures_the_model_is_taken() -> None:
+    plugin = SimpleNamespace(onnxplug_patches=onnxplug.hookimpl(lambda: [raised, raised]))
+    registry = IsolatedRegistry()
+    registry.add_plugin(plugin, name="ways", distribution="onnxplug-ways", version="1")
+    x = torch.randn(2, 4)
+    with registry.active():
+        program = onnxplug.to_onnx(Branching(), (x,), opset_version=20)
+    torch.testing.assert_close(program(-x.abs())[0], 1 - x.abs())
+    assert LEVEL == 1
+
+
+def test_no_mode_captures_the_model() -> None:
+    modes = onnxplug.hookimpl(lambda: [lambda module, request: [onnxplug.CaptureMode(strict=False)] * 2])
+    registry = IsolatedRegistry()
+    registry.add_plugin(SimpleNamespace(onnxplug_patches=modes), name="ways", distribution="onnxplug-ways", version="1")
+    with registry.active(), pytest.raises(onnxplug.CaptureError, match="data-dependent expression"):
+        onnxplug.to_onnx(Branching(), (torch.randn(2, 4),))

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
+from types import ModuleType
 
 import pytest
 
 from onnxplug.capture import patches
+from onnxplug.converters.patches import table
 
 VARIABLE = "ONNXPLUG_TEST_WITHOUT_PATCH"
+PATCHES = (*patches.PATCHES, *table.PATCHES)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Leaves a patch out until the end of a test."""
-    monkeypatch.setattr(patches, "PATCHES", others(name))
+    home = _home(name)
+    monkeypatch.setattr(home, "PATCHES", _others(home, name))
 
 
-def others(name: str) -> tuple[patches.TorchPatch, ...]:
-    """All patches but one."""
-    found = tuple(patch for patch in patches.PATCHES if patch.name != name)
-    assert len(found) == len(patches.PATCHES) - 1
-    return found
+def _home(name: str) -> ModuleType:
+    """The table that has a patch."""
+    (home,) = (home for home in (patches, table) if any(patch.name == name for patch in home.PATCHES))
+    return home
+
+
+def _others(home: ModuleType, name: str) -> tuple[patches.TorchPatch, ...]:
+    return tuple(patch for patch in home.PATCHES if patch.name != name)
 
 
 if VARIABLE in os.environ:
-    patches.PATCHES = others(os.environ[VARIABLE])
+    _home(os.environ[VARIABLE]).PATCHES = _others(_home(os.environ[VARIABLE]), os.environ[VARIABLE])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The same random numbers in every run: what the conftests of the tests and of contrib have in common."""
+"""What the conftests of the tests and of contrib have in common: the same random numbers in every run, and torchvision."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def seeded() -> Iterator[None]:
         np.random.seed(0)
         yield
     np.random.set_state(state)
+
+
+@pytest.fixture
+def vision() -> None:
+    """Makes torchvision, timm and transformers' vision models importable (see tests/support/vision.py)."""
+    from tests.support.vision import define_vision_schemas
+
+    define_vision_schemas()

@@ -16,8 +16,8 @@ import onnx_ir as ir
 import torch
 from torch.nn.modules import transformer
 
-from onnxplug.capture.attention import is_said_to_be_causal
 from onnxplug.capture.signature import Captured
+from onnxplug.converters.patches.attention import is_said_to_be_causal
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets

@@ -15,7 +15,6 @@ from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
 from onnxplug import arguments
 from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
 from onnxplug.exporter import to_onnx
-from onnxplug.finish.functions import UnusedClassWarning
 from onnxplug.observers import observed, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.packages import load
@@ -250,7 +249,7 @@ class _Exporter:
             try:
                 with warnings.catch_warnings():
                     if request.export_modules_as_functions is True:  # modules of which nothing is left are no mistake
-                        warnings.simplefilter("ignore", UnusedClassWarning)
+                        warnings.filterwarnings("ignore", "no function was made of")
                     program = to_onnx(
                         request.model,
                         request.args,

@@ -11,7 +11,6 @@ import torch
 from torch.onnx import ExportableModule, OperatorExportTypes, TrainingMode
 
 from onnxplug.errors import OpsetError, UsageError
-from onnxplug.finish.functions import Functions
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.text import type_with_article
 from onnxplug.warn import warn as warn_user
@@ -192,11 +191,13 @@ class Request:
 
     # -- what the arguments mean to onnxplug ---------------------------------------------------------------------------
 
-    def functions(self) -> Functions | bool:
+    def functions(self) -> Any:
         """``functions=`` of :func:`onnxplug.to_onnx`."""
         asked = self.export_modules_as_functions
         if not asked:
             return False
+        from onnxplug import Functions
+
         if not isinstance(self.model, torch.nn.Module) or isinstance(self.model, torch.jit.ScriptModule):
             return True if asked is True else Functions(list(asked))
         present: set[type[torch.nn.Module]] = {

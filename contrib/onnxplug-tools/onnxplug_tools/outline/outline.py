@@ -12,10 +12,10 @@ from onnxplug.build.module_calls import KEY, ModuleCall, ModuleCalls
 from onnxplug.build.names import Names
 from onnxplug.build.provenance import CLASS
 from onnxplug.build.scope import detach, graphs_of, nodes_of, used_by
-from onnxplug.finish.functions import Functions
 from onnxplug_tools.outline.bodies import Body, shared_types
 from onnxplug_tools.outline.canonical import Canonical, canonical, is_constant
 from onnxplug_tools.outline.regions import Region, Regions
+from onnxplug_tools.outline.request import Functions
 from onnxplug_tools.outline.terms import of_call, unnumbered, within
 
 #: Modules of fewer nodes stay as they are unless their class is asked for: a call says no more than they do.

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from onnxplug.finish.functions import Functions
 from onnxplug.metadata import Metadata
 from onnxplug.registry.rule import Rule
+from onnxplug_tools.outline.request import Functions
 
 _MOST_ITEMS = 16
 _WIDTH = 300

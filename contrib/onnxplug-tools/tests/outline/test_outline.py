@@ -14,6 +14,7 @@ import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
+from onnxplug_tools.outline.request import UnusedClassWarning
 from torch import nn
 from torch.export import Dim
 
@@ -23,7 +24,6 @@ from onnxplug.build.module_calls import KEY
 from onnxplug.build.scope import nodes_of
 from onnxplug.build.stored import META
 from onnxplug.errors import UsageError
-from onnxplug.finish.functions import UnusedClassWarning
 from tests.support.contrib import installed, plugged
 from tests.support.sampling import rotated
 from tests.support.structure import same_inlined

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched
+from onnxplug.plugin_api import Mentions
 from onnxplug.torch_private import associative_scans, pytree, scan
 
 Tensors = list[torch.Tensor]

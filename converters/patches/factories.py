@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from onnxplug.capture.patching import patched
+from onnxplug.plugin_api import Mentions
 from onnxplug.torch_private import NonStrictFunctions, pytree
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -176,6 +177,45 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     return input[torch.nonzero_static(chosen, size=count)]
 
 
+def _istft_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def istft(
+        input: Tensor,
+        n_fft: int,
+        hop_length: int | None = None,
+        win_length: int | None = None,
+        window: Tensor | None = None,
+        center: bool = True,
+        normalized: bool = False,
+        onesided: bool | None = None,
+        length: Any = None,
+        return_complex: bool = False,
+    ) -> Tensor:
+        """As torch's own, also for a length that is a dynamic size: a part of the whole signal, or the signal and zeros."""
+        options = (normalized, onesided)
+        if not isinstance(length, torch.SymInt):
+            return original(
+                input, n_fft, hop_length, win_length, window, center, *options, length, return_complex=return_complex
+            )
+        whole = original(
+            input, n_fft, hop_length, win_length, window, False, *options, None, return_complex=return_complex
+        )
+        start = n_fft // 2 if center else 0
+        parts = [start, length, whole.shape[-1] - start]
+        zeros = whole.new_zeros((*whole.shape[:-1], length))
+        return torch.cat([whole, zeros], -1).split(parts, -1)[1]
+
+    return istft
+
+
+def _linspace_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def linspace_(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
+        """As torch's own, also for a dynamic number of steps in the strict mode."""
+        dynamic = isinstance(steps, torch.SymInt) and is_known(linspace, options)
+        return (linspace if dynamic else original)(start, end, steps, **options)
+
+    return linspace_
+
+
 def _data(data: Any, dtype: Any = None, device: Any = None, **_: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (data,), {"dtype": dtype, "device": device}
 
@@ -230,15 +270,19 @@ def has_symbols(given: Any) -> bool:
 
 
 @contextlib.contextmanager
-def factories_of_any_size() -> Iterator[None]:
+def factories_of_any_size(mentions: Mentions) -> Iterator[None]:
     """While it holds, torch.export's non-strict mode calls these functions in the place of torch's own."""
     original = getattr(NonStrictFunctions, "_override", None)
-    if original is None:
-        yield
-        return
 
     def override(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        return original(mode, *(instead(func, args, kwargs or {}) or (func, args, kwargs)))
+        return original(mode, *(instead(func, args, kwargs or {}) or (func, args, kwargs)))  # type: ignore[misc]
 
-    with patched(NonStrictFunctions, "_override", override):
+    with contextlib.ExitStack() as stack:
+        if original is not None:
+            stack.enter_context(patched(NonStrictFunctions, "_override", override))
+        if mentions(lambda name: name in ("linspace", "istft")):  # the strict mode has no such place
+            stack.enter_context(patched(torch, "linspace", _linspace_of(torch.linspace)))
+            istft = _istft_of(torch.istft)
+            for owner in (torch, torch.functional, Tensor):
+                stack.enter_context(patched(owner, "istft", istft))
         yield

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.quantized import dynamic, functions, weighted
-from onnxplug.capture.quantized.tensor import QTensor
-from onnxplug.capture.quantized.weights import Weight
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import OpOverload, OpOverloadPacket, pytree
+from onnxplug_quantized import dynamic, functions, weighted
+from onnxplug_quantized.tensor import QTensor
+from onnxplug_quantized.weights import Weight
 
 #: Name to the function that computes it: called with torch's own function, and the arguments.
 TABLE: Mapping[str, Callable[..., Any]] = {**functions.TABLE, **weighted.TABLE, **dynamic.TABLE}

@@ -13,12 +13,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from onnxplug.cli.contents import describe
 from onnxplug.cli.options import HOST, debug_option, plugin_options, selection
 from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.rule import load_object
 from onnxplug.text import counted, did_you_mean
+from onnxplug_tools.cli.contents import describe
 
 plugins_app = typer.Typer(help="Installed plugins.", no_args_is_help=True)
 
@@ -179,7 +179,7 @@ def plugins_new(
 ) -> None:
     """Write a package with a custom operator, its rule, samples and tests; it installs and its tests pass."""
     from onnxplug.cli.report import out
-    from onnxplug.scaffold.write import write_package
+    from onnxplug_tools.scaffold.write import write_package
 
     package = write_package(name, folder, op)
     out.print(

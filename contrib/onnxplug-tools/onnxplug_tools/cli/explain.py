@@ -96,8 +96,8 @@ def _qualified(table: Any, pattern: str) -> str:
 def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> tuple[list[Any], list[str]]:
     if dtype is None:
         return table.explain(op, target), []
-    from onnxplug.cli.nodes import find_dtype, make_node
     from onnxplug.registry.names import find_overload
+    from onnxplug_tools.cli.nodes import find_dtype, make_node
 
     wanted = find_dtype(dtype)
     samples = host.samples()
@@ -160,9 +160,9 @@ def ops(
 
 
 def _rows(pattern: str, plugin: str | None, opset: str | None, runtime: str | None) -> list[dict[str, Any]]:
-    from onnxplug.cli.contents import rule_text
     from onnxplug.cli.inputs import parse_opset
     from onnxplug.opsets import resolve_opsets
+    from onnxplug_tools.cli.contents import rule_text
 
     table, host = registry()
     pattern = _qualified(table, pattern)

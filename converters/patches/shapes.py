@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched_kernel
+from onnxplug.plugin_api import Mentions
 from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode
 
 Kernel = Callable[..., Any]
@@ -17,9 +17,9 @@ Kernel = Callable[..., Any]
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _RECURRENT_NAMES = frozenset((*_RECURRENT, "RNNBase", "LSTM", "GRU", "RNN"))
 _FAKE_QUANTIZE = (
-    "fake_quantize_per_tensor_affine_cachemask",
-    "fake_quantize_per_channel_affine_cachemask",
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "fake_quantize_per_tensor_affine_cachemask.default",
+    "fake_quantize_per_channel_affine_cachemask.default",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default",
 )
 _INTERPOLATIONS = (
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
@@ -66,6 +66,10 @@ def _interpolation_backward(
     return grad.new_empty(tuple(input_size))
 
 
+def _like_the_first(x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
 def _as_float(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, dtype=torch.float32)
 
@@ -74,21 +78,20 @@ def _all_as_float(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [_as_float(x) for x in tensors]
 
 
-def is_recurrent(name: str) -> bool:
-    """Whether a name is that of a recurrent layer or its operator."""
-    return name in _RECURRENT_NAMES
-
-
-def _is_fake_quantization(name: str) -> bool:
-    return "fake_quant" in name or "FakeQuant" in name
-
-
-def _is_dequantization(name: str) -> bool:
-    return name == "dequantize"
-
-
-def _is_fractional_pool(name: str) -> bool:
-    return "fractional_max_pool3d" in name or name == "FractionalMaxPool3d"
+#: Whether a name of the model's code concerns operators, these, and the kernel of each for which torch has none. ``None``: names
+#: don't say it; gradients are reached from autograd.
+_KERNELS: tuple[tuple[Callable[[str], bool] | None, Sequence[str], Kernel], ...] = (
+    (lambda name: "fake_quant" in name or "FakeQuant" in name, _FAKE_QUANTIZE, _result_and_mask),
+    (lambda name: name == "dequantize", ("dequantize.self",), _as_float),
+    (lambda name: name == "dequantize", ("dequantize.tensors",), _all_as_float),
+    (None, [f"{name}_backward.default" for name in _INTERPOLATIONS], _interpolation_backward),
+    (
+        lambda name: "fractional_max_pool3d" in name or name == "FractionalMaxPool3d",
+        ("fractional_max_pool3d.default",),
+        _fractional_pool,
+    ),
+    (None, ("_sample_dirichlet.default", "binomial.default"), _like_the_first),
+)
 
 
 def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
@@ -100,46 +103,23 @@ def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
                     yield op, key, _recurrent(op.py_kernels[key], packed)
 
 
-def _fake_quantize_operators() -> Iterator[OpOverload]:
-    """Those that torch has no kernel for shapes of."""
-    for name in _FAKE_QUANTIZE:
-        op = getattr(torch.ops.aten, name).default
-        if DispatchKey.Meta not in op.py_kernels:
-            yield op
-
-
-def _interpolations_backward() -> Iterator[OpOverload]:
-    """Those whose kernel for shapes is C++, which takes no symbolic sizes in a list."""
-    for name in _INTERPOLATIONS:
-        op = getattr(torch.ops.aten, f"{name}_backward").default
-        if DispatchKey.Meta not in op.py_kernels:
-            yield op
-
-
 @contextlib.contextmanager
 def shape_kernels(mentions: Mentions) -> Iterator[None]:
     """While it holds, tracing these operators computes the shapes of their results and nothing else.
 
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes as long as there
-    are steps; it has no kernel at all for fake quantisation and dequantisation and most gradients of interpolations of
-    dynamic sizes, and one that makes sizes static for fractional pools of volumes. Only what the
-    model may use is patched; the gradients are, whatever its code names.
+    are steps; it has no kernel at all for fake quantisation and dequantisation, most gradients of interpolations of dynamic sizes
+    (that in C++ takes no symbolic sizes in a list) and two draws, and one that makes sizes static for fractional pools of volumes.
+    Only what the model may use is patched.
     """
     with contextlib.ExitStack() as stack:
-        if mentions(is_recurrent):
+        if mentions(lambda name: name in _RECURRENT_NAMES):
             for op, key, kernel in list(_recurrent_kernels()):
                 stack.enter_context(patched_kernel(op, key, kernel))
-        if mentions(_is_fake_quantization):
-            for op in _fake_quantize_operators():
-                stack.enter_context(patched_kernel(op, DispatchKey.Meta, _result_and_mask))
-        if mentions(_is_dequantization):
-            packet = torch.ops.aten.dequantize
-            for op, kernel in ((packet.self, _as_float), (packet.tensors, _all_as_float)):
-                if DispatchKey.Meta not in op.py_kernels:
-                    stack.enter_context(patched_kernel(op, DispatchKey.Meta, kernel))
-        for op in _interpolations_backward():  # reached from autograd, where no code names them
-            stack.enter_context(patched_kernel(op, DispatchKey.Meta, _interpolation_backward))
-        fractional = torch.ops.aten.fractional_max_pool3d.default
-        if mentions(_is_fractional_pool) and DispatchKey.Meta not in fractional.py_kernels:
-            stack.enter_context(patched_kernel(fractional, DispatchKey.Meta, _fractional_pool))
+        for concerns, names, kernel in _KERNELS:
+            if concerns is None or mentions(concerns):
+                for packet, _, overload in (name.partition(".") for name in names):
+                    op = getattr(getattr(torch.ops.aten, packet), overload)
+                    if DispatchKey.Meta not in op.py_kernels:
+                        stack.enter_context(patched_kernel(op, DispatchKey.Meta, kernel))
         yield

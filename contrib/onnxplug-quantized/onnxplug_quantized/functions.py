@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxplug.capture.quantized.tensor import INTEGERS, QTensor
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import pytree
+from onnxplug_quantized.tensor import INTEGERS, QTensor
 
 Function = Callable[..., Any]
 

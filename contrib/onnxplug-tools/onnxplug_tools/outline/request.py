@@ -62,14 +62,12 @@ class Functions:
         object.__setattr__(self, "classes", tuple(given))
 
     @classmethod
-    def asked(cls, functions: Any) -> Functions | None:
-        """What the argument ``functions`` of an export means; ``None`` where it asks for nothing.
+    def asked(cls, functions: Any) -> Functions:
+        """What the argument ``functions`` of an export means, which is neither ``None`` nor ``False``.
 
         Raises:
             UsageError: It is malformed.
         """
-        if functions is None or functions is False:
-            return None
         if isinstance(functions, Functions):
             return functions
         return cls() if functions is True else cls(functions)

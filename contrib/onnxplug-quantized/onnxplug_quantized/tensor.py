@@ -37,7 +37,7 @@ class QTensor:
 
     is_quantized = True
     requires_grad = False
-    #: Computes a function of torch with arguments and keywords; :mod:`onnxplug.capture.quantized.dispatch` has the tables.
+    #: Computes a function of torch with arguments and keywords; :mod:`onnxplug_quantized.dispatch` has the tables.
     compute: ClassVar[Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]]
 
     def __init__(

@@ -13,13 +13,12 @@ import torch
 import torch.ao.nn.quantized as nnq
 from torch import Tensor, nn
 
-from onnxplug.capture.quantized.tensor import INTEGERS, QTensor
+from onnxplug.capture.quantised import stored
 from onnxplug.errors import CaptureError
+from onnxplug_quantized.tensor import INTEGERS, QTensor
 
 _QUANTIZED = torch.ops.quantized
 _PREFIX = "__torch__.torch.classes."
-#: Names of the classes of packed weights.
-_CLASSES = (f"{_PREFIX}quantized.", f"{_PREFIX}rnn.")
 
 
 class _StandIn(nn.Module):
@@ -236,22 +235,6 @@ def _refusals(operator: Any, packed: Any, x: Tensor) -> list[str]:
         except RuntimeError as error:
             said.append(str(error).partition("\n")[0])
     return said
-
-
-def is_stored_quantised(value: Any) -> bool:
-    """Whether an attribute is a quantised tensor or packed weights."""
-    if isinstance(value, torch.ScriptObject):
-        return bool(value._type().qualified_name().startswith(_CLASSES))
-    return isinstance(value, Tensor) and value.is_quantized
-
-
-def stored(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Quantised tensors and packed weights of a model: their module, name, and themselves."""
-    for owner in module.modules():
-        for attributes in (vars(owner), owner._buffers, owner._parameters):
-            for name, value in attributes.items():
-                if is_stored_quantised(value):
-                    yield owner, name, value
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxplug.capture.quantized.tensor import QTensor
-from onnxplug.capture.quantized.weighted import convolution, linear
-from onnxplug.capture.quantized.weights import Cell, Packed
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import scan
+from onnxplug_quantized.tensor import QTensor
+from onnxplug_quantized.weighted import convolution, linear
+from onnxplug_quantized.weights import Cell, Packed
 
 Function = Callable[..., Any]
 _OPS = torch.ops.quantized_decomposed

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.quantized.dispatch import call, name_of
-from onnxplug.capture.quantized.dynamic import range_of
-from onnxplug.capture.quantized.tensor import INTEGERS, QTensor
-from onnxplug.capture.quantized.weights import numbers_as_constants, stored, weights_as_modules
+from onnxplug.capture.locations import runs_models
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import pytree, quantized_operators
+from onnxplug_quantized import QUANTISERS
+from onnxplug_quantized.dispatch import call, name_of
+from onnxplug_quantized.dynamic import range_of
+from onnxplug_quantized.tensor import INTEGERS, QTensor
+from onnxplug_quantized.weights import numbers_as_constants, weights_as_modules
 
 QTensor.compute = staticmethod(call)
-
-
-def is_quantised(module: nn.Module, mentions: Mentions) -> bool:
-    """Whether a model has quantised weights or layers, or names ``torch.ops.quantized``."""
-    return (
-        next(stored(module), None) is not None
-        or any(_is_quantised_layer(m) for m in module.modules())
-        or all(mentions(wanted.__eq__) for wanted in ("ops", "quantized"))
-    )
-
-
-def quantises_numbers(mentions: Mentions) -> bool:
-    """Whether a model's code names a function of torch that gives quantised tensors."""
-    return mentions(_QUANTISERS.__contains__) and not mentions("quantized_decomposed".__eq__)
-
-
-def _is_quantised_layer(module: nn.Module) -> bool:
-    place = type(module).__module__
-    return place.startswith("torch.ao.nn.") and "quantized" in place and "reference" not in place
 
 
 class _Quantisers(TorchFunctionMode):
@@ -87,12 +69,9 @@ def _empty(_: Any, size: Any, *, scale: float, zero_point: int, dtype: torch.dty
     return QTensor(torch.zeros(size, dtype=INTEGERS[dtype][0]), scale, zero_point, dtype)
 
 
-_QUANTISERS: dict[str, Callable[..., Any]] = {
-    "quantize_per_tensor": _per_tensor,
-    "quantize_per_tensor_dynamic": _dynamically,
-    "quantize_per_channel": _per_channel,
-    "_empty_affine_quantized": _empty,
-}
+_QUANTISERS: Mapping[str, Callable[..., Any]] = dict(
+    zip(QUANTISERS, (_per_tensor, _dynamically, _per_channel, _empty), strict=True)
+)
 
 
 def _refuse_quantised_results(_: nn.Module, args: Any, result: Any) -> None:
@@ -107,6 +86,7 @@ def _refuse_quantised_results(_: nn.Module, args: Any, result: Any) -> None:
 def quantised_as_numbers(module: nn.Module) -> Iterator[None]:
     """While it holds, stand-ins take the place of a model's quantised weights and of the quantised tensors that it makes."""
     _ = quantized_operators.__name__  # importing it registers the operators
+    runs_models(__file__, interprets=False)
     hook = module.register_forward_hook(_refuse_quantised_results)
     try:
         with weights_as_modules(module), numbers_as_constants(module), _Quantisers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +113,9 @@ def test_layer_of_ones_own() -> None:
 def test_refused(function: Any, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         onnxplug.to_onnx(function, (X,))
+
+
+def test_an_error_names_the_line_of_the_model() -> None:
+    with pytest.raises(CaptureError, match=rf"{Path(__file__).name}:\d+: RuntimeError") as error:
+        onnxplug.to_onnx(lambda x: F.max_pool2d(q(x)[None, None], 9).dequantize(), (X,))
+    assert "onnxplug_quantized" not in error.value.message

@@ -12,8 +12,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.rnn import PackedSequence
 
 from onnxplug import torch_private
-from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched
+from onnxplug.plugin_api import Mentions
 from onnxplug.torch_private import detect_fake_mode
 
 _OP = torch.ops.aten._pack_padded_sequence.default

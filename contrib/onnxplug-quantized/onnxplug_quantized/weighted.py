@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxplug.capture.quantized.tensor import QTensor
-from onnxplug.capture.quantized.weights import Packed, Table
 from onnxplug.errors import CaptureError
+from onnxplug_quantized.tensor import QTensor
+from onnxplug_quantized.weights import Packed, Table
 
 Function = Callable[..., Any]
 #: By the number of dimensions.

@@ -1,0 +1,55 @@
+"""Batch and instance norms of sizes that follow from data: torch asks whether there are elements."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
+
+from onnxplug.capture.patching import patched, patched_kernel
+from onnxplug.plugin_api import Mentions
+from onnxplug.torch_private import DispatchKey
+
+Function = Callable[..., Any]
+
+
+def _verify_spatial_size(size: Sequence[Any]) -> None:
+    """As torch's own; a size that follows from data is not asked for."""
+    number = 1
+    for length in size[2:]:
+        number *= length
+    if guard_or_false(number == 1):
+        raise ValueError(f"Expected more than 1 spatial element when training, got input size {size}")
+
+
+def _normalization(original: Function) -> Function:
+    def kernel(
+        x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
+    ) -> torch.Tensor:
+        """The result's shape where the number of elements follows from data: torch's kernel asks whether there is any."""
+        if not free_unbacked_symbols(x) or (training and mean is not None):
+            return original(x, weight, bias, mean, var, training, *rest)
+        return torch.empty_like(x)
+
+    return kernel
+
+
+def _normalizes(name: str) -> bool:
+    return any(part in name.lower() for part in ("instancenorm", "instance_norm", "batchnorm", "batch_norm"))
+
+
+@contextlib.contextmanager
+def norms_of_any_size(mentions: Mentions) -> Iterator[None]:
+    """While it holds, norms of a model that has some don't ask for sizes that follow from data."""
+    composite = DispatchKey.CompositeImplicitAutograd
+    with contextlib.ExitStack() as stack:
+        if mentions(_normalizes):
+            stack.enter_context(patched(torch.nn.functional, "_verify_spatial_size", _verify_spatial_size))
+            for op in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+                original = op.py_kernels.get(composite) or functools.partial(op._op_dk, composite)
+                stack.enter_context(patched_kernel(op, composite, _normalization(original)))
+        yield
