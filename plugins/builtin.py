@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-from onnxplug.plugin_api import CaptureRequest, PluginInfo, TargetInfo, hookimpl
+from onnxplug.plugin_api import CaptureRequest, ModelSource, PluginInfo, TargetInfo, hookimpl
 from onnxplug.registry.rule import Rule
 
 
@@ -54,6 +54,12 @@ def _operators_patched(_: Any, request: CaptureRequest) -> AbstractContextManage
     from onnxplug.converters.patches.table import operators_patched
 
     return operators_patched(request)
+
+
+@hookimpl
+def onnxplug_sources() -> Iterable[ModelSource]:
+    """The models of timm."""
+    return [ModelSource("timm", "onnxplug.plugins.timm:load", help="NAME is one of timm.list_models().")]
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onnxplug.capture.mentions import Mentions
+from onnxplug.plugin_api import Mentions
 
 PACKAGE = "onnxplug-quantized"
 #: Names of the classes of packed weights.

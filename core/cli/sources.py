@@ -57,7 +57,7 @@ def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
     if not name:
         raise UsageError(f"{source.scheme}: needs a name after it", hint=source.help or None)
     load = object_of(source.load, f"the load of {_label(source)}")
-    takes = "pretrained" in inspect.signature(load).parameters
+    takes = takes_pretrained(source)
     if pretrained and not takes:
         of = f"{source.scheme}:NAME, which decides by itself" if source.scheme else "files"
         raise UsageError(f"--pretrained is not for {of}")
@@ -70,6 +70,12 @@ def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
     except Exception as error:
         target = f"{source.scheme}:{name}" if source.scheme else name
         raise OnnxplugError(f"{target} can't be loaded: {type(error).__name__}: {error}") from error
+
+
+def takes_pretrained(source: ModelSource) -> bool:
+    """Whether a source has a choice of random weights and trained ones."""
+    load = object_of(source.load, f"the load of {_label(source)}")
+    return "pretrained" in inspect.signature(load).parameters
 
 
 def export_command(arguments: Sequence[str], ordinary: Any) -> Any:

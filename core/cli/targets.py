@@ -11,12 +11,11 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from onnxplug.archive import check_archive
 from onnxplug.cli.inputs import InputSpec, check_file
-from onnxplug.cli.sources import find_source, load_from
+from onnxplug.cli.sources import find_source, load_from, takes_pretrained
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.text import did_you_mean, type_with_article
 
@@ -48,7 +47,7 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
     Args:
         text: TARGET.
         inputs: The ``--input``s.
-        pretrained: Trained weights for ``timm:NAME``, and for a plugin's scheme that knows them.
+        pretrained: Trained weights, for a scheme that knows them.
 
     Raises:
         UsageError: There is no such file, module or function.
@@ -58,16 +57,16 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
 
     # A fixed seed: a factory with random weights gives the same model in `export` and in `verify`.
     torch.manual_seed(0)
-    found = None if text.startswith("timm:") else find_source(text)
-    if pretrained and found is None and not text.startswith("timm:"):
+    found = find_source(text)
+    if pretrained and found is None:
         raise UsageError("--pretrained is for timm:NAME; a function that makes a model decides by itself")
     if text.endswith(".pt2"):
         target = _load_pt2(text)
-    elif text.startswith("timm:"):
-        target = _load_timm(text[len("timm:") :], bool(inputs), pretrained)
     elif found is not None:
         source, name = found
         target = _unpack(load_from(source, name, pretrained=pretrained), text)
+        if not pretrained and takes_pretrained(source):
+            target.note = f"{text} has random weights; --pretrained takes the trained ones"
     elif ":" in text:
         target = _load_callable(text)
     elif text.endswith((".pt", ".ts")):
@@ -122,40 +121,6 @@ def _load_pt2(path: str) -> Target:
             return Target(torch.export.load(path))
     except Exception as error:
         raise OnnxplugError(f"{path} is not a program that torch.export.save wrote: {error}") from error
-
-
-def _remedy_for_timm(error: Exception) -> str:
-    """What to do where timm can't be imported."""
-    if isinstance(error, ModuleNotFoundError) and error.name == "timm":
-        return "pip install timm"
-    if "torchvision::" in str(error):  # an operator that a build of torchvision for another torch lacks
-        have = " and ".join(f"{name} {version(name)}" for name in ("torchvision", "torch"))
-        return f"timm needs torchvision, and {have} do not fit one another: install the torchvision of that torch."
-    return "timm is installed; `python -c 'import timm'` shows what is wrong with it."
-
-
-def _load_timm(name: str, has_inputs: bool, pretrained: bool) -> Target:
-    try:
-        import timm
-    except Exception as error:
-        raise OnnxplugError(f"timm can't be imported: {error}", hint=_remedy_for_timm(error)) from error
-    import torch
-
-    try:
-        model = timm.create_model(name, pretrained=pretrained).eval()
-    except Exception as error:
-        if not pretrained and isinstance(error, RuntimeError):
-            near = did_you_mean(name, timm.list_models(), otherwise="`timm.list_models()` names those that there are.")
-            raise UsageError(f"timm has no model {name!r}: {error}", hint=near) from None
-        if not pretrained:
-            raise
-        raise OnnxplugError(
-            f"timm can't load the trained weights of {name}: {type(error).__name__}: {error}",
-            hint="They are downloaded at first use. Without --pretrained the weights are random.",
-        ) from error
-    size = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
-    note = "" if pretrained else f"timm:{name} has random weights; --pretrained takes the trained ones"
-    return Target(model, () if has_inputs else (torch.randn(2, *size),), note=note)
 
 
 #: The hint where a library lacks a name, by the library: models of these come from plugin packages.
