@@ -14,7 +14,7 @@ from tests.chains.run import compare, run_chain, summary
 GOOD = {"right", "not captured", "no kernel"}
 
 
-@pytest.mark.parametrize("start", range(0, 300, 50))
+@pytest.mark.parametrize("start", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(50, 300, 50))])
 def test_chains(start: int) -> None:
     """Most are measured, and those that are agree with PyTorch, with ONNX Runtime's optimisations on and off."""
     outcomes = {number: run_chain(make(number)) for number in range(start, start + 50)}

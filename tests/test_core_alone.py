@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.distributions import run_python
@@ -24,16 +22,8 @@ points = importlib.metadata.entry_points
 importlib.metadata.entry_points = lambda **by: [p for p in points(**by) if not p.value.startswith("onnxplug_")]
 """
 MODEL = "import torch\ndef make(): return torch.nn.Linear(3, 2), (torch.randn(4, 3),)\n"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "alone_model.py").write_text(MODEL, encoding="utf-8")
-    return tmp_path
-
-
-def test_it_exports_and_verifies(folder: Path) -> None:
-    code = """
+#: It exports and verifies, loads nothing of another package, then asks for what is lacking.
+CODE = """
 from onnxplug.cli.app import run
 assert run(["export", "alone_model.py:make", "-o", "m.onnx", "--verify", "--dynamic", "input=batch,_"]) == 0
 assert run(["verify", "m.onnx", "alone_model.py:make"]) == 0
@@ -42,16 +32,6 @@ import onnxplug, torch
 from onnxplug import *
 program = onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3),), verify=True)
 assert not [name for name in sys.modules if name.startswith("onnxplug_")]
-"""
-    printed = run_python(folder, "-c", ALONE + code, fresh=True)
-    assert "Same as PyTorch" in printed
-    assert "inspect" not in printed
-
-
-def test_what_is_lacking_names_its_package(folder: Path) -> None:
-    code = """
-import onnxplug, torch
-from onnxplug.cli.app import run
 for command in ("inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
@@ -78,7 +58,22 @@ for name, ask in {
         assert isinstance(error, ImportError)
 assert "bisect" not in onnxplug.__all__ and "diagnose" not in dir(onnxplug)
 """
-    printed = run_python(folder, "-c", ALONE + code, fresh=True)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What one new process prints: all of this is about what an interpreter without the packages imports."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "alone_model.py").write_text(MODEL, encoding="utf-8")
+    return run_python(folder, "-c", ALONE + CODE, fresh=True)
+
+
+def test_it_exports_and_verifies(printed: str) -> None:
+    assert "Same as PyTorch" in printed
+    assert "inspect" not in printed.partition("onnxplug inspect needs")[0]
+
+
+def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
         "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench why plugins",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",

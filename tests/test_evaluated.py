@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.child import run_fork
 
 _TESTS = """
 import torch
@@ -30,9 +31,9 @@ def test_floats():
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["one process", "a worker"])
 def test_results_of_an_evaluator_are_counted(workers: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(_TESTS, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-W", "ignore", *workers, "."]
+    command = ["-m", "pytest", "-q", "-p", "tests.conftest", "-W", "ignore", *workers, "."]
     path = [str(Path(__file__).parents[1]), *sys.path]
-    run = subprocess.run(command, cwd=tmp_path, env=_with_path(path), capture_output=True, text=True, check=False)
+    run = run_fork(*command, cwd=tmp_path, env=_with_path(path))
     assert "2 passed" in run.stdout, run.stdout + run.stderr
     assert "2 results were compared with " in run.stdout
     assert "as ONNX Runtime has no kernel" in run.stdout

@@ -12,7 +12,9 @@ from onnxplug.capture.eager import run_eagerly
 from tests.support.zoo import ZOO
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(  # one model of timm by default, not its largest
+    "name", [pytest.param(n, marks=pytest.mark.long) if n.startswith("swin") else n for n in ZOO]
+)
 def test_model_exports_and_verifies(name: str) -> None:
     case = ZOO[name]()
     before = run_eagerly(case.module, case.args, case.kwargs)

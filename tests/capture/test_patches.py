@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch._subclasses import fake_impls
 import onnxplug
 from onnxplug.errors import CaptureError
 from tests.support.check import check
+from tests.support.child import run_fork
 from tests.support.patches import PATCHES, VARIABLE
 from tests.support.sampling import LONG
 
@@ -195,7 +197,9 @@ def pytest_of(*arguments: str, **environment: str) -> int:
 
 def test_the_tests_of_the_patches_are_there() -> None:
     assert len({patch.name for patch in PATCHES}) == len(PATCHES)
-    assert pytest_of("--collect-only", *(patch.test for patch in PATCHES)) == pytest.ExitCode.OK
+    options = ["-q", "-p", "no:cacheprovider", "--collect-only"]
+    done = run_fork("-m", "pytest", *options, *(patch.test for patch in PATCHES), env=dict(os.environ), cwd=Path.cwd())
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
 
 
 @pytest.mark.parametrize("patch", [pytest.param(patch, id=patch.name, marks=LONG) for patch in PATCHES])

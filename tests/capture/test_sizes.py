@@ -29,7 +29,7 @@ def _signal(length: Callable[[torch.Tensor], int], center: bool = True) -> Calla
 @pytest.mark.parametrize(
     ("length", "center"),
     [
-        (lambda x: x.shape[1], True),
+        pytest.param(lambda x: x.shape[1], True, marks=pytest.mark.long),
         (lambda x: x.shape[1], False),
         (lambda x: x.shape[1] // 2, True),
         (lambda x: 40, True),

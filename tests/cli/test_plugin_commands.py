@@ -299,7 +299,9 @@ def test_new_writes_a_package_that_installs_and_whose_tests_pass(tmp_path: Path)
     assert " passed" in printed
     assert "failed" not in printed
     assert "skipped" not in printed
-    assert "agrees with PyTorch" in succeed("-m", "onnxplug", "plugins", "check", "my_lib")
     readme = (made.folder / "README.md").read_text(encoding="utf-8")
     code = textwrap.dedent(readme.split("```python\n")[1].split("```")[0])
-    assert "['Div', 'Tanh', 'Mul']" in succeed("-c", code)
+    check = "\nfrom onnxplug.cli.app import run\nassert run(['plugins', 'check', 'my_lib']) == 0"
+    printed = succeed("-c", code + check)
+    assert "['Div', 'Tanh', 'Mul']" in printed
+    assert "agrees with PyTorch" in printed

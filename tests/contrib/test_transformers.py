@@ -8,23 +8,22 @@ import pytest
 import torch
 
 import onnxplug
-from tests.support.child import run_child
 from tests.support.contrib import plugged
+from tests.support.distributions import run_python
 from tests.support.experts import EXPERTS, compare, experts_program, ids, mask, mixture
 from tests.support.zoo import ZOO
 
 TEXT = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "past + sequence"}}
 
 
-def test_without_transformers_nothing_is_imported() -> None:
+def test_without_transformers_nothing_is_imported(tmp_path: Path) -> None:
     code = (
         f"import sys, torch, onnxplug; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
         "from tests.support.contrib import plugged\n"
         "onnxplug.to_onnx(lambda x: x + 1, (torch.ones(2),), registry=plugged('onnxplug-transformers'))\n"
-        "print('transformers' in sys.modules)"
+        "print('imported', 'transformers' in sys.modules)"
     )
-    done = run_child("-c", code)
-    assert done.stdout.strip() == "False", done.stderr
+    assert "imported False\n" in run_python(tmp_path, "-c", code)
 
 
 def test_decoding_by_fused_operators(seeded: None) -> None:

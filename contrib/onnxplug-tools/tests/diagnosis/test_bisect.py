@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch import nn
 import onnxplug
 from onnxplug import Rewrite, Rule, hookimpl
 from tests.support.check import Call
+from tests.support.child import run_fork
 
-#: A new interpreter runs the script in `test_a_wrong_rule`, and those of the command line's plugins.
+#: New interpreters run the scripts of the command line's plugins (tests/cli/test_bisect.py).
 pytestmark = pytest.mark.usefixtures("forked_scripts")
 
 RULES = """
@@ -58,7 +59,8 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run_script(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, folder / "reproduce.py"], capture_output=True, text=True, check=False)
+    """From another folder than its own."""
+    return run_fork(str(folder / "reproduce.py"), env=dict(os.environ), cwd=folder.parent)
 
 
 def is_whole(found: Bisection, folder: Path) -> str:
@@ -94,7 +96,7 @@ def test_a_wrong_rule(rules: str, tmp_path: Path) -> None:
     script = is_whole(found, folder)
     assert "torch.ops.aten.tanh.default(" in script
     assert "dynamic_shapes" not in script
-    done = run_script(folder)  # from anywhere
+    done = run_script(folder)
     assert done.returncode == 1
     assert f"the rule {rules}:sinh" in done.stderr
     assert [node.op_type for node in onnx.load(folder / "reproduce.onnx").graph.node] == ["Sinh"]
@@ -307,8 +309,8 @@ def test_pieces_stand_by_themselves() -> None:
     assert len(recording.operators) > 8
     from onnxplug_tools.diagnosis.trouble import trouble_of
 
-    for node in recording.operators:
-        piece = recording.piece([node])
-        if piece is not None:
-            assert [n.name for n in piece.operators] == [node.name]
-            assert trouble_of(piece, program.recipe, program.host)[0] is None, node.format_node()
+    pieces = [(node, piece) for node in recording.operators if (piece := recording.piece([node])) is not None]
+    assert len(pieces) > 4
+    for node, piece in pieces:
+        assert [n.name for n in piece.operators] == [node.name]
+        assert trouble_of(piece, program.recipe, program.host)[0] is None, node.format_node()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import cache
 from pathlib import Path
@@ -145,8 +146,8 @@ def test_hostile_text_is_text() -> None:
     assert not any(ord(c) < 32 and c not in "\n\t" for c in json.dumps(run, ensure_ascii=False))
     assert "\u202e" not in json.dumps(run, ensure_ascii=False)
     assert "\\ud800" not in text.replace("\\\\ud800", "")
-    for _, uri, _ in _places(run):
-        if uri is not None:
-            assert uri.isascii()
-            assert not set(uri) & set('<>" `|\\^{}')
-            assert unquote(uri).startswith("<img") is True
+    failure = Failure("capture", "Error", "what", hint="", place=f"a {reports.HOSTILE[0]} `|\\^{{}}.py:3")
+    (uri,) = {uri for _, uri, _ in _places(_run(dataclasses.replace(reports.hostile(), failure=failure))) if uri}
+    assert uri.isascii()
+    assert not set(uri) & set('<>" `|\\^{}')
+    assert unquote(uri).startswith("a <img")
