@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -153,9 +154,10 @@ class WeightTensor(TorchTensor):
             if raw.dtype in _OF_NUMPY and raw.is_contiguous():
                 return raw.numpy(force=True).tobytes()
             if raw.dtype in _OF_NUMPY:  # torch lays elements out in another order three times as fast as NumPy
-                content = bytearray(raw.nbytes)
-                torch.frombuffer(content, dtype=raw.dtype).view(raw.shape).copy_(raw.detach())
-                return bytes(content)
+                stream = io.BytesIO(bytes(raw.nbytes))  # whose buffer becomes the result, without a copy
+                with stream.getbuffer() as content:
+                    torch.frombuffer(content, dtype=raw.dtype).view(raw.shape).copy_(raw.detach())
+                return stream.getvalue()
             if self.dtype.bitwidth >= 8:
                 return self.numpy().tobytes()
         return super().tobytes()
