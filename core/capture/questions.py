@@ -53,9 +53,8 @@ class Question(NamedTuple):
     Attributes:
         expr: sympy's condition on torch's symbols, which the example's sizes fulfil.
         place: The user's ``file:line``.
-        asker: ``code`` of the model; one of torch's own ``layer`` objects or functions, that the line calls; ``check``, which is
-            ``torch._check``; an ``operator`` whose refusal of other sizes the model may handle; or ``constant``, an operator's
-            argument in the graph.
+        asker: ``code`` of the model; a ``layer`` or function of torch's that it calls; ``check``, which is ``torch._check``; an
+            ``operator`` whose refusal of other sizes the model may handle; or ``constant``, an operator's argument in the graph.
     """
 
     expr: Any
@@ -87,7 +86,7 @@ class Recorded:
 
     Attributes:
         oblivious: Whether torch keeps the sizes 0 and 1 symbolic.
-        general: Whether operators that ask whether a size is 1 are answered as for all other sizes.
+        general: Whether operators that ask whether a size is 1 are answered as for all other sizes, where torch keeps it symbolic.
         generalized: Whether an operator asked whether a size is 1, and was answered as for the other sizes.
         questions: In the order asked, each once.
         places: Condition that an operator asked for to the user's ``file:line``.
@@ -137,11 +136,7 @@ class Replaced:
 
 @contextlib.contextmanager
 def recorded(*, general: bool = False) -> Iterator[Recorded]:
-    """Records what Python code asks of dynamic sizes while it holds, in this thread.
-
-    Args:
-        general: Answer operators that ask whether a size is 1 as for all other sizes, where torch keeps it symbolic.
-    """
+    """Records what Python code asks of dynamic sizes while it holds, in this thread; ``general`` as in :class:`Recorded`."""
     # torch names the place of a guard by the innermost frame that is in none of these files.
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
@@ -162,9 +157,7 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
         return original(env, expr, *args, **kwargs)
     frame = sys._getframe(2)
     if record.oblivious:
-        broadcast = broadcast_of(expr, frame)
-        if broadcast is not None:
-            record.broadcasts.append(broadcast)
+        if _is_broadcast(record, expr, frame):
             return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
         if broadcasts_last(expr, frame):
             return sympy.true
@@ -190,12 +183,12 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
         return
     asking = _asking(frame)
     if asking is not None:
-        record.questions.setdefault(_question(expr, answer, asking, env))
+        held = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
+        record.questions.setdefault(_question(held if held is not None else sympy.Eq(expr, answer), asking, env))
         return
     if guard is not None and _refusal_may_be_handled(frame):
-        record.questions.setdefault(
-            Question(guard.expr, record.places.get(guard.expr) or user_line(guard.sloc), "operator")
-        )
+        place = record.places.get(guard.expr) or user_line(guard.sloc)
+        record.questions.setdefault(Question(guard.expr, place, "operator"))
     if isinstance(expr, sympy.Eq) and bool(answer) and len(expr.free_symbols) == 1:
         record.fixings += _fixings(env, next(iter(expr.free_symbols)), frame)
 
@@ -207,23 +200,25 @@ def _general_answer(env: Any, expr: Any) -> Any:
     if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
         return None
     holds = expr.xreplace({symbol: sympy.Integer(examples[symbol]) for symbol in expr.free_symbols})
-    ranges = dict.fromkeys(ones, (2, None))
-    if holds not in (sympy.true, sympy.false) or not implied(sympy.Not(expr) if holds else expr, ranges):
-        return None
-    return sympy.Not(holds)
+    opposite = {sympy.true: sympy.Not(expr), sympy.false: expr}.get(holds)
+    return sympy.Not(holds) if opposite is not None and implied(opposite, dict.fromkeys(ones, (2, None))) else None
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
     """Takes a size for 1 where it is broadcast, which torch answers without a guard."""
-    record = getattr(_local, "recorded", None)
+    record: Recorded | None = getattr(_local, "recorded", None)
     if record is not None and record.oblivious and isinstance(condition, torch.SymBool):
-        broadcast = broadcast_of(condition.node.expr, sys._getframe(2))
-        if broadcast is not None:
-            record.broadcasts.append(broadcast)
-            return True
-        if broadcasts_last(condition.node.expr, sys._getframe(2)):
+        expr, frame = condition.node.expr, sys._getframe(2)
+        if _is_broadcast(record, expr, frame) or broadcasts_last(expr, frame):
             return True
     return original(condition, default)
+
+
+def _is_broadcast(record: Recorded, expr: Any, frame: FrameType) -> bool:
+    """Whether a condition is that a size is 1 which an operator broadcasts; it is recorded then."""
+    broadcast = broadcast_of(expr, frame)
+    record.broadcasts += [broadcast] if broadcast is not None else []
+    return broadcast is not None
 
 
 def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]:
@@ -272,7 +267,7 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     held = _undecided(relation if truth else _OPPOSITE[relation], first, second)
     frame = _asking(sys._getframe(2)) if held is not None else None
     if frame is not None:
-        record.questions.setdefault(_asked(held, frame, first.node.shape_env))
+        record.questions.setdefault(_question(held, frame, first.node.shape_env))
     return answer
 
 
@@ -356,12 +351,8 @@ def _gives_tensors(name: str, operators: tuple[OpOverload, ...]) -> bool | None:
     return None if name in ("is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format") else False
 
 
-def _question(expr: Any, answer: Any, frame: FrameType, env: Any) -> Question:
-    held = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
-    return _asked(held if held is not None else sympy.Eq(expr, answer), frame, env)
-
-
-def _asked(held: Any, frame: FrameType, env: Any) -> Question:
+def _question(held: Any, frame: FrameType, env: Any) -> Question:
+    """A condition that holds, as the question of the frame that asks."""
     file = frame.f_code.co_filename
     if file == torch.__file__:
         return Question(held, _place(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
