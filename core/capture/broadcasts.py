@@ -79,7 +79,7 @@ def broadcasts_last(condition: Any, frame: FrameType | None) -> bool:
     """
     if isinstance(condition, sympy.Or):
         return any(broadcasts_last(part, frame) for part in condition.args)
-    if not isinstance(condition, sympy.Eq) or not any(map(_is_of_last, condition.args)) or 1 not in condition.args:
+    if not isinstance(condition, sympy.Eq) or 1 not in condition.args or not any(map(_is_of_last, condition.args)):
         return False
     for _ in range(12):
         if frame is not None and frame.f_code.co_name in ("_broadcast_shapes", "_broadcast_in_dim_meta", *_SIZES):
@@ -90,8 +90,10 @@ def broadcasts_last(condition: Any, frame: FrameType | None) -> bool:
 
 def _is_of_last(expr: Any) -> bool:
     """Whether an expression is torch's size of ``x[-1:]``: ``Max(0, n - Max(0, n - 1))``."""
+    if type(expr).__name__ != "Max" or 0 not in expr.args:
+        return False
     inner = [part for part in expr.atoms(type(expr)) if part != expr and 0 in part.args]
-    if type(expr).__name__ != "Max" or not inner or 0 not in expr.args:
+    if not inner:
         return False
     size = sympy.Add(*(side for side in inner[0].args if side != 0)) + 1
     return bool(type(expr)(0, size - inner[0]) == expr)
