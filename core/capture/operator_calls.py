@@ -278,6 +278,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
         result: What the call gave.
         sizes_before: How many symbolic sizes the tracer knew before.
     """
+    name = operands.tracer.graph._target_to_str(func.overloadpacket.__name__)
     nodes, node = [], last._next
     while node.op != "root":
         nodes.append(node)
@@ -340,7 +341,6 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     written = operands.written()
     if written is None or any("unbacked_bindings" in names for _, names in metadata):
         return None
-    name = operands.tracer.graph._target_to_str(func.overloadpacket.__name__)
     return _Call(items, metadata, name, found, type(result) if several else None, written, computed)
 
 

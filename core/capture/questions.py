@@ -244,8 +244,8 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
 def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
     record, frame = getattr(_local, "recorded", None), sys._getframe(2)
     file = frame.f_code.co_filename
-    is_of_model = not is_torch_file(file) and not is_core_file(file) and file != logging.__file__
-    if record is not None and is_of_model and not getattr(_local, "prints", False):
+    prints = getattr(_local, "prints", False) or file == logging.__file__
+    if record is not None and _is_of_model(file) and not prints:
         record.texts.append(f"{file}:{frame.f_lineno}")
     return original(size)
 
@@ -365,9 +365,9 @@ def _place(frame: FrameType | None) -> str | None:
     """The innermost line that is neither torch's nor onnxplug's, nor of the graph that the strict mode runs again."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if (is_core_file(file) and file not in TRACING) or file == "<string>":
+        if _ends_model(file) or file == "<string>":
             return None
-        if not is_torch_file(file) and file not in TRACING:
+        if _is_of_model(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return None
@@ -384,6 +384,11 @@ def _is_of_operators(file: str) -> bool:
     return file == KERNELS or (is_torch_file(file) and file.removeprefix(_TORCH).startswith(_OPERATORS))
 
 
+def _is_of_model(file: str) -> bool:
+    """Whether code of a file is the model's, or of what it calls beside torch."""
+    return not is_torch_file(file) and not is_core_file(file)
+
+
 def _ends_model(file: str) -> bool:
     """Whether a frame of a file is none of the model's, nor of what the model calls."""
     return is_core_file(file) and file not in TRACING
@@ -391,14 +396,10 @@ def _ends_model(file: str) -> bool:
 
 def _refusal_may_be_handled(frame: FrameType | None) -> bool:
     """Whether the model may go on where an operator refuses its operands."""
-    while frame is not None and not _ends_model(frame.f_code.co_filename):
-        spots = (
-            _interpreted(frame.f_locals.get("self")) if is_torch_file(frame.f_code.co_filename) else [spot_of(frame)]
-        )
-        for spot in spots:
-            file = spot.code.co_filename
-            if not is_torch_file(file) and file not in TRACING and may_handle(spot):
-                return True
+    while frame is not None and not _ends_model(file := frame.f_code.co_filename):
+        spots = _interpreted(frame.f_locals.get("self")) if is_torch_file(file) else [spot_of(frame)]
+        if any(_is_of_model(spot.code.co_filename) and may_handle(spot) for spot in spots):
+            return True
         frame = frame.f_back
     return False
 
