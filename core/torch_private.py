@@ -227,6 +227,7 @@ _NAMES = {
     "proxies": _Private("torch.fx.experimental.proxy_tensor:", "capture in less time", SimpleNamespace),
     "export_trace": _Private("torch.export._trace:", "capture in less time", SimpleNamespace),
     "dispatch_utilities": _Private("torch._library.utils:", "capture in less time", SimpleNamespace),
+    "operator_dispatch": _Private("torch._ops:", "capture in less time", SimpleNamespace),
     "set_grad_pass": _Private(
         "torch._export.passes.replace_set_grad_with_hop_pass:", "capture in less time", SimpleNamespace
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -143,7 +144,14 @@ class WeightTensor(TorchTensor):
 
     def tobytes(self) -> bytes:
         """A copy of :meth:`content`."""
-        return bytes(self.content())
+        raw = self.raw
+        is_plain = type(raw) is torch.Tensor and raw.is_cpu and not self.is_fake and self.dtype.bitwidth >= 8
+        if not is_plain or raw.is_contiguous() or sys.byteorder == "big":
+            return bytes(self.content())
+        stream = io.BytesIO(bytes(raw.nbytes))  # whose buffer becomes the result, without a copy
+        with stream.getbuffer() as content:
+            torch.frombuffer(content, dtype=raw.dtype).view(raw.shape).copy_(raw.detach())
+        return stream.getvalue()
 
 
 #: Bytes from which on what is made of a weight is not kept, where that is no view of the weight: it is made when it is needed.

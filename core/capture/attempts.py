@@ -42,7 +42,6 @@ from onnxplug.capture.size_guards import (
     conditions_of_decompositions,
     fixed_by,
     fixed_by_operator,
-    fixed_by_small_size,
     is_own,
     narrowed,
     outside_declared,
@@ -331,7 +330,7 @@ class _Capture:
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
             for leaf, axis, must_be_dynamic, size in concerned:
                 if must_be_dynamic:
-                    raise self._fixed_error(leaf, axis, size, condition, names)
+                    raise fixed_by(self.shapes.name(leaf, axis), condition, names, size.node.hint)
                 static.add((leaf, axis))
             if not concerned:
                 self.conditions.append(condition)
@@ -343,12 +342,12 @@ class _Capture:
     ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions of size 1 that are broadcast to a size which the model uses."""
         static: set[tuple[int, int]] = set()
-        for used in used_sizes(program, self._recorded.broadcasts):
-            concerned = _concerned(sizes, {used.broadcast.small})
+        for broadcast, condition in used_sizes(program, self._recorded.broadcasts):
+            concerned = _concerned(sizes, {broadcast.small})
             automatic = {(leaf, axis) for leaf, axis, must_be_dynamic, _ in concerned if not must_be_dynamic}
             if not automatic:
-                self.conditions.append(used.condition)
-                self._warnings.append(used_size_text(used, names))
+                self.conditions.append(condition)
+                self._warnings.append(used_size_text(broadcast, condition, names))
             static |= automatic
         return static
 
@@ -387,14 +386,6 @@ class _Capture:
                 if self.shapes.source(leaf, axis) in (fixing.source, f"L{fixing.source}"):
                     return fixed_by_operator(self.shapes.name(leaf, axis), fixing, tensors)
         return None
-
-    def _fixed_error(
-        self, leaf: int, axis: int, size: torch.SymInt, condition: Condition, names: Mapping[str, str]
-    ) -> CaptureError:
-        name = self.shapes.name(leaf, axis)
-        if size.node.hint in (0, 1):
-            return fixed_by_small_size(name, condition, names, size.node.hint)
-        return fixed_by(name, condition, names)
 
     def _is_said(self, way: _Way, sizes: Sequence[AskedSize], names: Mapping[str, str], condition: Condition) -> bool:
         """Whether the user's names of the sizes say a condition."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 
 from onnxplug.torch_private import OpOverload, pytree
@@ -24,8 +25,6 @@ _OF_ANY_SIZE = frozenset(
     for name in "sum mean amax amin prod any all max min logsumexp softmax log_softmax _softmax _log_softmax permute transpose t "
     "matmul mm bmm linear clone contiguous detach alias to _to_copy dropout layer_norm unsqueeze sort cumsum".split()
 )
-
-
 #: Operators that ask whether a size is 1, and whose form is the same at every size.
 _SAME_FORM = frozenset({"aten::prelu"})
 
@@ -43,18 +42,13 @@ class Broadcast(NamedTuple):
 
 
 def broadcast_of(condition: Any, frame: FrameType | None) -> Broadcast | None:
-    """What torch would make a size the constant 1 for.
+    """What torch would make a size the constant 1 for, to answer a condition that a frame asks for.
 
-    Args:
-        condition: sympy's condition that torch evaluates.
-        frame: The frame that asks for it.
-
-    Returns:
-        ``None`` where the condition is not that a size is 1, no broadcasting asks for it, or the other size is 1 too.
+    ``None`` where the condition is not that a size is 1, no broadcasting asks for it, or the other size is 1 too.
     """
-    if type(condition).__name__ == "Or":
+    if isinstance(condition, sympy.Or):
         return next(filter(None, (broadcast_of(part, frame) for part in condition.args)), None)
-    if type(condition).__name__ not in ("Equality", "Unequality"):
+    if not isinstance(condition, sympy.Eq | sympy.Ne):
         return None
     symbol = next((side for side in condition.args if side.is_Symbol), None)
     if symbol is None or 1 not in condition.args:
@@ -74,7 +68,7 @@ def broadcast_of(condition: Any, frame: FrameType | None) -> Broadcast | None:
         else:
             frame = frame.f_back
             continue
-        return _broadcast(symbol, sizes) if type(condition).__name__ == "Equality" else None
+        return _broadcast(symbol, sizes) if isinstance(condition, sympy.Eq) else None
     return None
 
 
@@ -83,9 +77,9 @@ def broadcasts_last(condition: Any, frame: FrameType | None) -> bool:
 
     Broadcast to x's own size it is right for both, without a guard.
     """
-    if type(condition).__name__ == "Or":
+    if isinstance(condition, sympy.Or):
         return any(broadcasts_last(part, frame) for part in condition.args)
-    if type(condition).__name__ != "Equality" or not any(map(_is_of_last, condition.args)) or 1 not in condition.args:
+    if not isinstance(condition, sympy.Eq) or 1 not in condition.args or not any(map(_is_of_last, condition.args)):
         return False
     for _ in range(12):
         if frame is not None and frame.f_code.co_name in ("_broadcast_shapes", "_broadcast_in_dim_meta", *_SIZES):
@@ -96,10 +90,10 @@ def broadcasts_last(condition: Any, frame: FrameType | None) -> bool:
 
 def _is_of_last(expr: Any) -> bool:
     """Whether an expression is torch's size of ``x[-1:]``: ``Max(0, n - Max(0, n - 1))``."""
-    import sympy
-
+    if type(expr).__name__ != "Max" or 0 not in expr.args:
+        return False
     inner = [part for part in expr.atoms(type(expr)) if part != expr and 0 in part.args]
-    if type(expr).__name__ != "Max" or not inner or 0 not in expr.args:
+    if not inner:
         return False
     size = sympy.Add(*(side for side in inner[0].args if side != 0)) + 1
     return bool(type(expr)(0, size - inner[0]) == expr)
@@ -134,18 +128,13 @@ def first_use(
         if node.op != "call_function":
             continue
         follows = any(argument in results for argument in node.all_input_nodes)
-        numbers = [a.meta.get("val") for a in node.all_input_nodes if not isinstance(a.meta.get("val"), torch.Tensor)]
-        counts = any(_has(number, broadcast.size) for number in numbers)
+        numbers = [getattr(getattr(a.meta.get("val"), "node", None), "expr", None) for a in node.all_input_nodes]
+        counts = any(n is not None and n.free_symbols & broadcast.size.free_symbols for n in numbers)
         if (follows and not _is_of_any_size(node)) or (counts and isinstance(node.meta.get("val"), torch.Tensor)):
             return node
         if follows or _broadcasts(node, broadcast):
             results.add(node)
     return None
-
-
-def _has(value: Any, size: Any) -> bool:
-    expr = getattr(getattr(value, "node", None), "expr", None)
-    return expr is not None and bool(expr.free_symbols & size.free_symbols)
 
 
 def _is_of_any_size(node: torch.fx.Node) -> bool:
@@ -157,12 +146,11 @@ def _is_of_any_size(node: torch.fx.Node) -> bool:
 
 def _broadcasts(node: torch.fx.Node, broadcast: Broadcast) -> bool:
     """Whether a node's operand has the size that is 1 in the example, and its result the other one instead."""
-    values = [argument.meta.get("val") for argument in node.all_input_nodes]
-    results = [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
-    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
-    made = [size for value in results for size in value.shape]
-    return any(_is(s, broadcast.small) for s in sizes) and any(_is(s, broadcast.size) for s in made)
+    operands = [argument.meta.get("val") for argument in node.all_input_nodes]
+    results = pytree.tree_leaves(node.meta.get("val"))
+    return _has_size(operands, broadcast.small) and _has_size(results, broadcast.size)
 
 
-def _is(size: Any, expr: Any) -> bool:
-    return isinstance(size, torch.SymInt) and bool(size.node.expr == expr)
+def _has_size(values: Iterable[Any], expr: Any) -> bool:
+    sizes = (size for value in values if isinstance(value, torch.Tensor) for size in value.shape)
+    return any(isinstance(size, torch.SymInt) and size.node.expr == expr for size in sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from onnxplug.errors import UsageError
@@ -19,11 +19,7 @@ _FUNCTIONS = frozenset(("min", "max", "Min", "Max"))
 
 
 def names_in(text: str) -> list[str]:
-    """The names that an expression is made of, in order; none if the text is a plain name or no expression.
-
-    Args:
-        text: A sum, difference, product, ``min`` or ``max`` of names and integers, or another text.
-    """
+    """The names that a sum, difference, product, ``min`` or ``max`` is made of, in order; none of a plain name or another text."""
     tree = _parse(text)
     if tree is None:
         return []
@@ -55,12 +51,7 @@ def is_expression(text: str, known: Mapping[str, Any]) -> bool:
 
 
 def evaluate(text: str, values: Mapping[str, Any]) -> Any:
-    """The value of an expression, of numbers or of sympy's symbols.
-
-    Args:
-        text: A sum, difference, product, ``min`` or ``max`` of names and integers.
-        values: The value of each name.
-    """
+    """The value of an expression (:func:`names_in`), of numbers or of sympy's symbols by their names."""
     tree = _parse(text)
     assert tree is not None
     return _value(tree, values)
@@ -110,29 +101,20 @@ def expand(difference: Any) -> Any:
     return sympy.expand(difference)
 
 
-def _smallest(values: Sequence[Any]) -> Any:
-    import sympy
-
-    return sympy.Min(*values) if any(hasattr(v, "free_symbols") for v in values) else min(values)
-
-
-def _largest(values: Sequence[Any]) -> Any:
-    import sympy
-
-    return sympy.Max(*values) if any(hasattr(v, "free_symbols") for v in values) else max(values)
-
-
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return values[node.id]
     if isinstance(node, ast.Constant):
         return node.value
-    if isinstance(node, ast.Call):
-        values_ = [_value(argument, values) for argument in node.args]
-        assert isinstance(node.func, ast.Name)
-        return _smallest(values_) if node.func.id.lower() == "min" else _largest(values_)
-    assert isinstance(node, ast.BinOp)
-    return _OPERATORS[type(node.op)](_value(node.left, values), _value(node.right, values))
+    if isinstance(node, ast.BinOp):
+        return _OPERATORS[type(node.op)](_value(node.left, values), _value(node.right, values))
+    assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    sides, name = [_value(argument, values) for argument in node.args], node.func.id.lower()
+    if not any(hasattr(side, "free_symbols") for side in sides):
+        return min(sides) if name == "min" else max(sides)
+    import sympy
+
+    return sympy.Min(*sides) if name == "min" else sympy.Max(*sides)
 
 
 def _parse(text: str) -> ast.expr | None:

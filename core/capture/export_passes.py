@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,7 +57,7 @@ def _paths_of_modules_shortened_once() -> Iterator[None]:
 
 
 class _Paths:
-    """``torch.utils._pytree``, whose ``tree_map`` knows the stacks of modules that it has met.
+    """``torch.utils._pytree``, whose ``tree_map`` knows the entries of the stacks of modules that it has met.
 
     Args:
         strip_root: torch.export's function that takes the name of its wrapper from a path.
@@ -70,13 +71,13 @@ class _Paths:
         return getattr(pytree, name)
 
     def tree_map(self, function: Any, tree: Any, *rests: Any, **options: Any) -> Any:
-        if function is not self._strip_root or rests or options or not isinstance(tree, dict):
+        if function is not self._strip_root or rests or options or type(tree) not in (dict, OrderedDict):
             return pytree.tree_map(function, tree, *rests, **options)
-        key = (type(tree), *tree.items())
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = pytree.tree_map(function, tree)
-        return type(found)(found)
+        known = self._known
+        for entry in tree.values():
+            if entry not in known:
+                known[entry] = pytree.tree_map(function, entry)
+        return type(tree)((name, known[entry]) for name, entry in tree.items())
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-_MISSING: Any = object()
 #: Methods that Python calls by itself, and whose errors it may take for an answer.
 _PROTOCOLS = frozenset(
     f"__{name}__" for name in "getattr getattribute getitem get missing next iter len length_hint".split()
@@ -51,10 +50,6 @@ class _Code:
         self.positions = {step.offset: n for n, step in enumerate(self.instructions)}
         self.handlers: list[Any] = list(dis.Bytecode(code).exception_entries)  # type: ignore[attr-defined]
 
-    def target(self, step: dis.Instruction) -> int:
-        """The position that an instruction jumps to."""
-        return self.positions[step.argval]
-
     def handler(self, offset: int) -> Any:
         """The range with an instruction in which errors are handled; ``None`` where there is none."""
         return next((entry for entry in self.handlers if entry.start <= offset < entry.end), None)
@@ -66,17 +61,13 @@ class _Code:
 
 
 _code = functools.lru_cache(maxsize=256)(_Code)
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
 def _span(step: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]]:
     """Where an instruction begins and ends in the source."""
     at: Any = step.positions
     return (at.lineno or 0, at.col_offset or 0), (at.end_lineno or 0, at.end_col_offset or 0)
-
-
-def _is_jump(step: dis.Instruction) -> bool:
-    """Whether an instruction may go on at another place."""
-    return step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
 
 
 def may_handle(spot: Spot) -> bool:
@@ -126,11 +117,12 @@ def _raised_again(spot: Spot, entry: Any) -> set[int] | None:
             return None
         if step.opname == "WITH_EXCEPT_START":
             lets_pass = _lets_pass(spot, entry)
-        if _is_jump(step) and not lets_pass:
-            waiting.append(code.target(step))
+        jumps = step.opcode in _JUMPS
+        if jumps and not lets_pass:
+            waiting.append(code.positions[step.argval])
         if not step.opname.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")):
             waiting.append(at + 1)
-        lets_pass = lets_pass and not _is_jump(step)  # of the jump alone that asks the manager
+        lets_pass = lets_pass and not jumps  # of the jump alone that asks the manager
     return found
 
 
@@ -180,29 +172,27 @@ def _returns_nothing(code: CodeType) -> bool:
 
 def _named(spot: Spot, step: dis.Instruction) -> Any:
     """What an instruction calls, or enters: a name with its attributes, of which no code runs; ``None`` for anything else."""
-    found = _MISSING
+    found: list[Any] = []
     for part in _code(spot.code).within(step):
         if part.opname == "PUSH_NULL":
             continue
         if part is not step and part.opname.startswith(("CALL", "BINARY")) and _span(part)[0] == _span(step)[0]:
             return None  # of what another call gives
-        if found is _MISSING:
-            found = next(_values(spot, part), None)
+        if not found:
+            found = [space[part.argval] for space in _spaces(spot, part) if part.argval in space][:1]
         elif part.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            found = next((vars(owner)[part.argval] for owner in _owners(found) if part.argval in vars(owner)), None)
+            spaces = map(vars, _owners(found[0]))
+            found = [next((space[part.argval] for space in spaces if part.argval in space), None)]
         else:
             break
-    return None if found is _MISSING else found
+    return found[0] if found else None
 
 
-def _values(spot: Spot, load: dis.Instruction) -> Iterator[Any]:
-    name = load.argval
-    spaces: tuple[Mapping[str, Any], ...] = ()
+def _spaces(spot: Spot, load: dis.Instruction) -> tuple[Mapping[str, Any], ...]:
+    """Where the name that an instruction loads is looked up."""
     if load.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-        spaces = spot.globals, vars(builtins)
-    elif load.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
-        spaces = (spot.locals,)
-    yield from (space[name] for space in spaces if isinstance(name, str) and name in space)
+        return spot.globals, vars(builtins)
+    return (spot.locals,) if load.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) else ()
 
 
 def _owners(value: Any) -> Iterator[Any]:

@@ -10,6 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import sympy
+from sympy.core.relational import Relational
+
 from onnxplug.torch_private import ValueRanges, bound_sympy, int_oo
 
 Ranges = Mapping[Any, tuple[int | None, int | None]]
@@ -19,6 +22,7 @@ Ranges = Mapping[Any, tuple[int | None, int | None]]
 _MOST = 1024
 #: Beyond any number in a model's code, and the largest size.
 _LARGE, _LARGEST = 2**40, 2**62
+_DIVISIONS = ("FloorDiv", "Mod", "PythonMod", "CeilDiv")
 
 
 def implied(expr: Any, ranges: Ranges) -> bool:
@@ -28,11 +32,9 @@ def implied(expr: Any, ranges: Ranges) -> bool:
         expr: sympy's condition.
         ranges: The range of each of its symbols; one that is missing is 0 or more if sympy knows that much, or anything.
     """
-    import sympy
-
     if expr.is_Boolean and not expr.free_symbols:
         return bool(expr is sympy.true)
-    ranges = {s: _range(s, ranges) for s in expr.free_symbols}
+    ranges = {s: ranges.get(s, (0 if s.is_nonnegative else None, None)) for s in expr.free_symbols}
     if isinstance(expr, sympy.And):
         return all(implied(part, ranges) for part in expr.args)
     if isinstance(expr, sympy.Or) and any(implied(part, ranges) for part in expr.args):
@@ -46,68 +48,44 @@ def implied(expr: Any, ranges: Ranges) -> bool:
     return any(_by_cases(cases(expr, ranges)) for cases in (_numbers, _smallest, _residues))
 
 
+def contradicted(expr: Any, ranges: Ranges) -> bool:
+    """Whether a condition holds for none of the numbers in some ranges; False where that is unknown."""
+    return implied(sympy.Not(expr), ranges)
+
+
+def is_bounded(expr: Any) -> bool:
+    """Whether a condition is an equality with a number that is known not to come back at large sizes, as ``n % 2 == 0`` does."""
+    if not isinstance(expr, sympy.Eq) or not any(side.is_number for side in expr.args):
+        return False
+    return contradicted(expr, dict.fromkeys(expr.free_symbols, (_LARGE, _LARGEST)))
+
+
 def _without_quotient(expr: Any, ranges: Ranges) -> Any:
     """``a // b == 3`` as ``3*b <= a and a < 4*b``; ``None`` where it is no such condition, or ``b`` may be 0 or less."""
-    import sympy
-
-    if not isinstance(expr, sympy.core.relational.Relational) or type(expr.lhs).__name__ not in (
-        "FloorDiv",
-        "CleanDiv",
-    ):
+    if not isinstance(expr, Relational) or type(expr.lhs).__name__ not in ("FloorDiv", "CleanDiv"):
         return None
     (a, b), number = expr.lhs.args, expr.rhs
     if not number.is_Integer or b.is_Integer or not implied(b >= 1, ranges):
         return None
     least, more = a >= number * b, a >= (number + 1) * b
-    if isinstance(expr, sympy.Eq):
-        return sympy.And(least, sympy.Not(more))
-    if isinstance(expr, sympy.Ne):
-        return sympy.Or(sympy.Not(least), more)
-    return {sympy.Ge: least, sympy.Gt: more, sympy.Lt: sympy.Not(least), sympy.Le: sympy.Not(more)}[type(expr)]
-
-
-def contradicted(expr: Any, ranges: Ranges) -> bool:
-    """Whether a condition holds for none of the numbers in some ranges; False where that is unknown."""
-    import sympy
-
-    return implied(sympy.Not(expr), ranges)
-
-
-def is_bounded(expr: Any, examples: Mapping[Any, Any]) -> bool:
-    """Whether a condition is an equality with a number that is known not to come back at large sizes, as ``n % 2 == 0`` does.
-
-    Args:
-        expr: The condition.
-        examples: Symbol to its size in the example inputs, or another expression.
-    """
-    import sympy
-
-    if not isinstance(expr, sympy.Eq) or not any(side.is_number for side in expr.args):
-        return False
-    return contradicted(expr, dict.fromkeys(examples, (_LARGE, _LARGEST)))
-
-
-def _range(symbol: Any, ranges: Ranges) -> tuple[int | None, int | None]:
-    return ranges.get(symbol, (0 if symbol.is_nonnegative else None, None))
+    forms = {sympy.Ge: least, sympy.Gt: more, sympy.Lt: sympy.Not(least), sympy.Le: sympy.Not(more)}
+    forms |= {sympy.Eq: sympy.And(least, sympy.Not(more)), sympy.Ne: sympy.Or(sympy.Not(least), more)}
+    return forms[type(expr)]
 
 
 def _without_smallest(expr: Any) -> Any:
     """``n == min(n, 64)`` as ``n <= 64``; ``None`` where it is no such condition."""
-    import sympy
-
     if not isinstance(expr, sympy.Eq | sympy.Ne):
         return None
-    for one, other in (expr.args, expr.args[::-1]):
-        if type(other).__name__ in ("Min", "Max") and one in other.args:
-            smallest = type(other).__name__ == "Min"
-            holds = sympy.And(*(one <= side if smallest else one >= side for side in other.args if side != one))
+    for side, other in (expr.args, expr.args[::-1]):
+        if type(other).__name__ in ("Min", "Max") and side in other.args:
+            compare = sympy.Le if type(other).__name__ == "Min" else sympy.Ge
+            holds = sympy.And(*(compare(side, limit) for limit in other.args if limit != side))
             return holds if isinstance(expr, sympy.Eq) else sympy.Not(holds)
     return None
 
 
 def _by_cases(cases: Iterator[tuple[Any, Ranges]] | None) -> bool:
-    import sympy
-
     if cases is None:
         return False
     try:
@@ -118,13 +96,11 @@ def _by_cases(cases: Iterator[tuple[Any, Ranges]] | None) -> bool:
 
 def _holds(expr: Any, ranges: Ranges) -> bool:
     """Whether the bounds of its sides decide that a comparison holds."""
-    import sympy
-
-    if not isinstance(expr, sympy.core.relational.Relational):
+    if not isinstance(expr, Relational):
         return False
     try:
         expr, within = _from_zero_on(expr, ranges)
-        if not isinstance(expr, sympy.core.relational.Relational):
+        if not isinstance(expr, Relational):
             return bool(expr is sympy.true)
         difference = _without_powers(expr.lhs - expr.rhs, within)
         bounds = bound_sympy(difference, {s: within[s] for s in difference.free_symbols})
@@ -138,32 +114,27 @@ def _holds(expr: Any, ranges: Ranges) -> bool:
 
 def _without_powers(expr: Any, within: dict[Any, Any]) -> Any:
     """An expression with a symbol for each root, of which torch has no bounds; they are added to ``within``."""
-    import sympy
-
-    whole = {p: p.args[0] ** p.args[1] for p in expr.find(_is_square_or_the_like)}
+    whole = {p: p.args[0] ** p.args[1] for p in _parts(expr, "PowByNatural") if p.args[1] in range(1, 9)}
     expr = sympy.expand(expr.xreplace(whole))
-    for power in [part for part in sympy.preorder_traversal(expr) if type(part).__name__ == "FloatPow"]:
+    for power in _parts(expr, "FloatPow"):
         base, exponent = power.args
         bounds = bound_sympy(base, {s: within[s] for s in base.free_symbols})
         if exponent.is_number and 0 < exponent <= 1 and bounds.lower >= 0:
             root = sympy.Symbol(f"power_{len(within)}", real=True)
             # An end is moved by more than the error of a float.
-            ends = [
-                float(end) ** float(exponent) if end.is_finite else math.inf for end in (bounds.lower, bounds.upper)
-            ]
-            within[root] = ValueRanges(sympy.Float(ends[0] * (1 - 1e-9)), sympy.Float(ends[1]) * (1 + 1e-9))
+            low, high = (float(e) ** float(exponent) if e.is_finite else math.inf for e in (bounds.lower, bounds.upper))
+            within[root] = ValueRanges(sympy.Float(low * (1 - 1e-9)), sympy.Float(high) * (1 + 1e-9))
             expr = expr.xreplace({power: root})
     return expr
 
 
-def _is_square_or_the_like(part: Any) -> bool:
-    return type(part).__name__ == "PowByNatural" and part.args[1].is_Integer and 0 < part.args[1] < 9
+def _parts(expr: Any, *kinds: str) -> list[Any]:
+    """The parts of an expression that are calls of some of torch's functions."""
+    return [part for part in sympy.preorder_traversal(expr) if type(part).__name__ in kinds]
 
 
 def _from_zero_on(expr: Any, ranges: Ranges) -> tuple[Any, dict[Any, Any]]:
     """The condition with symbols that begin at 0 in the place of those that begin elsewhere, and their ranges."""
-    import sympy
-
     replaced, within = {}, {}
     for number, (symbol, (low, high)) in enumerate(ranges.items()):
         if low is None:
@@ -177,37 +148,27 @@ def _from_zero_on(expr: Any, ranges: Ranges) -> tuple[Any, dict[Any, Any]]:
 
 def _numbers(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
     """The condition at each combination of sizes; ``None`` where they are many."""
-    import sympy
-
-    spans = [(s, low, high) for s, (low, high) in ranges.items() if low is not None and high is not None]
-    if len(spans) < len(ranges) or math.prod(max(0, high - low + 1) for _, low, high in spans) > _MOST:
+    spans = [range(low, high + 1) for low, high in ranges.values() if low is not None and high is not None]
+    if len(spans) < len(ranges) or math.prod(max(0, s.stop - s.start) for s in spans) > _MOST:
         return None
-    choices = itertools.product(*(range(low, high + 1) for _, low, high in spans))
-    symbols = [s for s, _, _ in spans]
-    return ((expr.xreplace(dict(zip(symbols, map(sympy.Integer, chosen), strict=True))), {}) for chosen in choices)
+    return (
+        (expr.xreplace(dict(zip(ranges, map(sympy.Integer, n), strict=True))), {}) for n in itertools.product(*spans)
+    )
 
 
 def _smallest(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
     """The condition for the two smallest sizes, and for all larger ones, as ``n**2 >= n`` needs it."""
-    import sympy
-
-    begins = {s: low for s, (low, _) in ranges.items() if low is not None}
-    ends = {s: high for s, (_, high) in ranges.items()}
-    if len(begins) < len(ranges) or len(ranges) > 3 or any(_ends_before(ends[s], low + 2) for s, low in begins.items()):
+    begins = {s: low for s, (low, high) in ranges.items() if low is not None and (high is None or high >= low + 2)}
+    if len(begins) < len(ranges) or len(ranges) > 3:
         return None
+    cases = (dict(zip(begins, n, strict=True)) for n in itertools.product(range(3), repeat=len(begins)))
     return (
         (
-            expr.xreplace({s: sympy.Integer(begins[s] + n) for s, n in rows.items() if n < 2}),
-            {s: (begins[s] + 2, ends[s]) for s, n in rows.items() if n == 2},
+            expr.xreplace({s: sympy.Integer(begins[s] + n) for s, n in case.items() if n < 2}),
+            {s: (begins[s] + 2, ranges[s][1]) for s, n in case.items() if n == 2},
         )
-        for rows in (
-            dict(zip(begins, chosen, strict=True)) for chosen in itertools.product(range(3), repeat=len(begins))
-        )
+        for case in cases
     )
-
-
-def _ends_before(end: int | None, number: int) -> bool:
-    return end is not None and end < number
 
 
 def _residues(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
@@ -215,11 +176,9 @@ def _residues(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
 
     With ``n = 4*q + 1``, ``n // 2`` is ``2*q`` and ``n % 4`` is 1.
     """
-    import sympy
-
     periods = dict.fromkeys(ranges, 1)
-    for part in sympy.preorder_traversal(expr):
-        if type(part).__name__ in ("FloorDiv", "Mod", "PythonMod", "CeilDiv") and part.args[1].is_Integer:
+    for part in _parts(expr, *_DIVISIONS):
+        if part.args[1].is_Integer:
             for symbol in part.args[0].free_symbols:
                 periods[symbol] = math.lcm(periods[symbol], abs(int(part.args[1])) or 1)
     count = math.prod(periods.values())
@@ -233,8 +192,6 @@ def _residues(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
 
 
 def _residue(expr: Any, ranges: Ranges, chosen: Mapping[Any, tuple[int, int]]) -> tuple[Any, Ranges]:
-    import sympy
-
     replaced: dict[Any, Any] = {}
     within = dict(ranges)
     for number, (symbol, (period, rest)) in enumerate(chosen.items()):
@@ -255,19 +212,14 @@ def _divided(expr: Any) -> Any:
         return expr
     args = [_divided(arg) for arg in expr.args]
     kind = type(expr).__name__
-    if kind in ("FloorDiv", "Mod", "PythonMod", "CeilDiv") and args[1].is_Integer and args[1] > 0:
-        import sympy
-
+    if kind in _DIVISIONS and args[1].is_Integer and args[1] > 0:
         divisor = args[1]
         constant, terms = sympy.expand(args[0]).as_coeff_add()
-        if constant.is_Integer and all(_divides(divisor, term) for term in terms):
+        factors = [term.as_coeff_Mul() for term in terms]
+        whole = all(number.is_Integer and number % divisor == 0 and rest.is_integer for number, rest in factors)
+        if constant.is_Integer and whole:
             if kind in ("Mod", "PythonMod"):
                 return constant % divisor
             rest = constant // divisor if kind == "FloorDiv" else -((-constant) // divisor)
             return sum((term / divisor for term in terms), rest)
     return expr.func(*args)
-
-
-def _divides(divisor: Any, term: Any) -> bool:
-    factor, others = term.as_coeff_Mul()
-    return bool(factor.is_Integer and factor % divisor == 0 and others.is_integer)

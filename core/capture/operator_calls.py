@@ -90,6 +90,7 @@ class _Call(NamedTuple):
     Attributes:
         items: The index of each node that takes an item of the results.
         metadata: For each node the tensor metadata that torch notes, and the names of all notes.
+        name: What nodes of the operator are called, before a number is added.
         results: What the results are like; ``None`` for a result that is not there.
         sequence: ``tuple`` or ``list`` where the operator gives several, else ``None``.
         written: The places among the operands of the tensors that the call writes.
@@ -98,6 +99,7 @@ class _Call(NamedTuple):
 
     items: Sequence[int]
     metadata: Sequence[tuple[Any, frozenset[str]]]
+    name: str
     results: Sequence[_Result | None]
     sequence: type | None
     written: Sequence[int]
@@ -148,6 +150,9 @@ class OperatorCalls:
         self.repeated = self.traced = 0
         self._original = original
         self._calls: dict[Any, _Call | None] = {}
+        self._state: tuple[Any, ...] = ()
+        self._number = -1
+        self._states: dict[tuple[Any, ...], int] = {}
         self._mode: Any = None
         self._can_repeat: dict[OpOverload, bool] = {}
 
@@ -169,7 +174,7 @@ class OperatorCalls:
             except Incomparable:
                 key = None
             else:
-                key = (func, kinds, named_kinds, state(operands), mode.tracer.enable_thunkify)
+                key = (func, kinds, named_kinds, self._number_of(state(operands)), mode.tracer.enable_thunkify)
                 call = self._calls.get(key)
                 if call is not None:
                     computed = operands.computed(func, args, kwargs or {}) if call.computed else None
@@ -190,6 +195,14 @@ class OperatorCalls:
         with torch_c.DisableTorchFunction():
             self._calls[key] = record(func, operands, last, result, sizes_before)
         return result
+
+    def _number_of(self, current: tuple[Any, ...]) -> int:
+        """A number that equal states of torch have in common; nearly always the state is that of the call before."""
+        if current != self._state:
+            self._state = current
+            self._states.setdefault(current, len(self._states))
+            self._number = self._states[current]
+        return self._number
 
 
 def can_repeat(func: Any) -> bool:
@@ -230,7 +243,7 @@ def state(operands: Operands) -> tuple[Any, ...]:
         torch_c._dispatch_tls_local_exclude_set().raw_repr(),
         *[torch.get_autocast_dtype(device) for device in operands.devices],
         *torch_c._get_sdp_priority_order(),
-        *[getter() for getter in _SETTINGS],
+        *map(operator.call, _SETTINGS),
     )
 
 
@@ -265,6 +278,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
         result: What the call gave.
         sizes_before: How many symbolic sizes the tracer knew before.
     """
+    name = operands.tracer.graph._target_to_str(func.overloadpacket.__name__)
     nodes, node = [], last._next
     while node.op != "root":
         nodes.append(node)
@@ -327,7 +341,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     written = operands.written()
     if written is None or any("unbacked_bindings" in names for _, names in metadata):
         return None
-    return _Call(items, metadata, found, type(result) if several else None, written, computed)
+    return _Call(items, metadata, name, found, type(result) if several else None, written, computed)
 
 
 def _is_data_dependent(tensor: Any) -> bool:
@@ -373,8 +387,7 @@ def repeat(
     tracer = operands.tracer
     if computed is not None and not is_like(computed[0], call.results[0], operands):
         return None
-    name = tracer.graph._target_to_str(func.overloadpacket.__name__)
-    nodes = [tracer.create_node("call_function", func, fx_args, fx_kwargs, name=name)]
+    nodes = [tracer.create_node("call_function", func, fx_args, fx_kwargs, name=call.name)]
     nodes += [tracer.create_node("call_function", operator.getitem, (nodes[0], i), {}) for i in call.items]
     for node, (tensor_meta, names) in zip(nodes, call.metadata, strict=True):
         if tensor_meta is not None:

@@ -54,9 +54,8 @@ class Question(NamedTuple):
     Attributes:
         expr: sympy's condition on torch's symbols, which the example's sizes fulfil.
         place: The user's ``file:line``.
-        asker: ``code`` of the model; one of torch's own ``layer`` objects or functions, that the line calls; ``check``, which is
-            ``torch._check``; an ``operator`` whose refusal of other sizes the model may handle; or ``constant``, an operator's
-            argument in the graph.
+        asker: ``code`` of the model; a ``layer`` or function of torch's that it calls; ``check``, which is ``torch._check``; an
+            ``operator`` whose refusal of other sizes the model may handle; or ``constant``, an operator's argument in the graph.
     """
 
     expr: Any
@@ -88,7 +87,7 @@ class Recorded:
 
     Attributes:
         oblivious: Whether torch keeps the sizes 0 and 1 symbolic.
-        general: Whether operators that ask whether a size is 1 are answered as for all other sizes.
+        general: Whether operators that ask whether a size is 1 are answered as for all other sizes, where torch keeps it symbolic.
         generalized: Whether an operator asked whether a size is 1, and was answered as for the other sizes.
         questions: In the order asked, each once.
         places: Condition that an operator asked for to the user's ``file:line``.
@@ -146,12 +145,7 @@ class Replaced:
 
 @contextlib.contextmanager
 def recorded(*, general: bool = False, answers: Answers | None = None) -> Iterator[Recorded]:
-    """Records what Python code asks of dynamic sizes while it holds, in this thread.
-
-    Args:
-        general: Answer operators that ask whether a size is 1 as for all other sizes, where torch keeps it symbolic.
-        answers: Answers for code that asks for values of tensors.
-    """
+    """Records what Python code asks of dynamic sizes while it holds, in this thread; arguments as in :class:`Recorded`."""
     # torch names the place of a guard by the innermost frame that is in none of these files.
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
@@ -172,9 +166,7 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
         return original(env, expr, *args, **kwargs)
     frame = sys._getframe(2)
     if record.oblivious:
-        broadcast = broadcast_of(expr, frame)
-        if broadcast is not None:
-            record.broadcasts.append(broadcast)
+        if _is_broadcast(record, expr, frame):
             return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
         if broadcasts_last(expr, frame):
             return sympy.true
@@ -217,12 +209,12 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
         return
     asking = _asking(frame)
     if asking is not None:
-        record.questions.setdefault(_question(expr, answer, asking, env))
+        held = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
+        record.questions.setdefault(_question(held if held is not None else sympy.Eq(expr, answer), asking, env))
         return
     if guard is not None and _refusal_may_be_handled(frame):
-        record.questions.setdefault(
-            Question(guard.expr, record.places.get(guard.expr) or user_line(guard.sloc), "operator")
-        )
+        place = record.places.get(guard.expr) or user_line(guard.sloc)
+        record.questions.setdefault(Question(guard.expr, place, "operator"))
     if isinstance(expr, sympy.Eq) and bool(answer) and len(expr.free_symbols) == 1:
         record.fixings += _fixings(env, next(iter(expr.free_symbols)), frame)
 
@@ -234,23 +226,25 @@ def _general_answer(env: Any, expr: Any) -> Any:
     if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
         return None
     holds = expr.xreplace({symbol: sympy.Integer(examples[symbol]) for symbol in expr.free_symbols})
-    ranges = dict.fromkeys(ones, (2, None))
-    if holds not in (sympy.true, sympy.false) or not implied(sympy.Not(expr) if holds else expr, ranges):
-        return None
-    return sympy.Not(holds)
+    opposite = {sympy.true: sympy.Not(expr), sympy.false: expr}.get(holds)
+    return sympy.Not(holds) if opposite is not None and implied(opposite, dict.fromkeys(ones, (2, None))) else None
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
     """Takes a size for 1 where it is broadcast, which torch answers without a guard."""
-    record = getattr(_local, "recorded", None)
+    record: Recorded | None = getattr(_local, "recorded", None)
     if record is not None and record.oblivious and isinstance(condition, torch.SymBool):
-        broadcast = broadcast_of(condition.node.expr, sys._getframe(2))
-        if broadcast is not None:
-            record.broadcasts.append(broadcast)
-            return True
-        if broadcasts_last(condition.node.expr, sys._getframe(2)):
+        expr, frame = condition.node.expr, sys._getframe(2)
+        if _is_broadcast(record, expr, frame) or broadcasts_last(expr, frame):
             return True
     return original(condition, default)
+
+
+def _is_broadcast(record: Recorded, expr: Any, frame: FrameType) -> bool:
+    """Whether a condition is that a size is 1 which an operator broadcasts; it is recorded then."""
+    broadcast = broadcast_of(expr, frame)
+    record.broadcasts += [broadcast] if broadcast is not None else []
+    return broadcast is not None
 
 
 def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]:
@@ -276,8 +270,8 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
 def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
     record, frame = getattr(_local, "recorded", None), sys._getframe(2)
     file = frame.f_code.co_filename
-    is_of_model = not is_torch_file(file) and not is_core_file(file) and file != logging.__file__
-    if record is not None and is_of_model and not getattr(_local, "prints", False):
+    prints = getattr(_local, "prints", False) or file == logging.__file__
+    if record is not None and _is_of_model(file) and not prints:
         record.texts.append(f"{file}:{frame.f_lineno}")
     return original(size)
 
@@ -294,12 +288,12 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     """Records a comparison that torch answers at once, as it takes sizes to be positive."""
     answer, record = original(first, second), getattr(_local, "recorded", None)
     truth = getattr(getattr(answer, "node", None), "expr", answer)
-    if record is None or truth not in (True, False):
+    if record is None or not (isinstance(truth, bool) or truth is sympy.true or truth is sympy.false):
         return answer
     held = _undecided(relation if truth else _OPPOSITE[relation], first, second)
     frame = _asking(sys._getframe(2)) if held is not None else None
     if frame is not None:
-        record.questions.setdefault(_asked(held, frame, first.node.shape_env))
+        record.questions.setdefault(_question(held, frame, first.node.shape_env))
     return answer
 
 
@@ -397,12 +391,8 @@ def _gives_tensors(name: str, operators: tuple[OpOverload, ...]) -> bool | None:
     return None if name in ("is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format") else False
 
 
-def _question(expr: Any, answer: Any, frame: FrameType, env: Any) -> Question:
-    held = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
-    return _asked(held if held is not None else sympy.Eq(expr, answer), frame, env)
-
-
-def _asked(held: Any, frame: FrameType, env: Any) -> Question:
+def _question(held: Any, frame: FrameType, env: Any) -> Question:
+    """A condition that holds, as the question of the frame that asks."""
     file = frame.f_code.co_filename
     if file == torch.__file__:
         return Question(held, place_of(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
@@ -415,9 +405,9 @@ def place_of(frame: FrameType | None) -> str | None:
     """The innermost line that is neither torch's nor onnxplug's, nor of the graph that the strict mode runs again."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if (is_core_file(file) and file not in TRACING) or file == "<string>":
+        if _ends_model(file) or file == "<string>":
             return None
-        if not is_torch_file(file) and file not in TRACING:
+        if _is_of_model(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return None
@@ -434,6 +424,11 @@ def _is_of_operators(file: str) -> bool:
     return file == KERNELS or (is_torch_file(file) and file.removeprefix(_TORCH).startswith(_OPERATORS))
 
 
+def _is_of_model(file: str) -> bool:
+    """Whether code of a file is the model's, or of what it calls beside torch."""
+    return not is_torch_file(file) and not is_core_file(file)
+
+
 def _ends_model(file: str) -> bool:
     """Whether a frame of a file is none of the model's, nor of what the model calls."""
     return is_core_file(file) and file not in TRACING
@@ -441,14 +436,10 @@ def _ends_model(file: str) -> bool:
 
 def _refusal_may_be_handled(frame: FrameType | None) -> bool:
     """Whether the model may go on where an operator refuses its operands."""
-    while frame is not None and not _ends_model(frame.f_code.co_filename):
-        spots = (
-            _interpreted(frame.f_locals.get("self")) if is_torch_file(frame.f_code.co_filename) else [spot_of(frame)]
-        )
-        for spot in spots:
-            file = spot.code.co_filename
-            if not is_torch_file(file) and file not in TRACING and may_handle(spot):
-                return True
+    while frame is not None and not _ends_model(file := frame.f_code.co_filename):
+        spots = _interpreted(frame.f_locals.get("self")) if is_torch_file(file) else [spot_of(frame)]
+        if any(_is_of_model(spot.code.co_filename) and may_handle(spot) for spot in spots):
+            return True
         frame = frame.f_back
     return False
 

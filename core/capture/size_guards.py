@@ -1,37 +1,29 @@
 """What a model asks of dynamic sizes while it is captured, and for which sizes the captured graph is right.
 
-``if x.shape[1] > 4``, ``range(n // 2)`` and ``int(n * 1.5)`` need a bool or an int while the model is traced.
-torch.export takes the example's and keeps a guard beside the graph; an ONNX model has no guards. Here it is decided which
-guards the ranges of the dimensions imply (:mod:`onnxplug.capture.implication`); every other one limits the model:
+torch.export takes the example's answer to ``if x.shape[1] > 4``, ``range(n // 2)`` and ``int(n * 1.5)``, and keeps a guard beside
+the graph; an ONNX model has no guards. A guard that the ranges of the dimensions imply (:mod:`onnxplug.capture.implication`)
+is forgotten. Every other one limits the model; with ``{0: "rows"}`` exported with 5 rows::
 
-- A condition that fixes a size which must be dynamic is an error.
-- One that bounds a size by a number becomes the dimension's range. Whoever asked, an operator, a branch or a check that raises,
-  the model is right within the bound, and what it does beyond is not in the graph.
-- Any other is a warning where Python code asked. What operators ask limits nothing, for PyTorch refuses the other sizes too, unless
-  the graph has the answer as a constant (:mod:`onnxplug.capture.constants`).
-- What only the sizes 0 and 1 do not fulfil is an assumption: both branches often compute the same there.
-
-An example, ``{0: "rows"}`` exported with 5 rows::
-
-    if x.shape[0] * 2 > 8:      torch's guard: 2*s0 > 8. Not implied by 0 <= s0; the same as s0 >= 5: a bound, which becomes the
-        x = x * 2               range of the dimension, and is said with its line
-    if x.shape[0] != 77:        the guard Ne(s0, 77) is no bound: a warning, "right only where rows != 77"
+    if x.shape[0] * 2 > 8:      the same as s0 >= 5, a bound: whoever asks for it, it becomes the range of the dimension
+    if x.shape[0] != 77:        no bound: a warning, "right only where rows != 77"
     if x.shape[0] >= 0:         implied: nothing
     for i in range(x.shape[0])  Eq(s0, 5) fixes the size: an error, as "rows" must be dynamic
+
+What operators ask is no warning, for PyTorch refuses the other sizes too, unless the graph has the answer as a constant
+(:mod:`onnxplug.capture.constants`). What only the sizes 0 and 1 do not fulfil is an assumption.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import itertools
 import linecache
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -78,12 +70,8 @@ class Condition:
         return in_names(names, same_symbols(self.expr))
 
     def text(self, names: Mapping[str, str]) -> str:
-        """The condition in Python's notation.
-
-        Args:
-            names: Symbol of torch to the user's name for it.
-        """
-        text = _python(self.named(names)).replace("torch.sym_float", "float")
+        """The condition in Python's notation, with the user's names for torch's symbols."""
+        text = str(python_notation().doprint(self.named(names))).replace("torch.sym_float", "float")
         text = re.sub(r"(\d\.\d*?)0+(?!\d)", r"\1", text)  # sympy writes 1.5 with all digits of its precision
         return re.sub(r"(\d)\.(?!\d)", r"\1.0", text)
 
@@ -95,40 +83,18 @@ class Condition:
             return False
 
 
-@dataclass(frozen=True)
-class UsedSize:
-    """A size of a broadcast result that an operator uses in another way than by broadcasting.
-
-    Attributes:
-        broadcast: The broadcast.
-        place: The user's ``file:line``.
-    """
-
-    broadcast: Broadcast
-    place: str | None
-
-    @property
-    def condition(self) -> Condition:
-        """Where the result has the size that it is taken to have."""
-        small, size = self.broadcast
-        return Condition(sympy.Or(sympy.Ne(size, 1), sympy.Eq(small, 1)), self.place, fixed=False)
-
-
-def used_sizes(program: torch.export.ExportedProgram, broadcasts: Iterable[Broadcast]) -> Iterator[UsedSize]:
-    """The broadcasts whose result has a size that the model uses.
-
-    Args:
-        program: The captured program.
-        broadcasts: What was broadcast while it was captured.
-    """
+def used_sizes(
+    program: torch.export.ExportedProgram, broadcasts: Iterable[Broadcast]
+) -> Iterator[tuple[Broadcast, Condition]]:
+    """The broadcasts whose result has a size that the model uses in another way than by broadcasting, and where that is right."""
     for broadcast in dict.fromkeys(broadcasts):
         node = first_use(program, broadcast)
         if node is not None:
-            yield UsedSize(broadcast, source_location(node))
+            expr = sympy.Or(sympy.Ne(broadcast.size, 1), sympy.Eq(broadcast.small, 1))
+            yield broadcast, Condition(expr, source_location(node), fixed=False)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What a captured model asks of its sizes.
 
     Attributes:
@@ -171,16 +137,14 @@ def size_guards(
         expr = _replaced(question.expr, env)
         if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in question.expr.free_symbols):
             expr = question.expr  # sizes are what others are from here on, so that the guard is true of itself
-        backed = (
-            expr.free_symbols <= env.backed_var_to_val.keys()
-        )  # else torch knows the answer from what it knows of the data
+        # Of other symbols torch knows the answer from what it knows of the data.
+        backed = expr.free_symbols <= env.backed_var_to_val.keys()
         if not expr.free_symbols or not backed or (expr, question.place) in seen:
             continue
         seen.add((expr, question.place))
         if implied(expr, larger if question.asker in ("operator", "constant") else ranges):
             continue
-        examples = {s: env.replace(s).xreplace(hints) for s in expr.free_symbols}
-        fixed = _holds_for_small_sizes(expr, hints, ranges) or is_bounded(expr, examples)
+        fixed = _holds_for_small_sizes(expr, hints, ranges) or is_bounded(expr)
         condition = Condition(expr, question.place, fixed, of_code=question.asker != "check")
         if not fixed and implied(expr, larger):
             named = question.place if question.asker == "code" else None
@@ -238,7 +202,10 @@ def _first(holds: Callable[[int], bool], end: int) -> int | None:
     """The first number below ``end`` from which on something holds, ``None`` where it does not hold there."""
     if end <= 0 or not holds(end - 1):
         return None
-    return bisect.bisect_left(range(end), True, key=holds)
+    reached = 1
+    while reached < end and not holds(reached - 1):
+        reached *= 2
+    return bisect.bisect_left(range(min(reached, end)), True, lo=reached // 2, key=holds)
 
 
 def _tightest(bounds: Iterable[Condition]) -> list[Condition]:
@@ -344,48 +311,33 @@ class FixedExpressionError(CaptureError):
     """The model's code makes a constant of an expression of dynamic sizes."""
 
 
-def fixed_by(name: str, condition: Condition, names: Mapping[str, str]) -> CaptureError:
-    """The error for a dimension that must be dynamic.
+def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example: Any) -> CaptureError:
+    """The error for a dimension that must be dynamic, and that the model's code makes a constant of.
 
     Args:
         name: What to call the dimension.
         condition: What the model's code makes constant.
         names: Symbol of torch to the user's name for it.
+        example: The example's size.
     """
+    line, fixes = _line(condition.place), f"but the model's code{_at(condition.place)} fixes it"
+    if example in (0, 1):
+        return CaptureError(
+            f"{name} was asked to be dynamic, {fixes}: what is done for the example's size {example} is right only where "
+            f"{condition.text(names)}{line}",
+            hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
+        )
     return FixedExpressionError(
-        f"{name} was asked to be dynamic, but the model's code{_at(condition.place)} fixes it: torch.export makes "
-        f"{condition.text(names)} a constant, with its value for the example inputs{_line(condition.place)}",
+        f"{name} was asked to be dynamic, {fixes}: torch.export makes {condition.text(names)} a constant, with its value for "
+        f"the example inputs{line}",
         hint="Compute it with //, math.floor or torch.sym_int instead of int(); avoid a Python loop over a size, a branch on it "
         "(torch.cond), a number of tensors that depends on it (split), and an argument that PyTorch takes as a plain int "
         "(kernel_size; adaptive_avg_pool2d(x, 1) takes the mean over any size); or make the dimension static.",
     )
 
 
-def fixed_by_small_size(name: str, condition: Condition, names: Mapping[str, str], size: Any) -> CaptureError:
-    """The error for a dimension that must be dynamic, where the example's size is 0 or 1.
-
-    Args:
-        name: What to call the dimension.
-        condition: What holds for few sizes.
-        names: Symbol of torch to the user's name for it.
-        size: The example's size.
-    """
-    return CaptureError(
-        f"{name} was asked to be dynamic, but the model's code{_at(condition.place)} fixes it: what is done for the example's "
-        f"size {size} is right only where {condition.text(names)}{_line(condition.place)}",
-        hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
-    )
-
-
 def outside_declared(name: str, bound: Condition, names: Mapping[str, str], low: int, high: int) -> CaptureError:
-    """The error for a dimension whose declared range is larger than what the model accepts.
-
-    Args:
-        name: What to call the dimension.
-        bound: What the model accepts.
-        names: Symbol of torch to the user's name for it.
-        low, high: The declared range.
-    """
+    """The error for a dimension whose declared range is larger than the bound that the model has."""
     return CaptureError(
         f"{name} was asked to be dynamic, from {low} to {high}, but the model{_at(bound.place)} accepts it only where "
         f"{bound.text(names)}{_line(bound.place)}",
@@ -401,15 +353,14 @@ def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[
         fixing: What the operator accepts.
         tensors: Shape of each parameter and buffer of the model, by its name.
     """
-    operator = f"{fixing.operator}" if fixing.operator else "the model"
     other = ""
     if fixing.shape is not None:
         same = [tensor for tensor, shape in tensors.items() if tuple(shape) == fixing.shape]
         known = f" ({same[0]})" if len(same) == 1 else ""
         other = f", the size of its other argument of shape {list(fixing.shape)}{known}"
     return CaptureError(
-        f"{name} was asked to be dynamic, but {operator}{_at(fixing.place)} fixes it at {fixing.number}{other}"
-        f"{_line(fixing.place)}",
+        f"{name} was asked to be dynamic, but {fixing.operator or 'the model'}{_at(fixing.place)} fixes it at "
+        f"{fixing.number}{other}{_line(fixing.place)}",
         hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
     )
 
@@ -425,12 +376,10 @@ def warning_text(condition: Condition, names: Mapping[str, str]) -> str:
 
 def bound_warnings(bounds: Iterable[Condition], names: Mapping[str, str]) -> list[str]:
     """What to say of bounds that Python code has: one warning each in the user's own code, one for all of installed packages."""
-    own: list[Condition] = []
-    installed: list[Condition] = []
-    for bound in bounds:
-        if bound.of_code:
-            (own if is_own(bound.place) else installed).append(bound)
-    return [_bounds_text([bound], names) for bound in own] + ([_bounds_text(installed, names)] if installed else [])
+    of_code = [bound for bound in bounds if bound.of_code]
+    groups = [[bound] for bound in of_code if is_own(bound.place)]
+    groups.append([bound for bound in of_code if not is_own(bound.place)])
+    return [_bounds_text(group, names) for group in groups if group]
 
 
 def _bounds_text(bounds: Sequence[Condition], names: Mapping[str, str]) -> str:
@@ -442,13 +391,13 @@ def _bounds_text(bounds: Sequence[Condition], names: Mapping[str, str]) -> str:
     )
 
 
-def used_size_text(used: UsedSize, names: Mapping[str, str]) -> str:
+def used_size_text(broadcast: Broadcast, condition: Condition, names: Mapping[str, str]) -> str:
     """What to say of a broadcast whose result's size is used."""
-    small, size = (str(in_names(names, expr)) for expr in used.broadcast)
+    small, size = (str(in_names(names, expr)) for expr in broadcast)
     return (
-        f"the exported model is right only where {used.condition.text(names)}: {small}, of size 1 in the example inputs, is "
-        f"broadcast to {size}, and the model{_at(used.place)} uses the size of the result{_line(used.place)}. Give example inputs "
-        f"of larger sizes, and one name to both where they are equal."
+        f"the exported model is right only where {condition.text(names)}: {small}, of size 1 in the example inputs, is broadcast "
+        f"to {size}, and the model{_at(condition.place)} uses the size of the result{_line(condition.place)}. Give example "
+        f"inputs of larger sizes, and one name to both where they are equal."
     )
 
 
@@ -486,10 +435,6 @@ def _input_sizes(program: torch.export.ExportedProgram) -> Iterator[torch.SymInt
             yield from (size for size in sizes if isinstance(size, torch.SymInt))
 
 
-def _python(expr: Any) -> str:
-    return str(python_notation().doprint(expr))
-
-
 # -- conditions of decompositions --------------------------------------------------------------------------------------
 
 
@@ -506,47 +451,31 @@ def conditions_of_decompositions(
         allowed: Symbol to the smallest and largest size that it may have.
         since: The first of torch's guards that no code of the model can have asked for.
     """
-    found: dict[Any, Condition] = {}
-    for size in itertools.islice(_input_sizes(program), 1):
-        for position, guard in enumerate(size.node.shape_env.guards):
-            if position < since and (is_of_python(guard.sloc) or _equates_two(guard.expr)):
-                continue
-            condition = _condition_of(guard, program, allowed) if narrows(guard, layout=position >= since) else None
-            if condition is not None:
-                found.setdefault(condition.expr, condition)
-    return list(found.values())
-
-
-def _condition_of(guard: Any, program: torch.export.ExportedProgram, allowed: Ranges) -> Condition | None:
-    """What a guard asks of the sizes of a program, whoever asked for it; ``None`` where it holds for all of 2 or more."""
     sizes = list(_input_sizes(program))
-    expr = sizes[0].node.shape_env.replace(guard.expr) if sizes else guard.expr
-    if not expr.free_symbols:
-        expr = guard.expr  # a size is a constant from here on, so that the guard is true of itself
-    if implied(expr, from_two_on({**ranges_of(sizes), **allowed})):
-        return None
-    examples = {s: s.xreplace(_hints(sizes)) for s in expr.free_symbols}
-    return Condition(expr, user_line(guard.sloc), is_bounded(expr, examples))
+    if not sizes:
+        return []
+    env, larger = sizes[0].node.shape_env, from_two_on({**ranges_of(sizes), **allowed})
+    found: dict[Any, Condition] = {}
+    for position, guard in enumerate(env.guards):
+        known = (
+            is_of_python(guard.sloc)
+            or _equates_two(guard.expr)
+            or is_of_layout(getattr(guard.sloc, "framework_loc", None))
+        )
+        # That sizes differ is the general way, which ONNX's operators, broadcasting at run time, follow at equal ones too.
+        if (position < since and known) or isinstance(guard.expr, sympy.Ne) or holds_from_two_on(guard.expr):
+            continue
+        expr = env.replace(guard.expr)
+        if not expr.free_symbols:
+            expr = guard.expr  # a size is a constant from here on, so that the guard is true of itself
+        if not implied(expr, larger):
+            found.setdefault(expr, Condition(expr, user_line(guard.sloc), is_bounded(expr)))
+    return list(found.values())
 
 
 def _equates_two(expr: Any) -> bool:
     """Whether a condition is that two sizes are the same one, without which an operator rejects them."""
-    return expr.func.__name__ == "Equality" and all(side.is_Symbol for side in expr.args)
-
-
-def narrows(guard: Any, *, layout: bool) -> bool:
-    """Whether a guard of torch's makes a trace hold for some sizes alone.
-
-    That sizes differ or are more than 1 doesn't: the general way was taken then, which ONNX's operators, broadcasting at run
-    time, follow where they are equal or 1 too.
-
-    Args:
-        guard: The guard.
-        layout: Whether conditions on the memory's layout, which ONNX doesn't have, may have answered other questions too.
-    """
-    if isinstance(guard.expr, sympy.Ne) or holds_from_two_on(guard.expr):
-        return False
-    return layout or not is_of_layout(getattr(guard.sloc, "framework_loc", None))
+    return isinstance(expr, sympy.Eq) and all(side.is_Symbol for side in expr.args)
 
 
 def holds_from_two_on(expr: Any) -> bool:

@@ -15,10 +15,12 @@ import torch
 from onnxplug.capture.export_passes import lean_passes
 from onnxplug.capture.patching import patched
 from onnxplug.torch_private import (
+    DispatchKey,
     ModuleStackTracer,
     OpOverload,
     dispatch_utilities,
     export_trace,
+    operator_dispatch,
     proxies,
     torch_c,
     use_lazy_graph_module,
@@ -47,8 +49,11 @@ def lean_tracing() -> Iterator[None]:
         recorded = tracer.record_stack_traces and traces.knows(tracer)
         if not recorded and kind != "placeholder":
             return original(tracer, kind, *args, **kwargs)
-        with patched(tracer, "record_stack_traces", False):
+        before, tracer.record_stack_traces = tracer.record_stack_traces, False
+        try:
             node = original(tracer, kind, *args, **kwargs)
+        finally:
+            tracer.record_stack_traces = before
         if recorded and kind not in ("placeholder", "output") and not node.stack_trace:
             text = traces.text(tracer, sys._getframe(1))
             if text:
@@ -61,6 +66,7 @@ def lean_tracing() -> Iterator[None]:
         patched(ModuleStackTracer, "call_module", call_module),
         _stride_needs_known(),
         _types_left_out(),
+        _modes_popped_at_once(),
         lean_passes(),
         _bindings_replaced_where_there_are_some(),
         _without_function_modes("set_meta"),
@@ -146,6 +152,37 @@ def _types_left_out() -> Iterator[None]:
         return original(mode, op, *args, **kwargs)
 
     with patched(dispatch_utilities, "handle_dispatch_mode", handle):
+        yield
+
+
+@contextlib.contextmanager
+def _modes_popped_at_once() -> Iterator[None]:
+    """While it holds, an operator hands a call to torch's tracer without making a context manager of the way there each time."""
+    original = getattr(OpOverload, "_get_dispatch", None)
+    names = "_pop_mode_from_pre_dispatch _set_mode_pre_dispatch _len_torch_dispatch_stack_pre_dispatch"
+    if original is None or not all(hasattr(operator_dispatch, name) for name in names.split()):
+        yield
+        return
+    pop, put, count = (getattr(operator_dispatch, name) for name in names.split())
+    before_dispatch: dict[Any, bool] = {}
+
+    def get_dispatch(op: Any, key: Any) -> Any:
+        known = before_dispatch.get(key)
+        if known is None:
+            known = before_dispatch[key] = torch_c._to_functionality_key(key) == DispatchKey.PreDispatch
+        if not known or not count() or torch_c._dispatch_tls_is_dispatch_key_excluded(DispatchKey.Python):
+            return original(op, key)
+
+        def handler(*args: Any, **kwargs: Any) -> Any:
+            mode = pop()
+            try:
+                return dispatch_utilities.handle_dispatch_mode(mode, op, *args, **kwargs)
+            finally:
+                put(mode)
+
+        return handler
+
+    with patched(OpOverload, "_get_dispatch", get_dispatch):
         yield
 
 
