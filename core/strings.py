@@ -53,6 +53,6 @@ def _number(string: Any) -> int:
 def string_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The strings of a tensor of :func:`string_tensor`, as a NumPy array of objects."""
     numbers = tensor.detach().cpu().contiguous().view(torch.uint16).numpy()
-    array = np.empty(numbers.shape, dtype=object)
-    array.flat = [_strings[number] for number in numbers.flat]
-    return array
+    array = np.empty(numbers.size, dtype=object)
+    array[:] = [_strings[number] for number in numbers.flat]
+    return array.reshape(numbers.shape)
