@@ -20,6 +20,8 @@ _HOME = {
     "Metadata": "metadata",
     "Observer": "observers",
     "fake_weights": "fake",
+    "string_tensor": "strings",
+    "string_array": "strings",
     "OnnxRegistry": "registry.registry",
     "GraphBuilder": "build.builder",
     "FxNode": "interpret.node",
@@ -121,6 +123,7 @@ if TYPE_CHECKING:
     from onnxplug.registry.registry import OnnxRegistry as OnnxRegistry
     from onnxplug.registry.rule import Rule as Rule
     from onnxplug.rewrite.rewrite import Rewrite as Rewrite
+    from onnxplug.strings import string_array as string_array, string_tensor as string_tensor
 
 
 #: Names of ``torch.onnx`` as it was in 2023, by what there is for them here.

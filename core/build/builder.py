@@ -17,7 +17,7 @@ from onnxplug.build.attributes import Attributes, check_dtypes, check_node
 from onnxplug.build.calls import Interpreter, NoInterpreter
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
 from onnxplug.build.functions import Functions
-from onnxplug.build.inference.dims import Constant, Result, text_tensor
+from onnxplug.build.inference.dims import Constant, Result, content_key, text_tensor
 from onnxplug.build.kernels import HALVES, Kernels
 from onnxplug.build.names import Names
 from onnxplug.build.opset import Domains, Input, Opset
@@ -326,10 +326,10 @@ class GraphBuilder:
             if found is not None:
                 return found
         array = as_array(value, wanted)
-        key: Any = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= 65536 else id(array)
+        key = content_key(array)
         found = self._constants.get(key)
         if found is None:
-            tensor = Constant(array) if array.dtype.kind != "U" else text_tensor(array)
+            tensor = Constant(array) if array.dtype.kind not in "OU" else text_tensor(array)
             found = Value(type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
             self._constants[key] = found
         if quick is not None:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.errors import Unsupported
+from onnxplug.strings import STRING, string_array
 
 _DT = ir.DataType
 
@@ -32,6 +33,7 @@ TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
     torch.float8_e4m3fnuz: _DT.FLOAT8E4M3FNUZ,
     torch.float8_e5m2: _DT.FLOAT8E5M2,
     torch.float8_e5m2fnuz: _DT.FLOAT8E5M2FNUZ,
+    STRING: _DT.STRING,
 }
 ONNX_TO_TORCH: dict[ir.DataType, torch.dtype] = {onnx: torch_ for torch_, onnx in TORCH_TO_ONNX.items()}
 # torch packs two numbers of four bits into a byte, computes nothing with them, and views bytes as such and back: they are
@@ -84,6 +86,8 @@ def as_array(value: Any, dtype: ir.DataType | None = None) -> np.ndarray:
     Without ``dtype`` Python ints become int64, floats float32 (torch's default), bools bool. A Python scalar or list is
     converted from float64 in one rounding. Integers that the dtype cannot hold wrap around, as torch's do.
     """
+    if isinstance(value, torch.Tensor) and value.dtype == STRING:
+        return string_array(value)
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
         wanted = TORCH_TO_ONNX[tensor.dtype]
@@ -121,7 +125,7 @@ _COMES_AS = {
 def to_torch(value: Any, device: Any = None) -> Any:
     """Arrays as torch tensors. 2-bit and 4-bit integers come as int8 or uint8, floats of 4 and 6 bits as float32.
 
-    Text, which torch has no tensors of, stays an array.
+    Strings stay an array.
     """
     if isinstance(value, list | tuple):
         return [to_torch(v, device) for v in value]

@@ -20,6 +20,7 @@ from onnxplug.capture.transforms import is_lost
 from onnxplug.errors import CaptureError, Unsupported, UsageError
 from onnxplug.fake import is_fake
 from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.strings import STRING
 
 
 def bind_inputs(
@@ -126,6 +127,10 @@ def _state_value(builder: GraphBuilder, slot: InputSlot) -> ir.Value:
     """The initializer of a tensor, under its name; that of a complex one is the real tensor ``NAME.view_as_real``."""
     assert slot.tensor is not None
     tensor = _real(slot.tensor)
+    if tensor.dtype == STRING:
+        raise Unsupported(
+            f"{slot.name!r} is a buffer of strings: give them to an operator as an argument of Python strings"
+        )
     name = f"{slot.name}.view_as_real" if slot.tensor.is_complex() else slot.name
     kind = ir.TensorType(to_onnx_dtype(tensor.dtype))
     return ir.Value(name=name, type=kind, shape=builder.sizes.shape_of(tuple(tensor.shape)))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from onnxplug.run.report import Histogram
+from onnxplug.strings import STRING, string_array
 
 #: Above this number of elements, the size of the ordinary ones is taken from a sample of as many.
 _SAMPLE = 1 << 18
@@ -148,7 +149,7 @@ def compare(
     A complex tensor may be given as a real one whose last axis of size 2 holds both parts; each part is compared.
 
     Args:
-        actual: What the exported model computed; text as an array.
+        actual: What the exported model computed; strings as an array.
         expected: What PyTorch computed. For a Python number every dtype will do, of a tensor without axes.
         scale: Whose tolerances hold.
         rtol, atol: Tolerances instead of these.
@@ -157,6 +158,8 @@ def compare(
             elements of its size are is equal.
         measure: Count the differences for a histogram.
     """
+    if isinstance(expected, torch.Tensor) and expected.dtype == STRING:
+        return _compare_strings(actual, string_array(expected))
     if isinstance(expected, str) or not isinstance(actual, torch.Tensor):
         same = not isinstance(actual, torch.Tensor) and actual.shape == () and actual.item() == expected
         shown = f"is {actual.dtype}" if isinstance(actual, torch.Tensor) else f"is {actual.tolist()!r}"
@@ -192,6 +195,18 @@ def compare(
         bad = bad & ~_equally_near(ours, theirs, exact, allowed, bad)
     found = _result(actual, expected, difference, allowed, bad, dtype)
     return replace(found, histogram=Histogram.of(difference, allowed, same)) if measure else found
+
+
+def _compare_strings(actual: torch.Tensor | np.ndarray, expected: np.ndarray) -> Comparison:
+    if isinstance(actual, torch.Tensor):
+        return Comparison(problem=f"is {actual.dtype}, PyTorch has strings")
+    if actual.shape != expected.shape:
+        return Comparison(problem=f"has the shape {list(actual.shape)}, PyTorch {list(expected.shape)}")
+    different = [index for index in np.ndindex(expected.shape) if actual[index] != expected[index]]
+    if not different:
+        return Comparison(total=expected.size)
+    first = f"at index {list(different[0])} is {actual[different[0]]!r}, PyTorch has {expected[different[0]]!r}"
+    return Comparison(problem=f"{first}; {len(different)} of {expected.size} strings differ")
 
 
 def _comparable(x: torch.Tensor) -> torch.Tensor:

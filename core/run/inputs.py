@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from onnxplug.capture.dimensions import evaluate, is_expression, named, names_in
 from onnxplug.capture.size_guards import Condition
+from onnxplug.strings import STRING, string_array, string_tensor
 
 #: Sizes that dynamic dimensions take in turn, as offsets from the exported size; ``None`` is the size 1.
 _OFFSETS: tuple[int | None, ...] = (None, 1, 3, -1, 5)
@@ -208,8 +210,11 @@ def integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
 
 
 def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator, own: bool) -> torch.Tensor:
-    """Random values of the example's kind: floats normal at its scale, or of its ``own`` elements, integers from its range."""
+    """Random values of the example's kind: floats normal at its scale, or of its ``own`` elements, integers from its range, strings of its own."""
     example, dtype = example.detach(), example.dtype
+    if dtype is STRING:
+        strings = string_array(example).flatten() if example.numel() else np.array([""], dtype=object)
+        return string_tensor(strings[torch.randint(0, strings.size, list(shape), generator=generator).numpy()])
     if dtype is torch.bool:
         if example.numel() and bool(example.all()):
             return torch.ones(list(shape), dtype=dtype)  # a mask without a hidden element stays so

@@ -8,6 +8,7 @@ ONNX's shape inference then fails. Everything else is ``onnx_ir``'s serialisatio
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from onnxplug.build.stored import WeightTensor
 from onnxplug.errors import SaveError, WeightsError
 
 _LOGGER = logs.logger("save")
+# A string attribute that holds bytes (a model within an operator) is what its converter made: no news.
+logging.getLogger(serde.__name__).addFilter(lambda record: "is instead bytes" not in str(record.msg))
 #: Tensors of at least so many bytes are written after the rest of a model's graph, one by one.
 _APART_BYTES = 1 << 20
 #: The largest protocol buffer.

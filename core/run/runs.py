@@ -14,7 +14,7 @@ from onnxplug.host import RuntimeHost
 from onnxplug.run.kernels import Kernels, custom_operators, kernels_for, onnxruntime_module
 from onnxplug.run.plugin_runtime import plugin_host
 from onnxplug.run.reference import make_evaluator
-from onnxplug.run.session import from_ort_value, make_session, model_source, to_ort_value
+from onnxplug.run.session import make_session, model_source, run_session
 
 _FATAL = 4
 #: Levels of ONNX Runtime's optimisation, the least first.
@@ -99,9 +99,8 @@ class Runs:
             disabled_optimizers=list(without),
         )
         wanted = {i.name for i in session.get_inputs()}
-        feed = {name: to_ort_value(value) for name, value in self._feed.items() if name in wanted}
-        results = session.run_with_ort_values(None, feed)
-        found = {o.name: _unpacked(v) for o, v in zip(session.get_outputs(), results, strict=True)}
+        results = run_session(session, {name: value for name, value in self._feed.items() if name in wanted})
+        found = {o.name: v for o, v in zip(session.get_outputs(), results, strict=True)}
         del folder
         return {**self._given(names), **{name: v for name, v in found.items() if v is not None}}
 
@@ -115,11 +114,6 @@ class Runs:
             elif tensor is not None and self._values[name].producer() is None:
                 found[name] = to_torch(tensor.numpy())
         return found
-
-
-def _unpacked(value: Any) -> torch.Tensor | None:
-    """A tensor; ``None`` for a sequence or an optional."""
-    return from_ort_value(value) if value.is_tensor() and value.has_value() else None
 
 
 def _tensors(model: ir.Model) -> dict[str, ir.Value]:

@@ -34,6 +34,7 @@ from onnxplug.run.kernels import (
 from onnxplug.run.plugin_runtime import plugin_host
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 from onnxplug.run.weights import check_numbers
+from onnxplug.strings import STRING
 from onnxplug.text import in_a_line
 from onnxplug.warn import warn
 
@@ -232,9 +233,8 @@ class Runner:
             if self._session is None:
                 results = self._reference.run(None, {name: as_array(value) for name, value in feed.items()})
                 return [to_torch(value) for value in results]
-            values = {name: to_ort_value(value) for name, value in feed.items()}
             try:
-                return [from_ort_value(v) for v in self._session.run_with_ort_values(None, values)]
+                return run_session(self._session, feed)
             except Exception as error:
                 if not self._portable or not _REFUSAL.search(str(error)):
                     raise
@@ -267,6 +267,22 @@ def _no_kernel_text(error: Exception) -> str:
     return f"ONNX Runtime can't run the model ({said[0] if said else error})"
 
 
+def run_session(session: Any, feed: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a session: tensors, arrays of strings, ``None`` for a sequence or an optional.
+
+    Args:
+        session: The session.
+        feed: Tensors or Python numbers by the names of inputs.
+    """
+    strings = {n: as_array(v) for n, v in feed.items() if isinstance(v, torch.Tensor) and v.dtype == STRING}
+    values = {name: to_ort_value(value) for name, value in feed.items() if name not in strings}
+    if strings:  # there is no OrtValue of strings, and run() gives arrays, which are none for bfloat16
+        results = session.run(None, {**values, **strings})
+        return [to_torch(value) if isinstance(value, np.ndarray) else None for value in results]
+    results = session.run_with_ort_values(None, values)
+    return [from_ort_value(v) if v.is_tensor() and v.has_value() else None for v in results]
+
+
 def to_ort_value(value: Any) -> Any:
     """An OrtValue of a tensor or Python number."""
     ort_value = onnxruntime_module().OrtValue
@@ -281,7 +297,7 @@ def to_ort_value(value: Any) -> Any:
 
 
 def from_ort_value(value: Any) -> Any:
-    """A tensor of an OrtValue; an array of text, which torch has no tensors of."""
+    """A tensor of an OrtValue; an array of strings."""
     element = ir.DataType(value.element_type())
     if element == ir.DataType.STRING:
         return value.numpy()

@@ -39,6 +39,13 @@ class Constant(ir.Tensor[np.ndarray]):
         self.integers = _integers(array)
 
 
+def content_key(array: np.ndarray) -> Any:
+    """Equal for arrays of the same content; a large one, which a :class:`Constant` keeps alive, is equal to itself alone."""
+    if array.dtype.kind in "OU":
+        return "text", array.shape, tuple(array.flat)
+    return (array.dtype, array.shape, array.tobytes()) if array.nbytes <= 65536 else id(array)
+
+
 def text_tensor(array: np.ndarray) -> ir.StringTensor:
     """The content of a constant of text."""
     encoded = np.array([text.encode() for text in array.reshape(-1).tolist()], dtype=object)

@@ -1,0 +1,74 @@
+"""The operators in PyTorch, and the rules for them: kernel and ONNX form are those of a processor, which each call names."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from onnxplug import Unsupported, string_array
+from onnxplug_extensions.library import check_library
+
+
+class Encoder(Protocol):
+    """A tokenizer: its numbers of texts, and the nodes that give them."""
+
+    #: Tokens that every text has: those of its beginning and end.
+    fewest: int
+
+    def encode(self, texts: list[str], max_length: int) -> list[list[int]]:
+        """The tokens of each text, no more than ``max_length`` unless that is 0."""
+
+    def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
+        """The tokens of all texts, padded at the end, and the mask, as values of a model."""
+
+
+#: Processors by name; a module keeps its own alive.
+_processors: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def register(name: str, processor: Any) -> None:
+    """Makes a processor known to the operators."""
+    _processors[name] = processor
+
+
+def _processor(name: str) -> Any:
+    processor = _processors.get(name)
+    if processor is None:
+        raise Unsupported(f"the module with {name!r} is gone: keep it until the export is done")
+    return processor
+
+
+def padded(rows: list[list[int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of numbers, padded at the end to the longest, and which places are theirs."""
+    longest = max(map(len, rows), default=0)
+    tokens = np.full((len(rows), longest), padding, dtype=np.int64)
+    mask = np.zeros((len(rows), longest), dtype=np.int64)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = row
+        mask[place, : len(row)] = 1
+    return torch.from_numpy(tokens), torch.from_numpy(mask)
+
+
+@torch.library.custom_op("onnxplug_extensions::tokenize", mutates_args=())
+def tokenize(texts: torch.Tensor, tokenizer: str, max_length: int, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token numbers of a vector of texts and the mask: int64, [texts, longest]."""
+    return padded(_processor(tokenizer).encode(list(string_array(texts)), max_length), padding)
+
+
+@tokenize.register_fake
+def _(texts: torch.Tensor, tokenizer: str, max_length: int, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch._check(texts.dim() == 1, lambda: f"tokenize: a vector of texts, not a tensor of {texts.dim()} axes")
+    longest = torch.library.get_ctx().new_dynamic_size(min=_processor(tokenizer).fewest)
+    made = [texts.new_empty((texts.shape[0], longest), dtype=torch.int64) for _ in range(2)]
+    return made[0], made[1]
+
+
+def convert_tokenize(g: Any, node: Any) -> Any:
+    """tokenize(Tensor texts, str tokenizer, SymInt max_length, SymInt padding) -> (Tensor, Tensor)"""
+    texts, name, max_length, padding = node.args
+    check_library()
+    tokens, mask = _processor(name).emit(g, texts, max_length)
+    return g.op.Where(g.cast(mask, torch.bool), tokens, g.const(padding)), mask

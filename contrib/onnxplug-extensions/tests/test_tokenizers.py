@@ -1,0 +1,149 @@
+"""Tokenizers by onnxruntime-extensions, compared with transformers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnxruntime_extensions", reason="`make packages` tests with it, in an environment of its own")
+
+import made
+import torch
+import transformers
+from lines import thousand_lines
+from made import wordpiece
+from onnxplug_extensions import Tokenizer
+from tokenizers import Tokenizer as Backend
+
+import onnxplug
+from onnxplug import string_array, string_tensor
+
+TEXTS = ["the cat sat on the mat", "", "Unaffable Ñandú, 猫!", "a [MASK] and [SEP]", "안녕 क्ष ΣΑΣ 😀 x" + "y" * 120]
+MORE = ["dogs", "\t", "the the the the the the the the the the", "İstanbul ok✅ no\x07bell |pipe|", "ок я " + "я" * 99]
+
+
+@pytest.mark.onnxplug("extensions")
+def test_sample(onnx_sample: Any) -> None:
+    onnx_sample.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "max_length"),
+    [({}, None), ({"lower": False}, 6), ({"accents": False}, 3), ({"chinese": False}, None)],
+)
+def test_wordpiece(onnx_check: Callable[..., Any], options: dict[str, Any], max_length: int | None) -> None:
+    module = Tokenizer(wordpiece(**options), max_length)
+    onnx_check(
+        module,
+        (string_tensor(TEXTS),),
+        dynamic_shapes=({0: "texts"},),
+        inputs=[(string_tensor(MORE),), (string_tensor([""]),), (string_tensor(TEXTS[2:3]),)],
+        opsets=(21,),
+        optimize=(True,),
+        seeds=(),
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "roberta", "llama"])
+def test_byte_pairs(onnx_check: Callable[..., Any], name: str) -> None:
+    tokenizer = getattr(made, name)()
+    onnx_check(
+        Tokenizer(tokenizer, max_length=9),
+        (string_tensor(TEXTS),),
+        dynamic_shapes=({0: "texts"},),
+        inputs=[(string_tensor(MORE),), (string_tensor(["a cat", "  <mask> sat"]),)],
+        opsets=(18, 21),
+        optimize=(True,),
+        seeds=(),
+    )
+
+
+#: Lines of the thousand that the library takes otherwise, as README says.
+DIFFERENT = {"gpt2": [], "roberta": ["<|endoftext|> <|startoftext|>"], "llama": []}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_thousand_lines(name: str) -> None:
+    module, lines = Tokenizer(getattr(made, name)()), string_tensor(thousand_lines())
+    program = onnxplug.to_onnx(module, (lines[:3],), dynamic_shapes=({0: "texts"},))
+    ids, mask = module(lines).values()
+    got, got_mask = program(lines)
+    assert got.shape == ids.shape
+    same = (torch.where(mask.bool(), ids, 0) == torch.where(got_mask.bool(), got, 0)).all(1) & (mask == got_mask).all(1)
+    assert string_array(lines)[~same.numpy()].tolist() == DIFFERENT[name]
+
+
+@pytest.mark.parametrize("make", [wordpiece, made.gpt2, made.llama])
+def test_no_texts(make: Callable[[], Any]) -> None:
+    module = Tokenizer(make())
+    program = onnxplug.to_onnx(module, (string_tensor(TEXTS),), dynamic_shapes=({0: "texts"},))
+    assert {tuple(result.shape) for result in program(string_tensor([]))} == {(0, 0)}
+
+
+def changed(tokenizer: Any, **settings: Any) -> Any:
+    """A tokenizer with another part in its tokenizer.json."""
+    import json
+
+    about = json.loads(tokenizer.backend_tokenizer.to_str())
+    for name, value in settings.items():
+        about[name] = {**about[name], **value} if isinstance(value, dict) else value
+    backend = Backend.from_str(json.dumps(about))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model": {"type": "WordLevel"}}, "its model is WordLevel"),
+        ({"normalizer": {"clean_text": False}}, "it keeps control characters"),
+        ({"normalizer": None}, "its normalizer is not BERT's"),
+        ({"pre_tokenizer": None}, "it does not split as BERT does"),
+        ({"model": {"max_input_chars_per_word": 10}}, "the greatest length of a word is not 100"),
+    ],
+)
+def test_tokenizers_that_no_operator_can_do(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(onnxplug.UsageError, match=f"has no operator for this tokenizer: {reason}"):
+        Tokenizer(changed(wordpiece(), **settings))
+
+
+def test_added_words_are_refused() -> None:
+    tokenizer = wordpiece()
+    tokenizer.add_tokens(["dog"])
+    with pytest.raises(onnxplug.UsageError, match="it has added tokens"):
+        Tokenizer(tokenizer)
+
+
+def test_other_errors() -> None:
+    with pytest.raises(onnxplug.UsageError, match="str is no tokenizer of transformers"):
+        Tokenizer("bert")
+    tokenizer = wordpiece()
+    tokenizer.padding_side = "left"
+    with pytest.raises(onnxplug.UsageError, match="pads and cuts at the end"):
+        Tokenizer(tokenizer)
+    with pytest.raises(onnxplug.UsageError, match="leaves no token of the text"):
+        Tokenizer(wordpiece(), max_length=2)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"), [(None, "and it is not installed"), ("0.12.0", r"and 0\.12\.0 is installed")]
+)
+def test_the_library_is_absent_or_another(monkeypatch: pytest.MonkeyPatch, version: str | None, message: str) -> None:
+    from importlib import metadata
+
+    from onnxplug_extensions import library
+
+    def found(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", found)
+    library.check_library.cache_clear()
+    module = Tokenizer(wordpiece())
+    try:
+        with pytest.raises(onnxplug.OnnxplugError, match=message):
+            onnxplug.to_onnx(module, (string_tensor(TEXTS),), dynamic_shapes=({0: "texts"},))
+    finally:
+        library.check_library.cache_clear()
