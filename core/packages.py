@@ -25,6 +25,9 @@ PACKAGES = {
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "functions=": "onnxplug_tools.outline.outline:outline",
+    "dtype=": "onnxplug_quantize.program:conversion",
+    "quantize=": "onnxplug_quantize.program:conversion",
+    "onnxplug convert": "onnxplug_quantize",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{f"onnxplug {name}": "onnxplug_tools" for name in ("inspect", "compare", "bench", "diagnose", "bisect")},
 }

@@ -52,7 +52,7 @@ def test_what_is_lacking_names_its_package(folder: Path) -> None:
     code = """
 import onnxplug, torch
 from onnxplug.cli.app import run
-for command in ("inspect", "bench", "compare", "bisect", "diagnose", "run"):
+for command in ("inspect", "bench", "compare", "bisect", "diagnose", "convert", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
 program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
@@ -62,6 +62,8 @@ for name, ask in {
     "profile=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), profile=True),
     "report=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), report=True),
     "functions=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), functions=True),
+    "dtype=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), dtype="float16"),
+    "quantize=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), quantize="int4"),
     "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
     "intermediates=True": lambda: program.verify(intermediates=True),
     "onnxplug.bisect": bisect,
@@ -81,6 +83,7 @@ assert "bisect" not in onnxplug.__all__ and "diagnose" not in dir(onnxplug)
     printed = run_python(folder, "-c", ALONE + code, fresh=True)
     for package, names in {
         "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench",
+        "onnxplug-quantize": "dtype= quantize= convert",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
     }.items():
         for name in names.split():
