@@ -246,6 +246,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     def _replacements(self, weights: Any, strict: bool | None) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
         """The initializers' contents with other weights; the names that no weight has, of a mapping."""
+        if self.unquantised is not None:
+            raise UsageError("the weights of a quantised model can't be replaced", hint="Export it with the new ones.")
         if not isinstance(strict, bool | None):
             raise UsageError(f"strict= takes True, False or None, got {strict!r}")
         is_mapping = isinstance(weights, Mapping)

@@ -14,7 +14,9 @@ from onnxplug_tools.inspection.load import check_to_run, load_model
 
 from onnxplug import UsageError
 from onnxplug.run.save import save_model
-from onnxplug_quantize.half.convert import half_dtype, to_half_precision
+from onnxplug_quantize.half.convert import to_half_precision
+from onnxplug_quantize.integers.quantize import quantize as quantized
+from onnxplug_quantize.program import asked_of
 from onnxplug_quantize.report import Precision
 from onnxplug_quantize.samples import checked, data_of
 
@@ -67,23 +69,26 @@ def convert_file(
         VerificationError: The converted model does not run, or gives NaN.
         SaveError: It can't be written.
     """
-    if dtype is not None:
-        half_dtype(dtype)
+    asked = asked_of(dtype, quantize, calibrate is not None)
     data = data_of(calibrate) if calibrate is not None else []
     model = load_model(Path(path), infer=True)
     check_to_run(path)
     assumed: Sequence[str] = ()
-    samples = [checked(model, _named(call), f"call {number} of --calibrate") for number, call in enumerate(data)]
-    if not samples:
+    calls = [checked(model, _named(call), f"call {number} of --calibrate") for number, call in enumerate(data)]
+    samples: list[Mapping[str, torch.Tensor]] = []
+    if given or not calls:
         feed = make_feed(model, given, sizes)
         samples, assumed = [feed.values], feed.assumed
-    elif given:
-        samples.append(make_feed(model, given, sizes).values)
     reports = []
+    if asked is not None:
+        model, done = quantized(model, asked, samples, calls, host)
+        reports.append(done)
     if dtype is not None:
         kernels = host.kernels(target) if host is not None else None
         reports.append(
-            to_half_precision(model, dtype, samples, keep_io=keep_io, kernels=kernels, target=target, host=host)
+            to_half_precision(
+                model, dtype, [*samples, *calls], keep_io=keep_io, kernels=kernels, target=target, host=host
+            )
         )
     save_model(model, output, external_data=external_data)
     return Converted(reports, assumed)

@@ -13,7 +13,9 @@ from onnxplug import OnnxProgram, UsageError
 from onnxplug.build.scope import nodes_of
 from onnxplug.options import ExportOptions
 from onnxplug_quantize.half.convert import half_dtype, to_half_precision
-from onnxplug_quantize.report import Precision
+from onnxplug_quantize.integers.quantize import quantize
+from onnxplug_quantize.integers.settings import FourBits, Settings, Static, settings_of
+from onnxplug_quantize.report import Precision, merged
 from onnxplug_quantize.samples import calls_of, data_of
 
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -21,7 +23,7 @@ _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 Kernels = Mapping[str, str] | None
 
 
-def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], Precision]:
+def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], list[Precision]]:
     """What converts a program as the options of a call ask for.
 
     Args:
@@ -30,35 +32,60 @@ def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], Preci
     Raises:
         UsageError: A value is none of those that there are, or data are lacking.
     """
-    if options.dtype is not None:
-        half_dtype(options.dtype)
-    data = data_of(options.calibrate) if options.calibrate is not None else None
+    asked = asked_of(options.dtype, options.quantize, options.calibrate is not None)
+    data = data_of(options.calibrate) if options.calibrate is not None else []
 
-    def convert(program: OnnxProgram, kernels: Kernels) -> Precision:
-        samples = samples_of(program)
-        if data is not None:
-            samples += calls_of(program, data)
-        assert options.dtype is not None
-        done = to_half_precision(
-            program.model,
-            options.dtype,
-            samples,
-            keep_io=options.keep_io,
-            kernels=kernels,
-            target=options.target,
-            host=program.host,
-        )
-        program.half = _TORCH[options.dtype]
+    def convert(program: OnnxProgram, kernels: Kernels) -> list[Precision]:
+        samples, calls = samples_of(program), calls_of(program, data)
+        done: list[Precision] = []
+        if asked is not None:
+            plain = program.model
+            program.model, quantised = quantize(plain, asked, samples, calls, program.host)
+            program.unquantised = plain
+            done.append(quantised)
+        if options.dtype is not None:
+            half = to_half_precision(
+                program.model,
+                options.dtype,
+                [*samples, *calls],
+                keep_io=options.keep_io,
+                kernels=kernels,
+                target=options.target,
+                host=program.host,
+            )
+            program.half = _TORCH[options.dtype]
+            done.append(half)
         return _told(program, done)
 
     return convert
 
 
-def _told(program: OnnxProgram, done: Precision) -> Precision:
+def asked_of(dtype: str | None, quantized: str | None, has_data: bool) -> Settings | None:
+    """What is asked of quantisation, checked.
+
+    Raises:
+        UsageError: A value is none of those that there are, both can't be had together, or data are lacking.
+    """
+    if dtype is not None:
+        half_dtype(dtype)
+    settings = settings_of(quantized) if quantized is not None else None
+    if isinstance(settings, Static) and not has_data:
+        raise UsageError(
+            "quantize='qdq' needs data for the scales of activations", hint="Give them by calibrate= (--calibrate)."
+        )
+    if dtype is not None and settings is not None and not isinstance(settings, FourBits):
+        raise UsageError(
+            f"quantize={settings.kind!r} can't be given together with dtype=, only 'int4' can",
+            hint="Its integers are scaled in float32.",
+        )
+    return settings
+
+
+def _told(program: OnnxProgram, done: list[Precision]) -> list[Precision]:
     """Gives a program what was done, and counts its nodes anew."""
     program.release()
     operators = Counter(node.op_type for node in nodes_of(program.model.graph))
-    program.precision = done
+    program.precision = done[-1] if len(done) == 1 else merged(done)
     program.statistics = dataclasses.replace(
         program.statistics, onnx_nodes=operators.total(), operators=dict(operators.most_common())
     )

@@ -110,6 +110,25 @@ class Precision:
         return "\n".join(lines)
 
 
+def merged(done: Sequence[Precision]) -> Precision:
+    """What two steps have done, one after the other: of the differences the larger ones, which add up at most."""
+    first, last = done
+    return Precision(
+        f"{first.kind}, {last.kind}",
+        last.nodes,
+        last.operators,
+        last.wide,
+        last.masks,
+        last.casts,
+        first.bytes_before,
+        last.bytes_after,
+        [
+            Accuracy(a.name, a.largest + b.largest, a.mean + b.mean, min(a.cosine, b.cosine), a.size)
+            for a, b in zip(first.accuracy, last.accuracy, strict=True)
+        ],
+    )
+
+
 Results = list[dict[str, torch.Tensor]]
 
 
