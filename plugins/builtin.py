@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +43,20 @@ def onnxplug_rewrites() -> Iterable[Any]:
 
     modules = (patterns, onnxruntime, quantised, norms, columns, convolution, attention)
     return [rewrite for module in modules for rewrite in module.REWRITES]
+
+
+@hookimpl
+def onnxplug_patches() -> Iterable[Any]:
+    """What torch.export needs of the modules of quantisation-aware training."""
+    return [_fake_quantisers]
+
+
+def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
+    if "torch.ao.quantization.fake_quantize" not in sys.modules:
+        return nullcontext()
+    from onnxplug.capture.fake_quantisers import fake_quantisers
+
+    return fake_quantisers(module)
 
 
 @hookimpl
