@@ -385,6 +385,41 @@ def fake_quantize_if_enabled(g: GraphBuilder, node: FxNode, exact: bool = False)
     return [g.op.Where(on, result, x), g.op.Or(g.op.Not(on), inside)]
 
 
+def fake_quantize_learnable(g: GraphBuilder, node: FxNode, exact: bool = False) -> Value:
+    """_fake_quantize_learnable_per_tensor_affine(Tensor self, Tensor scale, Tensor zero_point, int quant_min, int quant_max, float grad_factor=1.) -> Tensor"""  # noqa: E501
+    x, scale, zero_point, low, high = node.args[:5]
+    return _fake(g, x, Scheme(scale, _learnt(g, zero_point, low, high), low, high), exact)[0]
+
+
+def fake_quantize_learnable_by_channel(g: GraphBuilder, node: FxNode, exact: bool = False) -> Value:
+    """_fake_quantize_learnable_per_channel_affine(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min, int quant_max, float grad_factor=1.) -> Tensor"""  # noqa: E501
+    x, scale, zero_point, axis, low, high = node.args[:6]
+    scheme = Scheme(scale, _learnt(g, zero_point, low, high), low, high, normalize_axis(axis, rank_of(x)))
+    return _fake(g, x, scheme, exact)[0]
+
+
+def _learnt(g: GraphBuilder, zero_point: Value, low: int, high: int) -> Value:
+    """A zero point in floating point as the integer that torch makes of it."""
+    return g.cast(g.op.Clip(g.op.Round(g.cast(zero_point, FLOAT)), float(low), float(high)), INT64)
+
+
+def fake_quantize_observed(g: GraphBuilder, node: FxNode, exact: bool = False) -> list[Value]:
+    """_fused_moving_avg_obs_fq_helper_functional(Tensor self, Tensor observer_on, Tensor fake_quant_on, Tensor running_min, Tensor running_max, Tensor scale, Tensor zero_point, float averaging_const, int quant_min, int quant_max, int ch_axis, bool per_row_fake_quant=False, bool symmetric_quant=False) -> (Tensor output, Tensor mask, Tensor running_min_out, Tensor running_max_out, Tensor scale_out, Tensor zero_point_out)"""  # noqa: E501
+    x, observes, enabled, least, most, scale, zero_point, _, low, high, axis, by_channel, _ = node.args
+    flags = [g.stored(observes), g.stored(enabled)]
+    if any(flag is None for flag in flags):
+        raise Unsupported("a fake quantiser whose flags are computed")
+    if bool(flags[0]):
+        raise Unsupported(
+            "a fake quantiser that observes: model.apply(torch.ao.quantization.disable_observer) keeps its scale"
+        )
+    scheme = Scheme(scale, zero_point, low, high, normalize_axis(axis, rank_of(x)) if by_channel else None)
+    result, inside = _fake(g, x, scheme, exact)
+    if not bool(flags[1]):
+        result, inside = x, g.op.Expand(g.const(True), g.shape(x))
+    return [result, inside, least, most, scale, zero_point]
+
+
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
@@ -442,6 +477,9 @@ _ROUNDING = {
     "aten::fake_quantize_per_tensor_affine_cachemask.default": fake_quantize_per_tensor_cachemask,
     "aten::fake_quantize_per_channel_affine_cachemask.default": fake_quantize_per_channel_cachemask,
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": fake_quantize_if_enabled,
+    "aten::_fake_quantize_learnable_per_tensor_affine.default": fake_quantize_learnable,
+    "aten::_fake_quantize_learnable_per_channel_affine.default": fake_quantize_learnable_by_channel,
+    "aten::_fused_moving_avg_obs_fq_helper_functional.default": fake_quantize_observed,
 }
 
 RULES: list[Rule] = [

@@ -293,6 +293,40 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
             group=WEIGHTS,
         ),
     )
+    dtype: str | None = _option(
+        None,
+        '``"float16"`` or ``"bfloat16"``: weights and values become of this type. What overflows on the example inputs, needs its '
+        "digits, or can't be of this type stays in float32; ``program.precision`` has each node with the reason.",
+        Flag("--dtype", "float16 or bfloat16: weights and values become of this type", metavar="TYPE", group=WEIGHTS),
+    )
+    keep_io: bool = _option(
+        True,
+        "With ``dtype``: inputs and outputs stay in float32.",
+        Flag("--keep-io/--no-keep-io", "With --dtype: inputs and outputs stay in float32", group=WEIGHTS),
+    )
+    quantize: str | None = _option(
+        None,
+        '``"dynamic"``: weights and activations of 8 bits, whose scales are computed when the model runs; ``"qdq"``: those of '
+        '``calibrate``\'s data; ``"int4"``: weights of 4 bits. Settings follow a colon: ``"qdq:method=percentile"``, '
+        '``"int4:block_size=64,symmetric=no"``; docs/precision.md lists them.',
+        Flag(
+            "--quantize",
+            "dynamic, qdq or int4; with settings: int4:block_size=64,symmetric=no",
+            metavar="KIND",
+            group=WEIGHTS,
+        ),
+    )
+    calibrate: Sequence[Any] | str | os.PathLike[str] | None = _option(
+        None,
+        "Inputs of several calls, as ``examples`` takes them, or a ``.npz`` file, or a folder of such: the data of "
+        '``quantize="qdq"``, and further inputs for ``dtype``.',
+        Flag(
+            "--calibrate",
+            "A .npz file with inputs by name, or a folder of such, for --quantize qdq and --dtype",
+            metavar="DATA",
+            group=WEIGHTS,
+        ),
+    )
     pieces: Sequence[str] | None = _option(
         None,
         "Paths of submodules: each becomes a model of its own, with the inputs that it gets when the model runs; ``f`` is then a "
@@ -331,6 +365,10 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
                 "input_names=, output_names= and examples= can't be given together with pieces=",
                 hint="A piece's inputs and outputs have the names that it gives them; dynamic_shapes= names dynamic dimensions.",
             )
+        if self.pieces is not None and (self.dtype is not None or self.quantize is not None):
+            raise UsageError(
+                "dtype= and quantize= can't be given together with pieces=", hint="onnxplug convert FILE converts each."
+            )
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> ExportOptions:
@@ -356,7 +394,18 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     def common(self) -> dict[str, Any]:
         """The options that exports of several models may share, by name: all but those of one model's inputs and files."""
         own = {"kwargs", "examples", "dynamic_shapes", "input_names", "output_names"}
-        own |= {"verify", "external_data", "pieces", "profile", "report", "observers"}
+        own |= {
+            "verify",
+            "external_data",
+            "pieces",
+            "profile",
+            "report",
+            "observers",
+            "dtype",
+            "keep_io",
+            "quantize",
+            "calibrate",
+        }
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name not in own}
 
 

@@ -26,6 +26,9 @@ PACKAGES = {
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "functions=": "onnxplug_tools.outline.outline:outline",
     "Functions": "onnxplug_tools.outline.request:Functions",
+    "dtype=": "onnxplug_quantize.program:conversion",
+    "quantize=": "onnxplug_quantize.program:conversion",
+    "onnxplug convert": "onnxplug_quantize",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
         f"onnxplug {name}": "onnxplug_tools"

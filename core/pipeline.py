@@ -384,6 +384,7 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
 def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
     """Exports a model: the stages one after the other."""
     asked = plan(model, args, f, options)
+    convert_precision = _precision(options)
     now = events()
     now.add(asked.host.observers(options))
     with stage("capture", "capture", subject=asked) as work:
@@ -393,11 +394,31 @@ def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
     if now.describes:
         forget(program.model, full=asked.metadata.nodes)
     program.observers = [observer for observer in now.observers if observer.stays]
+    if convert_precision is not None:
+        with stage("precision", "convert", subject=program) as work:
+            work.result = convert_precision(program, asked.host.kernels(asked.target.runtime))
+            _warn_of_kernels(program.model, asked.host, asked.target)
     if options.verify:
         program.verify()
     if f is not None:
         program.save(f, external_data=options.external_data)
     return program
+
+
+def _precision(options: ExportOptions) -> Callable[[OnnxProgram, Mapping[str, str] | None], Any] | None:
+    """What converts a program to half precision or quantises it, where that is asked for.
+
+    Raises:
+        UsageError: It is asked for what there is not.
+        MissingPackageError: The package that does so is not installed.
+    """
+    name = next((name for name in ("dtype", "quantize") if getattr(options, name) is not None), None)
+    if name is None:
+        if options.calibrate is not None:
+            raise UsageError("calibrate= is data for quantize= or dtype=, of which neither is given")
+        return None
+    made: Callable[[OnnxProgram, Mapping[str, str] | None], Any] = packages.load(f"{name}=")(options)
+    return made
 
 
 def observers_of(options: ExportOptions) -> list[Observer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import torch
 
 from onnxplug import logs
 from onnxplug.build.collection import collection_held
+from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
@@ -88,6 +90,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         observers: Who is told of what :meth:`save` and :meth:`verify` do, as of the export.
         profile: Where the time went, with ``profile=True``.
         report: What was done, with ``report=True``.
+        precision: What ``dtype`` or ``quantize`` did, with the nodes that stay in float32.
+        half: The type of half precision that the model computes in; ``None`` where it does not.
+        unquantised: The model before it was quantised, which :meth:`verify` compares; ``None`` where it was not.
     """
 
     def __init__(
@@ -113,6 +118,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.observers: list[Observer] = []
         self.profile: Any = None
         self.report: Any = None
+        self.precision: Any = None
+        self.half: torch.dtype | None = None
+        self.unquantised: ir.Model | None = None
         self._runner: Runner | None = None
         self._folded: set[str] = set()
 
@@ -238,6 +246,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     def _replacements(self, weights: Any, strict: bool | None) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
         """The initializers' contents with other weights; the names that no weight has, of a mapping."""
+        if self.unquantised is not None:
+            raise UsageError("the weights of a quantised model can't be replaced", hint="Export it with the new ones.")
         if not isinstance(strict, bool | None):
             raise UsageError(f"strict= takes True, False or None, got {strict!r}")
         is_mapping = isinstance(weights, Mapping)
@@ -292,7 +302,13 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                     hint="Export it with Dim.DYNAMIC to keep an int an input.",
                 )
         self._check_sizes(leaves)
-        return feed
+        return feed if self.half is None else self._narrowed(feed, self.half)
+
+    def _narrowed(self, feed: dict[str, Any], half: torch.dtype) -> dict[str, Any]:
+        """The inputs of a model in half precision, of those that PyTorch takes."""
+        kinds = {value.name: value.dtype for value in self.model.graph.inputs}
+        is_half = {name: kinds.get(name) == to_onnx_dtype(half) for name in feed}
+        return {name: value.to(half) if is_half[name] else value for name, value in feed.items()}
 
     def _check_sizes(self, leaves: Sequence[Any]) -> None:
         """Holds the sizes of the inputs against their names: one name is one size, an expression its value."""
@@ -488,16 +504,27 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         check_mappings(kwargs=kwargs)
         if intermediates and self.recipe is None:
             raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
+        if intermediates and self.precision is not None:
+            raise UsageError(
+                "intermediates=True is about the translation, in the model's own precision",
+                hint="Export it without dtype= and quantize=.",
+            )
+        if self.unquantised is not None:
+            plain = copy.copy(self)
+            plain.model, plain.unquantised, plain.precision, plain.half = self.unquantised, None, None, None
+            return plain.verify(
+                args=args, kwargs=kwargs, rtol=rtol, atol=atol, seeds=seeds, seed=seed, progress=progress
+            )
         with showing(bool(progress)) as told, self._stage("verification", "verify", told=told) as work:
             report = work.result = verify_program(
                 self,
                 args=args,
                 kwargs=kwargs,
-                tolerances=Tolerances(rtol=rtol, atol=atol),
+                tolerances=Tolerances(rtol=rtol, atol=atol, precision=self.half),
                 seeds=seeds if seed is None else (seed,),
                 judge=partial(load("intermediates="), self) if intermediates else None,
                 replay=partial(outputs_of_choices, self.model, self.recipe, self.host)
-                if self.recipe is not None
+                if self.recipe is not None and self.half is None
                 else None,
             )
         return report

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -46,14 +47,22 @@ def onnxplug_rewrites() -> Iterable[Any]:
 
 @hookimpl
 def onnxplug_patches() -> Iterable[Any]:
-    """The patches of torch for single operators and functions."""
-    return [_operators_patched]
+    """The patches of torch for single operators and functions, and for the modules of quantisation-aware training."""
+    return [_operators_patched, _fake_quantisers]
 
 
 def _operators_patched(_: Any, request: CaptureRequest) -> AbstractContextManager[None]:
     from onnxplug.converters.patches.table import operators_patched
 
     return operators_patched(request)
+
+
+def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
+    if "torch.ao.quantization.fake_quantize" not in sys.modules:
+        return nullcontext()
+    from onnxplug.capture.fake_quantisers import fake_quantisers
+
+    return fake_quantisers(module)
 
 
 @hookimpl

@@ -28,7 +28,10 @@ LAYERS = {
     "plugins": "onnxplug.plugins",
 }
 #: onnxplug's own packages beside the engine, which is without them whole.
-BESIDE = ("onnxplug_compile", "onnxplug_quantized", "onnxplug_tools", "onnxplug_torch_onnx", "onnxplug_torchscript")
+BESIDE = (
+    *("onnxplug_compile", "onnxplug_quantize", "onnxplug_quantized", "onnxplug_tools", "onnxplug_torch_onnx"),
+    "onnxplug_torchscript",
+)
 FORBIDDEN = {
     "core": ("onnxplug.converters", "onnxplug.rewrites", "onnxplug.plugins", *BESIDE),
     "converters": ("onnxplug.rewrites", "onnxplug.plugins", *BESIDE),

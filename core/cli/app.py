@@ -135,7 +135,20 @@ def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, A
 
 
 #: Of the commands in the help.
-_ORDER = ("export", "verify", "run", "diagnose", "bisect", "inspect", "compare", "bench", "why", "ops", "plugins")
+_ORDER = (
+    "export",
+    "verify",
+    "run",
+    "diagnose",
+    "bisect",
+    "inspect",
+    "compare",
+    "bench",
+    "convert",
+    "why",
+    "ops",
+    "plugins",
+)
 
 app = typer.Typer(
     name="onnxplug",
@@ -181,6 +194,10 @@ def _options(
     "checks",
     "verify",
     "external_data",
+    "dtype",
+    "keep_io",
+    "quantize",
+    "calibrate",
 )
 def export(
     target: TargetArgument,
@@ -217,6 +234,11 @@ def export(
     options["functions"] = parse_functions(functions, function_classes, function_domain)
     saving = {"weights": weights, "strict": strict_weights, "shard": shard, "external": external}
     _check_saving(saving, verify=verify, pieces=pieces)
+    if weights and (options["dtype"] is not None or options["quantize"] is not None):
+        raise UsageError(
+            "--dtype and --quantize run the model, which has no numbers where --weights gives them",
+            hint="Have TARGET load the weights, or use onnxplug convert on the file.",
+        )
     with profiled(profile), reporting(report, verify=verify):
         with progress() as shown:
             shown("loading")

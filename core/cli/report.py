@@ -115,6 +115,8 @@ def summary(program: OnnxProgram, path: Path) -> None:
     for name, value in rows:
         table.add_row(name, escape(value))
     out.print(table)
+    if program.precision is not None:
+        out.print(str(program.precision), markup=False)
 
 
 def summary_of_pieces(pieces: OnnxPieces, folder: Path, *, verified: bool) -> None:

@@ -142,6 +142,7 @@ def compare(
     slack: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
     measure: bool = False,
+    precision: torch.dtype | None = None,
 ) -> Comparison:
     """Compares two tensors element by element.
 
@@ -157,6 +158,7 @@ def compare(
         exact: What PyTorch computes in float64: doubles, of the shape of ``actual``. An element that is as near it as PyTorch's own
             elements of its size are is equal.
         measure: Count the differences for a histogram.
+        precision: The type that the exported model computes in: floats may be of it, and its tolerances hold.
     """
     if isinstance(expected, torch.Tensor) and expected.dtype == STRING:
         return _compare_strings(actual, string_array(expected))
@@ -169,6 +171,8 @@ def compare(
             return Comparison(problem=f"is {actual.dtype}, PyTorch has the number {expected!r}")
         expected = torch.tensor(expected, dtype=actual.dtype)
     actual, expected = _comparable(actual), _comparable(expected)
+    is_narrow = precision is not None and expected.is_floating_point() and actual.is_floating_point()
+    actual = actual.to(expected.dtype) if is_narrow else actual
     dtype = expected.dtype
     is_complex = dtype.is_complex
     if is_complex:
@@ -187,7 +191,7 @@ def compare(
     if not real:
         # A double cannot represent differences between integers beyond 2**53.
         difference = torch.where(same, difference, difference.clamp_min(1.0))
-    allowed = _allowed(theirs, dtype, scale, rtol, atol, is_complex)
+    allowed = _allowed(theirs, precision if is_narrow and precision else dtype, scale, rtol, atol, is_complex)
     if slack is not None:
         allowed = allowed + slack
     bad = ~(same | (theirs.isfinite() & (difference <= allowed)))

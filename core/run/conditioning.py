@@ -27,7 +27,9 @@ _FACTOR = 16
 Run = Callable[[Any, list[Any]], list[tuple[str, Any]]]
 
 
-def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:
+def rounding_slack(
+    run: Run, model: Any, leaves: Sequence[Any], precision: torch.dtype | None = None
+) -> list[torch.Tensor | None]:
     """How far rounding may change each element of each result, measured on the eager model itself.
 
     The model runs again with each floating-point input and weight changed by one unit of rounding, up or down at random. The
@@ -39,6 +41,7 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
         run: Runs a model on flattened inputs, which it may write, and gives its results by name.
         model: The eager model; weights are moved where it is a module, in a copy.
         leaves: The flattened inputs.
+        precision: The type whose units of rounding these are; that of each tensor when ``None``.
 
     Returns:
         A tensor of doubles of each result's shape; ``None`` where the result is not a floating-point tensor, or where
@@ -54,7 +57,8 @@ def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Te
             slack = [None if x is None else torch.zeros(x.shape, dtype=torch.float64) for x in first]
             for seed in range(_RUNS):
                 generator = torch.Generator().manual_seed(seed)
-                moved_model, moved_leaves = _moved_model(model, generator), [_moved(x, generator) for x in leaves]
+                moved_model = _moved_model(model, generator, precision)
+                moved_leaves = [_moved(x, generator, precision) for x in leaves]
                 with repetition.again():
                     moved = _results(run, moved_model, moved_leaves)
                 for index, (x, y) in enumerate(zip(first, moved, strict=True)):
@@ -125,26 +129,26 @@ def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
 
 
-def _moved_model(model: Any, generator: torch.Generator) -> Any:
+def _moved_model(model: Any, generator: torch.Generator, precision: torch.dtype | None) -> Any:
     if not isinstance(model, torch.nn.Module):
         return model
     copied = copy.deepcopy(model)
     with torch.no_grad():
         for tensor in (*copied.parameters(), *copied.buffers()):
-            tensor.copy_(_moved(tensor, generator))
+            tensor.copy_(_moved(tensor, generator, precision))
     return copied
 
 
-def _moved(value: Any, generator: torch.Generator) -> Any:
+def _moved(value: Any, generator: torch.Generator, precision: torch.dtype | None = None) -> Any:
     """Each element moved by one unit of rounding."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_complex():
-        return torch.view_as_complex(_moved(torch.view_as_real(value.resolve_conj()), generator))
+        return torch.view_as_complex(_moved(torch.view_as_real(value.resolve_conj()), generator, precision))
     if not value.is_floating_point():
         return value.clone()
     signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device, torch.float64) * 2 - 1
-    return (value.double() * (1 + signs * torch.finfo(value.dtype).eps)).to(value.dtype)
+    return (value.double() * (1 + signs * torch.finfo(precision or value.dtype).eps)).to(value.dtype)
 
 
 # -- quantised models --------------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
 
 
 def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator, own: bool) -> torch.Tensor:
-    """Random values of the example's kind: floats normal at its scale, or of its ``own`` elements, integers from its range, strings of its own."""
+    """Random values of the example's kind: floats at its scale or of its ``own`` elements, integers in its range, its strings."""
     example, dtype = example.detach(), example.dtype
     if dtype is STRING:
         strings = string_array(example).flatten() if example.numel() else np.array([""], dtype=object)

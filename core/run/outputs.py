@@ -20,11 +20,23 @@ _LOGGER = logs.logger("verify")
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Which tolerances hold: those of a scale, or given ones instead of them."""
+    """Which tolerances hold: those of a scale, or given ones instead of them.
+
+    Attributes:
+        scale: The scale.
+        rtol, atol: Tolerances instead of these.
+        precision: The type that the model computes in, where that is narrower than PyTorch's: its tolerances hold.
+    """
 
     scale: Scale = Scale.MODEL
     rtol: float | None = None
     atol: float | None = None
+    precision: torch.dtype | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether what rounding changes is added to them."""
+        return self.scale is Scale.MODEL and self.rtol is None and self.atol is None
 
 
 MODEL = Tolerances()
@@ -63,12 +75,14 @@ def outputs_of(
     leaves: Sequence[Any],
     replay: Replay | None = None,
     program: torch.export.ExportedProgram | None = None,
+    precision: torch.dtype | None = None,
 ) -> Outputs:
     """The pairs to compare; the eager model, or a captured program that rounds to quanta, runs again only where they differ."""
     if program is not None and quantises(program):
         slack = cache(lambda: quantum_slack(run, program, leaves, got, expected))
         return Outputs(got, expected, slack, list, quantised=True)
-    slack, exact = cache(lambda: rounding_slack(run, model, leaves)), cache(lambda: in_double(run, model, leaves))
+    slack = cache(lambda: rounding_slack(run, model, leaves, precision))
+    exact = cache(lambda: in_double(run, model, leaves) if precision is None else [])
     ties = cache(lambda: replay(leaves)) if replay is not None else lambda: None
     return Outputs(got, expected, slack, exact, ties)
 
@@ -132,8 +146,8 @@ def _compare_each(
         )
     case = open_case()
     options: dict[str, Any] = {"scale": tolerances.scale, "rtol": tolerances.rtol, "atol": tolerances.atol}
-    options["measure"] = case is not None
-    measured = tolerances == MODEL
+    options |= {"measure": case is not None, "precision": tolerances.precision}
+    measured = tolerances.measured
     worst, unstable = 0.0, 0
     for index, ((name, actual), (_, wanted)) in enumerate(zip(got.items(), expected, strict=True)):
         found = compare(actual, wanted, **options)

@@ -357,6 +357,7 @@ class _Pair:
             leaves,
             self.replay,
             self.program.exported_program if self.program is not None else None,
+            self.tolerances.precision,
         )
         begin_case(sizes, seed, runner.runtime)
         try:

@@ -1,0 +1,21 @@
+"""An onnxplug plugin: models in half precision, and quantised ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxplug import PluginInfo, hookimpl
+
+
+@hookimpl
+def onnxplug_info() -> PluginInfo:
+    """What the plugin says about itself."""
+    return PluginInfo()
+
+
+@hookimpl
+def onnxplug_commands(app: Any) -> None:
+    """``onnxplug convert``."""
+    from onnxplug_quantize.cli import convert
+
+    app.command()(convert)

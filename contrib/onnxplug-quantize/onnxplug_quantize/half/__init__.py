@@ -1,0 +1,1 @@
+"""Models in float16 and bfloat16."""
