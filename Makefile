@@ -26,7 +26,7 @@ MODELS_FLAGS ?=
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-reference contrib/onnxplug-tools contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes
+LIBRARIES := bitsandbytes fbgemm
 SPACE := $() $()
 
 SHELL := /bin/bash
