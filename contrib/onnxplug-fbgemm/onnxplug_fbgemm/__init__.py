@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onnxplug import OpSample, PluginInfo, hookimpl
+from onnxplug import OpSample, PluginInfo, Rule, hookimpl
 
 #: The versions of fbgemm-gpu and fbgemm-gpu-cpu whose operators it knows.
 REQUIRED = ">=1.8,<1.9"
@@ -107,8 +107,56 @@ _FUNCTIONS = {
 #: Operator to the module of the function that computes it, of its converter, or of what is traced in its place.
 FUNCTIONS: Mapping[str, str] = {name: module for module, names in _FUNCTIONS.items() for name in names}
 
-CONVERTERS: Mapping[str, str] = {}
-TRACED: Mapping[str, str] = {}
+CONVERTERS: Mapping[str, str] = {
+    "int_nbit_split_embedding_codegen_lookup_function": "tables",
+    "split_embedding_codegen_forward_cpu": "tables",
+    "split_embedding_nobag_codegen_forward_cpu": "tables",
+}
+_OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "cpu": (
+        "adagrad",
+        "adam",
+        "approx_rowwise_adagrad",
+        "approx_rowwise_adagrad_with_counter",
+        "approx_rowwise_adagrad_with_weight_decay",
+        "approx_sgd",
+        "lamb",
+        "lars_sgd",
+        "none",
+        "partial_rowwise_adam",
+        "partial_rowwise_lamb",
+        "rowwise_adagrad",
+        "rowwise_adagrad_with_counter",
+        "rowwise_adagrad_with_weight_decay",
+        "rowwise_weighted_adagrad",
+        "sgd",
+    ),
+    "pt2": (
+        "adagrad",
+        "adam",
+        "lamb",
+        "lars_sgd",
+        "none",
+        "partial_rowwise_adam",
+        "partial_rowwise_lamb",
+        "rowwise_adagrad",
+        "rowwise_adagrad_with_counter",
+        "rowwise_rmsprop_ar",
+        "sgd",
+    ),
+}
+#: The look-ups of tables that are trained, one for each optimizer.
+LOOKUPS = (
+    "dense_embedding_codegen_lookup_function",
+    *(f"split_embedding_codegen_lookup_{name}_function_{end}" for end, names in _OPTIMIZERS.items() for name in names),
+)
+TRACED: Mapping[str, str] = dict.fromkeys(("bounds_check_indices", *LOOKUPS), "tables")
+
+
+@hookimpl
+def onnxplug_rules() -> list[Rule]:
+    """The translations that need the values of tables."""
+    return [Rule(f"fbgemm::{name}.default", f"onnxplug_fbgemm.{module}:{name}") for name, module in CONVERTERS.items()]
 
 
 @hookimpl
@@ -131,21 +179,21 @@ def _later(name: str) -> Callable[..., Any]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[], Any]]:
+def onnxplug_patches() -> list[Callable[[Any], Any]]:
     """What torch.export needs of fbgemm."""
-    return [_shapes]
+    return [_patches]
 
 
-def _shapes() -> Any:
+def _patches(module: Any) -> Any:
     """Nothing to do, and nothing to import, where fbgemm_gpu isn't in use."""
     import sys
     from contextlib import nullcontext
 
     if "fbgemm_gpu" not in sys.modules:
         return nullcontext()
-    from onnxplug_fbgemm.capture import shapes
+    from onnxplug_fbgemm.capture import patches
 
-    return shapes()
+    return patches(module)
 
 
 @hookimpl

@@ -17,6 +17,7 @@ from onnxplug import UsageError
 from onnxplug.capture.patching import patched, patched_kernel
 from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key
 from onnxplug_fbgemm import FUNCTIONS, REQUIRED
+from onnxplug_fbgemm.layers import traceable
 
 _KEYS = (DispatchKey.Meta, DispatchKey.CompositeImplicitAutograd, DispatchKey.CompositeExplicitAutograd)
 
@@ -47,19 +48,25 @@ def without_shapes() -> list[str]:
 
 
 @contextlib.contextmanager
-def shapes() -> Iterator[None]:
-    """While it holds torch knows the shapes of all of them: those of the function that computes the operator."""
+def patches(module: Any) -> Iterator[None]:
+    """Holds while a module is captured.
+
+    torch knows the shapes of the operators' results, those of the function that computes the operator. Modules of fbgemm
+    and torchrec that are in use can be traced.
+    """
     with contextlib.ExitStack() as stack:
         library = torch.library.Library("fbgemm", "FRAGMENT")
         stack.callback(library._destroy)
         for name in without_shapes():
             # Not torch.library.register_fake: fbgemm says that only a module of its own gives shapes.
             singleton.find(f"fbgemm::{name}").fake_impl.register(function_of(name), __name__, lib=library)
+        singleton.find(_NOBAG).fake_impl.register(_rows_alone, __name__, lib=library)
         for name in _STATIC:
             op = getattr(torch.ops.fbgemm, name).default
             stack.enter_context(patched_kernel(op, DispatchKey.Meta, function_of(name)))
         for name in _TRACED:
             stack.enter_context(patched(torch.ops.fbgemm, name, function_of(name)))
+        stack.enter_context(traceable(module))
         yield
 
 
@@ -67,3 +74,12 @@ def shapes() -> Iterator[None]:
 _TRACED = ("jagged_slice",)
 #: Those whose shapes fbgemm computes of static sizes alone.
 _STATIC = ("pack_segments_v2",)
+
+
+def _rows_alone(weights: Any, weights_offsets: Any, D: int, hash_size_cumsum: Any, indices: Any, *more: Any) -> Any:
+    return weights.new_empty((indices.shape[0], D), dtype=_DTYPES[more[1]])
+
+
+#: fbgemm's numbers of element types.
+_DTYPES = {0: torch.float32, 1: torch.float16, 5: torch.bfloat16}
+_NOBAG = "fbgemm::split_embedding_nobag_codegen_forward_cpu"

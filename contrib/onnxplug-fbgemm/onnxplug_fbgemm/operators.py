@@ -21,18 +21,17 @@ FAMILIES = {
     "jagged": "jagged tensors",
     "sparse": "sparse features: running sums, ranges, permutations, buckets",
     "pooled": "pooled embeddings, calibration, what a table is given",
+    "tables": "tables of embeddings, quantised or not, with any optimizer",
 }
 #: Why others aren't translated, by patterns of their names; the first that fits counts.
 REASONS = {
     "a step of training": (
-        ".*_pt2",
         ".*_pt2_wrapper",
         ".*_vbe_.*",
         "generate_vbe_metadata",
         "get_infos_metadata",
         "ssd_.*",
         "split_embedding.*",
-        "dense_embedding.*",
     ),
     "makes quantised weights, or messages between processes": (
         "Float.*To.*Quantized.*",
@@ -49,12 +48,12 @@ REASONS = {
         "lfu_.*",
     ),
     "changes or makes a hash table of indices": (".*hash.*", "create_zch_buffer"),
-    "embedding tables": ("bounds_check_indices", "int_nbit.*function", "kt_regroup_arguments"),
     "statistics of data": ("tbe_.*distribution", "get_unique_indices.*", "bottom_k_per_row", "check_feature_gate_key"),
     "inner function of another operator, or writes to an argument": (
         ".*_impl",
         "batch_index_select_dim0_tensor",
         "jagged_slice_forward",
+        "kt_regroup_arguments",
         "permute_multi_embedding_function",
         ".*_preallocated_out",
         "lengths_range_out",
