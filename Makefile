@@ -27,7 +27,7 @@ MODELS_FLAGS ?=
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-quantize contrib/onnxplug-tools \
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions
+LIBRARIES := bitsandbytes extensions fbgemm
 SPACE := $() $()
 
 SHELL := /bin/bash

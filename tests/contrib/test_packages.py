@@ -52,7 +52,7 @@ import sys; sys.path.insert(0, {str(CONTRIB / name)!r})
 import {module} as plugin
 for hook in ("onnxplug_rules", "onnxplug_rewrites", "onnxplug_patches", "onnxplug_samples", "onnxplug_info"):
     list(getattr(plugin, hook, tuple)() or ()) if hook != "onnxplug_info" else getattr(plugin, hook, dict)()
-print({{"torch", "bitsandbytes", "torchvision", "torch_geometric", "transformers", "onnx_ir", "onnxruntime"}} & set(sys.modules))
+print({{"torch", "bitsandbytes", "fbgemm_gpu", "torchvision", "torch_geometric", "transformers", "onnx_ir", "onnxruntime"}} & set(sys.modules))
 """
     done = run_child("-c", code)
     assert done.stdout.strip() == "set()", done.stdout + done.stderr

@@ -1,0 +1,139 @@
+"""fbgemm's modules of tables while torch.export runs.
+
+Tables that are trained are looked up by an operator for each optimizer, which says that it writes to the weights: it does for
+gradients alone. The operator that they share, which takes no optimizer, is traced in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onnxplug import Unsupported
+from onnxplug.capture.patching import patched
+from onnxplug_fbgemm import LOOKUPS
+from onnxplug_fbgemm.segments import owners
+
+#: fbgemm's numbers: of modes of the check, of pooling.
+_WARNING, _IGNORE = 1, 2
+_WITHOUT_POOLING = 2
+
+
+class _WithoutCache:
+    """Stands for the queue and the counter of rows in a device's cache, which torch.export can't trace."""
+
+    def pop(self) -> Tensor:
+        """The places in the cache: none."""
+        return torch.empty(0, dtype=torch.int32)
+
+
+@contextlib.contextmanager
+def traceable(module: Any) -> Iterator[None]:
+    """Holds during capture: tables have no cache, and their checks of indices change a copy of them."""
+    kinds = [_kind(module_name, name) for module_name, name in _MODULES]
+    layers = tuple(kind for kind in kinds if kind is not None)
+    with contextlib.ExitStack() as stack:
+        for layer in module.modules() if isinstance(module, nn.Module) else ():
+            if isinstance(layer, layers):
+                for name in [name for name, value in vars(layer).items() if isinstance(value, torch.ScriptObject)]:
+                    stack.enter_context(patched(layer, name, _WithoutCache()))
+        for kind in layers:
+            stack.enter_context(patched(kind, "forward", _on_a_copy(kind.forward)))
+        for name in LOOKUPS:
+            stack.enter_context(patched(torch.ops.fbgemm, name, _lookup(getattr(torch.ops.fbgemm, name).default)))
+        stack.enter_context(patched(torch.ops.fbgemm, "bounds_check_indices", bounds_check_indices))
+        yield
+
+
+_PREFIX = "fbgemm_gpu.split_table_batched_embeddings_ops_"
+_MODULES = (
+    (f"{_PREFIX}inference", "IntNBitTableBatchedEmbeddingBagsCodegen"),
+    (f"{_PREFIX}training", "SplitTableBatchedEmbeddingBagsCodegen"),
+    (f"{_PREFIX}training", "DenseTableBatchedEmbeddingBagsCodegen"),
+)
+
+
+def _kind(module: str, name: str) -> Any:
+    """A class of fbgemm's, if its module is in use."""
+    return getattr(sys.modules.get(module), name, None)
+
+
+def _lookup(op: Any) -> Callable[..., Tensor]:
+    """What is traced in place of the look-up of one optimizer."""
+    names = [argument.name for argument in op._schema.arguments]
+
+    def lookup(*args: Any, **kwargs: Any) -> Tensor:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if given.get("max_B", -1) != -1:
+            raise Unsupported("features with numbers of samples of their own")
+        weights = given.get("weights") or [given.get("host_weights", given.get("dev_weights"))]
+        if len(weights) not in (1, 3):
+            raise Unsupported("tables in a device's memory")
+        where = weights[2] if len(weights) == 3 else given["weights_offsets"]
+        inputs = [given["hash_size_cumsum"], given["indices"], given["offsets"]]
+        if given["pooling_mode"] == _WITHOUT_POOLING:
+            return torch.ops.fbgemm.split_embedding_nobag_codegen_forward_cpu(
+                weights[0], where, given["max_D"], *inputs, given["output_dtype"]
+            )
+        factors = given.get("indice_weights")
+        factors = weights[0].new_empty(0, dtype=torch.float32) if factors is None else factors
+        return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
+            weights[0],
+            where,
+            given["D_offsets"],
+            given["total_D"],
+            *inputs,
+            given["pooling_mode"],
+            factors,
+            given["output_dtype"],
+        )
+
+    lookup.default = op  # type: ignore[attr-defined]
+    return lookup
+
+
+#: What training counts, and what a module keeps at its first call.
+_STATE = ("iter", "iter_cpu", "feature_dims")
+
+
+def _on_a_copy(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The check writes to the indices, and modules that are trained count their calls: both would be results of the model."""
+
+    @functools.wraps(forward)
+    def on_a_copy(self: Any, indices: Tensor, *args: Any, **kwargs: Any) -> Any:
+        state = {name: getattr(self, name) for name in _STATE if isinstance(getattr(self, name, None), Tensor)}
+        for name, tensor in state.items():
+            setattr(self, name, tensor.clone())
+        try:
+            return forward(self, indices.clone(), *args, **kwargs)
+        finally:
+            for name, tensor in state.items():
+                setattr(self, name, tensor)
+
+    return on_a_copy
+
+
+def bounds_check_indices(
+    rows_per_table: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    bounds_check_mode: int,
+    warning: Tensor,
+    weights: Tensor | None = None,
+    B_offsets: Tensor | None = None,
+    *more: Any,
+    **options: Any,
+) -> None:
+    """An index that a table lacks becomes 0; -1 stands for a row that was pruned. Offsets are taken as they are."""
+    if bounds_check_mode not in (_WARNING, _IGNORE) or B_offsets is not None:
+        return
+    samples = (offsets.shape[0] - 1) // rows_per_table.shape[0]
+    feature = (owners(offsets, indices.shape[0]) // samples).clamp(max=rows_per_table.shape[0] - 1)
+    is_row = (indices >= -1) & (indices < rows_per_table.index_select(0, feature))
+    indices.copy_(torch.where(is_row, indices, 0))

@@ -1,0 +1,382 @@
+"""fbgemm's operators on sparse features by ATen operators: running sums, ranges, permutations, buckets.
+
+Values and lengths of features lie one after the other: ``lengths`` is [features, samples] or the same in one axis.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxplug_fbgemm.segments import copied, last_of, lengths_of, offsets_of, one_more, owners, starts_of
+
+Permuted = tuple[Tensor, Tensor, Tensor | None]
+
+
+# -- running sums and ranges -------------------------------------------------------------------------------------------
+
+
+def asynchronous_inclusive_cumsum(t_in: Tensor) -> Tensor:
+    """Of all elements."""
+    return t_in.reshape(-1).cumsum(0, dtype=t_in.dtype).reshape(t_in.shape)
+
+
+def asynchronous_exclusive_cumsum(t_in: Tensor) -> Tensor:
+    """Of the elements before each."""
+    return asynchronous_inclusive_cumsum(t_in) - t_in
+
+
+def asynchronous_complete_cumsum(t_in: Tensor) -> Tensor:
+    """0, and the sums; of the rows of a matrix each."""
+    if t_in.dim() == 1:
+        return offsets_of(t_in)
+    return torch.cat([t_in.new_zeros((t_in.shape[0], 1)), t_in.cumsum(1, dtype=t_in.dtype)], 1)
+
+
+asynchronous_batched_complete_cumsum = asynchronous_complete_cumsum
+
+
+def offsets_range(offsets: Tensor, range_size: Any) -> Tensor:
+    """0, 1, … in each segment; the offsets lack the last one's end."""
+    return _positions(torch.cat([offsets, offsets.new_full((1,), range_size)]), range_size).to(offsets.dtype)
+
+
+def _positions(offsets: Tensor, count: Any) -> Tensor:
+    """The number of each row within its segment."""
+    place = torch.arange(count, device=offsets.device)
+    return place - one_more(starts_of(offsets.long())).index_select(0, owners(offsets, count))
+
+
+def lengths_range(t_in: Tensor, shape: list[Any] | None = None) -> Tensor:
+    """0, 1, … for each length; ``shape``: as many as it has elements, where that is known."""
+    offsets = offsets_of(t_in)
+    count = last_of(offsets) if shape is None else math.prod(shape)
+    return _positions(offsets, count).to(t_in.dtype)
+
+
+def repeat_arange(lengths: Tensor) -> Tensor:
+    """The same."""
+    return lengths_range(lengths)
+
+
+def get_source_mask(num_sources: Tensor, num_targets: Tensor, output_size: Any) -> Tensor:
+    """Of each sample True for its sources, then False for its targets."""
+    offsets = offsets_of(num_sources + num_targets)
+    return _positions(offsets, output_size) < one_more(num_sources).index_select(0, owners(offsets, output_size))
+
+
+def segment_sum_csr(batch_size: Any, csr_seg: Tensor, values: Tensor) -> Tensor:
+    """The sum of each segment; segments are counted in batches of values."""
+    count = values.shape[0]
+    total = values.new_zeros((csr_seg.shape[0],))
+    return total.index_add(0, owners(csr_seg.long() * batch_size, count), values)[:-1]
+
+
+def invert_permute(permute: Tensor) -> Tensor:
+    """Where each place went."""
+    places = torch.arange(permute.shape[0], device=permute.device, dtype=permute.dtype)
+    return torch.empty_like(permute).scatter(0, permute.long(), places)
+
+
+def expand_into_jagged_permute(
+    permute: Tensor, input_offset: Tensor, output_offset: Tensor, output_size: Any
+) -> Tensor:
+    """The permutation of segments as one of their elements."""
+    return copied(permute, input_offset, output_offset, output_size).to(permute.dtype)
+
+
+# -- permutations ------------------------------------------------------------------------------------------------------
+
+
+def _permuted(
+    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, count: Any, stride: Any
+) -> Permuted:
+    """Features in another order, some more than once or not at all; each has ``stride`` samples."""
+    rows = lengths.reshape((-1, stride)).index_select(0, permute.long())
+    own = lengths.reshape(-1)
+    sample = torch.arange(stride, device=permute.device)
+    segments = (permute.long().unsqueeze(1) * stride + sample).reshape(-1)
+    offsets = offsets_of(rows.reshape(-1).long())
+    place = copied(segments, starts_of(offsets_of(own.long())), offsets, last_of(offsets) if count is None else count)
+    return rows, values.index_select(0, place), None if weights is None else weights.index_select(0, place)
+
+
+def permute_1D_sparse_data(
+    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None = None, permuted_lengths_sum: Any = None
+) -> Permuted:
+    """``permute`` is of segments."""
+    rows, moved, weighted = _permuted(permute, lengths, values, weights, permuted_lengths_sum, 1)
+    return rows.reshape(-1), moved, weighted
+
+
+def permute_2D_sparse_data(
+    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None = None, permuted_lengths_sum: Any = None
+) -> Permuted:
+    """``lengths`` is [features, samples]."""
+    return _permuted(permute, lengths, values, weights, permuted_lengths_sum, lengths.shape[1])
+
+
+def permute_2D_sparse_data_input1D(
+    permute: Tensor,
+    lengths: Tensor,
+    values: Tensor,
+    stride: Any,
+    weights: Tensor | None = None,
+    permuted_lengths_sum: Any = None,
+) -> Permuted:
+    """``lengths`` is [features * stride]."""
+    rows, moved, weighted = _permuted(permute, lengths, values, weights, permuted_lengths_sum, stride)
+    return rows.reshape(-1), moved, weighted
+
+
+permute_sparse_data = permute_2D_sparse_data
+
+
+def permute_sparse_features(
+    permute: Tensor, lengths: Tensor, indices: Tensor, weights: Tensor | None = None
+) -> Permuted:
+    """``lengths`` is [features, samples]."""
+    return permute_2D_sparse_data(permute, lengths, indices, weights)
+
+
+def permute_sequence_embeddings(permute: Tensor, lengths: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the features in another order; fbgemm's kernel on the CPU has no rows of them."""
+    return permute_2D_sparse_data(permute, lengths, embeddings)[:2]
+
+
+# -- buckets -----------------------------------------------------------------------------------------------------------
+
+
+def _in_buckets(bucket: Tensor, row: Tensor, buckets: Any, rows: Any) -> tuple[Tensor, Tensor]:
+    """How many elements each bucket has of each row, [buckets * rows], and the place of each element among all.
+
+    Elements lie by bucket, within it as they did before.
+    """
+    ones = (bucket.unsqueeze(1) == torch.arange(buckets, device=bucket.device)).long()
+    before = (ones.cumsum(0) * ones).sum(1) - 1
+    place = before + starts_of(offsets_of(ones.sum(0))).index_select(0, bucket)
+    counts = bucket.new_zeros((buckets * rows,)).scatter_add(0, bucket * rows + row, torch.ones_like(bucket))
+    return counts, place
+
+
+def _moved_to(place: Tensor, values: Tensor) -> Tensor:
+    """Each row at its place."""
+    return torch.zeros_like(values).index_copy(0, place, values)
+
+
+def bucketize_sparse_features(
+    lengths: Tensor, indices: Tensor, bucketize_pos: bool, my_size: Any, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Indices by their remainder: lengths, the quotients, weights, positions."""
+    offsets = offsets_of(lengths.long())
+    row = owners(offsets, indices.shape[0])
+    counts, place = _in_buckets(indices.long() % my_size, row, my_size, lengths.shape[0])
+    position = _positions(offsets, indices.shape[0])
+    return (
+        counts.to(lengths.dtype),
+        _moved_to(place, torch.div(indices, my_size, rounding_mode="floor")),
+        None if weights is None else _moved_to(place, weights),
+        _moved_to(place, position.to(indices.dtype)) if bucketize_pos else None,
+    )
+
+
+def block_bucketize_sparse_features_inference(
+    lengths: Tensor,
+    indices: Tensor,
+    bucketize_pos: bool,
+    sequence: bool,
+    block_sizes: Tensor,
+    my_size: Any,
+    weights: Tensor | None = None,
+    batch_size_per_feature: Tensor | None = None,
+    max_B: Any = -1,
+    block_bucketize_pos: list[Tensor] | None = None,
+    return_bucket_mapping: bool = False,
+    keep_orig_idx: bool = False,
+    total_num_blocks: Tensor | None = None,
+    keep_orig_idx_per_feature: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Indices by blocks of ``block_sizes`` rows of their feature's table, lying by block.
+
+    Lengths, indices within the block, weights, positions, where each element went, and its block. Indices after the last
+    block go by their remainder.
+    """
+    offsets = offsets_of(lengths.long())
+    row = owners(offsets, indices.shape[0])
+    feature = _features(row, lengths.shape[0], block_sizes.shape[0], batch_size_per_feature)
+    index, block = indices.long(), block_sizes.long()[feature]
+    blocks = torch.full_like(block, my_size) if total_num_blocks is None else total_num_blocks.long()[feature]
+    blocks_each = blocks // my_size
+    inside = index < block * blocks
+    bucket = torch.where(inside, index // (block * blocks_each), index % blocks // blocks_each)
+    within = torch.where(inside, index % (block * blocks_each), index // blocks)
+    if block_bucketize_pos is not None:
+        bounds = torch.stack(list(block_bucketize_pos)).long()[feature]
+        passed = (index.unsqueeze(1) >= bounds[:, 1:]).sum(1)
+        inside, last = passed < my_size, passed.clamp(max=my_size - 1)
+        bucket = torch.where(inside, passed, index % my_size)
+        within = torch.where(inside, index - bounds.gather(1, last.unsqueeze(1)).squeeze(1), index // my_size)
+    if keep_orig_idx:
+        within = index
+    elif keep_orig_idx_per_feature is not None:
+        within = torch.where(keep_orig_idx_per_feature[feature].bool(), index, within)
+    counts, place = _in_buckets(bucket, row, my_size, lengths.shape[0])
+    position = _positions(offsets, indices.shape[0])
+    return (
+        counts.to(lengths.dtype),
+        _moved_to(place, within.to(indices.dtype)),
+        None if weights is None else _moved_to(place, weights),
+        _moved_to(place, position.to(indices.dtype)) if bucketize_pos else None,
+        place.to(indices.dtype) if sequence else None,
+        bucket.to(indices.dtype) if return_bucket_mapping else None,
+    )
+
+
+def _features(row: Tensor, rows: Any, features: int, batch_sizes: Tensor | None) -> Tensor:
+    """The feature of each row; features have the same number of samples, or those of ``batch_sizes``."""
+    if batch_sizes is None:
+        return torch.div(row, rows // features, rounding_mode="floor")
+    return owners(offsets_of(batch_sizes.long()), rows).index_select(0, row)
+
+
+def block_bucketize_sparse_features(
+    lengths: Tensor,
+    indices: Tensor,
+    bucketize_pos: bool,
+    sequence: bool,
+    block_sizes: Tensor,
+    my_size: Any,
+    weights: Tensor | None = None,
+    batch_size_per_feature: Tensor | None = None,
+    max_B: Any = -1,
+    block_bucketize_pos: list[Tensor] | None = None,
+    keep_orig_idx: bool = False,
+    total_num_blocks: Tensor | None = None,
+    keep_orig_idx_per_feature: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The same without each element's block."""
+    most = (weights, batch_size_per_feature, max_B, block_bucketize_pos, False, keep_orig_idx, total_num_blocks)
+    results = block_bucketize_sparse_features_inference(
+        lengths, indices, bucketize_pos, sequence, block_sizes, my_size, *most, keep_orig_idx_per_feature
+    )
+    return results[:5]
+
+
+def block_bucketize_sparse_features_2d_weights(
+    lengths: Tensor,
+    indices: Tensor,
+    bucketize_pos: bool,
+    sequence: bool,
+    block_sizes: Tensor,
+    my_size: Any,
+    weights: Tensor,
+    weights_dim: Any = 1,
+    *more: Any,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The same with a row of weights for each element."""
+    return block_bucketize_sparse_features(
+        lengths, indices, bucketize_pos, sequence, block_sizes, my_size, weights.reshape((-1, weights_dim)), *more
+    )
+
+
+def populate_bucketized_permute(lengths: Tensor, bucketized_lengths: Tensor, bucket_mapping: Tensor) -> Tensor:
+    """Where each element went, of its bucket."""
+    rows = lengths.shape[0]
+    row = owners(offsets_of(lengths.long()), bucket_mapping.shape[0])
+    _, place = _in_buckets(bucket_mapping.long(), row, bucketized_lengths.shape[0] // rows, rows)
+    return place.to(bucket_mapping.dtype)
+
+
+# -- advertisements ----------------------------------------------------------------------------------------------------
+
+
+def _samples(batch_offsets: Tensor, count: Any) -> tuple[Tensor, Tensor]:
+    """The batch of each sample, and its number there."""
+    return owners(batch_offsets, count), _positions(batch_offsets, count)
+
+
+def _segments_reordered(batch_offsets: Tensor, count: Any, segments: Any, is_shared: bool) -> Tensor:
+    """The segment that comes to each place [features, samples], of those that lie by batch, then feature, then sample.
+
+    ``is_shared``: the samples of a batch share the batch's one segment of each feature.
+    """
+    batch, number = _samples(batch_offsets, count)
+    batches = batch_offsets.shape[0] - 1
+    features = segments // (batches if is_shared else count)
+    feature = torch.arange(features, device=batch_offsets.device).unsqueeze(1)
+    if is_shared:
+        return batch * features + feature
+    first = starts_of(batch_offsets.long()).index_select(0, batch) * features
+    own = lengths_of(batch_offsets.long()).index_select(0, batch)
+    return first + feature * own + number
+
+
+def reorder_batched_ad_lengths(
+    cat_ad_lengths: Tensor,
+    batch_offsets: Tensor,
+    num_ads_in_batch: Any,
+    broadcast_lengths: bool = False,
+    max_batch_size: Any = 0,
+) -> Tensor:
+    """Lengths by feature, then sample, of those by batch."""
+    segments = _segments_reordered(batch_offsets, num_ads_in_batch, cat_ad_lengths.shape[0], broadcast_lengths)
+    return cat_ad_lengths.index_select(0, segments.reshape(-1))
+
+
+def reorder_batched_ad_indices(
+    cat_ad_offsets: Tensor,
+    cat_ad_indices: Tensor,
+    reordered_cat_ad_offsets: Tensor,
+    batch_offsets: Tensor,
+    num_ads_in_batch: Any,
+    broadcast_indices: bool = False,
+    num_indices_after_broadcast: Any = -1,
+) -> Tensor:
+    """The indices of those segments."""
+    segments = _segments_reordered(batch_offsets, num_ads_in_batch, cat_ad_offsets.shape[0] - 1, broadcast_indices)
+    count = num_indices_after_broadcast if broadcast_indices else cat_ad_indices.shape[0]
+    place = copied(segments.reshape(-1), starts_of(cat_ad_offsets), reordered_cat_ad_offsets, count)
+    return cat_ad_indices.index_select(0, place)
+
+
+def cat_reorder_batched_ad_indices(
+    cat_ad_offsets: Tensor,
+    cat_ad_indices: list[Tensor],
+    reordered_cat_ad_offsets: Tensor,
+    batch_offsets: Tensor,
+    num_ads_in_batch: Any,
+    broadcast_indices: bool,
+    total_num_indices: Any,
+    pinned_memory: bool = False,
+    max_batch_size: Any = 0,
+) -> Tensor:
+    """The same of several tensors, one after the other."""
+    return reorder_batched_ad_indices(
+        cat_ad_offsets,
+        torch.cat(cat_ad_indices),
+        reordered_cat_ad_offsets,
+        batch_offsets,
+        num_ads_in_batch,
+        broadcast_indices,
+        total_num_indices,
+    )
+
+
+def reorder_batched_sequence_embeddings(
+    cat_sequence_embeddings_offsets: Tensor,
+    cat_sequence_embeddings: Tensor,
+    reordered_cat_sequence_embeddings_offsets: Tensor,
+    batch_offsets: Tensor,
+    num_items_in_batch: Any,
+) -> Tensor:
+    """The rows of those segments."""
+    return reorder_batched_ad_indices(
+        cat_sequence_embeddings_offsets,
+        cat_sequence_embeddings,
+        reordered_cat_sequence_embeddings_offsets,
+        batch_offsets,
+        num_items_in_batch,
+    )
