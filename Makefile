@@ -24,7 +24,7 @@ PYTEST_FLAGS ?=
 MODELS_FLAGS ?=
 
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
-PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-quantize contrib/onnxplug-tools \
+PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript
 # Packages for libraries that only `make packages` installs.
 LIBRARIES := bitsandbytes extensions fbgemm

@@ -26,9 +26,9 @@ PACKAGES = {
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "functions=": "onnxplug_tools.outline.outline:outline",
     "Functions": "onnxplug_tools.outline.request:Functions",
-    "dtype=": "onnxplug_quantize.program:conversion",
-    "quantize=": "onnxplug_quantize.program:conversion",
-    "onnxplug convert": "onnxplug_quantize",
+    "dtype=": "onnxplug_precision.program:conversion",
+    "quantize=": "onnxplug_precision.program:conversion",
+    "onnxplug convert": "onnxplug_precision",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
         f"onnxplug {name}": "onnxplug_tools"

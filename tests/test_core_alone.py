@@ -78,7 +78,7 @@ def test_it_exports_and_verifies(printed: str) -> None:
 def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
         "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench why plugins",
-        "onnxplug-quantize": "dtype= quantize= convert",
+        "onnxplug-precision": "dtype= quantize= convert",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
     }.items():
         for name in names.split():

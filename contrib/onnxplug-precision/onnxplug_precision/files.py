@@ -14,11 +14,11 @@ from onnxplug_tools.inspection.load import check_to_run, load_model
 
 from onnxplug import UsageError
 from onnxplug.run.save import save_model
-from onnxplug_quantize.half.convert import to_half_precision
-from onnxplug_quantize.integers.quantize import quantize as quantized
-from onnxplug_quantize.program import asked_of
-from onnxplug_quantize.report import Precision
-from onnxplug_quantize.samples import checked, data_of
+from onnxplug_precision.half.convert import to_half_precision
+from onnxplug_precision.integers.quantize import quantize as quantized
+from onnxplug_precision.program import asked_of
+from onnxplug_precision.report import Precision
+from onnxplug_precision.samples import checked, data_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxplug_quantize.half.ranges import FILL, SOFTMAX, Ranges
+from onnxplug_precision.half.ranges import FILL, SOFTMAX, Ranges
 
 #: What fills become. Three of them, added up, are still finite in float16.
 MASKED = -16384.0

@@ -21,9 +21,9 @@ from onnxplug.errors import ConversionError, UsageError
 from onnxplug.run.protobuf import to_proto
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, weight_bytes
 from onnxplug.run.weights import check_numbers
-from onnxplug_quantize.integers.products import left_alone, prepare, why_none
-from onnxplug_quantize.integers.settings import Dynamic, FourBits, Settings, Static
-from onnxplug_quantize.report import Precision, WideNode, differences, results_of
+from onnxplug_precision.integers.products import left_alone, prepare, why_none
+from onnxplug_precision.integers.settings import Dynamic, FourBits, Settings, Static
+from onnxplug_precision.report import Precision, WideNode, differences, results_of
 
 #: Operators that compute with integers.
 _DYNAMIC = frozenset({"MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QAttention"})
@@ -102,7 +102,7 @@ def _takes_weight(node: ir.Node) -> bool:
 def _quantised(model: ir.Model, settings: Settings, data: Samples) -> ir.Model:
     if isinstance(settings, FourBits):
         return _four_bits(model, settings)
-    with tempfile.TemporaryDirectory(prefix="onnxplug-quantize-") as folder:
+    with tempfile.TemporaryDirectory(prefix="onnxplug-precision-") as folder:
         source, target = Path(folder) / "model.onnx", Path(folder) / "quantised.onnx"
         is_large = weight_bytes(model) > LARGE_MODEL_BYTES
         save_model(model, source, external_data=is_large)

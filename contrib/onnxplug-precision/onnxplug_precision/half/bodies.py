@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnxplug_quantize.half.ranges import Range, Ranges
-from onnxplug_quantize.half.types import subgraphs_of
+from onnxplug_precision.half.ranges import Range, Ranges
+from onnxplug_precision.half.types import subgraphs_of
 
 #: Loops within loops whose values go round: so often are ranges passed on.
 _ROUNDS = 8

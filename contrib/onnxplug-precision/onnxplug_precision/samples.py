@@ -63,7 +63,7 @@ def calls_of(program: OnnxProgram, calls: Sequence[Call]) -> list[dict[str, torc
     Raises:
         UsageError: One does not fit the program.
     """
-    from onnxplug_quantize.program import tensors
+    from onnxplug_precision.program import tensors
 
     names = {str(value.name) for value in program.model.graph.inputs}
     found = []

@@ -51,7 +51,7 @@ def convert(
 
     from onnxplug.arguments import check_destination
     from onnxplug.cli.report import note, out, progress, size_text
-    from onnxplug_quantize.files import convert_file
+    from onnxplug_precision.files import convert_file
 
     if to is None and quantize is None:
         raise UsageError(

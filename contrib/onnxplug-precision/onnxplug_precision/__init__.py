@@ -16,6 +16,6 @@ def onnxplug_info() -> PluginInfo:
 @hookimpl
 def onnxplug_commands(app: Any) -> None:
     """``onnxplug convert``."""
-    from onnxplug_quantize.cli import convert
+    from onnxplug_precision.cli import convert
 
     app.command()(convert)

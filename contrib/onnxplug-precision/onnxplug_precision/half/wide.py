@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.kernels import Kernels
-from onnxplug_quantize.half.bodies import spread
-from onnxplug_quantize.half.kernels import lacks_kernel
-from onnxplug_quantize.half.masks import masks
-from onnxplug_quantize.half.ranges import Ranges
-from onnxplug_quantize.half.types import FLOAT, Signature, all_graphs, constant_of, signature, subgraphs_of, version_of
+from onnxplug_precision.half.bodies import spread
+from onnxplug_precision.half.kernels import lacks_kernel
+from onnxplug_precision.half.masks import masks
+from onnxplug_precision.half.ranges import Ranges
+from onnxplug_precision.half.types import FLOAT, Signature, all_graphs, constant_of, signature, subgraphs_of, version_of
 
 #: Finite numbers of float16 end here; what comes within a factor of two on the samples counts as beyond.
 LARGEST = 65504.0

@@ -12,11 +12,11 @@ import torch
 from onnxplug import OnnxProgram, UsageError
 from onnxplug.build.scope import nodes_of
 from onnxplug.options import ExportOptions
-from onnxplug_quantize.half.convert import half_dtype, to_half_precision
-from onnxplug_quantize.integers.quantize import quantize
-from onnxplug_quantize.integers.settings import FourBits, Settings, Static, settings_of
-from onnxplug_quantize.report import Precision, merged
-from onnxplug_quantize.samples import calls_of, data_of
+from onnxplug_precision.half.convert import half_dtype, to_half_precision
+from onnxplug_precision.integers.quantize import quantize
+from onnxplug_precision.integers.settings import FourBits, Settings, Static, settings_of
+from onnxplug_precision.report import Precision, merged
+from onnxplug_precision.samples import calls_of, data_of
 
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Kernels of a runtime, as ``TargetInfo`` has them.

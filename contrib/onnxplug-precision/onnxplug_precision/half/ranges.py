@@ -14,7 +14,7 @@ from onnxplug_reference.engine import Step
 
 from onnxplug import OnnxplugError
 from onnxplug.errors import ConversionError
-from onnxplug_quantize.half.types import FLOAT
+from onnxplug_precision.half.types import FLOAT
 
 #: What is below counts as the fill of a mask, where the value is one.
 FILL = -32752.0

@@ -11,10 +11,10 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.stored import META, WeightTensor
-from onnxplug_quantize.half.bodies import formals_of, joined
-from onnxplug_quantize.half.masks import filled
-from onnxplug_quantize.half.types import FLOAT, TYPED_BY_ATTRIBUTE, all_graphs, subgraphs_of
-from onnxplug_quantize.half.wide import ANY, HEAVY, KEPT, KEPT_NODES, LARGEST, Facts, constant_source, floats
+from onnxplug_precision.half.bodies import formals_of, joined
+from onnxplug_precision.half.masks import filled
+from onnxplug_precision.half.types import FLOAT, TYPED_BY_ATTRIBUTE, all_graphs, subgraphs_of
+from onnxplug_precision.half.wide import ANY, HEAVY, KEPT, KEPT_NODES, LARGEST, Facts, constant_source, floats
 
 _NUMPY = {ir.DataType.FLOAT16: np.dtype(np.float16), ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _TORCH = {ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16}

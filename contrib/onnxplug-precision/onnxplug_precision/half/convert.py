@@ -13,11 +13,11 @@ from onnxplug.build.scope import nodes_of
 from onnxplug.errors import ConversionError, UsageError
 from onnxplug.run.save import weight_bytes
 from onnxplug.run.weights import check_numbers
-from onnxplug_quantize.half.casts import Conversion
-from onnxplug_quantize.half.ranges import measure
-from onnxplug_quantize.half.types import FLOAT, infer_dtypes
-from onnxplug_quantize.half.wide import Facts, decide, floats
-from onnxplug_quantize.report import Precision, WideNode, differences, results_of
+from onnxplug_precision.half.casts import Conversion
+from onnxplug_precision.half.ranges import measure
+from onnxplug_precision.half.types import FLOAT, infer_dtypes
+from onnxplug_precision.half.wide import Facts, decide, floats
+from onnxplug_precision.report import Precision, WideNode, differences, results_of
 
 DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 
