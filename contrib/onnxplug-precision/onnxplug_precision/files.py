@@ -72,7 +72,7 @@ def convert_file(
     asked = asked_of(dtype, quantize, calibrate is not None)
     data = data_of(calibrate) if calibrate is not None else []
     model = load_model(Path(path), infer=True)
-    check_to_run(path)
+    check_to_run(Path(path))
     assumed: Sequence[str] = ()
     calls = [checked(model, _named(call), f"call {number} of --calibrate") for number, call in enumerate(data)]
     samples: list[Mapping[str, torch.Tensor]] = []

@@ -15,7 +15,7 @@ from onnxplug.run.save import weight_bytes
 from onnxplug.run.weights import check_numbers
 from onnxplug_precision.half.casts import Conversion
 from onnxplug_precision.half.ranges import measure
-from onnxplug_precision.half.types import FLOAT, infer_dtypes
+from onnxplug_precision.half.types import FLOAT, all_nodes, infer_dtypes
 from onnxplug_precision.half.wide import Facts, decide, floats
 from onnxplug_precision.report import Precision, WideNode, differences, results_of
 
@@ -51,8 +51,7 @@ def to_half_precision(
     half = half_dtype(dtype)
     check_numbers(model.graph.initializers.values(), "the model can't be converted")
     infer_dtypes(model)
-    nodes = [n for f in (*model.functions.values(), model.graph) for n in f.all_nodes()]
-    if not any(floats(node.inputs) or floats(node.outputs) for node in nodes):
+    if not any(floats(node.inputs) or floats(node.outputs) for node in all_nodes(model)):
         raise UsageError(f"nothing of the model is in float32, which dtype={dtype!r} would convert")
     bytes_before = weight_bytes(model)
     before = results_of(model, samples, host)

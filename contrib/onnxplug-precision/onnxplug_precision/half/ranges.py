@@ -14,7 +14,7 @@ from onnxplug_reference.engine import Step
 
 from onnxplug import OnnxplugError
 from onnxplug.errors import ConversionError
-from onnxplug_precision.half.types import FLOAT
+from onnxplug_precision.half.types import FLOAT, all_nodes
 
 #: What is below counts as the fill of a mask, where the value is one.
 FILL = -32752.0
@@ -114,7 +114,7 @@ def measure(model: ir.Model, samples: Iterable[Mapping[str, Any]], plugins: Sequ
     Raises:
         ConversionError: The model does not run on a sample.
     """
-    nodes = [n for f in (*model.functions.values(), model.graph) for n in f.all_nodes()]
+    nodes = all_nodes(model)
     names = [node.name for node in nodes]
     ranges: Ranges = {}
 

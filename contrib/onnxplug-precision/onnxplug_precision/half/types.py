@@ -148,6 +148,12 @@ class _Inference:
         return True
 
 
+def all_nodes(model: ir.Model) -> list[ir.Node]:
+    """The nodes of a model, its functions and all subgraphs."""
+    tops: list[ir.Graph | ir.Function] = [*model.functions.values(), model.graph]
+    return [node for top in tops for node in top.all_nodes()]
+
+
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     """The graphs that a node has as attributes."""
     found: list[ir.Graph] = []
@@ -199,7 +205,8 @@ def _result_dtype(node: ir.Node, found: Signature, index: int) -> ir.DataType | 
 def all_graphs(model: ir.Model) -> list[tuple[Any, Mapping[str, int]]]:
     """The graph of a model, its functions and all subgraphs, each with the versions that it imports; functions first."""
     found: list[tuple[Any, Mapping[str, int]]] = []
-    for top in (*model.functions.values(), model.graph):
+    tops: list[ir.Graph | ir.Function] = [*model.functions.values(), model.graph]
+    for top in tops:
         imports = {**model.opset_imports, **top.opset_imports}
         found.append((top, imports))
         found += [(graph, imports) for graph in top.subgraphs()]

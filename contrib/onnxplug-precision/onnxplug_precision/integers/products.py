@@ -54,7 +54,7 @@ def _split(model: ir.Model, node: ir.Node) -> None:
     numbers = {name: node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
     operand, weight, *bias = node.inputs
     array = _matrix(weight) if weight is not None else None
-    if array is None or node.attributes.get_int("transA", 0) or {*numbers.values()} != {1.0}:
+    if array is None or node.attributes.get_int("transA", 0) != 0 or {*numbers.values()} != {1.0}:
         return
     if node.attributes.get_int("transB", 0):
         assert weight is not None
