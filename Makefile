@@ -28,6 +28,8 @@ PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript
 # Packages for libraries that only `make packages` installs.
 LIBRARIES := bitsandbytes extensions fbgemm
+# What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu.
+ALONE_fbgemm := torchrec==1.9.2
 SPACE := $() $()
 
 SHELL := /bin/bash
@@ -146,6 +148,7 @@ $(LIBRARIES:%=.venv-%/installed): .venv-%/installed: $(VENV)/installed contrib/o
 	  > $$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
 	@$(BIN)/python -m pip --disable-pip-version-check --python .venv-$*/bin/python install -qq $(PIP_FLAGS) -c $(CONSTRAINTS) \
 	  --no-build-isolation -e './contrib/onnxplug-$*[test]'
+	@$(if $(ALONE_$*),$(BIN)/python -m pip --disable-pip-version-check --python .venv-$*/bin/python install -qq $(PIP_FLAGS) --no-deps $(ALONE_$*))
 	@touch $@
 
 $(VENV)/dependencies: constraints.txt

@@ -7,6 +7,8 @@ from typing import Any
 
 from onnxplug import OpSample, PluginInfo, Rule, hookimpl
 
+__all__ = ["features_shapes"]
+
 #: The versions of fbgemm-gpu and fbgemm-gpu-cpu whose operators it knows.
 REQUIRED = ">=1.8,<1.9"
 
@@ -208,3 +210,18 @@ def onnxplug_samples() -> list[OpSample]:
 def onnxplug_info() -> PluginInfo:
     """What it translates. Either of two packages has the operators, so none is required."""
     return PluginInfo(api=1, namespaces=("fbgemm",))
+
+
+def features_shapes(features: Any, values: str = "values", lengths: str = "lengths") -> Any:
+    """The part of ``dynamic_shapes`` that belongs to a torchrec ``KeyedJaggedTensor``.
+
+    Args:
+        features: It.
+        values, lengths: Names of the dimensions of its values, and weights, and of its lengths.
+
+    Returns:
+        An entry for each of its parts.
+    """
+    from onnxplug_fbgemm.keyed import shapes
+
+    return shapes(features, values, lengths)

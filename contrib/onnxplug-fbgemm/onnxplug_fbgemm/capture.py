@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,6 +68,10 @@ def patches(module: Any) -> Iterator[None]:
         for name in _TRACED:
             stack.enter_context(patched(torch.ops.fbgemm, name, function_of(name)))
         stack.enter_context(traceable(module))
+        if "torchrec.sparse.jagged_tensor" in sys.modules:
+            from onnxplug_fbgemm.keyed import register
+
+            register()
         yield
 
 

@@ -407,24 +407,12 @@ def _tables() -> list[OpSample]:
 
     features = [[None, _N], [None, None], [None, None]]
     some = [_B, {0: "known"}, _B, *[None] * 3]
-    more = (0.4, 50, 0.9)
+    padded, more = "padding_fused_tbe_input_combine", (0.4, 50, 0.9)
     return [
-        *(
-            _sample(
-                f"{end}tbe_input_combine",
-                lambda size, e=end: (*combined(size, True), *([4] if e else [])),
-                [*features, None, *([None] if end else [])],
-            )
-            for end in ("", "padding_fused_")
-        ),
-        *(
-            _sample(
-                f"{end}tbe_input_combine_with_length",
-                lambda size, e=end: (*combined(size, True)[:3], *([4] if e else [])),
-                [*features, *([None] if end else [])],
-            )
-            for end in ("", "padding_fused_")
-        ),
+        _sample("tbe_input_combine", lambda size: combined(size, True), [*features, None]),
+        _sample("tbe_input_combine_with_length", lambda size: combined(size, True)[:3], features),
+        _sample(padded, lambda size: (*combined(size, True), 4), [*features, None, None]),
+        _sample(f"{padded}_with_length", lambda size: (*combined(size, True)[:3], 4), [*features, None]),
         _sample(
             "batched_unary_embeddings",
             lambda size: (_wave(2, 7, 1), _bounds([3, 4]), *bags(size)),
