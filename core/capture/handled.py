@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from onnxplug.capture.questions import Replaced, place_of
+from onnxplug.capture.patching import patched
+from onnxplug.capture.questions import place_of
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import NonStrictFunctions
 
@@ -25,14 +26,19 @@ def errors_kept() -> Iterator[Errors]:
     """Keeps the errors of torch's functions that a capture in the non-strict mode meets, with the user's lines."""
     errors: Errors = []
 
-    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    original = getattr(NonStrictFunctions, "__torch_function__", None)
+    if original is None:  # another torch
+        yield errors
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except Exception as error:
-            errors.append((place_of(sys._getframe(2)), error))
+            errors.append((place_of(sys._getframe(1)), error))
             raise
 
-    with Replaced(NonStrictFunctions, "__torch_function__", call)():
+    with patched(NonStrictFunctions, "__torch_function__", call):
         yield errors
 
 
