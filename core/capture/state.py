@@ -83,6 +83,10 @@ class _Kind(NamedTuple):
     values: Callable[[Any], Iterable[Any]] = tuple
 
 
+#: What every empty dict holds: one object for the many dicts of hooks.
+_NOTHING: dict[Any, Any] = {}
+
+
 def _base(item: dict[Any, Any]) -> Any:
     """The class whose methods are called: those of a class of a user's may do anything."""
     return OrderedDict if isinstance(item, OrderedDict) else dict
@@ -298,7 +302,7 @@ class State:
                 continue
             seen[id(item)] = item  # kept alive: an id may be given again
             if type(item) is OrderedDict and not item:
-                self._kept.append(_Kept(owner, item, (), _DICT))
+                self._kept.append(_Kept(owner, item, _NOTHING, _DICT))
             else:
                 pending += self._meet(item, owner)
 
