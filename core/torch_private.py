@@ -198,6 +198,9 @@ _NAMES = {
     "registered_operators": _Private(  # no suggestion for a misspelt operator
         "torch._C:_dispatch_get_all_op_names", "the names of all operators", lambda: list
     ),
+    "operator_registry": _Private(
+        "torch._library.simple_registry:singleton", "fake kernels of operators that another library registered"
+    ),
     "is_alias_of": _Private("torch._C:_is_alias_of", "telling outputs that are inputs", _alias_by_storage),
     "is_traceable_wrapper_subclass": _Private(
         "torch.utils._python_dispatch:is_traceable_wrapper_subclass",

@@ -469,7 +469,12 @@ def conditions_of_decompositions(
         if not expr.free_symbols:
             expr = guard.expr  # a size is a constant from here on, so that the guard is true of itself
         if not implied(expr, larger):
-            found.setdefault(expr, Condition(expr, user_line(guard.sloc), is_bounded(expr)))
+            condition = Condition(expr, user_line(guard.sloc), is_bounded(expr))
+            # (n + 127) // 128 == 1 is n <= 128, which leaves the size dynamic.
+            ends = _ends(dataclasses.replace(condition, fixed=False), _hints(sizes), larger) if condition.fixed else []
+            leave_more = len({bound.expr.rhs for bound in ends}) == len(ends) > 0
+            for bound in ends if leave_more else [condition]:
+                found.setdefault(bound.expr, bound)
     return list(found.values())
 
 

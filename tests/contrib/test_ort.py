@@ -52,13 +52,13 @@ MODELS = {
 }
 
 
-#: On the CPU a sum and a norm are faster apart, and a product with its bias is one node.
-ELSEWHERE = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BiasGelu"}
+#: On the CPU a sum and a norm are faster apart.
+ELSEWHERE = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
 #: Heads that share keys are one matrix there, instead of copies of the keys; masked self-attention projects its rows itself.
 CPU = {
     "llama": {"RotaryEmbedding": 4, "FusedMatMul": 2},
-    "bert": {"Attention": 2},
-    "vit": {"Attention": 2},
+    "bert": {"Attention": 2, "BiasGelu": 2},
+    "vit": {"Attention": 2, "BiasGelu": 2},
     "gpt2": {"Attention": 2, "FusedMatMul": 1},
 }
 

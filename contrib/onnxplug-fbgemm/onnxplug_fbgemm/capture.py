@@ -12,11 +12,10 @@ from typing import Any
 import fbgemm_gpu
 import torch
 from packaging.specifiers import SpecifierSet
-from torch._library.simple_registry import singleton
 
 from onnxplug import UsageError
 from onnxplug.capture.patching import patched, patched_kernel
-from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key
+from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key, operator_registry
 from onnxplug_fbgemm import FUNCTIONS, REQUIRED
 from onnxplug_fbgemm.layers import traceable
 
@@ -60,8 +59,8 @@ def patches(module: Any) -> Iterator[None]:
         stack.callback(library._destroy)
         for name in without_shapes():
             # Not torch.library.register_fake: fbgemm says that only a module of its own gives shapes.
-            singleton.find(f"fbgemm::{name}").fake_impl.register(function_of(name), __name__, lib=library)
-        singleton.find(_NOBAG).fake_impl.register(_rows_alone, __name__, lib=library)
+            operator_registry.find(f"fbgemm::{name}").fake_impl.register(function_of(name), __name__, lib=library)
+        operator_registry.find(_NOBAG).fake_impl.register(_rows_alone, __name__, lib=library)
         for name in _STATIC:
             op = getattr(torch.ops.fbgemm, name).default
             stack.enter_context(patched_kernel(op, DispatchKey.Meta, function_of(name)))

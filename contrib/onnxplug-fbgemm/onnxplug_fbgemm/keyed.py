@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils import _pytree as pytree
 from torchrec.sparse import jagged_tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from onnxplug.torch_private import pytree
 
 _FIELDS = KeyedJaggedTensor._fields
 _LENGTHS, _OFFSETS = _FIELDS.index("_lengths"), _FIELDS.index("_offsets")

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import fbgemm_gpu
-import torch
 
-from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key
+from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key, registered_operators
 from onnxplug_fbgemm import CONVERTERS, FUNCTIONS, TRACED
 
 BEGIN, END = "<!-- operators -->", "<!-- end of operators -->"
@@ -64,7 +63,7 @@ _KEYS = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "Composi
 
 def registered() -> list[str]:
     """Every operator of fbgemm with a kernel for the CPU that isn't for gradients."""
-    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("fbgemm::")}
+    names = {name for name in registered_operators() if name.startswith("fbgemm::")}
     names = {name for name in names if not re.search("backward|grad_output|grad_indice", name)}
     keys = [getattr(DispatchKey, key) for key in _KEYS]
     return sorted(n.removeprefix("fbgemm::") for n in names if any(has_kernel_for_dispatch_key(n, key) for key in keys))
