@@ -90,20 +90,29 @@ class NameCountError(UsageError):
     Attributes:
         argument: ``"input_names"`` or ``"output_names"``.
         count: How many values there are.
-        called: What they are called where no names are given; empty where they are parts of nested arguments or results.
+        called: What they are called where no names are given.
+        nested: Whether some are parts of one argument or result.
     """
 
     argument: str = ""
     count: int = 0
     called: Sequence[str] = ()
+    nested: bool = False
 
     @classmethod
     def of(
-        cls, message: str, argument: str, count: int, called: Sequence[str] = (), hint: str | None = None
+        cls,
+        message: str,
+        argument: str,
+        count: int,
+        called: Sequence[str] = (),
+        hint: str | None = None,
+        *,
+        nested: bool = False,
     ) -> NameCountError:
         """The error for an argument and the number of values."""
         error = cls(message, hint=hint)
-        error.argument, error.count, error.called = argument, count, called
+        error.argument, error.count, error.called, error.nested = argument, count, called, nested
         return error
 
 

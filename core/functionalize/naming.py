@@ -161,7 +161,8 @@ def _of_parts(
         f"{argument} has {len(names)} names for {len(slots)} values ({have})",
         argument,
         len(slots),
-        [] if nested else [slot.name for slot in slots],
+        [slot.name for slot in slots],
+        nested=nested,
         hint="Give a name for each value, or one for each argument or result, which its parts are then called after.",
     )
 

@@ -260,15 +260,16 @@ class _Exporter:
                     )
                 break
             except NameCountError as error:
-                if error.argument == "output_names" and not request.dynamo:
-                    raise
                 given = names[error.argument] or ()
+                old_outputs = error.argument == "output_names" and not request.dynamo
                 if len(given) < error.count:
-                    if not error.called:  # which of the parts of nested inputs are meant is not known
+                    if error.nested and not old_outputs:  # which of the parts are meant is not known
                         raise
                     rest = (f"{name}_1" if name in given else name for name in error.called[len(given) :])
                     names[error.argument] = [*given, *rest]
                     continue
+                if old_outputs:
+                    raise
                 spare[error.argument] = [*given[error.count :], *spare.get(error.argument, ())]
                 names[error.argument] = given[: error.count]
             except MissingRuleError as error:
