@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array
+from onnxplug.strings import STRING
 from onnxplug_reference.arrays import NumpyArrays
 
 
@@ -21,7 +22,7 @@ def torch_dtype(element_type: int) -> torch.dtype:
         NotImplementedError: torch has none; NumPy computes the operator then.
     """
     found = ONNX_TO_TORCH.get(ir.DataType(element_type))
-    if found is None:
+    if found is None or found is STRING:
         raise NotImplementedError(f"torch has no dtype for the element type {ir.DataType(element_type).name}")
     return found
 

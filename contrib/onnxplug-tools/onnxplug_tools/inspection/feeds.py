@@ -11,6 +11,7 @@ import torch
 
 from onnxplug.build.dtypes import ONNX_TO_TORCH
 from onnxplug.errors import UsageError
+from onnxplug.strings import STRING
 from onnxplug.text import did_you_mean
 from onnxplug_tools.inspection.dims import size_of
 from onnxplug_tools.inspection.words import type_text
@@ -145,7 +146,7 @@ def _bind(name: str, value: ir.Value, tensor: torch.Tensor, sizes: dict[str, int
 
 def _random(name: str, value: ir.Value, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     dtype = ONNX_TO_TORCH.get(value.type.dtype) if isinstance(value.type, ir.TensorType) else None
-    if dtype is None:
+    if dtype is None or dtype is STRING:
         kind = type_text(value.type) or "of no known type"
         raise UsageError(f"the input {name!r} is {kind}: onnxplug can't make one up")
     if dtype.is_complex:
