@@ -145,7 +145,7 @@ class WeightTensor(TorchTensor):
     def tobytes(self) -> bytes:
         """A copy of :meth:`content`."""
         raw = self.raw
-        is_plain = type(raw) is torch.Tensor and raw.is_cpu and not self.is_fake and self.dtype.bitwidth >= 8
+        is_plain = type(raw) is torch.Tensor and raw.is_cpu and self.dtype.bitwidth >= 8
         if not is_plain or raw.is_contiguous() or sys.byteorder == "big":
             return bytes(self.content())
         stream = io.BytesIO(bytes(raw.nbytes))  # whose buffer becomes the result, without a copy

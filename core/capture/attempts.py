@@ -25,7 +25,7 @@ from onnxplug.capture.dynamic import (
     says_one_name,
     size_names,
 )
-from onnxplug.capture.eager import copied
+from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.handled import check_handled
 from onnxplug.capture.mentions import Mentions
@@ -486,8 +486,7 @@ class _Capture:
         """Runs the model eagerly on its example inputs."""
         self._state.restore()
         args, kwargs = copied((self.args, self.kwargs))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            self.module(*args, **kwargs or {})
+        run_eagerly(self.module, args, kwargs or {})
         self._state.restore()
 
 

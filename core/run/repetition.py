@@ -64,18 +64,15 @@ class Repetition(TorchDispatchMode):
         if self._left is None:
             self._kept.append((func, operands, [None if is_real(x) else _cloned(x) for x in leaves]))
             return pytree.tree_unflatten(leaves, spec)
+        known: Any
         known, before, chosen = next(self._left, (None, None, []))
-        if (
-            known is None
-            or known is not func
-            or [_kind(x) for x in chosen] != [None if is_real(x) else _kind(x) for x in leaves]
-        ):
+        if known is not func or [_kind(x) for x in chosen] != [None if is_real(x) else _kind(x) for x in leaves]:
             raise ValueError(f"another run of the model calls {func} where the first did not")
         same = _without_jumps(func, before, operands, leaves)
         for i, x in enumerate(same):
             if x is None:
                 x = _cloned(chosen[i])
-            if known._schema.is_mutable and isinstance(x, torch.Tensor):
+            if func._schema.is_mutable and isinstance(x, torch.Tensor):
                 leaves[i].copy_(x)
             else:
                 leaves[i] = x

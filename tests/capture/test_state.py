@@ -263,6 +263,26 @@ def test_the_next_attempt_finds_nothing_of_the_one_before() -> None:
     torch.testing.assert_close(program(x)[0], _eager(model, x))
 
 
+class _Hooked(nn.Module):
+    """Gives its layer a hook at each call, as transformers does to capture outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer.register_forward_hook(lambda module, args, result: result + 1)
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_hook_that_a_model_registers_is_taken_away() -> None:
+    model, x = _Hooked().eval(), torch.randn(2, 3)
+    expected = model.layer(x) + 1
+    program = onnxplug.to_onnx(model, (x,))
+    torch.testing.assert_close(program(x)[0], expected)
+    assert not model.layer._forward_hooks
+
+
 def test_shared_containers_stay_shared() -> None:
     """They are the same objects, with the same contents."""
 
