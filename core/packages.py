@@ -12,6 +12,7 @@ from onnxplug.errors import MissingPackageError
 #: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
 PACKAGES = {
     "reference": "onnxplug_reference",
+    "testing": "onnxplug_tools.testing",
     "compat": "onnxplug_torch_onnx.compat",
     "export": "onnxplug_torch_onnx.export:export",
     "as_torch_onnx": "onnxplug_torch_onnx.install:as_torch_onnx",
@@ -65,7 +66,7 @@ def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
     """
 
     def member(attribute: str) -> Any:
-        if attribute.startswith("__") and attribute != "__all__":
+        if attribute.startswith("__") and attribute not in ("__all__", "__path__"):
             raise AttributeError(f"module 'onnxplug.{name}' has no attribute {attribute!r}")
         return getattr(load(name), attribute)
 

@@ -38,6 +38,8 @@ x = torch.randn(3)
 program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
 def bisect():
     from onnxplug import bisect
+def check_model():
+    from onnxplug.testing import check_model
 for name, ask in {
     "profile=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), profile=True),
     "report=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), report=True),
@@ -47,6 +49,7 @@ for name, ask in {
     "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
     "intermediates=True": lambda: program.verify(intermediates=True),
     "onnxplug.bisect": bisect,
+    "onnxplug.testing": check_model,
     "onnxplug.diagnose": lambda: onnxplug.diagnose,
     "onnxplug.export": lambda: onnxplug.export,
     "onnxplug.as_torch_onnx": lambda: onnxplug.as_torch_onnx,
@@ -77,7 +80,7 @@ def test_it_exports_and_verifies(printed: str) -> None:
 
 def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
-        "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench why plugins",
+        "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.testing inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
     }.items():

@@ -48,7 +48,6 @@ STAGES = {
     "rewrite": ("registry", "build"),
     "finish": ("build",),
     "run": ("registry", "capture", "build"),
-    "testing": ("registry", "run"),
     "cli": (
         "registry",
         "capture",

@@ -17,7 +17,7 @@ from onnxplug import OutputMismatchError, Rule
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.finish.finish import finish
-from onnxplug.testing.warnings import fail_on_shape_warnings, shape_warnings
+from onnxplug_tools.testing.warnings import fail_on_shape_warnings, shape_warnings
 
 
 def flattened(g: Any, node: Any) -> Any:
