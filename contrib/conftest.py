@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-
 from onnxplug_tools.testing import plugin as onnxplug_fixtures
+
 from tests.support.contrib import CONTRIB, installed, is_installed, modules_alone
 from tests.support.seeds import pytest_collectstart, seeded, vision
 

@@ -18,8 +18,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
-
 from onnxplug_tools.testing import plugin as onnxplug_fixtures
+
 from tests.support.check import evaluated
 from tests.support.parts import mark_long
 from tests.support.seeds import pytest_collectstart, seeded, vision

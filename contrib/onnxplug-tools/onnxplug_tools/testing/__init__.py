@@ -1,4 +1,4 @@
-"""Helpers for tests of a plugin; see :mod:`onnxplug_tools.testing.plugin` for the pytest fixtures. Nothing heavy is imported here."""
+"""Helpers for tests of a plugin; :mod:`onnxplug_tools.testing.plugin` has the pytest fixtures. Nothing heavy is imported here."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.testing import GraphExpectation, IsolatedRegistry, cases_of, sample_cases
 
 import onnxplug
 from onnxplug import OpSample, PluginInfo, Rule, hookimpl
 from onnxplug.errors import PluginError, UsageError, VerificationError
-from onnxplug_tools.testing import GraphExpectation, IsolatedRegistry, cases_of, sample_cases
 from tests.support.child import run_child
 
 
