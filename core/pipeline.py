@@ -175,7 +175,6 @@ def capture(plan: Plan) -> Captured:
         dynamic_shapes=options.dynamic_shapes,
         input_names=options.input_names,
         strict=False if patches else options.strict,
-        repeats=options.capture == "calls",
         examples=plan.calls,
         make_module=host.module_maker(plan.model),
         patches=[*host.patches(), *patches] if not is_program else (),

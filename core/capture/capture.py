@@ -9,7 +9,7 @@ import functools
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,7 @@ from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_d
 from onnxplug.capture.examples import Example, check_covered, shapes_of
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.patches import Trace, torch_patched
-from onnxplug.capture.patching import made_by, patched
+from onnxplug.capture.patching import ONE_AT_A_TIME, is_of_attempt, made_by, patched
 from onnxplug.capture.quantised import PACKAGE as QUANTISED, is_quantised
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
@@ -42,9 +41,8 @@ def capture(
     *,
     dynamic_shapes: Any = None,
     strict: bool | None = None,
-    repeats: bool = True,
     input_names: Sequence[str] | None = None,
-    patches: Iterable[Patch] = (),
+    patches: Sequence[Patch] = (),
     examples: Sequence[Example] = (),
     make_module: Callable[[Any], torch.nn.Module] | None = None,
     request: CaptureRequest | None = None,
@@ -57,7 +55,6 @@ def capture(
         kwargs: Keyword example inputs.
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
-        repeats: Trace one of equal operator calls (:mod:`onnxplug.capture.operator_calls`).
         input_names: The user's names of graph inputs; ``dynamic_shapes`` may be given by them.
         patches: What holds during capture (:data:`onnxplug.plugin_api.Patch`).
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
@@ -92,10 +89,11 @@ def capture(
             stack.enter_context(weights_beside(module, (positional, keywords)))
         stack.enter_context(_keywords_spelled_out(module, keywords))
         mentions = Mentions(module)
-        stack.enter_context(torch_patched("capture", Trace(mentions)))
+        stack.enter_context(ONE_AT_A_TIME)
         about = dataclasses.replace(request or CaptureRequest(), mentions=mentions)
         offered: list[Sequence[CaptureMode]] = []
-        for patch in patches:
+        of_attempts = [patch for patch in patches if is_of_attempt(patch)]
+        for patch in (patch for patch in patches if not is_of_attempt(patch)):
             made = made_by(patch, module, about)
             if isinstance(made, contextlib.AbstractContextManager):
                 stack.enter_context(made)
@@ -116,7 +114,14 @@ def capture(
             check_expressions(shapes, pytree.tree_leaves(call))
         try:
             export = functools.partial(
-                export_program, module, positional, keywords, shapes, repeats=repeats, mentions=mentions
+                export_program,
+                module,
+                positional,
+                keywords,
+                shapes,
+                mentions=mentions,
+                patches=of_attempts,
+                request=about,
             )
             attempt = _exported(export, strict, offered)
         except CaptureError as error:
