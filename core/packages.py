@@ -13,6 +13,7 @@ from onnxplug.errors import MissingPackageError
 PACKAGES = {
     "reference": "onnxplug_reference",
     "testing": "onnxplug_tools.testing",
+    "runtime": "onnxplug_tools.runtime",
     "compat": "onnxplug_torch_onnx.compat",
     "export": "onnxplug_torch_onnx.export:export",
     "as_torch_onnx": "onnxplug_torch_onnx.install:as_torch_onnx",
@@ -25,6 +26,7 @@ PACKAGES = {
     "profile=": "onnxplug_tools.profiling.observer:observer",
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
+    "checks=": "onnxplug_tools.checks:insert",
     "functions=": "onnxplug_tools.outline.outline:outline",
     "Functions": "onnxplug_tools.outline.request:Functions",
     "dtype=": "onnxplug_precision.program:conversion",

@@ -30,7 +30,7 @@ from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost, RuntimeHost
-from onnxplug.interpret import size_checks
+from onnxplug.interpret import ranges
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
 from onnxplug.interpret.io_metadata import graph_metadata, value_metadata
@@ -115,6 +115,8 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     arguments.check_inputs((args, kwargs))
     arguments.check_names(options.input_names, options.output_names, (args, kwargs) if args or kwargs else None)
     arguments.check_destination(f)
+    if options.checks:
+        packages.load("checks=")  # before anything takes time
     if options.verify:
         arguments.check_verifiable(opsets[""])
     registry, host = _selected(options, rules)
@@ -358,11 +360,10 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
     facts = {
         "onnxplug.torch_version": torch.__version__,
         TARGET: f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
-        **size_checks.metadata(captured),
+        **ranges.metadata(captured),
     }
     if conversion.checks:
-        size_checks.insert_assertions(graph, builder, translated.assertions)
-        size_checks.insert_checks(graph, builder, captured, functional.inputs)
+        packages.load("checks=")(graph, builder, captured, functional.inputs, translated.assertions)
     with stage("finish", "finish") as work:
         model = finish_model(builder, graph, translated.tensors, metadata=None if metadata.is_none else facts)
         values = None

@@ -46,6 +46,8 @@ for name, ask in {
     "functions=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), functions=True),
     "dtype=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), dtype="float16"),
     "quantize=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), quantize="int4"),
+    "checks=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), checks=True),
+    "onnxplug.runtime": lambda: onnxplug.runtime.inference_session("m.onnx"),
     "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
     "intermediates=True": lambda: program.verify(intermediates=True),
     "onnxplug.bisect": bisect,
@@ -80,7 +82,7 @@ def test_it_exports_and_verifies(printed: str) -> None:
 
 def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
-        "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.testing inspect bench why plugins",
+        "onnxplug-tools": "profile= report= pieces= functions= checks= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.testing inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
     }.items():

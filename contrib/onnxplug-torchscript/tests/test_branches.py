@@ -300,3 +300,10 @@ def test_what_no_graph_can_do(function: Any, words: str) -> None:
     lines = [f"{__file__}:{line + offset}" for offset in range(1, 7)]
     assert any(place in str(caught.value) for place in lines), str(caught.value)
     assert caught.value.hint
+
+
+@torch.jit.script
+def raising(x: torch.Tensor) -> torch.Tensor:
+    if bool((x.sum() <= 0).item()):
+        raise ValueError("not positive")
+    return x * 2
