@@ -33,7 +33,6 @@ from onnxplug.host import PluginHost, RuntimeHost
 from onnxplug.interpret import ranges
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
-from onnxplug.interpret.io_metadata import graph_metadata, value_metadata
 from onnxplug.interpret.last_resort import LastResort, checked_table
 from onnxplug.interpret.provenance import Describer
 from onnxplug.interpret.symbols import SymbolNames
@@ -115,8 +114,9 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     arguments.check_inputs((args, kwargs))
     arguments.check_names(options.input_names, options.output_names, (args, kwargs) if args or kwargs else None)
     arguments.check_destination(f)
-    if options.checks:
-        packages.load("checks=")  # before anything takes time
+    for name, is_needed in {"checks=": options.checks, "metadata=full": metadata.is_full}.items():
+        if is_needed:  # before anything takes time
+            packages.load(name)
     if options.verify:
         arguments.check_verifiable(opsets[""])
     registry, host = _selected(options, rules)
@@ -368,8 +368,8 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
         model = finish_model(builder, graph, translated.tensors, metadata=None if metadata.is_none else facts)
         values = None
         if metadata.is_full:
-            graph.metadata_props.update(graph_metadata(captured.program, translated.describer))
-            values = value_metadata(builder, graph, translated.inputs, functional)
+            write = packages.load("metadata=full")
+            values = write(captured.program, translated.describer, builder, graph, translated.inputs, functional)
         full = True if conversion.describes_all else metadata.nodes
         describe(model, builder.provenance.of, full=full, values=values)
         work.result = model

@@ -48,6 +48,8 @@ for name, ask in {
     "quantize=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), quantize="int4"),
     "checks=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), checks=True),
     "onnxplug.runtime": lambda: onnxplug.runtime.inference_session("m.onnx"),
+    "metadata=full": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), metadata="full"),
+    "weights from files": lambda: program.apply_weights("model.safetensors"),
     "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
     "intermediates=True": lambda: program.verify(intermediates=True),
     "onnxplug.bisect": bisect,
@@ -84,9 +86,10 @@ def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
         "onnxplug-tools": "profile= report= pieces= functions= checks= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.testing inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",
-        "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
+        "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= metadata=full run",
     }.items():
         for name in names.split():
             assert f"{name} needs the package {package}, which is not installed" in printed
+    assert "weights from files needs the package onnxplug-tools, which is not installed" in printed
     assert printed.count("hint: pip install onnxplug-tools") == 8
     assert printed.count("hint: pip install onnxplug-torch-onnx") == 1
