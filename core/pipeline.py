@@ -110,7 +110,10 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     items = tuple(CallHost.checked(options.runtime))
     rules = arguments.rules_of_call(options.rules, options.custom_translation_table)
     checked_table(options.decompositions)
-    args, kwargs, calls = arguments.with_examples(model, args, options.kwargs, options.examples)
+    args, kwargs = arguments.positional_and_named(model, args, options.kwargs)
+    calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = ()
+    if options.examples is not None:
+        args, kwargs, calls = packages.load("examples=").with_examples(model, args, kwargs, options.examples)
     arguments.check_inputs((args, kwargs))
     arguments.check_names(options.input_names, options.output_names, (args, kwargs) if args or kwargs else None)
     arguments.check_destination(f)

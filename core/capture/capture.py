@@ -16,8 +16,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.attempts import Attempt, export_program
-from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
-from onnxplug.capture.examples import Example, check_covered, shapes_of
+from onnxplug.capture.dynamic import Example, check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import ONE_AT_A_TIME, is_of_attempt, made_by, patched
@@ -28,6 +27,7 @@ from onnxplug.capture.size_guards import bound_warnings, size_guards, warning_te
 from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
+from onnxplug.packages import load
 from onnxplug.plugin_api import CaptureMode, CaptureRequest, Patch
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, unset_fake_temporarily, warn_if_untested
@@ -106,10 +106,10 @@ def capture(
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         dynamic_shapes = by_argument(dynamic_shapes, module, positional, keywords, input_names)
         calls = [(positional, keywords), *examples]
-        inferred = shapes_of(module, calls) if examples else None
+        inferred = load("examples=").shapes_of(module, calls) if examples else None
         shapes = parse_dynamic_shapes(dynamic_shapes or inferred, module, positional, keywords)
         if inferred is not None and dynamic_shapes:
-            check_covered(shapes, parse_dynamic_shapes(inferred, module, positional, keywords))
+            load("examples=").check_covered(shapes, parse_dynamic_shapes(inferred, module, positional, keywords))
         for call in calls:
             check_expressions(shapes, pytree.tree_leaves(call))
         try:

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxplug.archive import check_archive
-from onnxplug.errors import OnnxplugError, UsageError, WeightsError
-from onnxplug.run.weights import SPARSE, Stored, version_of
+from onnxplug.errors import OnnxplugError, SaveError, UsageError, WeightsError
+from onnxplug.run.data_files import is_large
+from onnxplug.run.weights import SOURCE, SPARSE, Source, Stored, version_of
 from onnxplug.text import shortened, type_with_article
 
 #: The dtypes of safetensors.
@@ -221,3 +223,53 @@ def _torch_load(path: Path) -> Any:
         if "mmap" not in str(error):
             raise
         return torch.load(path, map_location="cpu", weights_only=True)
+
+
+# -- external="safetensors" ---------------------------------------------------------------------------------------------
+
+
+def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> dict[str, tuple[str, int, int]]:
+    """The tensors whose bytes are in a safetensors file as the model has them: their files, offsets and lengths.
+
+    Args:
+        weights: The tensors by name.
+        folder: The model's folder; the files must be in it, or in folders of it.
+
+    Raises:
+        UsageError: None of the tensors comes from such a file.
+        SaveError: A file is elsewhere.
+        WeightsError: A file has changed.
+    """
+    places: dict[str, tuple[str, int, int]] = {}
+    locations: dict[Path, str] = {}
+    sources: dict[str, Source] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
+    for name, source in sources.items():
+        stored, tensor = source.stored, weights[name]
+        if stored.place is None:
+            continue
+        if stored.path not in locations:
+            stored.check_unchanged()
+            locations[stored.path] = _location(stored.path, folder)
+        offset, length = stored.place
+        itemsize = max(1, tensor.dtype.bitwidth // 8)
+        if not source.is_plain or not is_large(tensor) or offset % itemsize:
+            continue
+        if length != tensor.nbytes:
+            raise WeightsError(f"the weight {name!r} has {length} bytes in {stored.path}, not {tensor.nbytes}")
+        places[name] = (locations[stored.path], offset, length)
+    if not locations:
+        raise UsageError(
+            "external='safetensors' needs weights from safetensors files, and no weight of the model comes from one",
+            hint="save(path, weights='model.safetensors', external='safetensors')",
+        )
+    return places
+
+
+def _location(file: Path, folder: Path) -> str:
+    real, base = os.path.realpath(file), os.path.realpath(folder)
+    if os.path.commonpath((real, base)) != base:
+        raise SaveError(
+            f"the model can't refer to {file}: a model's data is in its own folder, {folder}, or below",
+            hint="Save the model beside the safetensors files, or copy or hard-link them there; a link is followed.",
+        )
+    return Path(os.path.relpath(real, base)).as_posix()
