@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
+from onnxplug.observers import Observer
 from onnxplug.plugin_api import AttemptPatch, CaptureRequest, ModelSource, PluginInfo, TargetInfo, hookimpl
 from onnxplug.registry.rule import Rule
 
@@ -69,6 +70,18 @@ def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
     from onnxplug.patches.fake_quantisers import fake_quantisers
 
     return fake_quantisers(module)
+
+
+@hookimpl
+def onnxplug_observers() -> Iterable[Callable[[Any], Observer]]:
+    """What warns of a model in training."""
+    return [_training_warnings]
+
+
+def _training_warnings(_: Any) -> Observer:
+    from onnxplug.plugins.training import TrainingWarnings
+
+    return TrainingWarnings()
 
 
 @hookimpl

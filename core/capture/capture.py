@@ -24,7 +24,6 @@ from onnxplug.capture.quantised import PACKAGE as QUANTISED, is_quantised
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import bound_warnings, size_guards, warning_text
-from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.packages import load
@@ -72,7 +71,6 @@ def capture(
     if isinstance(model, torch.export.ExportedProgram):
         captured = _given(model, positional, keywords, dynamic_shapes)
         captured.examples = list(examples)
-        _warn_of_training(model, whole=False)
         return captured
     started = time.perf_counter()
     module = as_module(model) if make_module is None else make_module(model)
@@ -133,15 +131,12 @@ def capture(
                     f"The model keeps tensors on the device meta, which no weights can be given to, as plain attributes: "
                     f"{', '.join(lost)}. Register them as buffers, or make the model under onnxplug.fake_weights()."
                 )
-            if (text := training_text_of(module)) is not None:
-                warn(text)
             raise
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.repeated = attempt.conditions, attempt.assumptions, attempt.repeated
     result.bounds = attempt.bounds
     result.dim_names = {**attempt.names, **dimension_names(attempt.program, shapes)}
     result.examples = list(examples)
-    _warn_of_training(attempt.program, whole=module.training)
     return result
 
 
@@ -319,12 +314,6 @@ def _record_source_lines(function: Any) -> None:
     from onnxplug.torch_private import register_stack_trace_anchor
 
     register_stack_trace_anchor(function)
-
-
-def _warn_of_training(program: torch.export.ExportedProgram, *, whole: bool) -> None:
-    text = training_text(program, whole)
-    if text is not None:
-        warn(text)
 
 
 def _check_signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

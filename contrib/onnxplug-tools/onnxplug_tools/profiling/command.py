@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxplug.cli.report import err, failure, out
 from onnxplug.errors import SaveError, UsageError
 from onnxplug.observers import observed
-from onnxplug_tools.profiling.observer import observer
+from onnxplug_tools.profiling.observer import ProfileObserver
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def profiled(file: str | None) -> Iterator[None]:
     path = Path(file) if file is not None else None
     if path is not None and (not file or path.is_dir() or not path.parent.is_dir()):
         raise UsageError(f"--profile: there can be no file {file!r}", hint="Name one in a folder that is there.")
-    recorder = observer(True)
+    recorder = ProfileObserver()
     with observed(recorder):
         done = False
         try:

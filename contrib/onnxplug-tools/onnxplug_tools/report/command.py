@@ -23,6 +23,7 @@ def reporting(folder: Path, verify: bool) -> Iterator[None]:
         SaveError: The folder can't be made, or the report of a command that succeeded can't be written.
     """
     observing = observer(folder)
+    assert observing is not None  # a command is within no other
     if verify:
         observing.report.arguments["verify"] = "True"
     failed = False
