@@ -26,7 +26,6 @@ from onnxplug.observers import Observer, Span, observed, stage
 from onnxplug.packages import load
 from onnxplug.progress import StageNames, Told, reporting, showing
 from onnxplug.run.alignment import Recipe
-from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.choices import outputs_of_choices
 from onnxplug.run.outputs import Tolerances
 from onnxplug.run.protobuf import to_proto
@@ -251,7 +250,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         if not isinstance(strict, bool | None):
             raise UsageError(f"strict= takes True, False or None, got {strict!r}")
         is_mapping = isinstance(weights, Mapping)
-        given: Mapping[str, Any] = checked_mapping(weights) if is_mapping else open_checkpoint(weights)
+        given: Mapping[str, Any] = (
+            checked_mapping(weights) if is_mapping else load("weights=", "weights from files")(weights)
+        )
         found, unexpected = replacements(
             self.model,
             given,

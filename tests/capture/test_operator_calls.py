@@ -17,9 +17,9 @@ from torch.export import Dim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onnxplug
-from onnxplug.capture import operator_calls
-from onnxplug.capture.operator_calls import can_repeat
 from onnxplug.errors import CaptureError
+from onnxplug.patches import operator_calls
+from onnxplug.patches.operator_calls import can_repeat
 from tests.support.patches import without
 from tests.support.sampling import rotated
 from tests.support.traces import both, captured, lines
@@ -475,7 +475,7 @@ def test_traces_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_torch_without_what_is_needed_traces_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    import onnxplug.capture.operator_calls as operator_calls
+    import onnxplug.patches.operator_calls as operator_calls
 
     monkeypatch.setattr(operator_calls, "_is_supported", lambda: False)
     found, _ = captured(blocks(FUNCTIONS["plain"]), (X,), True)

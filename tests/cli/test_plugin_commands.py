@@ -295,8 +295,8 @@ def test_new_writes_a_package_that_installs_and_whose_tests_pass(tmp_path: Path)
     # Before this checkout was installed with its entry point pytest11, the fixtures have to be named.
     from importlib.metadata import entry_points
 
-    known = any(p.value == "onnxplug.testing.plugin" for p in entry_points(group="pytest11"))
-    printed = succeed("-m", "pytest", "-q", *([] if known else ["-p", "onnxplug.testing.plugin"]))
+    known = any(p.value == "onnxplug_tools.testing.plugin" for p in entry_points(group="pytest11"))
+    printed = succeed("-m", "pytest", "-q", *([] if known else ["-p", "onnxplug_tools.testing.plugin"]))
     assert " passed" in printed
     assert "failed" not in printed
     assert "skipped" not in printed

@@ -149,12 +149,11 @@ def plugins_check(
 ) -> None:
     """Hold plugins to what they promise: samples at every opset, no conflicts, no dead or shadowed rules."""
     from onnxplug.cli.report import out, progress
+    from onnxplug_tools.testing.faults import check_plugins
 
     with progress() as shown:
         shown("checking plugins")
-        findings = load_object("onnxplug.plugins.check:check_plugins", "the plugin check")(
-            selection(), name=name, opsets=opset, timeout=timeout
-        )
+        findings = check_plugins(selection(), name=name, opsets=opset, timeout=timeout)
     broken = [f for f in findings if f.severity == "error"]
     if as_json:
         fields = ("plugin", "severity", "kind", "message")

@@ -117,7 +117,7 @@ def sample_cases(plugin: str | None = None) -> list[Any]:
     Raises:
         PluginError: There is no such plugin, or it is broken.
     """
-    from onnxplug.testing.samples import cases_of
+    from onnxplug_tools.testing.samples import cases_of
 
     _, manager = load_object(f"{_HOST}:registry_for", "the plugin manager")()
     cases = []

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.testing import GraphExpectation, IsolatedRegistry, cases_of, sample_cases
 
 import onnxplug
 from onnxplug import OpSample, PluginInfo, Rule, hookimpl
 from onnxplug.errors import PluginError, UsageError, VerificationError
-from onnxplug.testing import GraphExpectation, IsolatedRegistry, cases_of, sample_cases
 from tests.support.child import run_child
 
 
@@ -57,7 +57,7 @@ class Plugin:
 
 
 def test_importing_the_pytest_plugin_is_cheap() -> None:
-    code = "import sys, onnxplug.testing, onnxplug.testing.plugin; print([m for m in ('torch', 'onnx', 'onnx_ir', 'numpy', 'rich', 'typer') if m in sys.modules])"
+    code = "import sys, onnxplug_tools.testing, onnxplug_tools.testing.plugin; print([m for m in ('torch', 'onnx', 'onnx_ir', 'numpy', 'rich', 'typer') if m in sys.modules])"
     done = run_child("-c", code, check=True)
     assert done.stdout.strip() == "[]"
 

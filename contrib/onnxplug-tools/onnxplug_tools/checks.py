@@ -6,9 +6,7 @@ runtime that can't do it says so with the node's name, which states what was ask
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,52 +18,27 @@ from onnxplug.build.expressions import SizeComputer
 from onnxplug.build.provenance import Named, Provenance
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot
-from onnxplug.capture.size_guards import Condition
 from onnxplug.errors import Unsupported, UsageError
+from onnxplug.interpret.ranges import is_at_least_two, ranges
 
 #: A size that no input has. A negative one would do for ONNX Runtime, but NumPy takes it for one to infer.
 _IMPOSSIBLE = 2**40
-_LARGEST = 2**62
-
-
-@dataclass(frozen=True)
-class Range:
-    """The sizes that a dimension may have; ``high`` is ``None`` without an end."""
-
-    low: int
-    high: int | None
-
-    def text(self) -> str:
-        """In words, after the dimension's name."""
-        return f"at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
-
-
-def ranges(captured: Captured) -> dict[str, Range]:
-    """The ranges that were declared, or that the model states by ``torch._check``, by the user's names for the sizes."""
-    names = captured.dim_names
-    at_least = {c.expr.lhs for c in captured.conditions if _is_at_least_two(c)}
-    found = {}
-    # A graph of torch.compile comes without a program.
-    for symbol, allowed in getattr(captured.program, "range_constraints", {}).items():
-        if not getattr(symbol, "is_Symbol", False):
-            continue
-        # torch writes 2 where nothing is declared, and takes the size 1 for a special case of its own.
-        low = int(allowed.lower) if allowed.lower.is_Integer else 0
-        low = low if low > 2 or symbol in at_least else 0
-        high = int(allowed.upper) if allowed.upper.is_Integer and int(allowed.upper) < _LARGEST else None
-        if low or high is not None:
-            found[names.get(str(symbol), str(symbol))] = Range(low, high)
-    return found
 
 
 #: Where the nodes of checks come from.
 _CHECK = Provenance("onnxplug", "check", place="checks")
 
 
-def metadata(captured: Captured) -> dict[str, str]:
-    """The ranges as an entry of the model's metadata, ``onnxplug.dimensions``; empty where there are none."""
-    found = {name: {"min": r.low} | ({} if r.high is None else {"max": r.high}) for name, r in ranges(captured).items()}
-    return {"onnxplug.dimensions": json.dumps(found)} if found else {}
+def insert(
+    graph: ir.Graph,
+    builder: GraphBuilder,
+    captured: Captured,
+    slots: Sequence[InputSlot],
+    messages: Sequence[str],
+) -> None:
+    """Puts all checks into a finished graph; the parameters are those of :func:`insert_checks` and :func:`insert_assertions`."""
+    insert_assertions(graph, builder, messages)
+    insert_checks(graph, builder, captured, slots)
 
 
 def insert_checks(graph: ir.Graph, builder: GraphBuilder, captured: Captured, slots: Sequence[InputSlot]) -> None:
@@ -145,7 +118,7 @@ class _Checks:
         self._graph, self._builder = graph, builder
         self._dim_names = captured.dim_names
         self._ranges = ranges(captured)
-        self._conditions = [c for c in captured.conditions if not _is_at_least_two(c)]
+        self._conditions = [c for c in captured.conditions if not is_at_least_two(c)]
         by_name = {value.name: value for value in graph.inputs}
         users = [slot for slot in slots if slot.kind is InputKind.USER]
         self._inputs = [(by_name[slot.name], slot) for slot in users]
@@ -235,8 +208,3 @@ class _Checks:
         _name(nodes, self._builder, {id(value): name for value, name in self._made})
         if len(self._graph):
             self._graph.insert_before(self._graph[0], nodes)
-
-
-def _is_at_least_two(condition: Condition) -> bool:
-    expr = condition.expr
-    return type(expr).__name__ == "GreaterThan" and expr.lhs.is_Symbol and expr.rhs == 2

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from onnxplug_tools.report.differences import DECADES, Histogram, measuring
 
 import onnxplug
 from onnxplug.run.compare import compare
-from onnxplug.run.report import DECADES, Histogram, begin_case, measuring, open_case
+from onnxplug.run.report import begin_case, open_case
 
 
 def test_decades_in_units_of_the_tolerance() -> None:
@@ -17,7 +18,7 @@ def test_decades_in_units_of_the_tolerance() -> None:
     allowed = 0.5
     multiples = [0.0, 1e-9, 3e-8, 0.3, 1.0, 30.0, 1e6, math.nan]
     actual = torch.tensor(multiples, dtype=torch.float64) * allowed
-    found = compare(actual, expected.double(), rtol=0.0, atol=allowed, measure=True).histogram
+    found = compare(actual, expected.double(), rtol=0.0, atol=allowed, measure=Histogram.of).histogram
     assert found is not None
     assert found.equal == 1
     assert found.not_finite == 1
@@ -30,7 +31,7 @@ def test_beyond_is_what_the_comparison_refuses() -> None:
     generator = torch.Generator().manual_seed(1)
     expected = torch.randn(4000, generator=generator)
     actual = expected + torch.randn(4000, generator=generator) * expected.abs() * 1e-4
-    found = compare(actual, expected, measure=True)
+    found = compare(actual, expected, measure=Histogram.of)
     assert found.histogram is not None
     beyond = sum(found.histogram.counts[DECADES.index(0) + 1 :])
     assert 0 < found.count == beyond < 4000
@@ -50,14 +51,14 @@ def test_beyond_is_what_the_comparison_refuses() -> None:
     ids=["integers", "bools", "same specials", "other specials", "empty", "scalar", "complex"],
 )
 def test_dtypes(actual: torch.Tensor, expected: torch.Tensor, equal: int, beyond: int, not_finite: int) -> None:
-    found = compare(actual, expected, measure=True).histogram
+    found = compare(actual, expected, measure=Histogram.of).histogram
     assert found is not None
     assert (found.equal, found.counts[-1], found.not_finite) == (equal, beyond, not_finite)
     assert found.total == actual.numel()
 
 
 def test_other_shapes_have_no_histogram_and_nothing_is_counted_unasked() -> None:
-    assert compare(torch.zeros(2), torch.zeros(3), measure=True).histogram is None
+    assert compare(torch.zeros(2), torch.zeros(3), measure=Histogram.of).histogram is None
     assert compare(torch.zeros(2), torch.zeros(2)).histogram is None
 
 

@@ -1,4 +1,4 @@
-"""Operators of training that were captured: dropout, and normalisation by the batch's own statistics."""
+"""An observer that warns of operators of training that were captured: dropout, and normalisation by the batch's own statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 import torch
 
 from onnxplug.capture.locations import is_torch_file, source_location
+from onnxplug.capture.signature import Captured
+from onnxplug.errors import CaptureError
+from onnxplug.observers import Observer, Span
 from onnxplug.torch_private import OpOverload
+from onnxplug.warn import warn
 
 #: How many places a message names.
 _MOST = 3
@@ -60,6 +64,24 @@ _OPERATORS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "aten::_batch_norm_with_update": (_NORM, _has_statistics),
     "aten::_batch_norm_with_update_functional": (_NORM, _has_statistics),
 }
+
+
+class TrainingWarnings(Observer):
+    """Warns of what training changes in a captured model."""
+
+    stays = False
+
+    def end(self, span: Span) -> None:
+        """Looks at a capture that has ended, or at the model where it failed."""
+        if span.name != "capture" or span.kind != "stage":
+            return
+        text = None
+        if isinstance(span.result, Captured):
+            text = training_text(span.result.program, whole=bool(getattr(span.result.reference, "training", False)))
+        elif isinstance(span.error, CaptureError) and isinstance(span.subject.model, torch.nn.Module):
+            text = training_text_of(span.subject.model)
+        if text is not None:
+            warn(text)
 
 
 def training_text(program: torch.export.ExportedProgram, whole: bool) -> str | None:

@@ -36,6 +36,19 @@ _OUTPUT_KINDS = {
 }
 
 
+def write(
+    program: torch.export.ExportedProgram,
+    describer: Describer,
+    builder: GraphBuilder,
+    graph: ir.Graph,
+    bound: Mapping[torch.fx.Node, Any],
+    functional: FunctionalGraph,
+) -> dict[ir.Value, dict[str, str]]:
+    """Writes the metadata of a finished graph, and returns those of its values; the parameters are those of the functions below."""
+    graph.metadata_props.update(graph_metadata(program, describer))
+    return value_metadata(builder, graph, bound, functional)
+
+
 def value_metadata(
     builder: GraphBuilder, graph: ir.Graph, bound: Mapping[torch.fx.Node, Any], functional: FunctionalGraph
 ) -> dict[ir.Value, dict[str, str]]:

@@ -6,19 +6,19 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxplug.archive import check_archive
-from onnxplug.errors import OnnxplugError, UsageError, WeightsError
+from onnxplug.errors import OnnxplugError, SaveError, UsageError, WeightsError
+from onnxplug.run.data_files import is_large
+from onnxplug.run.weights import SOURCE, SPARSE, Source, Stored, version_of
 from onnxplug.text import shortened, type_with_article
 
-#: Layouts of sparse tensors.
-SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 #: The dtypes of safetensors.
 _DTYPES = {
     "F64": torch.float64,
@@ -52,72 +52,6 @@ _INDEX, _SAFETENSORS, _PICKLED = ".index.json", ".safetensors", (".bin", ".pt", 
 #: Bytes of an index: those of the largest checkpoints have a few million.
 _LARGEST_INDEX = 1 << 28
 _KINDS = "a .safetensors file, a .bin, .pt or .pth file of torch.save, an .index.json, or a folder with one of them"
-
-
-class _Version(NamedTuple):
-    """What tells a file from another one at its path."""
-
-    device: int
-    inode: int
-    size: int
-    changed: int
-
-
-def _version(path: Path) -> _Version:
-    status = path.stat()
-    return _Version(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """A tensor in a file.
-
-    Attributes:
-        name: Its name there.
-        path: The file.
-        version: What tells the file from another one at its path.
-        shape: Its shape.
-        dtype: Its dtype; ``None`` where torch has none.
-        dtype_name: What the file calls it.
-        read: Reads it.
-        place: Offset and number of its bytes in the file, where they lie there as they are.
-    """
-
-    name: str
-    path: Path
-    version: _Version
-    shape: torch.Size
-    dtype: torch.dtype | None
-    dtype_name: str
-    read: Callable[[str], torch.Tensor]
-    place: tuple[int, int] | None = None
-
-    def load(self) -> torch.Tensor:
-        """Reads the tensor.
-
-        Raises:
-            WeightsError: The file is gone, was written to since it was opened, or can't be read.
-        """
-        self.check_unchanged()
-        try:
-            return self.read(self.name)
-        except Exception as error:  # safetensors has a class of its own, torch.load any
-            raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
-
-    def check_unchanged(self) -> None:
-        """Checks that the file is the one that was opened.
-
-        Raises:
-            WeightsError: It is gone, or was written to.
-        """
-        try:
-            unchanged = _version(self.path) == self.version
-        except OSError as error:
-            raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
-        if not unchanged:
-            raise WeightsError(
-                f"{self.path} has changed since the weights were applied", names=[self.name], hint="Apply them again."
-            )
 
 
 def open_checkpoint(files: Any) -> dict[str, Stored]:
@@ -221,7 +155,7 @@ def _from_safetensors(path: Path) -> dict[str, Stored]:
 
     stored: dict[str, Stored] = {}
     try:
-        version = _version(path)
+        version = version_of(path)
         with safe_open(path, framework="pt") as file:  # checks the header against the size of the file
             end = version.size
             for name in reversed(file.offset_keys()):  # the tensors lie one behind the other, up to the end of the file
@@ -245,7 +179,7 @@ def _bits(dtype_name: str) -> int:
 
 def _from_torch(path: Path) -> dict[str, Stored]:
     try:
-        version = _version(path)
+        version = version_of(path)
         check_archive(path)
         content = _torch_load(path)
     except UsageError as error:
@@ -289,3 +223,53 @@ def _torch_load(path: Path) -> Any:
         if "mmap" not in str(error):
             raise
         return torch.load(path, map_location="cpu", weights_only=True)
+
+
+# -- external="safetensors" ---------------------------------------------------------------------------------------------
+
+
+def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> dict[str, tuple[str, int, int]]:
+    """The tensors whose bytes are in a safetensors file as the model has them: their files, offsets and lengths.
+
+    Args:
+        weights: The tensors by name.
+        folder: The model's folder; the files must be in it, or in folders of it.
+
+    Raises:
+        UsageError: None of the tensors comes from such a file.
+        SaveError: A file is elsewhere.
+        WeightsError: A file has changed.
+    """
+    places: dict[str, tuple[str, int, int]] = {}
+    locations: dict[Path, str] = {}
+    sources: dict[str, Source] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
+    for name, source in sources.items():
+        stored, tensor = source.stored, weights[name]
+        if stored.place is None:
+            continue
+        if stored.path not in locations:
+            stored.check_unchanged()
+            locations[stored.path] = _location(stored.path, folder)
+        offset, length = stored.place
+        itemsize = max(1, tensor.dtype.bitwidth // 8)
+        if not source.is_plain or not is_large(tensor) or offset % itemsize:
+            continue
+        if length != tensor.nbytes:
+            raise WeightsError(f"the weight {name!r} has {length} bytes in {stored.path}, not {tensor.nbytes}")
+        places[name] = (locations[stored.path], offset, length)
+    if not locations:
+        raise UsageError(
+            "external='safetensors' needs weights from safetensors files, and no weight of the model comes from one",
+            hint="save(path, weights='model.safetensors', external='safetensors')",
+        )
+    return places
+
+
+def _location(file: Path, folder: Path) -> str:
+    real, base = os.path.realpath(file), os.path.realpath(folder)
+    if os.path.commonpath((real, base)) != base:
+        raise SaveError(
+            f"the model can't refer to {file}: a model's data is in its own folder, {folder}, or below",
+            hint="Save the model beside the safetensors files, or copy or hard-link them there; a link is followed.",
+        )
+    return Path(os.path.relpath(real, base)).as_posix()

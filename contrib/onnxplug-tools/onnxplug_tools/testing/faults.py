@@ -216,7 +216,7 @@ def _samples(
     opsets: Sequence[int] | None,
 ) -> Iterator[_Row]:
     from onnxplug.run.loadable import newest_loadable_opset
-    from onnxplug.testing.samples import cases_of
+    from onnxplug_tools.testing.samples import cases_of
 
     sampled = {packet_of(sample.op) for sample in samples}
     without = sorted({rule.op for rule in rules if packet_of(rule.op) not in sampled})

@@ -34,8 +34,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from onnxplug.capture.operands import Incomparable, Operands, expressions, memory_of
+from onnxplug import logs
 from onnxplug.capture.patching import patched
+from onnxplug.patches.operands import Incomparable, Operands, expressions, memory_of
+from onnxplug.plugin_api import CaptureRequest
 from onnxplug.torch_private import (
     FakeTensor,
     OpOverload,
@@ -48,6 +50,7 @@ from onnxplug.torch_private import (
     transforms_depth,
 )
 
+_LOGGER = logs.logger("capture")
 #: Sizes of a tensor that torch's tracer makes nodes of, and the operators of these nodes.
 _SIZE_OPERATORS = {
     "size": torch.ops.aten.sym_size.int,
@@ -107,17 +110,25 @@ class _Call(NamedTuple):
 
 
 @contextlib.contextmanager
-def operator_calls_repeated() -> Iterator[OperatorCalls]:
+def operator_calls_repeated(counts: dict[str, int]) -> Iterator[None]:
     """While it holds, torch.export (in its non-strict mode) traces one of the operator calls that are equal in kind.
 
     With a torch that lacks a name which this needs, each is traced.
 
-    Yields:
-        The calls, with their counts.
+    Args:
+        counts: Takes at the end how many were ``"repeated"``.
     """
     calls = OperatorCalls(getattr(proxies, "proxy_call", None))
     with patched(proxies, "proxy_call", calls.call) if _is_supported() else contextlib.nullcontext():
-        yield calls
+        yield
+    counts["repeated"] = calls.repeated
+    _LOGGER.debug("operator calls: %d traced, %d repeated", calls.traced, calls.repeated)
+
+
+def repeats_calls(request: CaptureRequest) -> bool:
+    """Whether equal operator calls are repeated in an attempt."""
+    is_asked_for = getattr(request.options, "capture", "calls") == "calls"
+    return is_asked_for and not request.strict and not request.below
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from onnxplug.testing.registry import IsolatedRegistry
+    from onnxplug_tools.testing.registry import IsolatedRegistry
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,7 +27,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """A test by ``onnx_check`` or ``onnx_sample`` fails where ONNX Runtime warns of a wrong shape."""
     report = yield
     if {"onnx_check", "onnx_sample"} & set(getattr(item, "fixturenames", ())):
-        from onnxplug.testing.warnings import fail_on_shape_warnings
+        from onnxplug_tools.testing.warnings import fail_on_shape_warnings
 
         fail_on_shape_warnings(report)
     return report
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "onnx_sample" not in metafunc.fixturenames:
         return
     from onnxplug.errors import OnnxplugError
-    from onnxplug.testing.registry import sample_cases
+    from onnxplug_tools.testing.registry import sample_cases
 
     marker = metafunc.definition.get_closest_marker("onnxplug")
     name = marker.args[0] if marker is not None and marker.args else None
@@ -57,8 +57,8 @@ def onnx_check() -> Iterator[Callable[..., Any]]:
 
     The test fails where ONNX Runtime warns that a shape in the model is wrong.
     """
-    from onnxplug.testing.check import check_model
-    from onnxplug.testing.warnings import shape_warnings
+    from onnxplug_tools.testing.check import check_model
+    from onnxplug_tools.testing.warnings import shape_warnings
 
     with shape_warnings():
         yield check_model
@@ -67,7 +67,7 @@ def onnx_check() -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def expect_graph() -> Callable[..., None]:
     """``expect_graph(program, "Gemm ... Relu")``; see ``onnxplug.testing.expect_graph``."""
-    from onnxplug.testing.graph import expect_graph
+    from onnxplug_tools.testing.graph import expect_graph
 
     return expect_graph
 
@@ -75,7 +75,7 @@ def expect_graph() -> Callable[..., None]:
 @pytest.fixture
 def isolated_registry() -> Iterator[IsolatedRegistry]:
     """The builtin rules and what the test adds; no installed plugin. Put back afterwards."""
-    from onnxplug.testing.registry import IsolatedRegistry
+    from onnxplug_tools.testing.registry import IsolatedRegistry
 
     with IsolatedRegistry().active() as registry:
         yield registry

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.export_passes import lean_passes
 from onnxplug.capture.patching import patched
+from onnxplug.patches.export_passes import lean_passes
 from onnxplug.torch_private import (
     DispatchKey,
     ModuleStackTracer,
