@@ -9,7 +9,7 @@
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make packages tests of packages for libraries that are not installed here, each in an environment of its own
-#   make matrix   the tests over the versions of torch, Python and ONNX's packages that pyproject.toml admits, an environment each
+#   make matrix   an eighth of the tests over the versions of torch, Python and ONNX's packages that pyproject.toml admits, an environment each
 #                 (PYTHON= and TORCH= choose); writes docs/versions.md
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
