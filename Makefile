@@ -141,7 +141,7 @@ docs: $(VENV)/installed
 
 clean:
 	@echo "==> Removing $(VENV), build outputs and caches"
-	@rm -rf $(VENV) $(LIBRARIES:%=.venv-%) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
+	@rm -rf $(VENV) $(LIBRARIES:%=.venv-%) .nox build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: $(VENV)/dependencies pyproject.toml $(PACKAGES:=/pyproject.toml)
