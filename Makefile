@@ -9,6 +9,8 @@
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make packages tests of packages for libraries that are not installed here, each in an environment of its own
+#   make matrix   an eighth of the tests over the versions of torch, Python and ONNX's packages that pyproject.toml admits, an environment each
+#                 (PYTHON= and TORCH= choose); writes docs/versions.md
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
@@ -17,7 +19,8 @@
 # PIP_FLAGS reaches every pip call, to name another index for example. TORCH is another torch than the pinned one
 # (make test TORCH=2.15.0): a venv of its own, .venv-torch2.15.0, and everything else as in constraints.txt.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+DEFAULT_PYTHON := $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(DEFAULT_PYTHON)
 PIP_FLAGS ?=
 TORCH :=
 PYTEST_FLAGS ?=
@@ -46,7 +49,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -110,6 +113,12 @@ consumers: $(VENV)/installed
 	@echo "==> Quantisers, optimizers and other tools, each beside torch.onnx's files (half an hour; packages go into out/consumers)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/consumers.py --write
 
+# PYTHON and TORCH choose among the combinations where the command line has them; .venv is that of development.
+matrix:
+	@$(MAKE) --no-print-directory TORCH= PYTHON=$(DEFAULT_PYTHON) .venv/installed
+	@echo "==> The tests over the versions that pyproject.toml admits"
+	@$(if $(filter command line,$(origin PYTHON)),PYTHON=$(PYTHON)) TORCH=$(TORCH) .venv/bin/python -m nox -- $(PYTEST_FLAGS)
+
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"
 	@$(BIN)/ruff check
@@ -132,7 +141,7 @@ docs: $(VENV)/installed
 
 clean:
 	@echo "==> Removing $(VENV), build outputs and caches"
-	@rm -rf $(VENV) $(LIBRARIES:%=.venv-%) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
+	@rm -rf $(VENV) $(LIBRARIES:%=.venv-%) .nox build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: $(VENV)/dependencies pyproject.toml $(PACKAGES:=/pyproject.toml)

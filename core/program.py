@@ -35,7 +35,7 @@ from onnxplug.run.session import Runner
 from onnxplug.run.verify import verify_program
 from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
-from onnxplug.torch_private import pytree
+from onnxplug.torch_private import child_of, pytree
 from onnxplug.warn import warn
 
 if TYPE_CHECKING:
@@ -346,11 +346,11 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         spec = program.call_spec.in_spec if program is not None else None
         if spec is None:
             return list(pytree.tree_leaves((tuple(args), dict(kwargs))))
-        names = list(spec.child(1).context or ())
-        if set(names) != set(kwargs) and len(args) < spec.child(0).num_children + len(names):
+        names = list(child_of(spec, 1).context or ())
+        if set(names) != set(kwargs) and len(args) < child_of(spec, 0).num_children + len(names):
             raise UsageError(f"the model takes the keyword inputs {names}, got {list(kwargs)}")
         if set(names) != set(kwargs):
-            args, kwargs = self._by_position(args, kwargs, spec.child(0).num_children, names)
+            args, kwargs = self._by_position(args, kwargs, child_of(spec, 0).num_children, names)
         leaves, given = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
         if given.num_leaves != spec.num_leaves:
             raise UsageError(

@@ -43,6 +43,7 @@ from onnxplug.torch_private import (
     OpOverload,
     ProxyTensor,
     Thunk,
+    decompositions_of,
     pre_dispatch_modes,
     proxies,
     share_memory,
@@ -174,7 +175,7 @@ class OperatorCalls:
         known = self._can_repeat.get(func)
         if known is None:
             known = self._can_repeat[func] = can_repeat(func)
-        if not known or mode is not self._mode or func in mode.decomposition_table or not _is_plain_trace():
+        if not known or mode is not self._mode or func in decompositions_of(mode) or not _is_plain_trace():
             self.traced += 1
             return self._original(mode, func, pre_dispatch, args, kwargs)
         operands = Operands(mode.tracer)

@@ -18,6 +18,7 @@ from onnxplug.torch_private import (
     DispatchKey,
     ModuleStackTracer,
     OpOverload,
+    backed_values,
     dispatch_utilities,
     export_trace,
     operator_dispatch,
@@ -88,7 +89,7 @@ def _bindings_replaced_where_there_are_some() -> Iterator[None]:
         values = [v for node in graph_module.graph.nodes for v in _each(node.meta.get("val"))]
         owners = [v.node if isinstance(v, torch.SymInt) else getattr(v, "fake_mode", None) for v in values]
         envs = {id(env): env for owner in owners if (env := getattr(owner, "shape_env", None)) is not None}
-        if any(env.var_to_range.keys() - getattr(env, "backed_var_to_val", {}).keys() for env in envs.values()):
+        if any(env.var_to_range.keys() - backed_values(env).keys() for env in envs.values()):
             original(graph_module)
             return
         for node in graph_module.graph.nodes:

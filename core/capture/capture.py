@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ def capture(
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
         CaptureError: torch.export failed, or a dimension that was asked to be dynamic came out static.
     """
-    warn_if_untested(torch.__version__)
+    warn_if_untested(torch.__version__, platform.python_version())
     positional = _as_tuple(args)
     keywords = dict(kwargs or {})
     positional, keywords, examples = with_numbers((positional, keywords, list(examples)))

@@ -32,7 +32,7 @@ from onnxplug.capture.handlers import Spot, may_handle, spot_of
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.refusals import Answers
-from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
+from onnxplug.torch_private import OpOverload, SymT, backed_values, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
 _OPERATORS = (
@@ -221,7 +221,7 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
 
 def _general_answer(env: Any, expr: Any) -> Any:
     """What holds for all sizes of 2 or more, where it is not what holds for the example's size 1; ``None`` elsewhere."""
-    examples = env.backed_var_to_val
+    examples = backed_values(env)
     ones = [symbol for symbol in expr.free_symbols if examples.get(symbol) == 1 and env.replace(symbol) == symbol]
     if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
         return None
