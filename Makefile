@@ -11,6 +11,7 @@
 #   make packages tests of packages for libraries that are not installed here, each in an environment of its own
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
+#   make clients    folders of --for transformers.js in Node, which npm packages in out/clients load
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
 #                 of what is exported        make clean    remove what was built
 #
@@ -46,7 +47,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers clients lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -109,6 +110,14 @@ latency: $(VENV)/installed
 consumers: $(VENV)/installed
 	@echo "==> Quantisers, optimizers and other tools, each beside torch.onnx's files (half an hour; packages go into out/consumers)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/consumers.py --write
+
+# Without onnxruntime-node's script, which loads CUDA's libraries: those for the CPU are in the package.
+clients: $(VENV)/installed
+	@echo "==> Folders for transformers.js, loaded by it in Node (npm packages go into out/clients)"
+	@command -v node npm > /dev/null || { echo "make clients needs node and npm: apt-get install nodejs npm"; exit 1; }
+	@mkdir -p out/clients
+	@npm install --prefix out/clients --ignore-scripts --no-audit --no-fund --silent @huggingface/transformers@4.3.1
+	@$(PYTEST) -c pyproject.toml contrib/onnxplug-transformers/tests/test_clients.py $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"

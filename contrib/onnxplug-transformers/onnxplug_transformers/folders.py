@@ -136,6 +136,18 @@ def check_tokenizer(folder: Path) -> None:
         )
 
 
+def preprocessor_of(source: Path) -> dict[str, Any]:
+    """What ``preprocessor_config.json`` says, or the part of ``processor_config.json`` where transformers 5 has it."""
+    if (source / "preprocessor_config.json").is_file():
+        return read_json(source / "preprocessor_config.json")
+    whole = read_json(source / "processor_config.json") if (source / "processor_config.json").is_file() else {}
+    for name in ("image_processor", "feature_extractor"):
+        part = whole.get(name)
+        if isinstance(part, dict):
+            return part
+    return {}
+
+
 def copy_companions(source: Path, destination: Path, *, tokenizer: bool) -> None:
     """Copies what belongs to a model beside its weights."""
     for name in COMPANIONS:
