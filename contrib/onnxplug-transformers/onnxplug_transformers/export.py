@@ -18,7 +18,7 @@ from onnxplug_transformers import encoder_decoders
 from onnxplug_transformers.caches import register
 from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of, padded_prompt_of
 from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
-from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged
+from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged, transformer_folder
 from onnxplug_transformers.four_bits import DOMAIN, check_block_size, round_linears
 from onnxplug_transformers.genai import genai_config
 from onnxplug_transformers.layouts import (
@@ -30,8 +30,9 @@ from onnxplug_transformers.layouts import (
     write_browser_configuration,
 )
 from onnxplug_transformers.merged import merge, merged_samples
-from onnxplug_transformers.models import load_config, load_model, task_of
-from onnxplug_transformers.tasks import Task, task_example
+from onnxplug_transformers.models import SENTENCES, load_config, load_model, task_of
+from onnxplug_transformers.sentences import Sentences
+from onnxplug_transformers.tasks import Task, TaskExample, task_example
 
 TEXT_GENERATION = "text-generation"
 ENCODER_DECODERS = ("text2text-generation", "automatic-speech-recognition")
@@ -94,7 +95,8 @@ def export_folder(
     check_dtypes(dtypes)
     check_output(output, overwrite=overwrite)
     config = load_config(source, random=random)
-    kind = task_of(config, task)
+    kind, whole = task_of(config, task, source), source
+    source = transformer_folder(source)
     chosen.check_task(kind)
     _check_decoder(kind, chosen, dtypes, dtype, last_logits=last_logits, int4=int4, fused=fused)
     if not int4 and (block_size is not None or int4_keep is not None):
@@ -119,7 +121,7 @@ def export_folder(
         elif kind in ENCODER_DECODERS:
             (_write_merged if chosen.merged else _write_parts)(call, model, source)
         else:
-            _write_model(call, model, source)
+            _write_model(call, _of_one_call(model, kind, whole), task_example(model, source))
         copy_companions(source, folder, tokenizer=tokenizer)
         if chosen.name == BROWSERS:
             write_browser_configuration(source, folder, config, dtypes)
@@ -211,10 +213,14 @@ def _write_merged(call: _Call, model: Any, source: Path) -> None:
     call.store("decoder_model_merged", step, _joined([report, other]), samples)
 
 
-def _write_model(call: _Call, model: Any, source: Path) -> None:
+def _of_one_call(model: Any, kind: str, folder: Path) -> Any:
+    """A model as it is exported, that of sentences with what makes vectors."""
+    return (Sentences(model, folder) if kind == SENTENCES else Task(model)).eval()
+
+
+def _write_model(call: _Call, model: Any, example: TaskExample) -> None:
     """A model of one call."""
-    inputs = task_example(model, source)
-    call.write("model", Task(model).eval(), kwargs=inputs.kwargs, dynamic_shapes=inputs.dynamic_shapes)
+    call.write("model", model, kwargs=example.kwargs, dynamic_shapes=example.dynamic_shapes)
 
 
 @dataclass
@@ -315,7 +321,8 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
     """
     register()  # whoever takes the inputs apart knows caches
     config = load_config(source)
-    kind = task_of(config, None)
+    kind, whole = task_of(config, None, source), source
+    source = transformer_folder(source)
     model = load_model(source, config, kind)
     if kind == TEXT_GENERATION:
         decoder = Decoder(model).eval()
@@ -323,4 +330,4 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
     if kind in ENCODER_DECODERS:
         example = encoder_decoders.examples_of(model, task_example(model, source))[1]
         return encoder_decoders.Decoder(model).eval(), (), example.kwargs
-    return Task(model).eval(), (), dict(task_example(model, source).kwargs)
+    return _of_one_call(model, kind, whole), (), dict(task_example(model, source).kwargs)
