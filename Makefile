@@ -13,6 +13,7 @@
 #                 (PYTHON= and TORCH= choose); writes docs/versions.md
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
+#   make clients    folders of --for transformers.js in Node, which npm packages in out/clients load
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
 #                 of what is exported        make clean    remove what was built
 #
@@ -49,7 +50,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers matrix lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers clients matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -118,6 +119,14 @@ matrix:
 	@$(MAKE) --no-print-directory TORCH= PYTHON=$(DEFAULT_PYTHON) .venv/installed
 	@echo "==> The tests over the versions that pyproject.toml admits"
 	@$(if $(filter command line,$(origin PYTHON)),PYTHON=$(PYTHON)) TORCH=$(TORCH) .venv/bin/python -m nox -- $(PYTEST_FLAGS)
+
+# Without onnxruntime-node's script, which loads CUDA's libraries: those for the CPU are in the package.
+clients: $(VENV)/installed
+	@echo "==> Folders for transformers.js, loaded by it in Node (npm packages go into out/clients)"
+	@command -v node npm > /dev/null || { echo "make clients needs node and npm: apt-get install nodejs npm"; exit 1; }
+	@mkdir -p out/clients
+	@npm install --prefix out/clients --ignore-scripts --no-audit --no-fund --silent @huggingface/transformers@4.3.1
+	@$(PYTEST) -c pyproject.toml contrib/onnxplug-transformers/tests/test_clients.py $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"

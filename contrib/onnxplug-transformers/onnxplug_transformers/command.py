@@ -17,6 +17,16 @@ def export(
         str | None,
         typer.Option("--task", help="text-generation, feature-extraction, …; by default what config.json says"),
     ] = None,
+    layout: Annotated[
+        str, typer.Option("--for", help="The program that loads the folder: genai, transformers.js or optimum")
+    ] = "genai",
+    dtypes: Annotated[
+        str,
+        typer.Option(
+            "--dtypes",
+            help="transformers.js, optimum: a file of each number format: fp32,fp16,q8,int8,uint8,q4,q4f16",
+        ),
+    ] = "fp32",
     random: Annotated[bool, typer.Option("--random", help="Random weights: FOLDER needs a config.json alone")] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, float16 or bfloat16")] = "float32",
     last_logits: Annotated[
@@ -58,6 +68,8 @@ def export(
         Path(request.name),
         request.output,
         task=task,
+        layout=layout,
+        dtypes=[name.strip() for name in dtypes.split(",")],
         random=random,
         dtype=dtype,
         last_logits=last_logits,

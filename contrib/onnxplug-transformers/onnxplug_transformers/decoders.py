@@ -12,7 +12,7 @@ from torch import nn
 from transformers import DynamicCache, cache_utils
 
 from onnxplug import UsageError
-from onnxplug_transformers.caches import names, shapes
+from onnxplug_transformers.caches import emptied, names, shapes
 from onnxplug_transformers.fused import fused_attention, use_fused_attention
 from onnxplug_transformers.windows import windows_by_position
 
@@ -179,6 +179,17 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     return DecoderExample(
         kwargs, dynamic, [*list(kwargs)[:-1], *names(cache, "past_key_values")], layers, heads, head_size
     )
+
+
+def padded_prompt_of(example: DecoderExample) -> dict[str, Any]:
+    """A prompt of two rows, the first of which is padded on the left."""
+    tokens = example.kwargs["input_ids"].repeat(1, 2)[:2, :5].contiguous()
+    mask = torch.ones_like(tokens)
+    mask[0, :2] = 0
+    prompt = {"input_ids": tokens, "attention_mask": mask}
+    if "position_ids" in example.kwargs:
+        prompt["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    return {**prompt, "past_key_values": emptied(example.kwargs["past_key_values"])}
 
 
 def fused_example_of(example: DecoderExample) -> DecoderExample:
