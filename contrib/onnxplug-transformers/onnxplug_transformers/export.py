@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders
 from onnxplug_transformers.caches import register
-from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of
+from onnxplug_transformers.decoders import Decoder, decoder_of, example_of, fused_cases_of
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged
-from onnxplug_transformers.four_bits import DOMAIN, check_block_size, round_linears
+from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
 from onnxplug_transformers.genai import genai_config
 from onnxplug_transformers.models import load_config, load_model, task_of
 from onnxplug_transformers.tasks import Task, task_example
@@ -37,6 +35,7 @@ def export_folder(
     int4: bool = False,
     block_size: int | None = None,
     int4_keep: Sequence[str] | None = None,
+    accuracy_level: int | None = None,
     fused: bool = False,
     tokenizer: bool = True,
     overwrite: bool = False,
@@ -54,11 +53,12 @@ def export_folder(
         random: Random weights; the folder needs a configuration alone.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         last_logits: Logits of each row's last token alone, of a model for text generation.
-        int4: Linear layers with weights of four bits, of a model for text generation.
+        int4: Linear layers with weights of four bits and embeddings with weights of eight, of a model for text generation.
         block_size: Numbers that share a scale, 32 unless given.
-        int4_keep: Names of linear layers that stay as they are, with ``*`` for anything; by default that of the logits.
+        int4_keep: Names of linear layers, or of the embedding, that stay as they are, with ``*`` for anything; by default none.
+        accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
         fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
-            greatest length, which onnxruntime-genai shares between past and present.
+            greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
         tokenizer: Copy the tokenizer; ``False`` does without.
         overwrite: Replace what the folder holds.
         verify: Compare with PyTorch.
@@ -88,10 +88,10 @@ def export_folder(
         raise UsageError(
             f"--{'int4' if int4 else 'fused'} has no kernel for bfloat16", hint="--dtype float16 or float32."
         )
-    if not int4 and (block_size is not None or int4_keep is not None):
-        raise UsageError("--block-size and --int4-keep are for --int4")
-    if block_size is not None:
-        check_block_size(block_size)
+    if not int4 and (block_size, int4_keep, accuracy_level) != (None, None, None):
+        raise UsageError("--block-size, --int4-keep and --accuracy-level are for --int4")
+    size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
+    check_settings(size, level)
     given = dict(options or {})
     if int4 or fused:
         given["opset_version"] = _with_domain(given.get("opset_version"))
@@ -101,16 +101,14 @@ def export_folder(
     notes = []
     if int4:
         stage("rounding to 4 bits")
-        notes.append(str(round_linears(model, block_size or 32, int4_keep)))
-    call = _Call(verify, external_data, stage, given, tuple(notes))
+        notes.append(str(round_weights(model, size, int4_keep or (), level)))
+    call = _Call(verify, external_data, stage, given, tuple(notes), level)
     with staged(output) as folder:
         if kind == TEXT_GENERATION:
-            example = example_of(Decoder(model).eval())
-            decoder = Decoder(model, last_logits=last_logits, fused=fused).eval()
-            if fused:
-                example = fused_example_of(example)
-                with torch.no_grad():  # what can't be fused is said here, and not as a failure of torch.export
-                    decoder(**fused_cases_of(example)[0])
+            decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
+            fused = decoder.fused
+            if reason:
+                call.notes += (f"the attention is not fused: {reason}",)
             file = call.write(
                 folder / "model.onnx",
                 decoder,
@@ -153,13 +151,18 @@ def export_folder(
 
 @dataclass
 class _Call:
-    """How each model of a folder is exported."""
+    """How each model of a folder is exported.
+
+    Attributes:
+        accuracy_level: What products with weights of four bits get once they are verified: with 4 they are not PyTorch's.
+    """
 
     verify: bool
     external_data: bool | None
     stage: Callable[[str], None]
     options: dict[str, Any]
     notes: tuple[str, ...] = ()
+    accuracy_level: int = 1
 
     def write(
         self, path: Path, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any
@@ -177,6 +180,7 @@ class _Call:
         if self.verify:
             self.stage("verification")
             report = program.verify() if cases is None else _verified(program, cases)
+        set_accuracy_level(program.model, self.accuracy_level)
         self.stage("saving")
         program.save(path, external_data=self.external_data)
         return ExportedFile(path, program, report, self.notes)
