@@ -43,6 +43,8 @@ def test_a_decoder_of_fused_operators(target: str) -> None:
     if target == "onnxruntime:cuda":
         expected["SkipSimplifiedLayerNormalization"] = 4
     assert found == expected
-    assert {n.attributes["do_rotary"].as_int() for n in program.model.graph if n.op_type == "GroupQueryAttention"} == {1}
+    assert {n.attributes["do_rotary"].as_int() for n in program.model.graph if n.op_type == "GroupQueryAttention"} == {
+        1
+    }
     for case in fused_cases_of(example):
         program.verify(args=(), kwargs=case, seeds=())

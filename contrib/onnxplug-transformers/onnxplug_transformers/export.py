@@ -17,7 +17,7 @@ from onnxplug_transformers.decoders import Decoder, decoder_of, example_of, fuse
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged
 from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
 from onnxplug_transformers.genai import genai_config
-from onnxplug_transformers.models import load_config, load_model, task_of
+from onnxplug_transformers.models import is_packed, load_config, load_model, task_of
 from onnxplug_transformers.tasks import Task, task_example
 
 TEXT_GENERATION = "text-generation"
@@ -88,12 +88,13 @@ def export_folder(
         raise UsageError(
             f"--{'int4' if int4 else 'fused'} has no kernel for bfloat16", hint="--dtype float16 or float32."
         )
-    if not int4 and (block_size, int4_keep, accuracy_level) != (None, None, None):
+    if not int4 and ((block_size, int4_keep) != (None, None) or (accuracy_level is not None and not is_packed(config))):
         raise UsageError("--block-size, --int4-keep and --accuracy-level are for --int4")
     size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
     check_settings(size, level)
     given = dict(options or {})
-    if int4 or fused:
+    packed = is_packed(config) and not random
+    if int4 or fused or packed:
         given["opset_version"] = _with_domain(given.get("opset_version"))
     model = load_model(source, config, kind, dtype=dtype, random=random)
     if tokenizer and model.main_input_name == "input_ids":

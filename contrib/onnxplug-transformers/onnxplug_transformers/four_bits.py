@@ -32,27 +32,38 @@ _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 @torch.library.custom_op("onnxplug_transformers::matmul_nbits", mutates_args=())
 def matmul_nbits(
-    x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, step: bool
+    x: torch.Tensor,
+    levels: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    step: bool,
 ) -> torch.Tensor:
     """Rows times a matrix of four bits.
 
     Args:
         x: [..., K] floats.
         levels: [N, blocks, size / 2] bytes, two numbers in each, the first one in its low half; the last block is filled up.
-        scales: [N, blocks] of x's dtype.
+        scales: [N, blocks] of x's dtype, or stored in float16.
+        zeros: [N, (blocks + 1) / 2] bytes, two zero points in each; ``None``: all are 8.
         bias: [N] of x's dtype.
         step: Whether blocks of ``x`` are rounded to 127 steps of their largest number, as ONNX Runtime does at accuracy level 4.
 
     Returns:
         [..., N].
     """
-    weight = _restored(levels, scales, 4)[:, : x.shape[-1]]
+    weight = _restored(levels, scales.to(x.dtype), 4, zeros)[:, : x.shape[-1]]
     return nn.functional.linear(_in_steps(x, 2 * levels.shape[2]) if step else x, weight, bias)
 
 
 @matmul_nbits.register_fake
 def _(
-    x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, step: bool
+    x: torch.Tensor,
+    levels: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    step: bool,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], levels.shape[0]))
 
@@ -62,19 +73,31 @@ def convert(g: Any, node: Any) -> Any:
 
     Of parts of one product, it is there once: nodes without a schema are not shared by the builder.
     """
-    x, levels, scales, bias, _ = node.args
+    x, levels, scales, zeros, bias, _ = node.args
     rows, _, half = levels.shape
     for other in x.consumers():
         same = other.op_type == "MatMulNBits" and other.inputs[0] is x and other.inputs[1] is levels
         if same and any(other is node for node in g.scope.innermost.nodes):
             return other.outputs[0]
     return g.domain(DOMAIN).MatMulNBits(
-        x, levels, scales, None, None, bias, K=x.shape[-1], N=rows, bits=4, block_size=2 * half, accuracy_level=1
+        x,
+        levels,
+        g.cast(scales, x.dtype),
+        zeros,
+        None,
+        bias,
+        K=x.shape[-1],
+        N=rows,
+        bits=4,
+        block_size=2 * half,
+        accuracy_level=1,
     )
 
 
 @torch.library.custom_op("onnxplug_transformers::gather_nbits", mutates_args=())
-def gather_nbits(tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+def gather_nbits(
+    tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bits: int, half: bool
+) -> torch.Tensor:
     """Rows of a matrix of 4 or 8 bits.
 
     Args:
@@ -82,22 +105,28 @@ def gather_nbits(tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tenso
         levels: [N, blocks, size * bits / 8] bytes.
         scales: [N, blocks].
         bits: Of a level, 4 or 8.
+        half: Whether the result is of float16, not of float32.
 
     Returns:
         [..., blocks * size].
     """
-    return _restored(levels[tokens].flatten(0, -3), scales[tokens].flatten(0, -2), bits).unflatten(0, tokens.shape)
+    steps = scales[tokens].flatten(0, -2).to(torch.float16 if half else torch.float32)
+    return _restored(levels[tokens].flatten(0, -3), steps, bits).unflatten(0, tokens.shape)
 
 
 @gather_nbits.register_fake
-def _(tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    return scales.new_empty((*tokens.shape, levels.shape[1] * levels.shape[2] * 8 // bits))
+def _(tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bits: int, half: bool) -> torch.Tensor:
+    shape = (*tokens.shape, levels.shape[1] * levels.shape[2] * 8 // bits)
+    return scales.new_empty(shape, dtype=torch.float16 if half else torch.float32)
 
 
 def convert_gather(g: Any, node: Any) -> Any:
     """GatherBlockQuantized, of the matrix that ``MatMulNBits`` may read too."""
-    tokens, levels, scales, bits = node.args
+    import onnx_ir as ir
+
+    tokens, levels, scales, bits, half = node.args
     rows, blocks, size = levels.shape
+    scales = g.cast(scales, ir.DataType.FLOAT16 if half else ir.DataType.FLOAT)
     flat = g.op.Reshape(levels, g.const([rows, blocks * size]))
     return g.domain(DOMAIN).GatherBlockQuantized(
         flat, tokens, scales, bits=bits, block_size=size * 8 // bits, gather_axis=0, quantize_axis=1
@@ -105,29 +134,47 @@ def convert_gather(g: Any, node: Any) -> Any:
 
 
 class FourBitLinear(nn.Module):
-    """A linear layer, or several that read the same, whose weights are rounded to 16 levels in blocks of a row.
+    """A linear layer, or several that read the same, with weights of 16 levels in blocks of a row.
 
     Args:
-        linears: The layers, whose results are beside each other in the result.
-        size: Numbers in a block.
+        levels, scales, zeros, bias: As :func:`matmul_nbits` takes them.
+        widths: How many results each layer has that is in it.
+        order: Which inputs the columns are of; ``None``: the first one of the first input, and so on.
     """
 
     #: Whether the activations are rounded too.
     step = False
 
-    def __init__(self, linears: Sequence[nn.Linear], size: int) -> None:
+    def __init__(
+        self,
+        levels: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        zeros: torch.Tensor | None = None,
+        widths: Sequence[int] = (),
+        order: torch.Tensor | None = None,
+    ) -> None:
         super().__init__()
-        levels, scales = _rounded(torch.cat([linear.weight.detach() for linear in linears]), size, 4)
         self.register_buffer("levels", levels)
-        self.register_buffer("scales", scales)
+        self.register_buffer("scales", _stored(scales))
+        self.register_buffer("zeros", zeros)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("order", order)
+        self.widths = list(widths)
+
+    @classmethod
+    def rounded(cls, linears: Sequence[nn.Linear], size: int) -> FourBitLinear:
+        """Layers in one, in blocks of ``size`` numbers; their results are beside each other in its result."""
+        levels, scales = _rounded(torch.cat([linear.weight.detach() for linear in linears]), size, 4)
         biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
-        bias = torch.cat(biases).detach() if any(x.bias is not None for x in linears) else None
-        self.register_buffer("bias", bias)
-        self.widths = [linear.out_features for linear in linears]
+        bias = torch.cat(biases) if any(x.bias is not None for x in linears) else None
+        return cls(levels, scales, bias, widths=[linear.out_features for linear in linears])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
-        result: torch.Tensor = matmul_nbits(x, self.levels, self.scales, self.bias, self.step)
+        x = x if self.order is None else x[..., self.order]
+        result: torch.Tensor = matmul_nbits(x, self.levels, self.scales, self.zeros, self.bias, self.step)
         return result
 
 
@@ -164,12 +211,19 @@ class FewBitEmbedding(nn.Module):
         weight = embedding.weight.detach()
         levels, scales = _rounded(weight, size, 8) if shared is None else (shared.levels, shared.scales)
         self.register_buffer("levels", levels)
-        self.register_buffer("scales", scales)
+        self.register_buffer("scales", _stored(scales))
+        self.half = weight.dtype == torch.float16
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[..., width] of tokens."""
-        result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.bits)
+        result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.bits, self.half)
         return result
+
+
+def _stored(scales: torch.Tensor) -> torch.Tensor:
+    """In float16, where that changes none."""
+    half = scales.half()
+    return half if torch.equal(half.to(scales.dtype), scales) else scales
 
 
 def _rounded(weight: torch.Tensor, size: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,16 +235,19 @@ def _rounded(weight: torch.Tensor, size: int, bits: int) -> tuple[torch.Tensor, 
     blocks = nn.functional.pad(weight.float(), (0, -weight.shape[1] % size)).unflatten(1, (-1, size))
     largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
     scales, errors = torch.ones_like(largest), torch.full_like(largest, torch.inf)
-    for share in _SHARES:
+    smallest = largest.abs()[largest != 0] * min(_SHARES) / half
+    normal = bool(((smallest > torch.finfo(torch.float16).tiny) & (smallest < 1e4)).all())
+    dtype = torch.float16 if normal else weight.dtype
+    for share in _SHARES if bits == 4 else _SHARES[:1]:
         for lowest in (-half, half):  # which end of the levels the largest number takes
-            scale = _scale(largest * share / lowest, weight.dtype)
+            scale = _scale(largest * share / lowest, dtype)
             levels = _levels(blocks, scale, half)
             fitted = (blocks * levels).sum(-1, keepdim=True) / levels.square().sum(-1, keepdim=True)
-            scale = _scale(fitted, weight.dtype)
+            scale = _scale(fitted, dtype)
             error = (blocks - _levels(blocks, scale, half) * scale).square().sum(-1, keepdim=True)
             scales, errors = torch.where(error < errors, scale, scales), torch.minimum(error, errors)
     numbers = (_levels(blocks, scales, half) + half).to(torch.uint8)
-    return _together(numbers) if bits == 4 else numbers, scales.squeeze(-1).to(weight.dtype)
+    return together(numbers) if bits == 4 else numbers, scales.squeeze(-1).to(weight.dtype)
 
 
 def _scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -203,13 +260,14 @@ def _levels(blocks: torch.Tensor, scale: torch.Tensor, half: int) -> torch.Tenso
     return (blocks / scale).round().clamp(-half, half - 1)
 
 
-def _restored(levels: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+def _restored(levels: torch.Tensor, scales: torch.Tensor, bits: int, zeros: torch.Tensor | None = None) -> torch.Tensor:
     """[N, blocks * size], of the scales' dtype."""
-    numbers = _apart(levels) if bits == 4 else levels
-    return ((numbers.to(scales.dtype) - (1 << (bits - 1))) * scales[..., None]).flatten(1)
+    numbers = (_apart(levels) if bits == 4 else levels).to(scales.dtype)
+    middle = 1 << (bits - 1) if zeros is None else _apart(zeros)[:, : levels.shape[1], None].to(scales.dtype)
+    return ((numbers - middle) * scales[..., None]).flatten(1)
 
 
-def _together(numbers: torch.Tensor) -> torch.Tensor:
+def together(numbers: torch.Tensor) -> torch.Tensor:
     """Two neighbours of the last axis in a byte."""
     return numbers[..., 0::2] | (numbers[..., 1::2] << 4)
 
@@ -292,7 +350,7 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
         before, bytes_before = _scores(model, text), _bytes(model)
     made: dict[str, FourBitLinear] = {}
     for names in _joint(rounded, inputs):
-        joint = FourBitLinear([modules[name] for name in names], size)
+        joint = FourBitLinear.rounded([modules[name] for name in names], size)
         joint.step = accuracy_level == 4
         made |= dict.fromkeys(names, joint)
         if len(names) == 1:

@@ -182,7 +182,7 @@ def in_two_parts(folder: Path, prompt: list[int], first: int) -> list[int]:
 FUSED = [
     ("mistral", ("--last-logits",)),
     *[pytest.param(n, (), marks=pytest.mark.long) for n in ("llama", "qwen3", "phi3", "gpt2", "gemma3")],
-    *[pytest.param(n, (), marks=pytest.mark.long) for n in ("qwen3_moe", "gpt_oss", "stablelm", "gpt_neox")],
+    *[pytest.param(n, (), marks=pytest.mark.long) for n in ("qwen3_moe", "gpt_oss", "stablelm", "gpt_neox", "opt")],
 ]
 
 
@@ -201,13 +201,13 @@ def test_fused_attention_in_shared_buffers(
     operators = [node.op_type for node in ir.load(output / "model.onnx").graph]
     assert operators.count("GroupQueryAttention") == 2
     turned = "Cos" not in operators
-    assert turned == (name in ("mistral", "llama", "qwen3", "phi3", "gemma3", "qwen3_moe", "gpt2"))
+    assert turned == (name in ("mistral", "llama", "qwen3", "phi3", "gemma3", "qwen3_moe", "gpt2", "opt"))
     assert "Softmax" not in operators or name in ("qwen3_moe", "gpt_oss")  # that of the router
     about = json.loads((output / "genai_config.json").read_text())
     assert about["search"]["past_present_share_buffer"] is True
 
 
-@pytest.mark.parametrize("name", ["falcon", pytest.param("bloom", marks=LONG), pytest.param("opt", marks=LONG)])
+@pytest.mark.parametrize("name", ["falcon", pytest.param("bloom", marks=LONG)])
 def test_attention_that_stays(name: str, saved: Callable[[str], Path], exported: Any, capsys: Any) -> None:
     """What the operator can't compute is left as it is, and said."""
     folder = saved(name)
