@@ -167,13 +167,14 @@ class FourBitLinear(nn.Module):
     def rounded(cls, linears: Sequence[nn.Linear], size: int) -> FourBitLinear:
         """Layers in one, in blocks of ``size`` numbers; their results are beside each other in its result."""
         levels, scales = _rounded(torch.cat([linear.weight.detach() for linear in linears]), size, 4)
-        biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
+        biases: list[torch.Tensor] = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
         bias = torch.cat(biases) if any(x.bias is not None for x in linears) else None
         return cls(levels, scales, bias, widths=[linear.out_features for linear in linears])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
-        x = x if self.order is None else x[..., self.order]
+        order: Any = self.order
+        x = x if order is None else x[..., order]
         result: torch.Tensor = matmul_nbits(x, self.levels, self.scales, self.zeros, self.bias, self.step)
         return result
 
@@ -209,14 +210,16 @@ class FewBitEmbedding(nn.Module):
         super().__init__()
         self.bits = 8 if shared is None else 4
         weight = embedding.weight.detach()
+        levels: Any
+        scales: Any
         levels, scales = _rounded(weight, size, 8) if shared is None else (shared.levels, shared.scales)
         self.register_buffer("levels", levels)
         self.register_buffer("scales", _stored(scales))
-        self.half = weight.dtype == torch.float16
+        self.is_half = weight.dtype == torch.float16
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[..., width] of tokens."""
-        result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.bits, self.half)
+        result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.bits, self.is_half)
         return result
 
 
@@ -374,7 +377,7 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
         float(nn.functional.nll_loss(scores.flatten(0, 1), text[:, 1:].flatten()).exp()) for scores in (before, after)
     ]
     same = float((before.argmax(-1) == after.argmax(-1)).float().mean())
-    return Rounding(len(rounded), bytes_before, _bytes(model), *perplexities, same)
+    return Rounding(len(rounded), bytes_before, _bytes(model), perplexities[0], perplexities[1], same)
 
 
 def set_accuracy_level(model: Any, level: int) -> None:

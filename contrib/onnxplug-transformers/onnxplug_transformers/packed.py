@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from onnxplug import OnnxplugError, UsageError
@@ -71,15 +72,17 @@ def _packed_layers(folder: Path) -> list[str]:
 
 
 @register_quantization_config(_METHOD)
-class _Config(QuantizationConfigMixin):  # type: ignore[misc]
+class _Config(QuantizationConfigMixin):
     def __init__(self, method: str, size: int, first_zero: int, layers: list[str], **_: Any) -> None:
         self.quant_method: Any = _METHOD
         self.method, self.size, self.first_zero, self.layers = method, size, first_zero, layers
 
 
 @register_quantizer(_METHOD)
-class _Quantizer(HfQuantizer):  # type: ignore[misc]
+class _Quantizer(HfQuantizer):
     """Puts :class:`_Packed` in the place of linear layers before transformers loads the checkpoint."""
+
+    quantization_config: Any
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
         for name in self.quantization_config.layers:
@@ -105,6 +108,11 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
 
 class _Packed(nn.Module):
     """What a checkpoint has of a linear layer."""
+
+    qweight: torch.Tensor
+    qzeros: torch.Tensor
+    scales: torch.Tensor
+    g_idx: torch.Tensor
 
     def __init__(self, linear: nn.Linear, about: Any) -> None:
         super().__init__()

@@ -12,6 +12,8 @@ import torch
 from torch import fx
 
 _ops = torch.ops.aten
+#: What may leave a tensor as it is.
+_CONVERSIONS = (_ops.to.dtype, _ops.to.device, _ops._to_copy.default, _ops.slice.Tensor)
 
 
 class Turned(NamedTuple):
@@ -25,16 +27,16 @@ class Turned(NamedTuple):
 class _Turn(NamedTuple):
     """``x * cos + rotated(x) * sin`` of [batch, H, sequence, E]: what is turned, and by which cosines and sines."""
 
-    x: fx.Node
-    cosines: fx.Node
-    sines: fx.Node
+    x: Any
+    cosines: Any
+    sines: Any
 
 
 class _Angles(NamedTuple):
     """A cosine or sine of places times frequencies, times a number."""
 
-    places: fx.Node
-    frequencies: fx.Node
+    places: Any
+    frequencies: Any
     factor: float
 
 
@@ -83,13 +85,13 @@ def _table(frequencies: torch.Tensor, wave: Any, limit: int, factor: float) -> t
     return table * factor
 
 
-def joint_rows(node: Any, turned: Turned | None) -> fx.Node | None:
+def joint_rows(node: Any, turned: Turned | None) -> Any:
     """What queries, keys and values, before they are turned, are the consecutive parts of."""
     heads = [_heads_of(node.fx.args[i]) for i in (0, 1, 2)]
     if turned is not None:
         turns = [_turn(x) for x in heads[:2]]
         heads[:2] = [turn.x if turn is not None else None for turn in turns]
-    parts = [_part(_rows_of(x)) for x in heads]
+    parts: list[Any] = [_part(_rows_of(x)) for x in heads]
     start = 0
     for part in parts:
         if part is None or part.start != start or not _is_same(part.source, parts[0].source):
@@ -101,7 +103,7 @@ def joint_rows(node: Any, turned: Turned | None) -> fx.Node | None:
 class _Part(NamedTuple):
     """Consecutive columns of [batch, sequence, columns]."""
 
-    source: fx.Node
+    source: Any
     start: int
     width: int
 
@@ -110,7 +112,7 @@ def _part(x: Any) -> _Part | None:
     """Which columns of another tensor ``x`` is."""
     cut = _made_by(x, _ops.slice.Tensor)
     chosen = _made_by(x, operator.getitem)
-    source = cut.args[0] if cut is not None else None
+    source: Any = cut.args[0] if cut is not None else None
     split = _made_by(chosen.args[0], _ops.split_with_sizes.default, _ops.split.sizes) if chosen is not None else None
     if split is not None and chosen is not None and split.args[2:] in ((-1,), (2,)):
         source, start = split.args[0], sum(split.args[1][: chosen.args[1]])
@@ -124,31 +126,34 @@ def _part(x: Any) -> _Part | None:
     return _Part(source, start, width) if known and start >= 0 else None
 
 
-def _is_same(a: fx.Node, b: fx.Node) -> bool:
+def _is_same(a: Any, b: Any) -> bool:
     """Whether two nodes compute the same: one node, or two equal calls of one of this package's operators."""
     own = isinstance(a.target, torch._ops.OpOverload) and a.target.namespace == "onnxplug_transformers"
     return a is b or (own and a.target is b.target and a.args == b.args and a.kwargs == b.kwargs)
 
 
-def _made_by(x: Any, *targets: Any) -> fx.Node | None:
+def _made_by(x: Any, *targets: Any) -> Any:
+    """A node that calls one of these functions, else ``None``."""
     return x if isinstance(x, fx.Node) and x.target in targets else None
 
 
 def _plain(x: Any) -> Any:
     """A tensor without conversions to the type that it has, slices of all of it, and empty parts beside it."""
-    while isinstance(x, fx.Node):
-        if x.target in (_ops.to.dtype, _ops.to.device, _ops._to_copy.default, _ops.slice.Tensor):
-            before = x.args[0]
-        elif x.target is _ops.cat.default and x.args[1:] == (-1,):
-            full = [part for part in x.args[0] if part.meta["val"].shape[-1] != 0]
-            before = full[0] if len(full) == 1 else x
-        else:
-            return x
-        old, new = before.meta["val"], x.meta["val"]
-        if before is x or (old.dtype, old.shape) != (new.dtype, new.shape):
-            return x
-        x = before
-    return x
+    node: Any = x
+    while isinstance(node, fx.Node):
+        before: Any = node.args[0] if node.args else None
+        if node.target is _ops.cat.default and node.args[1:] == (-1,):
+            full = [part for part in before if part.meta["val"].shape[-1] != 0]
+            before = full[0] if len(full) == 1 else None
+        elif node.target not in _CONVERSIONS:
+            before = None
+        if before is None:
+            break
+        old, new = before.meta["val"], node.meta["val"]
+        if (old.dtype, old.shape) != (new.dtype, new.shape):
+            break
+        node = before
+    return node
 
 
 def _heads_of(rows: Any) -> Any:
@@ -200,11 +205,12 @@ def _is_rotated(rotated: Any, x: Any) -> bool:
     return _is_slice(high.args[0], x, width // 2, width) and _is_slice(low, x, 0, width // 2)
 
 
-def _is_slice(value: Any, x: fx.Node, start: int, end: int) -> bool:
+def _is_slice(value: Any, x: Any, start: int, end: int) -> bool:
     node = _made_by(value, _ops.slice.Tensor)
     if node is None or _plain(node.args[0]) is not x or node.kwargs:
         return False
-    axis, first, last, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+    given: list[Any] = list(node.args[1:])
+    axis, first, last, step = given + [0, None, None, 1][len(given) :]
     width = x.meta["val"].shape[3]
     return (
         axis in (-1, 3)
@@ -214,7 +220,7 @@ def _is_slice(value: Any, x: fx.Node, start: int, end: int) -> bool:
     )
 
 
-def _angles(value: fx.Node, wave: Any) -> _Angles | None:
+def _angles(value: Any, wave: Any) -> _Angles | None:
     """[batch, 1, sequence, E], the same for every head: a wave of angles that stand in it twice."""
     heads = _made_by(value, _ops.unsqueeze.default)
     x = heads.args[0] if heads is not None and heads.args[1] == 1 else None
@@ -232,7 +238,7 @@ def _angles(value: fx.Node, wave: Any) -> _Angles | None:
     return _product(twice.args[0][0], factor)
 
 
-def _product(angles: fx.Node, factor: float) -> _Angles | None:
+def _product(angles: Any, factor: float) -> _Angles | None:
     """Places [batch, sequence, 1] times frequencies [E / 2]."""
     product = _made_by(angles, _ops.mul.Tensor)
     for rows, columns in (product.args, product.args[::-1]) if product is not None else ():
