@@ -27,6 +27,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.contrib import plugged
 from tests.support.vision_kernels import define_vision_kernels
 
 OUT = Path("out/decoders")
@@ -89,11 +90,12 @@ def builders(source: Path, kind: str) -> Path:
 
 def ours(source: Path, kind: str) -> Path:
     """What onnxplug makes of a folder, with ``--fused``."""
+    registry = plugged("onnxplug-transformers")
     from onnxplug_transformers.export import export_folder
 
     folder = source.with_name(f"{source.name}-onnxplug-{kind}")
     if not folder.exists():
-        export_folder(source, folder, fused=True, external_data=True, **KINDS[kind])
+        export_folder(source, folder, fused=True, external_data=True, options={"registry": registry}, **KINDS[kind])
     return folder
 
 

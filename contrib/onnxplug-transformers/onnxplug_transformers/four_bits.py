@@ -25,7 +25,7 @@ ACCURACY_LEVELS = (1, 4)
 #: Rows and tokens of the text that models are compared on.
 _ROWS, _TOKENS = 4, 32
 #: Projections of queries, keys and values: one product of all three is as good as three, and attention takes its result whole.
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 #: The scale of a block as a share of the one that its largest weight needs.
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
@@ -144,6 +144,10 @@ class FourBitLinear(nn.Module):
 
     #: Whether the activations are rounded too.
     step = False
+    levels: torch.Tensor
+    scales: torch.Tensor
+    bias: Any
+    zeros: Any
 
     def __init__(
         self,
@@ -170,6 +174,23 @@ class FourBitLinear(nn.Module):
         biases: list[torch.Tensor] = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
         bias = torch.cat(biases) if any(x.bias is not None for x in linears) else None
         return cls(levels, scales, bias, widths=[linear.out_features for linear in linears])
+
+    @classmethod
+    def joined(cls, layers: Sequence[FourBitLinear]) -> FourBitLinear:
+        """Layers in one, of blocks of the same size and with the order of their inputs; all have a bias, or none has."""
+        zeros: Any = None
+        if any(layer.zeros is not None for layer in layers):
+            rows = [layer.levels.shape[:2] for layer in layers]
+            middle = [torch.full((n, (blocks + 1) // 2), 0x88, dtype=torch.uint8) for n, blocks in rows]
+            zeros = torch.cat([m if x.zeros is None else x.zeros for x, m in zip(layers, middle, strict=True)])
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        return cls(
+            torch.cat([layer.levels for layer in layers]),
+            torch.cat([layer.scales for layer in layers]),
+            bias,
+            zeros=zeros,
+            widths=[layer.levels.shape[0] for layer in layers],
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
@@ -356,13 +377,7 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
         joint = FourBitLinear.rounded([modules[name] for name in names], size)
         joint.step = accuracy_level == 4
         made |= dict.fromkeys(names, joint)
-        if len(names) == 1:
-            _put(model, names[0], joint)
-            continue
-        owner, _, _ = names[0].rpartition(".")
-        _put(model, f"{owner}.{'_'.join(name.rpartition('.')[2] for name in names)}", joint)
-        for index, name in enumerate(names):
-            _put(model, name, _Part(joint, index))
+        place(model, names, joint)
     for name in embeddings:
         if name not in kept:
             weight = modules[name].weight
@@ -378,6 +393,17 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
     ]
     same = float((before.argmax(-1) == after.argmax(-1)).float().mean())
     return Rounding(len(rounded), bytes_before, _bytes(model), perplexities[0], perplexities[1], same)
+
+
+def place(model: Any, names: Sequence[str], layer: FourBitLinear) -> None:
+    """Puts a layer in the place of the one, or of the several, that it stands for."""
+    if len(names) == 1:
+        _put(model, names[0], layer)
+        return
+    owner, _, _ = names[0].rpartition(".")
+    _put(model, f"{owner}.{'_'.join(name.rpartition('.')[2] for name in names)}", layer)
+    for index, name in enumerate(names):
+        _put(model, name, _Part(layer, index))
 
 
 def set_accuracy_level(model: Any, level: int) -> None:
@@ -428,7 +454,7 @@ def _joint(names: Sequence[str], inputs: dict[str, torch.Tensor]) -> list[list[s
     groups: dict[Any, list[str]] = {}
     for name in names:
         owner, _, last = name.rpartition(".")
-        together = name in inputs and last in _PROJECTIONS
+        together = name in inputs and last in PROJECTIONS
         groups.setdefault((owner, id(inputs[name])) if together else name, []).append(name)
     return list(groups.values())
 

@@ -19,7 +19,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from onnxplug import OnnxplugError, UsageError
 from onnxplug_transformers.folders import read_json
-from onnxplug_transformers.four_bits import BLOCK_SIZES, FourBitLinear, together
+from onnxplug_transformers.four_bits import BLOCK_SIZES, PROJECTIONS, FourBitLinear, place, together
 from onnxplug_transformers.models import is_packed
 
 _METHOD = "onnxplug_packed"
@@ -92,10 +92,10 @@ class _Quantizer(HfQuantizer):
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        for name in self.quantization_config.layers:
-            owner, _, attribute = name.rpartition(".")
-            module = model.get_submodule(owner)
-            setattr(module, attribute, getattr(module, attribute).unpacked(name))
+        layers = {name: model.get_submodule(name).unpacked(name) for name in self.quantization_config.layers}
+        for names in _joint(layers):
+            parts = [layers[name] for name in names]
+            place(model, names, parts[0] if len(parts) == 1 else FourBitLinear.joined(parts))
         return model
 
     def is_serializable(self) -> bool:
@@ -160,6 +160,22 @@ class _Packed(nn.Module):
             zeros=None if (zeros == 8).all() else together(nn.functional.pad(zeros, (0, zeros.shape[1] % 2))),
             order=order,
         )
+
+
+def _joint(layers: dict[str, FourBitLinear]) -> list[list[str]]:
+    """The layers, those of one attention together whose columns are in blocks of one size and in the order of the inputs."""
+    groups: dict[Any, list[str]] = {}
+    for name, layer in layers.items():
+        owner, _, last = name.rpartition(".")
+        together = last in PROJECTIONS and layer.order is None
+        key = (owner, layer.levels.shape[1:], layer.scales.dtype, layer.bias is None) if together else name
+        groups.setdefault(key, []).append(name)
+    return [sorted(names, key=_place_of) for names in groups.values()]
+
+
+def _place_of(name: str) -> int:
+    last = name.rpartition(".")[2]
+    return PROJECTIONS.index(last) if last in PROJECTIONS else 0
 
 
 def _numbers(packed: torch.Tensor) -> torch.Tensor:
