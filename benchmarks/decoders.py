@@ -45,6 +45,7 @@ _CONFIG = {
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
     "llama_tied": ("LlamaForCausalLM", "LlamaConfig", {"tie_word_embeddings": True}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {"head_dim": HEAD, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": HEAD}),
 }
 #: What is compared: the builder's precision, and our options.

@@ -218,30 +218,56 @@ class _Part(nn.Module):
         return part
 
 
-class FewBitEmbedding(nn.Module):
+class FewBitEmbedding(nn.Embedding):
     """An embedding with weights of 8 bits, or of the 4 bits of the layer that shares its weight.
 
-    Args:
-        embedding: The embedding.
-        size: Numbers in a block.
-        shared: The layer of the logits, where its weight is the embedding's.
+    It is made of another one by :func:`round_embedding`. A class of its own that scales rows stays in front.
     """
 
-    def __init__(self, embedding: nn.Embedding, size: int, shared: FourBitLinear | None) -> None:
-        super().__init__()
-        self.bits = 8 if shared is None else 4
-        weight = embedding.weight.detach()
-        levels: Any
-        scales: Any
-        levels, scales = _rounded(weight, size, 8) if shared is None else (shared.levels, shared.scales)
-        self.register_buffer("levels", levels)
-        self.register_buffer("scales", _stored(scales))
-        self.is_half = weight.dtype == torch.float16
+    levels: torch.Tensor
+    scales: torch.Tensor
+    bits: int
+    is_half: bool
+
+    @property
+    def weight(self) -> Any:
+        """Nothing, of the dtype that it had: who reads more of it than that, fails."""
+        return self.scales.new_empty(0, dtype=torch.float16 if self.is_half else torch.float32)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[..., width] of tokens."""
         result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.bits, self.is_half)
         return result
+
+
+def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> bool:
+    """Rounds an embedding, in place.
+
+    Args:
+        embedding: An ``nn.Embedding``.
+        size: Numbers in a block.
+        shared: The layer of the logits, where its weight is the embedding's.
+
+    Returns:
+        Whether it was: its class takes its rows from ``nn.Embedding``.
+    """
+    kind, weight, state = type(embedding), embedding.weight.detach(), dict(vars(embedding))
+    levels, scales = _rounded(weight, size, 8) if shared is None else (shared.levels, shared.scales)
+    embedding._parameters, embedding._buffers = {}, dict(embedding._buffers)
+    embedding.register_buffer("levels", levels)
+    embedding.register_buffer("scales", _stored(scales))
+    embedding.bits, embedding.is_half = 8 if shared is None else 4, weight.dtype == torch.float16
+    bases = (FewBitEmbedding,) if kind is nn.Embedding else (kind, FewBitEmbedding)
+    embedding.__class__ = type(f"FewBit{kind.__name__}", bases, {})
+    try:
+        with torch.no_grad():
+            embedding(torch.zeros(1, 1, dtype=torch.long))
+    except Exception:  # whatever its own forward meets where its weight is nothing
+        embedding.__class__ = kind
+        vars(embedding).clear()
+        vars(embedding).update(state)
+        return False
+    return True
 
 
 def _stored(scales: torch.Tensor) -> torch.Tensor:
@@ -383,8 +409,7 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
             weight = modules[name].weight
             sharing = [other for other in layers if modules[other].weight is weight]
             if not kept.intersection(sharing):  # as it is, the matrix is there anyway
-                shared = made[sharing[0]] if sharing else None
-                _put(model, name, FewBitEmbedding(modules[name], size, shared))
+                round_embedding(modules[name], size, made[sharing[0]] if sharing else None)
     after = _scores(model, text)
     for joint in made.values():
         joint.step = False
@@ -421,8 +446,8 @@ def set_accuracy_level(model: Any, level: int) -> None:
 
 
 def _takes_few_bits(embedding: Any, size: int) -> bool:
-    plain = type(embedding) is nn.Embedding and embedding.max_norm is None
-    return plain and embedding.embedding_dim % size == 0
+    found = isinstance(embedding, nn.Embedding) and embedding.max_norm is None
+    return found and bool(embedding.embedding_dim % size == 0)
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
