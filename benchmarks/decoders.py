@@ -45,7 +45,6 @@ _CONFIG = {
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
     "llama_tied": ("LlamaForCausalLM", "LlamaConfig", {"tie_word_embeddings": True}),
-    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {"head_dim": HEAD, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": HEAD}),
 }
 #: What is compared: the builder's precision, and our options.
@@ -91,7 +90,7 @@ def builders(source: Path, kind: str) -> Path:
 
 def ours(source: Path, kind: str) -> Path:
     """What onnxplug makes of a folder, with ``--fused``."""
-    registry = plugged("onnxplug-transformers")
+    registry = plugged("onnxplug-transformers", "onnxplug-ort")
     from onnxplug_transformers.export import export_folder
 
     folder = source.with_name(f"{source.name}-onnxplug-{kind}")

@@ -39,10 +39,7 @@ def test_a_decoder_of_fused_operators(target: str) -> None:
         mutations="ignore",
     )
     found = Counter(node.op_type for node in program.model.graph if node.domain == "com.microsoft")
-    expected = {"GroupQueryAttention": 2}
-    if target == "onnxruntime:cuda":
-        expected["SkipSimplifiedLayerNormalization"] = 4
-    assert found == expected
+    assert found == {"GroupQueryAttention": 2, "SkipSimplifiedLayerNormalization": 4}
     assert {n.attributes["do_rotary"].as_int() for n in program.model.graph if n.op_type == "GroupQueryAttention"} == {
         1
     }
