@@ -128,7 +128,7 @@ def _part(x: Any) -> _Part | None:
 
 def _is_same(a: Any, b: Any) -> bool:
     """Whether two nodes compute the same: one node, or two equal calls of one of this package's operators."""
-    own = isinstance(a.target, torch._ops.OpOverload) and a.target.namespace == "onnxplug_transformers"
+    own = getattr(a.target, "namespace", None) == "onnxplug_transformers"
     return a is b or (own and a.target is b.target and a.args == b.args and a.kwargs == b.kwargs)
 
 
