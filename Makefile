@@ -103,6 +103,8 @@ bench: latency
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/metadata.py
 	@echo "==> torch.compile beside eager and inductor (inductor needs a C++ compiler)"
 	@PYTHONPATH=. $(BIN)/python benchmarks/compile.py
+	@echo "==> Decoders beside those of onnxruntime-genai's builder"
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.decoders
 	@echo "==> What 200 installed plugins cost"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/plugins.py
 

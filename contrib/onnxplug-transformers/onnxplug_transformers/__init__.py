@@ -86,11 +86,13 @@ def onnxplug_info() -> PluginInfo:
 
 @hookimpl
 def onnxplug_rules() -> list[Rule]:
-    """The package's own operator."""
+    """The package's own operators."""
     place = "onnxplug_transformers"
     return [
         Rule("onnxplug_transformers::matmul_nbits", f"{place}.four_bits:convert", domains={"com.microsoft": 1}),
+        Rule("onnxplug_transformers::gather_nbits", f"{place}.four_bits:convert_gather", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::group_query_attention", f"{place}.fused:convert", domains={"com.microsoft": 1}),
+        Rule("onnxplug_transformers::places", f"{place}.fused:convert_places"),
     ]
 
 

@@ -43,8 +43,12 @@ def export(
         str | None,
         typer.Option(
             "--int4-keep",
-            help="With --int4: linear layers that stay, separated by commas, * for anything; default: that of the logits",
+            help="With --int4: linear layers, or the embedding, that stay, separated by commas, * for anything",
         ),
+    ] = None,
+    accuracy_level: Annotated[
+        int | None,
+        typer.Option("--accuracy-level", help="With --int4: 4 (default) rounds activations to bytes, 1 keeps floats"),
     ] = None,
     fused: Annotated[
         bool,
@@ -76,6 +80,7 @@ def export(
         int4=int4,
         block_size=block_size,
         int4_keep=None if int4_keep is None else [name for name in int4_keep.split(",") if name],
+        accuracy_level=accuracy_level,
         fused=fused,
         tokenizer=tokenizer,
         overwrite=overwrite,

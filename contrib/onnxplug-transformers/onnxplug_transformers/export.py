@@ -10,16 +10,14 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders
 from onnxplug_transformers.caches import register
-from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of, padded_prompt_of
+from onnxplug_transformers.decoders import Decoder, decoder_of, example_of, fused_cases_of, padded_prompt_of
 from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged, transformer_folder
-from onnxplug_transformers.four_bits import DOMAIN, check_block_size, round_linears
+from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
 from onnxplug_transformers.genai import genai_config
 from onnxplug_transformers.layouts import (
     BROWSERS,
@@ -30,7 +28,7 @@ from onnxplug_transformers.layouts import (
     write_browser_configuration,
 )
 from onnxplug_transformers.merged import merge, merged_samples
-from onnxplug_transformers.models import SENTENCES, load_config, load_model, task_of
+from onnxplug_transformers.models import SENTENCES, is_packed, load_config, load_model, task_of
 from onnxplug_transformers.sentences import Sentences
 from onnxplug_transformers.tasks import Task, TaskExample, task_example
 
@@ -51,6 +49,7 @@ def export_folder(
     int4: bool = False,
     block_size: int | None = None,
     int4_keep: Sequence[str] | None = None,
+    accuracy_level: int | None = None,
     fused: bool = False,
     tokenizer: bool = True,
     overwrite: bool = False,
@@ -71,11 +70,12 @@ def export_folder(
         random: Random weights; the folder needs a configuration alone.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         last_logits: Logits of each row's last token alone, of a model for text generation.
-        int4: Linear layers with weights of four bits, of a model for text generation.
+        int4: Linear layers with weights of four bits and embeddings with weights of eight, of a model for text generation.
         block_size: Numbers that share a scale, 32 unless given.
-        int4_keep: Names of linear layers that stay as they are, with ``*`` for anything; by default that of the logits.
+        int4_keep: Names of linear layers, or of the embedding, that stay as they are, with ``*`` for anything; by default none.
+        accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
         fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
-            greatest length, which onnxruntime-genai shares between past and present.
+            greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
         tokenizer: Copy the tokenizer; ``False`` does without.
         overwrite: Replace what the folder holds.
         verify: Compare with PyTorch.
@@ -99,12 +99,12 @@ def export_folder(
     source = transformer_folder(source)
     chosen.check_task(kind)
     _check_decoder(kind, chosen, dtypes, dtype, last_logits=last_logits, int4=int4, fused=fused)
-    if not int4 and (block_size is not None or int4_keep is not None):
-        raise UsageError("--block-size and --int4-keep are for --int4")
-    if block_size is not None:
-        check_block_size(block_size)
+    if not int4 and ((block_size, int4_keep) != (None, None) or (accuracy_level is not None and not is_packed(config))):
+        raise UsageError("--block-size, --int4-keep and --accuracy-level are for --int4")
+    size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
+    check_settings(size, level)
     given = dict(options or {})
-    if int4 or fused:
+    if int4 or fused or (is_packed(config) and not random):
         given["opset_version"] = _with_domain(given.get("opset_version"))
     model = load_model(source, config, kind, dtype=dtype, random=random)
     if tokenizer:
@@ -112,9 +112,9 @@ def export_folder(
     notes = []
     if int4:
         stage("rounding to 4 bits")
-        notes.append(str(round_linears(model, block_size or 32, int4_keep)))
+        notes.append(str(round_weights(model, size, int4_keep or (), level)))
     with staged(output) as folder:
-        call = _Call(folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes))
+        call = _Call(folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level)
         call.folder.mkdir(exist_ok=True)
         if kind == TEXT_GENERATION:
             _write_decoder(call, model, last_logits=last_logits, fused=fused)
@@ -165,12 +165,10 @@ def _check_companions(source: Path, layout: Layout, model: Any) -> None:
 
 def _write_decoder(call: _Call, model: Any, *, last_logits: bool, fused: bool) -> None:
     """A language model: one step, and what onnxruntime-genai reads of it."""
-    example = example_of(Decoder(model).eval())
-    decoder = Decoder(model, last_logits=last_logits, fused=fused).eval()
-    if fused:
-        example = fused_example_of(example)
-        with torch.no_grad():  # what can't be fused is said here, and not as a failure of torch.export
-            decoder(**fused_cases_of(example)[0])
+    decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
+    fused = decoder.fused
+    if reason:
+        call.notes += (f"the attention is not fused: {reason}",)
     call.write(
         "model",
         decoder,
@@ -232,6 +230,7 @@ class _Call:
         layout: Whose names dimensions have.
         dtypes: Number formats, of each of which a file is written.
         verify, external_data, stage, options, notes: As for ``export_folder``.
+        accuracy_level: What products with weights of four bits get once they are verified: with 4 they are not PyTorch's.
         files: What was written.
     """
 
@@ -243,6 +242,7 @@ class _Call:
     stage: Callable[[str], None]
     options: dict[str, Any]
     notes: tuple[str, ...] = ()
+    accuracy_level: int = 1
     files: list[ExportedFile] = field(default_factory=list)
 
     def write(
@@ -287,6 +287,7 @@ class _Call:
             report: Of its verification.
             samples: Inputs that it runs on in other formats, by the names of the graph's.
         """
+        set_accuracy_level(program.model, self.accuracy_level)
         for dtype in self.dtypes:
             self.stage(f"saving {dtype}" if len(self.dtypes) > 1 else "saving")
             new, moved = in_format(program, dtype, samples)

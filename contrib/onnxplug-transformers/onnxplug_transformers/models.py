@@ -87,6 +87,12 @@ def load_config(folder: Path, *, random: bool = False) -> Any:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
+def is_packed(config: Any) -> bool:
+    """Whether a configuration is that of a checkpoint of GPTQ or AWQ."""
+    about = getattr(config, "quantization_config", None)
+    return isinstance(about, dict) and about.get("quant_method") in ("gptq", "awq")
+
+
 def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", random: bool = False) -> nn.Module:
     """The model of a folder, in evaluation mode.
 
@@ -103,6 +109,8 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
     """
     import transformers
 
+    from onnxplug_transformers.packed import store_halves, take_packed
+
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype!r} is unknown", hint=f"The dtypes are {', '.join(DTYPES)}.")
     # as sentence-transformers does: of an encoder and a decoder, the encoder
@@ -114,6 +122,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
         with _transformers(f"{folder}: the model can't be made"):
             made: nn.Module = loader.from_config(config, dtype=DTYPES[dtype])
         return made.eval()
+    packed = take_packed(config, folder)
     with _transformers(f"{folder}: the weights can't be loaded"):
         loaded, about = loader.from_pretrained(
             folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
@@ -127,6 +136,8 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
             f"{folder} has no weights for {shown}, which {type(loaded).__name__} needs; they would be random",
             hint="--task names the head that the model was trained with.",
         )
+    if packed:
+        store_halves(loaded)
     return loaded.eval()
 
 
