@@ -9,6 +9,7 @@
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make packages tests of packages for libraries that are not installed here, each in an environment of its own
+#   make index    docs/packages.md: which operators of which libraries the packages translate
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
@@ -46,7 +47,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -68,6 +69,10 @@ packages: $(LIBRARIES:%=test-%)
 $(LIBRARIES:%=test-%): test-%: .venv-%/installed
 	@echo "==> Tests of onnxplug-$*, with the library"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. .venv-$*/bin/python -m pytest -p tests.support.vision_kernels contrib/onnxplug-$*/tests $(PYTEST_FLAGS)
+
+index: $(VENV)/installed $(LIBRARIES:%=.venv-%/installed)
+	@echo "==> The index of packages, in an environment with each library"
+	@for python in $(BIN)/python $(LIBRARIES:%=.venv-%/bin/python); do $$python -m onnxplug_tools.library.index; done
 
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"
