@@ -48,6 +48,7 @@ class LibraryOperator:
         is_composite: Whether torch computes it by other operators, by its own kernel or a decomposition.
         runs_on_cpu: Whether it has a kernel for the CPU.
         is_for_gradients: Whether it computes gradients, by its name.
+        arguments: The name of each argument, its type and whether it has a default.
     """
 
     name: str
@@ -57,6 +58,7 @@ class LibraryOperator:
     is_composite: bool
     runs_on_cpu: bool
     is_for_gradients: bool
+    arguments: tuple[tuple[str, str, bool], ...] = ()
 
     @property
     def needs_rule(self) -> bool:
@@ -66,7 +68,7 @@ class LibraryOperator:
     @property
     def is_out_variant(self) -> bool:
         """Whether it writes its results to tensors that it is given for that."""
-        return bool(self.mutates) and bool(re.search(r"\.out|_out\b|^out", f"{self.name} {' '.join(self.mutates)}"))
+        return bool(self.mutates) and re.search(r"\.out|_out(\.|$)", self.name) is not None
 
     @property
     def packet(self) -> str:
@@ -102,11 +104,12 @@ def _operator(name: str, overload: Any) -> LibraryOperator:
     return LibraryOperator(
         name=f"{schema.name}.{schema.overload_name or 'default'}",
         schema=str(schema).partition("::")[2],
-        has_fake=has(_FAKE) or _has_python_fake(schema.name),
+        has_fake=_has_fake(schema, has(_FAKE)),
         mutates=written,
         is_composite=has(("CompositeImplicitAutograd",)) or overload in decomposition_table,
         runs_on_cpu=has(_CPU),
         is_for_gradients=_GRADIENTS.search(schema.name.partition("::")[2]) is not None,
+        arguments=tuple((a.name, str(a.real_type), a.has_default_value()) for a in schema.arguments),
     )
 
 
@@ -117,12 +120,12 @@ def _kernels(name: str) -> Callable[[Sequence[str]], bool]:
     return has
 
 
-def _has_python_fake(packet: str) -> bool:
-    """Whether a fake kernel was registered from Python. ``custom_op`` puts one that raises where none is given."""
-    defined = custom_operators.get(packet)
+def _has_fake(schema: Any, has_kernel: bool) -> bool:
+    """Whether torch knows the shapes of an operator's results. ``custom_op`` puts a kernel that raises where no fake is given."""
+    defined = custom_operators.get(schema.name)
     if defined is not None:
-        return getattr(defined, "_abstract_fn", None) is not None
-    return operator_registry.find(packet).fake_impl.kernel is not None
+        return getattr(defined, "_abstract_fn", None) is not None or not schema.returns
+    return has_kernel or operator_registry.find(schema.name).fake_impl.kernel is not None
 
 
 def import_library(name: str) -> Any:
@@ -199,7 +202,10 @@ def read_library(*libraries: str) -> list[LibraryOperator]:
         found = json.loads(answer.read_text(encoding="utf-8"))
     if isinstance(found, dict):
         raise UsageError(found["message"], hint=found["hint"])
-    return [LibraryOperator(**{**fields, "mutates": tuple(fields["mutates"])}) for fields in found]
+    rows = (
+        {"mutates": tuple(f.pop("mutates")), "arguments": tuple(map(tuple, f.pop("arguments"))), **f} for f in found
+    )
+    return [LibraryOperator(**row) for row in rows]
 
 
 def _answer(path: str, *libraries: str) -> None:
