@@ -142,7 +142,7 @@ def _runtime(record: PluginRecord, supplied: dict[str, Any]) -> Iterator[Row]:
 
 
 def _library_problems(library: OrtLibrary) -> Iterator[Row]:
-    from onnxplug.run.session import onnxruntime_module
+    from onnxplug.run.kernels import onnxruntime_module
 
     try:
         path = library.path() if callable(library.path) else library.path
