@@ -62,8 +62,12 @@ class LibraryOperator:
 
     @property
     def needs_rule(self) -> bool:
-        """Whether a model needs a translation of it: nothing else computes it, and it gives new values."""
-        return not (self.is_composite or self.is_for_gradients or self.is_out_variant)
+        """Whether a model needs a translation of it: nothing else computes it, and it gives new values.
+
+        A truth value or a text is part of the model's Python code, which has it when the model is captured.
+        """
+        is_constant = re.search(r"-> (bool|str)$", self.schema) is not None
+        return not (self.is_composite or self.is_for_gradients or self.is_out_variant or is_constant)
 
     @property
     def is_out_variant(self) -> bool:
