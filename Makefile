@@ -11,6 +11,7 @@
 #   make packages tests of packages for libraries that are not installed here, each in an environment of its own
 #   make matrix   an eighth of the tests over the versions of torch, Python and ONNX's packages that pyproject.toml admits, an environment each
 #                 (PYTHON= and TORCH= choose); writes docs/versions.md
+#   make index    docs/packages.md: which operators of which libraries the packages translate
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
 #   make clients    folders of --for transformers.js in Node, which npm packages in out/clients load
@@ -50,7 +51,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers clients matrix lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers clients matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -72,6 +73,10 @@ packages: $(LIBRARIES:%=test-%)
 $(LIBRARIES:%=test-%): test-%: .venv-%/installed
 	@echo "==> Tests of onnxplug-$*, with the library"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. .venv-$*/bin/python -m pytest -p tests.support.vision_kernels contrib/onnxplug-$*/tests $(PYTEST_FLAGS)
+
+index: $(VENV)/installed $(LIBRARIES:%=.venv-%/installed)
+	@echo "==> The index of packages, in an environment with each library"
+	@for python in $(BIN)/python $(LIBRARIES:%=.venv-%/bin/python); do $$python -m onnxplug_tools.library.index; done
 
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"

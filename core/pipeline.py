@@ -24,8 +24,9 @@ from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
+from onnxplug.capture.failure import known_libraries
 from onnxplug.capture.signature import Captured, FunctionalGraph
-from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.errors import CaptureError, OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.functionalize.prepare import prepare
@@ -173,18 +174,23 @@ def capture(plan: Plan) -> Captured:
     options, host = plan.options, plan.host
     patches = [patch for rule in plan.rules for patch in rule.patches()]
     is_program = isinstance(plan.model, torch.export.ExportedProgram)
-    captured = capture_model(
-        plan.model,
-        plan.args,
-        plan.kwargs,
-        dynamic_shapes=options.dynamic_shapes,
-        input_names=options.input_names,
-        strict=False if patches else options.strict,
-        examples=plan.calls,
-        make_module=host.module_maker(plan.model),
-        patches=[*host.patches(), *patches] if not is_program else (),
-        request=CaptureRequest(options, plan.registry),
-    )
+    try:
+        captured = capture_model(
+            plan.model,
+            plan.args,
+            plan.kwargs,
+            dynamic_shapes=options.dynamic_shapes,
+            input_names=options.input_names,
+            strict=False if patches else options.strict,
+            examples=plan.calls,
+            make_module=host.module_maker(plan.model),
+            patches=[*host.patches(), *patches] if not is_program else (),
+            request=CaptureRequest(options, plan.registry),
+        )
+    except CaptureError as error:
+        advice = [host.explain_missing(library) for library in known_libraries(error, plan.model)]
+        error.hint = "\n".join(text for text in [*advice, error.hint] if text) or None
+        raise
     arguments.check_operators(plan.rules, late=True)
     return captured
 

@@ -280,9 +280,14 @@ class PluginInfo:
         namespaces: torch namespaces whose operators it translates; used to explain errors when it is broken.
         targets: Runtimes that it knows, by name or as :class:`TargetInfo`. The names that its rules and rewrites are for
             need not be said again.
+        libraries: Import names of the libraries that register those operators, or whose models it serves, where they are
+            called otherwise than the namespaces.
+        replaced: Operators that its patches replace while a model is captured, so that they need no rule.
     """
 
     api: int = API_VERSION
     requires: Sequence[str] = ()
     namespaces: Sequence[str] = ()
     targets: Sequence[str | TargetInfo] = ()
+    libraries: Sequence[str] = ()
+    replaced: Sequence[str] = ()

@@ -81,7 +81,7 @@ def _sizes() -> Any:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it is for."""
-    return PluginInfo(api=1, requires=["transformers>=5"])
+    return PluginInfo(api=1, requires=["transformers>=5"], libraries=("transformers",))
 
 
 @hookimpl

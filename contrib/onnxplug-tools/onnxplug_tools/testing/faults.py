@@ -139,7 +139,7 @@ def _dead(rules: Sequence[Rule], record: PluginRecord) -> Iterator[_Row]:
             yield "error", "dead rule", f"{rule!r} holds at no opset that is supported ({MIN_OPSET} to {newest})"
         if _is_of_absent_library(rule.op, record):
             absent.setdefault(without_prefix(rule.op).partition("::")[0], []).append(rule)
-        elif not _known(rule.op):
+        elif not _known(rule.op, record.libraries):
             yield (
                 "error",
                 "dead rule",
@@ -157,20 +157,19 @@ def _is_of_absent_library(op: str, record: PluginRecord) -> bool:
     namespace = without_prefix(op).partition("::")[0]
     if namespace not in record.namespaces or namespace in known_namespaces() or namespace in sys.modules:
         return False
-    return importlib.util.find_spec(namespace) is None
+    return not any(importlib.util.find_spec(name) for name in (namespace, *record.libraries))
 
 
-def _known(op: str) -> bool:
+def _known(op: str, libraries: Sequence[str]) -> bool:
     if is_known_operator(op):
         return True
     # A library that defines its operators when it is imported.
-    namespace = without_prefix(op).partition("::")[0]
-    try:
-        if namespace not in sys.modules and importlib.util.find_spec(namespace) is None:
-            return False
-        importlib.import_module(namespace)
-    except Exception:
-        return False
+    for name in (without_prefix(op).partition("::")[0], *libraries):
+        try:
+            if name in sys.modules or importlib.util.find_spec(name) is not None:
+                importlib.import_module(name)
+        except Exception:
+            continue
     return is_known_operator(op)
 
 
