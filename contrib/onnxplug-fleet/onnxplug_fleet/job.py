@@ -113,7 +113,7 @@ def execute(job: Job, store_url: str, scratch: Path, *, fresh: bool) -> dict[str
         import torch
 
         torch.set_num_threads(job.threads)
-        watched = Watched(job.target, [scratch, *([store.path("")] if store.is_local else [])], fresh=fresh)
+        watched = Watched(job.target, [str(scratch), *([store.path("")] if store.is_local else [])], fresh=fresh)
         watch = _Watch(job, store, watched)
         try:
             result = _export(job, store, watch, watched, scratch)

@@ -196,7 +196,7 @@ class _Reader:
             kinds, words = keys[key]
             if not isinstance(value, kinds) or isinstance(value, bool):
                 raise self.error(here, f"takes {words}, got {shortened(repr(value), 100)}")
-            if words == _LIST and not all(isinstance(item, str) and item for item in value):
+            if isinstance(value, list) and words == _LIST and not all(isinstance(item, str) and item for item in value):
                 raise self.error(here, f"takes {words}, got {shortened(repr(value), 100)}")
             if isinstance(value, int | float) and not 0 <= value < float("inf"):
                 raise self.error(here, f"takes {words}, not {value!r}")

@@ -123,8 +123,8 @@ def sarif(run: Run, store: Store) -> str:
         ],
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": found}]}
-    text: str = sarif_pydantic.Sarif.model_validate(log).model_dump_json(by_alias=True, exclude_none=True, indent=1)
-    return text + "\n"
+    made: str = sarif_pydantic.Sarif.model_validate(log).model_dump_json(by_alias=True, exclude_none=True, indent=1)
+    return made + "\n"
 
 
 def _findings(result: Mapping[str, Any], store: Store) -> Iterator[dict[str, Any]]:

@@ -44,7 +44,7 @@ def attempt(job: Job, store: str, stopped: Callable[[], bool] = lambda: False) -
 
 
 def _supervised(job: Job, store: str, stopped: Callable[[], bool]) -> dict[str, Any]:
-    context = multiprocessing.get_context("forkserver" if _FORKSERVER else "spawn")
+    context: Any = multiprocessing.get_context("forkserver" if _FORKSERVER else "spawn")
     if _FORKSERVER:
         context.set_forkserver_preload(["onnxplug_fleet.warm"])
     receiver, sender = context.Pipe(duplex=False)

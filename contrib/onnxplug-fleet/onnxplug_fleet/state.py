@@ -114,8 +114,8 @@ class State:
             insert = "INSERT INTO runs(manifest, digest, began) VALUES (?, ?, ?)"
             number = self._db.execute(insert, (path, manifest.digest, time.time())).lastrowid
             assert number is not None
-            rows = [(number, i, job.name, json.dumps(dataclasses.asdict(job))) for i, job in enumerate(manifest.jobs)]
-            self._db.executemany("INSERT INTO results(run, position, name, job) VALUES (?, ?, ?, ?)", rows)
+            values = [(number, i, job.name, json.dumps(dataclasses.asdict(job))) for i, job in enumerate(manifest.jobs)]
+            self._db.executemany("INSERT INTO results(run, position, name, job) VALUES (?, ?, ?, ?)", values)
         return number, list(manifest.jobs)
 
     def finish(self, run: int, name: str, result: Mapping[str, Any]) -> None:
@@ -154,7 +154,9 @@ class State:
             listed = ", ".join(map(str, self.runs()[-10:])) or "none"
             raise UsageError(f"there is no run {number} in {self.folder}", hint=f"The last runs: {listed}.")
         results = self._db.execute("SELECT name, result FROM results WHERE run = ? ORDER BY position", (number,))
-        return Run(number, *row, {name: None if text is None else json.loads(text) for name, text in results})
+        manifest, began, ended = row
+        done = {name: None if text is None else json.loads(text) for name, text in results}
+        return Run(number, manifest, began, ended, done)
 
     def before(self, number: int) -> Run | None:
         """The run before one; ``None`` for the first."""

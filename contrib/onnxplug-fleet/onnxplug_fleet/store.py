@@ -85,7 +85,7 @@ class Store:
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         for path in files:
             entry = f"{name}/{path.relative_to(folder).as_posix()}"
-            self._written(lambda path=path, entry=entry: self._copy(path, entry))  # type: ignore[misc]
+            self._written(lambda path=path, entry=entry: self._copy(path, entry))
 
     def _copy(self, path: Path, entry: str) -> None:
         self.fs.makedirs(posixpath.dirname(self.path(entry)), exist_ok=True)
