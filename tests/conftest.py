@@ -46,10 +46,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_long(items)
 
 
-def pytest_collection_finish() -> None:
-    """A collection of garbage passes over what was imported and collected: most of a second each time otherwise."""
+def _freeze() -> None:
+    """Later collections of garbage pass over what is there: a whole one takes seconds in a late test otherwise."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays; objects of a graph come by the thousand, so collections are fewer."""
+    gc.set_threshold(10_000, 10, 10)
+    _freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """What the tests of a file have imported stays."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -91,6 +91,7 @@ print("exported")
 """
 
 
+@pytest.mark.long
 def test_models_are_exported_without_the_names_that_something_else_serves_for() -> None:
     done = run_child("-c", WITHOUT_OPTIONAL_NAMES)
     assert done.stdout.splitlines()[-1:] == ["exported"], done.stderr

@@ -127,7 +127,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         scope="attempt",
         target="torch._dynamo.variables.lists.iter_contains",
         why="The strict mode takes no size to be equal to a number that it is searched among, and asks nothing.",
-        test="tests/capture/test_questions.py::test_a_form_of_asking_is_right_or_said",
+        test="tests/capture/test_questions.py::test_a_form_of_asking_is_right_or_said[number in shape-True]",
         enter=lambda trace: members_are_compared(),
         needed=lambda trace: trace.strict,
     ),

@@ -6,12 +6,15 @@ import onnx_ir as ir
 
 from onnxplug.build.scope import nodes_of
 
+#: Operators that compute a size of other sizes.
+_ARITHMETIC = frozenset("Add Sub Mul Div Mod Min Max Neg Abs Floor Ceil Cast Gather Slice Squeeze Unsqueeze".split())
+
 
 def keep_empty(graph: ir.Graph, opset: int) -> None:
     """Marks reshapes that state every size: without the mark, a 0 among them is the input's size at that place.
 
-    Only those to sizes that are read off other tensors, or constants other than 0 and -1. This comes after the rewrites,
-    which know shapes without the mark.
+    Only those to sizes that are read off other tensors or computed of such sizes, or constants other than 0 and -1. This
+    comes after the rewrites, which know shapes without the mark.
 
     Args:
         graph: The graph; it is changed.
@@ -20,35 +23,40 @@ def keep_empty(graph: ir.Graph, opset: int) -> None:
     if opset < 14:
         return
     mark = ir.AttrInt64("allowzero", 1)
-    stated: dict[int, bool] = {}  # many reshapes share their sizes
+    sizes: dict[int, bool] = {}
     for node in nodes_of(graph):
-        if node.op_type != "Reshape" or node.domain or "allowzero" in node.attributes:
+        if node.domain:
             continue
-        shape = node.inputs[1]
-        if id(shape) not in stated:
-            stated[id(shape)] = _states_every_size(shape)
-        if stated[id(shape)]:
+        if (
+            node.op_type == "Reshape"
+            and "allowzero" not in node.attributes
+            and _states_every_size(node.inputs[1], sizes)
+        ):
             node.attributes["allowzero"] = mark
+        elif node.op_type == "Shape":
+            sizes[id(node.outputs[0])] = True
+        elif node.op_type in _ARITHMETIC:
+            operands = [_is_size(operand, sizes) for operand in node.inputs if operand is not None]
+            if None not in operands:
+                sizes[id(node.outputs[0])] = any(operands)
 
 
-def _states_every_size(shape: ir.Value | None) -> bool:
+def _states_every_size(shape: ir.Value | None, sizes: dict[int, bool]) -> bool:
     producer = shape.producer() if shape is not None else None
     if producer is None or producer.op_type != "Concat" or producer.domain != "":
         return False
-    return all(_is_size(part) for part in producer.inputs)
+    return all(part is not None and (_is_size(part, sizes) or _is_positive(part)) for part in producer.inputs)
 
 
-def _is_size(part: ir.Value | None) -> bool:
-    if part is None:
-        return False
-    producer = part.producer()
-    if producer is not None and producer.domain == "" and producer.op_type in ("Gather", "Slice", "Unsqueeze"):
-        return producer.inputs[0] is not None and _is_made_by_shape(producer.inputs[0])
-    if producer is not None:
-        return _is_made_by_shape(part)
-    return part.const_value is not None and bool((part.const_value.numpy() > 0).all())
+def _is_size(value: ir.Value, sizes: dict[int, bool]) -> bool | None:
+    """Whether a size of a tensor is among the numbers that a value is computed of; ``None`` where other data are.
+
+    Args:
+        value: The value.
+        sizes: The answer for the results of nodes before, by their identity.
+    """
+    return False if value.const_value is not None else sizes.get(id(value))
 
 
-def _is_made_by_shape(value: ir.Value) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.op_type == "Shape" and producer.domain == ""
+def _is_positive(value: ir.Value) -> bool:
+    return value.producer() is None and value.const_value is not None and bool((value.const_value.numpy() > 0).all())

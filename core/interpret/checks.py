@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import onnx_ir as ir
+import sympy
 import torch
 
 from onnxplug.build.complexes import PART_DTYPE, Complex
@@ -156,13 +157,19 @@ def _differs(got: Any, expected: Any, size: Any, symbols: SymbolNames) -> bool:
     if isinstance(got, int):
         # What the data decide may be known here, from constants.
         from_data = any(env.is_unbacked_symint(symbol) for symbol in expr.free_symbols)
-        range_ = env.bound_sympy(expr)
+        range_ = env.bound_sympy(_with_known_numbers(expr, env))
         return not (got in range_ if from_data else range_.lower == range_.upper == got)
     other = symbols.originals.get(got.value)
     if other is None:
         return False
     values = [e.xreplace(env.backed_var_to_val) for e in (expr, other)]
     return all(v.is_Integer for v in values) and values[0] != values[1]
+
+
+def _with_known_numbers(expr: Any, env: Any) -> Any:
+    """A size with the numbers for its parts that the guards equate with one, as torch does for single symbols only."""
+    guards = [guard.expr for guard in env.guards if isinstance(guard.expr, sympy.Eq)]
+    return expr.xreplace({a: b for guard in guards for a, b in (guard.args, guard.args[::-1]) if b.is_Integer})
 
 
 def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:

@@ -29,7 +29,7 @@ X = torch.randn(2, 5, 4)
 DYNAMIC: Any = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
 
 
-@pytest.mark.parametrize("name", rotated(ZOO, every=4))
+@pytest.mark.parametrize("name", rotated(ZOO, every=8))
 def test_models_of_the_zoo(name: str) -> None:
     case = ZOO[name]()
     found = both(lambda: copy.deepcopy(case.module), *case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)

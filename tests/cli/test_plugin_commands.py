@@ -280,6 +280,7 @@ def test_new_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_new_writes_a_package_that_installs_and_whose_tests_pass(tmp_path: Path) -> None:
     """As a user does it: pip in a fresh environment; its tests, its README and `plugins check` as they were written."""
     made = write_package("onnxplug-my-lib", tmp_path, "my_lib::squeeze_in")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -33,6 +35,23 @@ def test_an_axis_of_size_0(opset: int, optimize: bool) -> None:
         x = torch.randn(shape)
         with torch.no_grad():
             torch.testing.assert_close(program(x)[0], model(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, 1:].reshape(x.shape[1] - 1, x.shape[0]),
+        lambda x: x[:, 1:].flatten().view(x.shape[0], x.shape[1] - 1),
+        lambda x: torch.cat([x, x], 1)[torch.cat([x > 0, x <= 0], 1)].reshape(x.shape)[:, 1:].T,
+        lambda x: x[:, 1:][x[:, 1:] == x[:, 1:]].reshape(x.shape[0], x.shape[1] - 1),
+        lambda x: x[:, : x.shape[1] // 2].reshape(x.shape[1] // 2, x.shape[0]),
+    ],
+)
+def test_a_computed_size_is_0(function: Callable[..., torch.Tensor]) -> None:
+    program = onnxplug.to_onnx(function, (torch.randn(3, 6),), dynamic_shapes={"x": {0: "batch", 1: "length"}})
+    for shape in ((3, 6), (2, 1), (1, 1), (2, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program(x)[0], function(x))
 
 
 def test_reshapes_that_copy_or_infer_a_size_stay() -> None:

@@ -62,6 +62,8 @@ def test_one_of_several_results() -> None:
         lambda x: x.unsqueeze(1).expand(x.shape[0], 3, 6) + x[:, None],
         lambda x: x.unflatten(0, (-1, 1)).flatten(0, 1),
         lambda x: torch.zeros(x.shape[0] * 0, 2) + x.sum(),
+        lambda x: x[: x.shape[0] // 2 * 2].reshape(x.shape[0] // 2, -1) + torch.arange(12.0),
+        lambda x: (x[: x.shape[0] // 2 * 2].reshape(x.shape[0] // 2, -1) + torch.arange(12.0))[:, 5:] * 2,
     ],
 )
 def test_what_is_right_is_taken(function: Callable[..., Any]) -> None:

@@ -120,7 +120,13 @@ def _transformer(architecture: Architecture) -> Example:
     torch.manual_seed(0)
     model = stirred(model_class(config).eval())
     inputs, dynamic = draw_inputs(config, architecture.name, architecture.kind)
-    for part in (config, config.get_text_config(decoder=True), getattr(model, "generation_config", config)):
+    # A model may have a copy of its configuration.
+    for part in (
+        config,
+        config.get_text_config(decoder=True),
+        model.config,
+        getattr(model, "generation_config", config),
+    ):
         part.use_cache = False
     return Example(model, (), inputs, dynamic)
 
