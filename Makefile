@@ -30,11 +30,13 @@ MODELS_FLAGS ?=
 
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
-            contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript
+            contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions fbgemm
-# What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu.
+LIBRARIES := bitsandbytes extensions fbgemm fleet
+# What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
+# for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
+ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referencing rpds-py attrs
 SPACE := $() $()
 
 SHELL := /bin/bash

@@ -38,6 +38,7 @@ PACKAGES = {
     "dtype=": "onnxplug_precision.program:conversion",
     "quantize=": "onnxplug_precision.program:conversion",
     "onnxplug convert": "onnxplug_precision",
+    "onnxplug fleet": "onnxplug_fleet",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
         f"onnxplug {name}": "onnxplug_tools"

@@ -32,7 +32,7 @@ import onnxplug, torch
 from onnxplug import *
 program = onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3),), verify=True)
 assert not [name for name in sys.modules if name.startswith("onnxplug_")]
-for command in ("inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "run"):
+for command in ("inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "fleet", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
 program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
@@ -87,6 +87,7 @@ def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
         "onnxplug-tools": "profile= report= pieces= functions= checks= examples= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.testing inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",
+        "onnxplug-fleet": "fleet",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= metadata=full run",
     }.items():
         for name in names.split():

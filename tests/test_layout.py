@@ -30,7 +30,14 @@ LAYERS = {
 }
 #: onnxplug's own packages beside the engine, which is without them whole.
 BESIDE = (
-    *("onnxplug_compile", "onnxplug_precision", "onnxplug_quantized", "onnxplug_tools", "onnxplug_torch_onnx"),
+    *(
+        "onnxplug_compile",
+        "onnxplug_fleet",
+        "onnxplug_precision",
+        "onnxplug_quantized",
+        "onnxplug_tools",
+        "onnxplug_torch_onnx",
+    ),
     "onnxplug_torchscript",
 )
 FORBIDDEN = {

@@ -145,6 +145,7 @@ _ORDER = (
     "compare",
     "bench",
     "convert",
+    "fleet",
     "why",
     "ops",
     "plugins",
