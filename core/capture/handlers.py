@@ -11,15 +11,19 @@ import builtins
 import contextlib
 import dis
 import functools
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+import torch
+
 from onnxplug.capture.data_dependent import is_of_models
 from onnxplug.capture.locations import is_core_file, is_torch_file
 
+_DYNAMO = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "_dynamo", "")
 #: The classes of errors that code may raise.
 Errors = tuple[type[BaseException], ...]
 #: Any error.
@@ -110,18 +114,44 @@ def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], 
         errors: The classes that the error may be of.
         ends: Whether a frame of a file is none of the model's, nor of what the model calls.
     """
-    while frame is not None and not ends(file := frame.f_code.co_filename):
-        for spot in _interpreted(frame, errors) if is_torch_file(file) else _running(frame, errors):
-            file = spot.code.co_filename
-            if not is_of_models(file) or is_core_file(file):
-                continue
-            left = _leaving(spot, errors)
-            if left is None:
-                line = _handler_line(spot) or spot.code.co_firstlineno
-                return Handler(f"{file}:{_code(spot.code).line(spot.offset)}", f"{file}:{line}")
-            errors = left
+    as_attribute = _are_taken((AttributeError,), errors)
+    while frame is not None:
+        _, role, ranges = _roles.get(id(frame.f_code)) or _role(frame.f_code)
+        if role == "core" and ends(frame.f_code.co_filename):
+            return None
+        at = frame.f_lasti
+        if role == "interpreter" or (role == "model" and (as_attribute or any(at in range_ for range_ in ranges))):
+            for spot in _interpreted(frame) if role == "interpreter" else [_running(frame)]:
+                left = _leaving(spot, errors)
+                if left is None:
+                    file, line = spot.code.co_filename, _handler_line(spot) or spot.code.co_firstlineno
+                    return Handler(f"{file}:{_code(spot.code).line(spot.offset)}", f"{file}:{line}")
+                if left is not errors:
+                    errors, as_attribute = left, _are_taken((AttributeError,), left)
         frame = frame.f_back
     return None
+
+
+#: What codes are, by their identity: to hash a code is slow. Each keeps its code alive.
+_roles: dict[int, tuple[CodeType, str, Sequence[range]]] = {}
+
+
+def _role(code: CodeType) -> tuple[CodeType, str, Sequence[range]]:
+    """A code; whether it is of the model, core's or an interpreter of Dynamo's; and where it may handle errors."""
+    file, role = code.co_filename, "model"
+    ranges: Sequence[range] = ()
+    if is_core_file(file):
+        role = "core"
+    elif is_torch_file(file) and not is_of_models(file):
+        role = "interpreter" if file.startswith(_DYNAMO) and code.co_varnames[:1] == ("self",) else ""
+    elif code.co_name in _PROTOCOLS:
+        ranges = [range(len(code.co_code))]
+    elif code.co_exceptiontable:
+        ranges = [range(entry.start, entry.end) for entry in _code(code).handlers]
+    if len(_roles) > 16384:
+        _roles.clear()
+    _roles[id(code)] = made = code, role, ranges
+    return made
 
 
 def is_interpreting() -> bool:
@@ -130,12 +160,9 @@ def is_interpreting() -> bool:
     return getattr(getattr(module, "tls", None), "current_tx", None) is not None
 
 
-def _running(frame: FrameType, errors: Errors) -> Iterator[Spot]:
-    """Where a frame is, if its code may handle one of the errors there."""
-    code = frame.f_code
-    is_protocol = code.co_name in _PROTOCOLS or _are_taken((AttributeError,), errors)
-    if is_protocol or (code.co_exceptiontable and _code(code).handler(frame.f_lasti) is not None):
-        yield Spot(code, frame.f_lasti, frame.f_globals, frame.f_locals, _is_subscripting(frame.f_back))
+def _running(frame: FrameType) -> Spot:
+    """Where a frame is."""
+    return Spot(frame.f_code, frame.f_lasti, frame.f_globals, frame.f_locals, _is_subscripting(frame.f_back))
 
 
 def _is_subscripting(frame: FrameType | None) -> bool:
@@ -143,19 +170,17 @@ def _is_subscripting(frame: FrameType | None) -> bool:
     return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("BINARY_SUBSCR", "BINARY_OP")
 
 
-def _interpreted(frame: FrameType, errors: Errors) -> Iterator[Spot]:
-    """Where the model's code is that a frame of torch's interprets, as the strict mode does; or where torch's own layer is.
+def _interpreted(frame: FrameType) -> Iterator[Spot]:
+    """Where the model's code is that a frame of Dynamo's interprets, as the strict mode does.
 
-    Dynamo's interpreters are known by their class: its lazy variables make a tensor when an attribute is read.
+    Its interpreters are known by their class: Dynamo's lazy variables make a tensor when an attribute is read.
     """
-    interpreter: Any = frame.f_locals.get("self") if "_dynamo" in frame.f_code.co_filename else None
+    interpreter: Any = frame.f_locals.get("self")
     if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(interpreter).__mro__):
         code, offset = interpreter.f_code, getattr(interpreter.current_instruction, "offset", None)
-        if isinstance(code, CodeType) and isinstance(offset, int):
+        if isinstance(code, CodeType) and isinstance(offset, int) and _role(code)[1] == "model":
             objects = {name: _object(variable) for name, variable in interpreter.symbolic_locals.items()}
             yield Spot(code, offset, interpreter.f_globals, objects)
-    elif is_of_models(frame.f_code.co_filename):
-        yield from _running(frame, errors)
 
 
 def _object(variable: Any) -> Any:
