@@ -148,6 +148,9 @@ _NAMES = {
     "TracingContext": _Private("torch._guards:TracingContext", "torch.compile of training"),
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
     "dynamo_instructions": _Private("torch._dynamo.symbolic_convert", "the identity of sizes, in the strict mode"),
+    "dynamo_utilities": _Private(
+        "torch._dynamo.utils:", "numbers that operations refuse, in the strict mode", SimpleNamespace
+    ),
     "dynamo_lists": _Private("torch._dynamo.variables.lists", "a number among sizes, in the strict mode"),
     "SourcelessBuilder": _Private(
         "torch._dynamo.variables.builder:SourcelessBuilder", "a number among sizes, in the strict mode"

@@ -29,7 +29,7 @@ from onnxplug.capture.dynamic import (
 )
 from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.failure import Try, explained
-from onnxplug.capture.handled import check_handled
+from onnxplug.capture.handled import Handled, check_handled
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
 from onnxplug.capture.patching import made_by
@@ -62,7 +62,7 @@ from onnxplug.capture.transforms import check_constants, names_transforms, trace
 from onnxplug.errors import CaptureError
 from onnxplug.observers import span, stage, step
 from onnxplug.plugin_api import CaptureRequest, Patch
-from onnxplug.torch_private import ValueRanges, fx_config, int_oo
+from onnxplug.torch_private import FakeTensor, ValueRanges, fx_config, int_oo
 from onnxplug.warn import warn
 
 _LOGGER = logs.logger("capture")
@@ -257,6 +257,7 @@ class _Capture:
         self._fixings: list[list[Fixing]] = []
         self._warnings: list[str] = []
         self._refusals: list[Refusal] = []
+        self._handled = Handled()
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         """Exports; where torch finds a narrower range or a relation for a dimension that is only named, takes its word."""
@@ -405,7 +406,8 @@ class _Capture:
 
     def warn(self) -> None:
         """Says what was found in the program that is returned."""
-        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals))):
+        refusing = self._handled.refusing.values()
+        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals), *refusing)):
             warn(text)
 
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
@@ -465,9 +467,10 @@ class _Capture:
                     stack.enter_context(traced_below(self.module))
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
-                records = stack.enter_context(torch_patched(trace))
                 for patch in self._patches:
                     stack.enter_context(made_by(patch, self.module, request))  # type: ignore[arg-type]
+                # Last: calls of operators that a plugin's patch answers by itself are looked at too.
+                records = stack.enter_context(torch_patched(trace))
                 self._recorded = records["questions"]
                 self._fixings.append(self._recorded.fixings)
             with span("torch.export.export"):
@@ -477,11 +480,17 @@ class _Capture:
                 )
             if self._recorded.unknown is not None:  # the model handled an error that eager PyTorch does not raise
                 raise self._recorded.unknown
-            check_handled(records.get("handled errors", []), self._run)
+            self._handled = records["handled errors"]
+            check_handled(self._handled, self._run if self._has_numbers() else None)
             check_constants(program)
             release_inputs(program)
         self.repeated = request.counts.get("repeated", 0)
         return program
+
+    def _has_numbers(self) -> bool:
+        """Whether the model can be run: none of its weights is fake, or of the device meta."""
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        return not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors)
 
     def _run(self) -> None:
         """Runs the model eagerly on its example inputs."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onnxplug.capture.handled import errors_kept
+from onnxplug.capture.handled import handled_errors
 from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.refusals import Answers
 
@@ -90,11 +90,10 @@ PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="handled errors",
         scope="attempt",
-        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler.__torch_function__",
-        why="The model's code may handle errors that torch raises for tensors without numbers alone, and go another way.",
-        test="tests/capture/test_refusals.py::test_an_array_is_refused_or_right",
-        enter=lambda trace: errors_kept(),
-        needed=lambda trace: not trace.strict,
+        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler, proxy_tensor.proxy_call, FakeTensorMode.dispatch",
+        why="The model's code may handle errors that only tensors without numbers raise, or never raise, and go another way.",
+        test="tests/capture/test_handled.py",
+        enter=lambda trace: handled_errors(strict=trace.strict),
     ),
 )
 
