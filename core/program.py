@@ -489,6 +489,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 ``report.intermediates``, or ``error.verdict`` and the end of its message. docs/who-is-wrong.md says how.
             progress: Show on standard error, if that is a terminal, which set of inputs is compared.
 
+        Of a quantised model, the model before quantising is compared; the report says so, with the accuracy of the quantised one.
+
         Raises:
             PluginError: A plugin's library is missing or does not load.
             UsageError: ``intermediates=True``, and the program was not made by ``to_onnx``.
@@ -513,9 +515,11 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         if self.unquantised is not None:
             plain = copy.copy(self)
             plain.model, plain.unquantised, plain.precision, plain.half = self.unquantised, None, None, None
-            return plain.verify(
+            report = plain.verify(
                 args=args, kwargs=kwargs, rtol=rtol, atol=atol, seeds=seeds, seed=seed, progress=progress
             )
+            report.quantised = self.precision
+            return report
         with showing(bool(progress)) as told, self._stage("verification", "verify", told=told) as work:
             report = work.result = verify_program(
                 self,

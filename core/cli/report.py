@@ -123,3 +123,5 @@ def verification(report: Any) -> None:
     out.print(table)
     for reason in report.skipped:
         out.print(f"skipped, PyTorch itself rejects it: {escape(reason)}")
+    if report.about_quantising:
+        out.print(report.about_quantising, markup=False)

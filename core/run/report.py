@@ -38,16 +38,42 @@ class VerificationReport:
         cases: The sets of inputs on which both agree.
         skipped: Sizes that were drawn and that eager PyTorch itself rejects, with its reason; others were drawn instead.
         intermediates: The ``onnxplug_tools.diagnosis.verdict.Verdict`` on the first of these sets, with ``intermediates=True``.
+        quantised: What quantising did to the model afterwards (``program.precision``), where the model before it was compared.
     """
 
     cases: list[VerificationCase] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     intermediates: Any = None
+    quantised: Any = None
 
     @property
     def max_abs_difference(self) -> float:
         """Largest difference over all cases."""
         return max((case.max_abs_difference for case in self.cases), default=0.0)
+
+    @property
+    def about_quantising(self) -> str | None:
+        """That another model than the quantised one was compared, and how far quantising moved results; ``None`` elsewhere."""
+        if self.quantised is None:
+            return None
+        moved = [f"output {accuracy}" for accuracy in self.quantised.accuracy] or ["no output is in floating point"]
+        return "\n".join(
+            [
+                f"compared is the model before quantising, not the quantised one ({self.quantised.kind}); how far that is from the "
+                "model before quantising, on the example inputs and the data of calibrate=:",
+                *moved,
+            ]
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{', '.join(f'{name}={size}' for name, size in case.sizes.items()) or 'static sizes'}, "
+            f"{'the inputs of the export' if case.seed is None else f'seed {case.seed}'}: "
+            f"largest difference {case.max_abs_difference:.1e} ({case.runtime})"
+            for case in self.cases
+        ]
+        lines += [f"skipped, PyTorch itself rejects it: {reason}" for reason in self.skipped]
+        return "\n".join([*lines, *filter(None, [self.about_quantising])])
 
 
 #: What takes each set of inputs that is compared, and the differences of its outputs element by element; nothing by default.
