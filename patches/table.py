@@ -6,13 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Literal
 
-from torch.distributions import Distribution
-
 from onnxplug.capture.patches import TorchPatch
-from onnxplug.capture.patching import patched
 from onnxplug.patches.associative import associative_scans_of_any_size
 from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.conversions import conversions_that_change_nothing
+from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
@@ -56,10 +54,10 @@ PATCHES: tuple[TorchPatch, ...] = (
     ),
     TorchPatch(
         name="distributions",
-        target="torch.distributions.Distribution._validate_args",
-        why="Distributions branch on the values of their parameters and samples, unless they are made with validate_args=True.",
+        target="torch.distributions.Distribution._validate_args, von_mises._rejection_sample, Wishart.rsample",
+        why="Distributions branch on the values of parameters, unless they are made with validate_args=True, and of samples.",
         test="tests/converters/test_distributions.py::test_densities_are_computed_unchecked",
-        enter=lambda request: patched(Distribution, "_validate_args", False),
+        enter=lambda request: samples_drawn_in_the_graph(),
     ),
     TorchPatch(
         name="shape kernels",
