@@ -119,7 +119,7 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
         for concerns, names, kernel in _KERNELS:
             if concerns is None or mentions(concerns):
                 for packet, _, overload in (name.partition(".") for name in names):
-                    op = getattr(getattr(torch.ops.aten, packet, None), overload, None)  # None: not in this torch
-                    if op is not None and DispatchKey.Meta not in op.py_kernels:
-                        stack.enter_context(patched_kernel(op, DispatchKey.Meta, kernel))
+                    operator = getattr(getattr(torch.ops.aten, packet, None), overload, None)  # None: not in this torch
+                    if operator is not None and DispatchKey.Meta not in operator.py_kernels:
+                        stack.enter_context(patched_kernel(operator, DispatchKey.Meta, kernel))
         yield

@@ -288,7 +288,7 @@ def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None
     stack: list[Any] = []
     for step in steps:
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and stack:
-            spaces = list(map(vars, _owners(stack.pop())))
+            spaces: list[Mapping[str, Any]] = list(map(vars, _owners(stack.pop())))
         elif step.opname == "BUILD_TUPLE":
             stack[len(stack) - step.argval :] = [tuple(stack[len(stack) - step.argval :])]
             continue

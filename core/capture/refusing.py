@@ -17,7 +17,7 @@ from onnxplug.capture.handlers import ANY, Errors
 from onnxplug.torch_private import OpOverload, pytree
 
 #: What kernels of torch raise for values; a TypeError or a NotImplementedError is raised for dtypes and devices.
-_OF_KERNELS: Errors = (RuntimeError, IndexError, ValueError, torch.linalg.LinAlgError)
+_OF_KERNELS: Errors = (RuntimeError, IndexError, ValueError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 #: What operations on numbers raise.
 OF_NUMBERS: Errors = (ArithmeticError, ZeroDivisionError, OverflowError, ValueError)
 
