@@ -9,15 +9,20 @@
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make packages tests of packages for libraries that are not installed here, each in an environment of its own
+#   make matrix   an eighth of the tests over the versions of torch, Python and ONNX's packages that pyproject.toml admits, an environment each
+#                 (PYTHON= and TORCH= choose); writes docs/versions.md
+#   make index    docs/packages.md: which operators of which libraries the packages translate
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
+#   make clients    folders of --for transformers.js in Node, which npm packages in out/clients load
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
 #                 of what is exported        make clean    remove what was built
 #
 # PIP_FLAGS reaches every pip call, to name another index for example. TORCH is another torch than the pinned one
 # (make test TORCH=2.15.0): a venv of its own, .venv-torch2.15.0, and everything else as in constraints.txt.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+DEFAULT_PYTHON := $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(DEFAULT_PYTHON)
 PIP_FLAGS ?=
 TORCH :=
 PYTEST_FLAGS ?=
@@ -25,11 +30,13 @@ MODELS_FLAGS ?=
 
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
-            contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript
+            contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions fbgemm
-# What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu.
+LIBRARIES := bitsandbytes extensions fbgemm fleet
+# What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
+# for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
+ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referencing rpds-py attrs
 SPACE := $() $()
 
 SHELL := /bin/bash
@@ -46,7 +53,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) zoo models chains opdb bench latency consumers lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers clients matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -68,6 +75,10 @@ packages: $(LIBRARIES:%=test-%)
 $(LIBRARIES:%=test-%): test-%: .venv-%/installed
 	@echo "==> Tests of onnxplug-$*, with the library"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. .venv-$*/bin/python -m pytest -p tests.support.vision_kernels contrib/onnxplug-$*/tests $(PYTEST_FLAGS)
+
+index: $(VENV)/installed $(LIBRARIES:%=.venv-%/installed)
+	@echo "==> The index of packages, in an environment with each library"
+	@for python in $(BIN)/python $(LIBRARIES:%=.venv-%/bin/python); do $$python -m onnxplug_tools.library.index; done
 
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"
@@ -99,6 +110,8 @@ bench: latency
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/metadata.py
 	@echo "==> torch.compile beside eager and inductor (inductor needs a C++ compiler)"
 	@PYTHONPATH=. $(BIN)/python benchmarks/compile.py
+	@echo "==> Decoders beside those of onnxruntime-genai's builder"
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.decoders
 	@echo "==> What 200 installed plugins cost"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/plugins.py
 
@@ -109,6 +122,20 @@ latency: $(VENV)/installed
 consumers: $(VENV)/installed
 	@echo "==> Quantisers, optimizers and other tools, each beside torch.onnx's files (half an hour; packages go into out/consumers)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/consumers.py --write
+
+# PYTHON and TORCH choose among the combinations where the command line has them; .venv is that of development.
+matrix:
+	@$(MAKE) --no-print-directory TORCH= PYTHON=$(DEFAULT_PYTHON) .venv/installed
+	@echo "==> The tests over the versions that pyproject.toml admits"
+	@$(if $(filter command line,$(origin PYTHON)),PYTHON=$(PYTHON)) TORCH=$(TORCH) .venv/bin/python -m nox -- $(PYTEST_FLAGS)
+
+# Without onnxruntime-node's script, which loads CUDA's libraries: those for the CPU are in the package.
+clients: $(VENV)/installed
+	@echo "==> Folders for transformers.js, loaded by it in Node (npm packages go into out/clients)"
+	@command -v node npm > /dev/null || { echo "make clients needs node and npm: apt-get install nodejs npm"; exit 1; }
+	@mkdir -p out/clients
+	@npm install --prefix out/clients --ignore-scripts --no-audit --no-fund --silent @huggingface/transformers@4.3.1
+	@$(PYTEST) -c pyproject.toml contrib/onnxplug-transformers/tests/test_clients.py $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"
@@ -123,7 +150,7 @@ format: $(VENV)/installed
 types: $(VENV)/installed
 	@echo "==> Types"
 	@MYPYPATH=src:$(subst $(SPACE),:,$(PACKAGES)) $(BIN)/mypy -p onnxplug -p tests.support $(foreach p,$(PACKAGES),-p $(subst -,_,$(notdir $(p)))) \
-	  | sed -E 's#^src/onnxplug/(converters|rewrites|plugins)/#\1/#; s#^src/onnxplug/#core/#'
+	  | sed -E 's#^src/onnxplug/(converters|rewrites|patches|plugins)/#\1/#; s#^src/onnxplug/#core/#'
 
 # The theme announces its successor; nothing is to be done about it in a build.
 docs: $(VENV)/installed
@@ -132,7 +159,7 @@ docs: $(VENV)/installed
 
 clean:
 	@echo "==> Removing $(VENV), build outputs and caches"
-	@rm -rf $(VENV) $(LIBRARIES:%=.venv-%) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
+	@rm -rf $(VENV) $(LIBRARIES:%=.venv-%) .nox build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info core/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: $(VENV)/dependencies pyproject.toml $(PACKAGES:=/pyproject.toml)

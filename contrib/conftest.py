@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from onnxplug_tools.testing import plugin as onnxplug_fixtures
 
-from onnxplug.testing import plugin as onnxplug_fixtures
 from tests.support.contrib import CONTRIB, installed, is_installed, modules_alone
 from tests.support.seeds import pytest_collectstart, seeded, vision
 
@@ -30,7 +30,7 @@ def installed_for(path: Path) -> AbstractContextManager[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The fixtures of `onnxplug.testing`, and the packages' modules on the path."""
-    if not config.pluginmanager.is_registered(onnxplug_fixtures):
+    if not config.pluginmanager.has_plugin("onnxplug"):
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
     for project in CONTRIB.glob("*/pyproject.toml"):
         name = project.parent.name

@@ -28,6 +28,7 @@ _HOME = {
     "DynamoInterpreter": "interpret.interpreter",
     **dict.fromkeys(
         (
+            "AttemptPatch",
             "CaptureMode",
             "CaptureRequest",
             "Domain",
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
     from onnxplug.metadata import Metadata as Metadata
     from onnxplug.observers import Observer as Observer
     from onnxplug.plugin_api import (
+        AttemptPatch as AttemptPatch,
         CaptureMode as CaptureMode,
         CaptureRequest as CaptureRequest,
         Domain as Domain,

@@ -19,7 +19,6 @@ from onnxplug.packages import load
 from onnxplug.registry.names import close_operators, is_known_operator, known_namespaces, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.registry.rule import Rule
-from onnxplug.text import counted, type_with_article
 from onnxplug.torch_private import pytree
 from onnxplug.warn import warn
 
@@ -53,65 +52,6 @@ def positional_and_named(model: Any, args: Any, kwargs: Mapping[str, Any] | None
     if not all(isinstance(name, str) for name in last) or (not _binds(model, rest, last) and _binds(model, args, {})):
         return args, None
     return rest, dict(last)
-
-
-Call = tuple[Any, dict[str, Any] | None]
-
-
-def with_examples(
-    model: Any, args: Any, kwargs: Mapping[str, Any] | None, examples: Any
-) -> tuple[Any, dict[str, Any] | None, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """The inputs that the model is captured with, and those of the further calls of ``examples=``.
-
-    Args:
-        model: The model.
-        args, kwargs: The inputs that were given beside the examples; without any, the first example takes their place.
-        examples: As the user gave them: each a tuple as ``args`` is, a dict of keyword inputs, or a tensor.
-
-    Raises:
-        UsageError: They are malformed, or have not all the same positional and keyword inputs.
-    """
-    args, kwargs = positional_and_named(model, args, kwargs)
-    if examples is None:
-        return args, kwargs, []
-    if not isinstance(examples, list | tuple) or not all(
-        isinstance(e, torch.Tensor | tuple | list | dict) for e in examples
-    ):
-        raise UsageError(
-            f"examples= takes a list of inputs, each as args= takes them, got {type_with_article(examples)}",
-            hint="examples=[(x,), (other_x,)], or [{'x': x}, {'x': other_x}]",
-        )
-    calls: list[Call] = [(args, kwargs)] if args or kwargs else []
-    for example in examples:
-        if isinstance(example, dict):
-            calls.append(((), dict(example)))
-        else:
-            calls.append(
-                positional_and_named(model, (example,) if isinstance(example, torch.Tensor) else example, None)
-            )
-    if len(calls) < 2:
-        raise UsageError(
-            f"examples= has the inputs of {counted(len(calls), 'call')}: what is dynamic is what differs among several",
-            hint="Give two or more, or name the dynamic dimensions in dynamic_shapes=.",
-        )
-    first = _as_call(calls[0])
-    further = []
-    for number, call in enumerate(calls[1:], 2):
-        given = _as_call(call)
-        if len(given[0]) != len(first[0]) or set(given[1]) != set(first[1]):
-            raise UsageError(f"example {number} has {_call_text(given)}, example 1 {_call_text(first)}")
-        further.append((given[0], {name: given[1][name] for name in first[1]}))
-    return (*first, further)
-
-
-def _as_call(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, kwargs = call
-    return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
-
-
-def _call_text(call: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
-    named = f" and {', '.join(call[1])}" if call[1] else ""
-    return f"{counted(len(call[0]), 'positional input')}{named}"
 
 
 def _binds(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -56,4 +56,4 @@ class PluginHost(RuntimeHost, Protocol):
         """The first plugin's converter for an operator that no rule translates."""
 
     def explain_missing(self, namespace: str) -> str | None:
-        """Why a namespace has no rules."""
+        """Why a namespace has no rules, or nothing serves a library of that import name."""

@@ -12,6 +12,8 @@ from onnxplug.errors import MissingPackageError
 #: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
 PACKAGES = {
     "reference": "onnxplug_reference",
+    "testing": "onnxplug_tools.testing",
+    "runtime": "onnxplug_tools.runtime",
     "compat": "onnxplug_torch_onnx.compat",
     "export": "onnxplug_torch_onnx.export:export",
     "as_torch_onnx": "onnxplug_torch_onnx.install:as_torch_onnx",
@@ -24,11 +26,19 @@ PACKAGES = {
     "profile=": "onnxplug_tools.profiling.observer:observer",
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
+    "weights=": "onnxplug_tools.checkpoint:open_checkpoint",
+    "external=": "onnxplug_tools.checkpoint:in_safetensors",
+    "metadata=full": "onnxplug_torch_onnx.program_metadata:write",
+    "--profile": "onnxplug_tools.profiling.command:profiled",
+    "--report": "onnxplug_tools.report.command:reporting",
+    "examples=": "onnxplug_tools.examples",
+    "checks=": "onnxplug_tools.checks:insert",
     "functions=": "onnxplug_tools.outline.outline:outline",
     "Functions": "onnxplug_tools.outline.request:Functions",
     "dtype=": "onnxplug_precision.program:conversion",
     "quantize=": "onnxplug_precision.program:conversion",
     "onnxplug convert": "onnxplug_precision",
+    "onnxplug fleet": "onnxplug_fleet",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
         f"onnxplug {name}": "onnxplug_tools"
@@ -65,7 +75,7 @@ def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
     """
 
     def member(attribute: str) -> Any:
-        if attribute.startswith("__") and attribute != "__all__":
+        if attribute.startswith("__") and attribute not in ("__all__", "__path__"):
             raise AttributeError(f"module 'onnxplug.{name}' has no attribute {attribute!r}")
         return getattr(load(name), attribute)
 

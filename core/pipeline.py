@@ -24,16 +24,16 @@ from onnxplug.build.kernels import Kernels, lacking
 from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
+from onnxplug.capture.failure import known_libraries
 from onnxplug.capture.signature import Captured, FunctionalGraph
-from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.errors import CaptureError, OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import PluginHost, RuntimeHost
-from onnxplug.interpret import size_checks
+from onnxplug.interpret import ranges
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
-from onnxplug.interpret.io_metadata import graph_metadata, value_metadata
 from onnxplug.interpret.last_resort import LastResort, checked_table
 from onnxplug.interpret.provenance import Describer
 from onnxplug.interpret.symbols import SymbolNames
@@ -111,10 +111,16 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     items = tuple(CallHost.checked(options.runtime))
     rules = arguments.rules_of_call(options.rules, options.custom_translation_table)
     checked_table(options.decompositions)
-    args, kwargs, calls = arguments.with_examples(model, args, options.kwargs, options.examples)
+    args, kwargs = arguments.positional_and_named(model, args, options.kwargs)
+    calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = ()
+    if options.examples is not None:
+        args, kwargs, calls = packages.load("examples=").with_examples(model, args, kwargs, options.examples)
     arguments.check_inputs((args, kwargs))
     arguments.check_names(options.input_names, options.output_names, (args, kwargs) if args or kwargs else None)
     arguments.check_destination(f)
+    for name, is_needed in {"checks=": options.checks, "metadata=full": metadata.is_full}.items():
+        if is_needed:  # before anything takes time
+            packages.load(name)
     if options.verify:
         arguments.check_verifiable(opsets[""])
     registry, host = _selected(options, rules)
@@ -168,19 +174,23 @@ def capture(plan: Plan) -> Captured:
     options, host = plan.options, plan.host
     patches = [patch for rule in plan.rules for patch in rule.patches()]
     is_program = isinstance(plan.model, torch.export.ExportedProgram)
-    captured = capture_model(
-        plan.model,
-        plan.args,
-        plan.kwargs,
-        dynamic_shapes=options.dynamic_shapes,
-        input_names=options.input_names,
-        strict=False if patches else options.strict,
-        repeats=options.capture == "calls",
-        examples=plan.calls,
-        make_module=host.module_maker(plan.model),
-        patches=[*host.patches(), *patches] if not is_program else (),
-        request=CaptureRequest(options, plan.registry),
-    )
+    try:
+        captured = capture_model(
+            plan.model,
+            plan.args,
+            plan.kwargs,
+            dynamic_shapes=options.dynamic_shapes,
+            input_names=options.input_names,
+            strict=False if patches else options.strict,
+            examples=plan.calls,
+            make_module=host.module_maker(plan.model),
+            patches=[*host.patches(), *patches] if not is_program else (),
+            request=CaptureRequest(options, plan.registry),
+        )
+    except CaptureError as error:
+        advice = [host.explain_missing(library) for library in known_libraries(error, plan.model)]
+        error.hint = "\n".join(text for text in [*advice, error.hint] if text) or None
+        raise
     arguments.check_operators(plan.rules, late=True)
     return captured
 
@@ -359,17 +369,16 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
     facts = {
         "onnxplug.torch_version": torch.__version__,
         TARGET: f"{target.runtime or 'portable'}{', exact' if target.exact else ''}",
-        **size_checks.metadata(captured),
+        **ranges.metadata(captured),
     }
     if conversion.checks:
-        size_checks.insert_assertions(graph, builder, translated.assertions)
-        size_checks.insert_checks(graph, builder, captured, functional.inputs)
+        packages.load("checks=")(graph, builder, captured, functional.inputs, translated.assertions)
     with stage("finish", "finish") as work:
         model = finish_model(builder, graph, translated.tensors, metadata=None if metadata.is_none else facts)
         values = None
         if metadata.is_full:
-            graph.metadata_props.update(graph_metadata(captured.program, translated.describer))
-            values = value_metadata(builder, graph, translated.inputs, functional)
+            write = packages.load("metadata=full")
+            values = write(captured.program, translated.describer, builder, graph, translated.inputs, functional)
         full = True if conversion.describes_all else metadata.nodes
         describe(model, builder.provenance.of, full=full, values=values)
         work.result = model

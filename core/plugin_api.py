@@ -35,11 +35,17 @@ class CaptureRequest:
         options: The export's options, a :class:`onnxplug.options.ExportOptions`.
         registry: The export's rules, an :class:`onnxplug.OnnxRegistry`.
         mentions: What the model's code names.
+        strict: torch.export's mode, of an attempt.
+        below: Whether an attempt records what the model computes below autograd and functorch.
+        counts: What patches of an attempt count, for the statistics: ``"repeated"``.
     """
 
     options: Any = None
     registry: Any = None
     mentions: Mentions = lambda _: False
+    strict: bool = False
+    below: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,23 @@ class CaptureMode:
 
 Patch = AbstractContextManager[Any] | Callable[..., AbstractContextManager[Any] | Sequence[CaptureMode]]
 """What holds during capture: a context manager, or a function that makes one, or a list of :class:`CaptureMode`. Where it has a
-parameter, it gets the captured module, and a :class:`CaptureRequest` where it has two."""
+parameter, it gets the captured module, and a :class:`CaptureRequest` where it has two; an :class:`AttemptPatch` is asked anew for
+each attempt."""
+
+
+@dataclass(frozen=True)
+class AttemptPatch:
+    """A patch that holds for one attempt at a capture; there may be several, in either of torch.export's modes.
+
+    Attributes:
+        enter: Makes the context manager, of a :class:`CaptureRequest` that says which attempt it is.
+    """
+
+    enter: Callable[[CaptureRequest], AbstractContextManager[Any]]
+
+    def __call__(self, module: Any, request: CaptureRequest) -> AbstractContextManager[Any]:
+        """The context manager of an attempt."""
+        return self.enter(request)
 
 
 @dataclass(frozen=True)
@@ -258,9 +280,14 @@ class PluginInfo:
         namespaces: torch namespaces whose operators it translates; used to explain errors when it is broken.
         targets: Runtimes that it knows, by name or as :class:`TargetInfo`. The names that its rules and rewrites are for
             need not be said again.
+        libraries: Import names of the libraries that register those operators, or whose models it serves, where they are
+            called otherwise than the namespaces.
+        replaced: Operators that its patches replace while a model is captured, so that they need no rule.
     """
 
     api: int = API_VERSION
     requires: Sequence[str] = ()
     namespaces: Sequence[str] = ()
     targets: Sequence[str | TargetInfo] = ()
+    libraries: Sequence[str] = ()
+    replaced: Sequence[str] = ()

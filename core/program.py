@@ -26,7 +26,6 @@ from onnxplug.observers import Observer, Span, observed, stage
 from onnxplug.packages import load
 from onnxplug.progress import StageNames, Told, reporting, showing
 from onnxplug.run.alignment import Recipe
-from onnxplug.run.checkpoint import open_checkpoint
 from onnxplug.run.choices import outputs_of_choices
 from onnxplug.run.outputs import Tolerances
 from onnxplug.run.protobuf import to_proto
@@ -36,7 +35,7 @@ from onnxplug.run.session import Runner
 from onnxplug.run.verify import verify_program
 from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
-from onnxplug.torch_private import pytree
+from onnxplug.torch_private import child_of, pytree
 from onnxplug.warn import warn
 
 if TYPE_CHECKING:
@@ -251,7 +250,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         if not isinstance(strict, bool | None):
             raise UsageError(f"strict= takes True, False or None, got {strict!r}")
         is_mapping = isinstance(weights, Mapping)
-        given: Mapping[str, Any] = checked_mapping(weights) if is_mapping else open_checkpoint(weights)
+        given: Mapping[str, Any] = (
+            checked_mapping(weights) if is_mapping else load("weights=", "weights from files")(weights)
+        )
         found, unexpected = replacements(
             self.model,
             given,
@@ -345,11 +346,11 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         spec = program.call_spec.in_spec if program is not None else None
         if spec is None:
             return list(pytree.tree_leaves((tuple(args), dict(kwargs))))
-        names = list(spec.child(1).context or ())
-        if set(names) != set(kwargs) and len(args) < spec.child(0).num_children + len(names):
+        names = list(child_of(spec, 1).context or ())
+        if set(names) != set(kwargs) and len(args) < child_of(spec, 0).num_children + len(names):
             raise UsageError(f"the model takes the keyword inputs {names}, got {list(kwargs)}")
         if set(names) != set(kwargs):
-            args, kwargs = self._by_position(args, kwargs, spec.child(0).num_children, names)
+            args, kwargs = self._by_position(args, kwargs, child_of(spec, 0).num_children, names)
         leaves, given = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
         if given.num_leaves != spec.num_leaves:
             raise UsageError(
@@ -488,6 +489,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 ``report.intermediates``, or ``error.verdict`` and the end of its message. docs/who-is-wrong.md says how.
             progress: Show on standard error, if that is a terminal, which set of inputs is compared.
 
+        Of a quantised model, the model before quantising is compared; the report says so, with the accuracy of the quantised one.
+
         Raises:
             PluginError: A plugin's library is missing or does not load.
             UsageError: ``intermediates=True``, and the program was not made by ``to_onnx``.
@@ -512,9 +515,11 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         if self.unquantised is not None:
             plain = copy.copy(self)
             plain.model, plain.unquantised, plain.precision, plain.half = self.unquantised, None, None, None
-            return plain.verify(
+            report = plain.verify(
                 args=args, kwargs=kwargs, rtol=rtol, atol=atol, seeds=seeds, seed=seed, progress=progress
             )
+            report.quantised = self.precision
+            return report
         with showing(bool(progress)) as told, self._stage("verification", "verify", told=told) as work:
             report = work.result = verify_program(
                 self,

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     pytree = _pytree
 
-#: The oldest and the newest release of torch that the suite runs on.
-TESTED = ("2.13", "2.15")
+#: The oldest and the newest releases of torch and Python that the suite runs on (docs/versions.md).
+TESTED = ("2.9", "2.15")
+_TESTED_PYTHON = ("3.11", "3.13")
 
 
 class _Private(NamedTuple):
@@ -147,6 +148,9 @@ _NAMES = {
     "TracingContext": _Private("torch._guards:TracingContext", "torch.compile of training"),
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
     "dynamo_instructions": _Private("torch._dynamo.symbolic_convert", "the identity of sizes, in the strict mode"),
+    "dynamo_utilities": _Private(
+        "torch._dynamo.utils:", "numbers that operations refuse, in the strict mode", SimpleNamespace
+    ),
     "dynamo_lists": _Private("torch._dynamo.variables.lists", "a number among sizes, in the strict mode"),
     "SourcelessBuilder": _Private(
         "torch._dynamo.variables.builder:SourcelessBuilder", "a number among sizes, in the strict mode"
@@ -261,15 +265,40 @@ _NAMES = {
 }
 
 
+def backed_values(env: Any) -> dict[Any, Any]:
+    """The example's sizes of a ``ShapeEnv``, by their symbols; of those alone that the inputs have."""
+    values: dict[Any, Any] = env.var_to_val if not hasattr(env, "backed_var_to_val") else env.backed_var_to_val  # 2.9
+    return values
+
+
+def decompositions_of(mode: Any) -> Any:
+    """The decompositions that a ``ProxyTorchDispatchMode`` applies, by operators."""
+    table = getattr(mode, "decomposition_table", None)  # torch 2.9 has a table for all modes
+    return (
+        importlib.import_module("torch.fx.experimental.proxy_tensor").CURRENT_DECOMPOSITION_TABLE
+        if table is None
+        else table
+    )
+
+
+def child_of(spec: Any, index: int) -> Any:
+    """The child at an index of a ``TreeSpec``."""
+    return spec.child(index) if hasattr(spec, "child") else spec.children_specs[index]  # the latter: torch 2.9
+
+
 @cache
-def warn_if_untested(version: str) -> None:
-    """Warns, once, about a torch that is newer than those that the suite runs on.
+def warn_if_untested(torch_version: str, python_version: str) -> None:
+    """Warns, once, about a torch or a Python beyond those that the suite runs on.
 
     Args:
-        version: ``torch.__version__``.
+        torch_version: ``torch.__version__``.
+        python_version: ``platform.python_version()``.
     """
-    if _release(version) > _release(TESTED[1]):
-        warn(f"torch {version} is newer than those that onnxplug is tested with, {' to '.join(TESTED)}")
+    for name, version, tested in (("torch", torch_version, TESTED), ("Python", python_version, _TESTED_PYTHON)):
+        oldest, newest = map(_release, tested)
+        if not oldest <= _release(version) <= newest:
+            age = "newer" if _release(version) > newest else "older"
+            warn(f"{name} {version} is {age} than the releases that onnxplug is tested with, {' to '.join(tested)}")
 
 
 def _release(version: str) -> list[int]:

@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
-from onnxplug.plugin_api import CaptureRequest, ModelSource, PluginInfo, TargetInfo, hookimpl
+from onnxplug.observers import Observer
+from onnxplug.plugin_api import AttemptPatch, CaptureRequest, ModelSource, PluginInfo, TargetInfo, hookimpl
 from onnxplug.registry.rule import Rule
 
 
@@ -47,22 +48,40 @@ def onnxplug_rewrites() -> Iterable[Any]:
 
 @hookimpl
 def onnxplug_patches() -> Iterable[Any]:
-    """The patches of torch for single operators and functions, and for the modules of quantisation-aware training."""
-    return [_operators_patched, _fake_quantisers]
+    """The patches of torch, and those of the modules of quantisation-aware training."""
+    return [_of_capture, _fake_quantisers, AttemptPatch(_of_attempt)]
 
 
-def _operators_patched(_: Any, request: CaptureRequest) -> AbstractContextManager[None]:
-    from onnxplug.converters.patches.table import operators_patched
+def _of_capture(_: Any, request: CaptureRequest) -> AbstractContextManager[None]:
+    from onnxplug.patches.table import torch_patched
 
-    return operators_patched(request)
+    return torch_patched("capture", request)
+
+
+def _of_attempt(request: CaptureRequest) -> AbstractContextManager[None]:
+    from onnxplug.patches.table import torch_patched
+
+    return torch_patched("attempt", request)
 
 
 def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
     if "torch.ao.quantization.fake_quantize" not in sys.modules:
         return nullcontext()
-    from onnxplug.capture.fake_quantisers import fake_quantisers
+    from onnxplug.patches.fake_quantisers import fake_quantisers
 
     return fake_quantisers(module)
+
+
+@hookimpl
+def onnxplug_observers() -> Iterable[Callable[[Any], Observer]]:
+    """What warns of a model in training."""
+    return [_training_warnings]
+
+
+def _training_warnings(_: Any) -> Observer:
+    from onnxplug.plugins.training import TrainingWarnings
+
+    return TrainingWarnings()
 
 
 @hookimpl

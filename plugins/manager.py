@@ -16,6 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug import logs
 from onnxplug.errors import PluginError, UnknownPluginError
+from onnxplug.libraries import LIBRARIES
 from onnxplug.observers import Observer, step
 from onnxplug.plugin_api import (
     API_VERSION,
@@ -49,7 +50,6 @@ from onnxplug.warn import warn
 
 #: Hooks of the builtin plugin that import the converters.
 _TABLES = ("onnxplug_rules", "onnxplug_decompositions")
-
 
 _LOGGER = logs.logger("plugins")
 
@@ -224,6 +224,7 @@ class PluginManager:
         if not isinstance(info, PluginInfo):
             raise PluginError(f"onnxplug_info returned {info!r}, not a PluginInfo")
         record.namespaces, record.requires = tuple(info.namespaces), tuple(info.requires)
+        record.libraries, record.replaced = tuple(info.libraries), tuple(info.replaced)
         record.targets = tuple(t if isinstance(t, TargetInfo) else TargetInfo(t) for t in info.targets)
         checked_names("PluginInfo", [target.name for target in record.targets])
         if info.api != API_VERSION:
@@ -489,11 +490,11 @@ class PluginManager:
                 warn(text, PluginWarning)
 
     def explain_missing(self, namespace: str) -> str | None:
-        """Why no rule for a namespace is there: the plugin that seems to claim it is broken or left out."""
+        """Why a namespace has no rules, or nothing serves a library: the plugin for it is broken, left out or not installed."""
         self.load()
         for record in self._records:
             words = (record.name, record.distribution, record.value)
-            claims = namespace in record.namespaces or any(
+            claims = namespace in (*record.namespaces, *record.libraries) or any(
                 namespace.replace("_", "-") in w.replace("_", "-") for w in words
             )
             if record.is_builtin or not claims:
@@ -503,7 +504,10 @@ class PluginManager:
                 return f"{text} failed:\n{record.error}"
             if record.status == "blocked":
                 return f"{text} is left out."
-        return None
+        package = LIBRARIES.get(namespace)
+        if package in (None, *(record.distribution for record in self._records)):
+            return None
+        return f"pip install {package}: this package is for models that use {namespace}."
 
 
 _managers: dict[Any, PluginManager] = {}

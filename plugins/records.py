@@ -33,6 +33,8 @@ class PluginRecord:
         namespaces: torch namespaces that it says it translates.
         requires: Requirements of packages that it says it needs.
         targets: Runtimes that it says it knows.
+        libraries: Libraries that it says it is for.
+        replaced: Operators that it says its patches replace.
     """
 
     name: str
@@ -48,6 +50,8 @@ class PluginRecord:
     namespaces: Sequence[str] = ()
     requires: Sequence[str] = ()
     targets: Sequence[TargetInfo] = ()
+    libraries: Sequence[str] = ()
+    replaced: Sequence[str] = ()
 
     @property
     def is_builtin(self) -> bool:

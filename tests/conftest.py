@@ -18,8 +18,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
+from onnxplug_tools.testing import plugin as onnxplug_fixtures
 
-from onnxplug.testing import plugin as onnxplug_fixtures
 from tests.support.check import evaluated
 from tests.support.parts import mark_long
 from tests.support.seeds import pytest_collectstart, seeded, vision
@@ -36,7 +36,7 @@ settings.load_profile("same")
 
 def pytest_configure(config: pytest.Config) -> None:
     """The fixtures of `onnxplug.testing`, also where this checkout was installed before it had its entry point."""
-    if not config.pluginmanager.is_registered(onnxplug_fixtures):
+    if not config.pluginmanager.has_plugin("onnxplug"):
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
 
 
@@ -46,16 +46,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_long(items)
 
 
-def pytest_collection_finish() -> None:
-    """A collection of garbage passes over what was imported and collected: most of a second each time otherwise."""
+def _freeze() -> None:
+    """Later collections of garbage pass over what is there: a whole one takes seconds in a late test otherwise."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays; objects of a graph come by the thousand, so collections are fewer."""
+    gc.set_threshold(10_000, 10, 10)
+    _freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """What the tests of a file have imported stays."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _shape_warnings() -> Iterator[None]:
     """ONNX Runtime's warnings go to stderr."""
-    from onnxplug.testing.warnings import shape_warnings
+    from onnxplug_tools.testing.warnings import shape_warnings
 
     with shape_warnings():
         yield
@@ -64,7 +78,7 @@ def _shape_warnings() -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Every test fails where ONNX Runtime warns that a shape in the model is wrong."""
-    from onnxplug.testing.warnings import fail_on_shape_warnings
+    from onnxplug_tools.testing.warnings import fail_on_shape_warnings
 
     report = yield
     fail_on_shape_warnings(report)

@@ -32,21 +32,29 @@ import onnxplug, torch
 from onnxplug import *
 program = onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3),), verify=True)
 assert not [name for name in sys.modules if name.startswith("onnxplug_")]
-for command in ("inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "run"):
+for command in ("inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "fleet", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
 program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
 def bisect():
     from onnxplug import bisect
+def check_model():
+    from onnxplug.testing import check_model
 for name, ask in {
     "profile=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), profile=True),
     "report=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), report=True),
     "functions=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), functions=True),
     "dtype=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), dtype="float16"),
     "quantize=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), quantize="int4"),
+    "checks=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), checks=True),
+    "onnxplug.runtime": lambda: onnxplug.runtime.inference_session("m.onnx"),
+    "metadata=full": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), metadata="full"),
+    "weights from files": lambda: program.apply_weights("model.safetensors"),
+    "examples=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), examples=[(x,), (torch.randn(4),)]),
     "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
     "intermediates=True": lambda: program.verify(intermediates=True),
     "onnxplug.bisect": bisect,
+    "onnxplug.testing": check_model,
     "onnxplug.diagnose": lambda: onnxplug.diagnose,
     "onnxplug.export": lambda: onnxplug.export,
     "onnxplug.as_torch_onnx": lambda: onnxplug.as_torch_onnx,
@@ -77,11 +85,13 @@ def test_it_exports_and_verifies(printed: str) -> None:
 
 def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
-        "onnxplug-tools": "profile= report= pieces= functions= intermediates= onnxplug.bisect onnxplug.diagnose inspect bench why plugins",
+        "onnxplug-tools": "profile= report= pieces= functions= checks= examples= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.testing inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",
-        "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= run",
+        "onnxplug-fleet": "fleet",
+        "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= metadata=full run",
     }.items():
         for name in names.split():
             assert f"{name} needs the package {package}, which is not installed" in printed
+    assert "weights from files needs the package onnxplug-tools, which is not installed" in printed
     assert printed.count("hint: pip install onnxplug-tools") == 8
     assert printed.count("hint: pip install onnxplug-torch-onnx") == 1

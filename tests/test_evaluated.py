@@ -28,6 +28,7 @@ def test_floats():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["one process", "a worker"])
 def test_results_of_an_evaluator_are_counted(workers: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(_TESTS, encoding="utf-8")

@@ -31,7 +31,7 @@ def joint(model: nn.Module, args: tuple[torch.Tensor, ...]) -> onnxplug.OnnxProg
     return onnxplug.to_onnx(_export_forward_backward(program))
 
 
-@pytest.mark.parametrize("name", ["lstm", "cnn", pytest.param("transformer", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["cnn", *(pytest.param(n, marks=pytest.mark.long) for n in ("lstm", "transformer"))])
 def test_loss_and_gradients_equal_eager(name: str) -> None:
     """Of every parameter, at two batch sizes, and of statistics that the model updates."""
     make: Callable[[], nn.Module]

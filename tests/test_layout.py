@@ -25,17 +25,26 @@ LAYERS = {
     "core": "onnxplug",
     "converters": "onnxplug.converters",
     "rewrites": "onnxplug.rewrites",
+    "patches": "onnxplug.patches",
     "plugins": "onnxplug.plugins",
 }
 #: onnxplug's own packages beside the engine, which is without them whole.
 BESIDE = (
-    *("onnxplug_compile", "onnxplug_precision", "onnxplug_quantized", "onnxplug_tools", "onnxplug_torch_onnx"),
+    *(
+        "onnxplug_compile",
+        "onnxplug_fleet",
+        "onnxplug_precision",
+        "onnxplug_quantized",
+        "onnxplug_tools",
+        "onnxplug_torch_onnx",
+    ),
     "onnxplug_torchscript",
 )
 FORBIDDEN = {
-    "core": ("onnxplug.converters", "onnxplug.rewrites", "onnxplug.plugins", *BESIDE),
-    "converters": ("onnxplug.rewrites", "onnxplug.plugins", *BESIDE),
-    "rewrites": ("onnxplug.converters", "onnxplug.plugins", *BESIDE),
+    "core": ("onnxplug.converters", "onnxplug.rewrites", "onnxplug.patches", "onnxplug.plugins", *BESIDE),
+    "converters": ("onnxplug.rewrites", "onnxplug.patches", "onnxplug.plugins", *BESIDE),
+    "rewrites": ("onnxplug.converters", "onnxplug.patches", "onnxplug.plugins", *BESIDE),
+    "patches": ("onnxplug.converters", "onnxplug.rewrites", "onnxplug.plugins", *BESIDE),
     "plugins": BESIDE,
 }
 #: The folders of core, each with those that it may import: the stages of an export, and what stands around them.
@@ -48,7 +57,6 @@ STAGES = {
     "rewrite": ("registry", "build"),
     "finish": ("build",),
     "run": ("registry", "capture", "build"),
-    "testing": ("registry", "run"),
     "cli": (
         "registry",
         "capture",
@@ -158,11 +166,8 @@ def test_no_circles_between_modules_of_core() -> None:
 
 
 def test_families_stand_side_by_side() -> None:
-    """A family of converters imports helpers, never a family; helpers import only helpers, and not in a circle.
-
-    Patches of torch import patches.
-    """
-    package, helpers, patches = "onnxplug.converters", "onnxplug.converters.helpers", "onnxplug.converters.patches"
+    """A family of converters imports helpers, never a family; helpers import only helpers, and not in a circle."""
+    package, helpers = "onnxplug.converters", "onnxplug.converters.helpers"
     needs: dict[str, set[str]] = {}
     wrong = []
     for path in _sources("converters"):
@@ -172,9 +177,7 @@ def test_families_stand_side_by_side() -> None:
         for line, name in _imports(path):
             if not _within(name, (package,)):
                 continue
-            if (not _within(name, (helpers,)) or name == helpers) and not (
-                _within(module, (patches,)) and _within(name, (patches,))
-            ):
+            if not _within(name, (helpers,)) or name == helpers:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
             # `from onnxplug.converters.helpers import cephes` names a module, any other import something in one.
             needs[module].add(".".join(name.split(".")[:4]))

@@ -91,6 +91,7 @@ print("exported")
 """
 
 
+@pytest.mark.long
 def test_models_are_exported_without_the_names_that_something_else_serves_for() -> None:
     done = run_child("-c", WITHOUT_OPTIONAL_NAMES)
     assert done.stdout.splitlines()[-1:] == ["exported"], done.stderr
@@ -101,12 +102,28 @@ def test_other_names() -> None:
         torch_private.nothing_like_it  # noqa: B018
 
 
-@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.15.1", "2.9"])
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.15.1", "2.9.0"])
 def test_a_tested_torch_is_silent(version: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch_private.warn_if_untested.cache_clear()
-        torch_private.warn_if_untested(version)
+        torch_private.warn_if_untested(version, "3.12.1")
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        (("2.8.1", "3.11.7"), "torch 2.8.1 is older than the releases that onnxplug is tested with, 2.9 to 2.15"),
+        (
+            ("2.13.0", "3.14.0rc1"),
+            "Python 3.14.0rc1 is newer than the releases that onnxplug is tested with, 3.11 to 3.13",
+        ),
+    ],
+)
+def test_a_release_beyond_the_tested_warns(versions: tuple[str, str], message: str) -> None:
+    torch_private.warn_if_untested.cache_clear()
+    with pytest.warns(UserWarning, match=message):
+        torch_private.warn_if_untested(*versions)
 
 
 @pytest.mark.parametrize("version", ["2.16.0a0+gitabc", "2.100.0", "3.0"])

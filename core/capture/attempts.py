@@ -7,6 +7,8 @@ import contextvars
 import itertools
 import sys
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
@@ -27,9 +29,10 @@ from onnxplug.capture.dynamic import (
 )
 from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.failure import Try, explained
-from onnxplug.capture.handled import check_handled
+from onnxplug.capture.handled import Handled, check_handled
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
+from onnxplug.capture.patching import made_by
 from onnxplug.capture.questions import Fixing, Recorded
 from onnxplug.capture.quiet import quiet
 from onnxplug.capture.refusals import LIMIT as REFUSALS, Answers, Refusal, refusal_texts
@@ -58,7 +61,8 @@ from onnxplug.capture.submodules import Call
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
 from onnxplug.observers import span, stage, step
-from onnxplug.torch_private import ValueRanges, fx_config, int_oo
+from onnxplug.plugin_api import CaptureRequest, Patch
+from onnxplug.torch_private import FakeTensor, ValueRanges, fx_config, int_oo
 from onnxplug.warn import warn
 
 _LOGGER = logs.logger("capture")
@@ -126,8 +130,9 @@ def export_program(
     kwargs: Any,
     shapes: DynamicShapes,
     strict: bool | None,
-    repeats: bool = True,
     mentions: Mentions | None = None,
+    patches: Sequence[Patch] = (),
+    request: CaptureRequest | None = None,
 ) -> Attempt:
     """Captures a module.
 
@@ -136,8 +141,9 @@ def export_program(
         args, kwargs: Its example inputs.
         shapes: Its dynamic dimensions.
         strict: torch.export's mode; ``None`` for either.
-        repeats: Trace one of equal operator calls, in the non-strict mode (:mod:`onnxplug.capture.operator_calls`).
         mentions: What the model's code names; read off the module where it isn't given.
+        patches: Plugins' patches of attempts.
+        request: The export's options and rules, for patches.
 
     Returns:
         The first attempt that succeeded.
@@ -148,7 +154,7 @@ def export_program(
             where that decides a branch.
     """
     mentions = mentions if mentions is not None else Mentions(module)
-    capture = _Capture(module, args, kwargs, shapes, mentions, repeats)
+    capture = _Capture(module, args, kwargs, shapes, mentions, patches, request)
     tries: list[Try] = []
     remaining = [_Way(bool(strict))]
     while capture.left and remaining:
@@ -188,14 +194,17 @@ def export_program(
     if any(text in str(tries[0].error) for text in _ABOUT_SIZES) and (fixed := capture.fixed_by_operator()) is not None:
         fixed.tries = [failed.text() for failed in tries]
         raise fixed from tries[0].error
-    raise explained(tries, module, args, kwargs, shapes, fails_to_export) from tries[0].error
+    fails = partial(fails_to_export, patches=patches, request=request)
+    raise explained(tries, module, args, kwargs, shapes, fails) from tries[0].error
 
 
-def fails_to_export(call: Call) -> Exception | None:
+def fails_to_export(
+    call: Call, patches: Sequence[Patch] = (), request: CaptureRequest | None = None
+) -> Exception | None:
     """What torch.export raises for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
     static = parse_dynamic_shapes(None, call.module, call.args, call.kwargs)
     try:
-        capture = _Capture(call.module, call.args, call.kwargs, static, Mentions(call.module))
+        capture = _Capture(call.module, call.args, call.kwargs, static, Mentions(call.module), patches, request)
         capture.refined(_Way(False), static.reading(True))
     except Exception as error:
         return error
@@ -228,17 +237,18 @@ class _Capture:
         kwargs: Any,
         shapes: DynamicShapes,
         mentions: Mentions,
-        repeats: bool = True,
+        patches: Sequence[Patch] = (),
+        request: CaptureRequest | None = None,
     ) -> None:
         self.module = module
-        self._mentions = mentions
+        self._patches = patches
+        self._request = replace(request or CaptureRequest(), mentions=mentions)
         self._state = State(module, mentions)
         self.args = args
         self.kwargs = kwargs
         self.shapes = shapes
         self.left = LIMIT
         self.repeated = 0
-        self._repeats = repeats
         self.conditions: list[Condition] = []
         self.assumptions: list[Condition] = []
         self.bounds: list[Condition] = []
@@ -247,6 +257,7 @@ class _Capture:
         self._fixings: list[list[Fixing]] = []
         self._warnings: list[str] = []
         self._refusals: list[Refusal] = []
+        self._handled = Handled()
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         """Exports; where torch finds a narrower range or a relation for a dimension that is only named, takes its word."""
@@ -395,7 +406,8 @@ class _Capture:
 
     def warn(self) -> None:
         """Says what was found in the program that is returned."""
-        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals))):
+        refusing = self._handled.refusing.values()
+        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals), *refusing)):
             warn(text)
 
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
@@ -437,19 +449,10 @@ class _Capture:
                 answers.close()
         return (program if answers is None or answers.error is None else None), None
 
-    def _trace(self, way: _Way, answers: Answers | None) -> Trace:
-        repeats = self._repeats and not way.strict and not way.below
-        has_empty = way.oblivious and self.shapes.has_empty()
-        return Trace(
-            self._mentions,
-            strict=way.strict,
-            general=way.general,
-            repeats=repeats,
-            has_empty=has_empty,
-            answers=answers,
-        )
-
     def _export(self, way: _Way, spec: Any, answers: Answers | None) -> torch.export.ExportedProgram:
+        has_empty = way.oblivious and self.shapes.has_empty()
+        trace = Trace(strict=way.strict, general=way.general, has_empty=has_empty, answers=answers)
+        request = replace(self._request, strict=way.strict, below=way.below, counts={})
         with contextlib.ExitStack() as stack:
             with span("preparation"):
                 stack.callback(self._state.restore)
@@ -464,8 +467,11 @@ class _Capture:
                     stack.enter_context(traced_below(self.module))
                 # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
                 args, kwargs = copied((self.args, self.kwargs))
-                records = stack.enter_context(torch_patched("attempt", self._trace(way, answers)))
-                calls, self._recorded = records.get("equal operator calls"), records["questions"]
+                for patch in self._patches:
+                    stack.enter_context(made_by(patch, self.module, request))  # type: ignore[arg-type]
+                # Last: calls of operators that a plugin's patch answers by itself are looked at too.
+                records = stack.enter_context(torch_patched(trace))
+                self._recorded = records["questions"]
                 self._fixings.append(self._recorded.fixings)
             with span("torch.export.export"):
                 # In a context of its own: a context variable that the model's code sets is as it was afterwards.
@@ -474,13 +480,17 @@ class _Capture:
                 )
             if self._recorded.unknown is not None:  # the model handled an error that eager PyTorch does not raise
                 raise self._recorded.unknown
-            check_handled(records.get("handled errors", []), self._run)
-            self.repeated = calls.repeated if calls is not None else 0
-            if calls is not None:
-                _LOGGER.debug("operator calls: %d traced, %d repeated", calls.traced, calls.repeated)
+            self._handled = records["handled errors"]
+            check_handled(self._handled, self._run if self._has_numbers() else None)
             check_constants(program)
             release_inputs(program)
-            return program
+        self.repeated = request.counts.get("repeated", 0)
+        return program
+
+    def _has_numbers(self) -> bool:
+        """Whether the model can be run: none of its weights is fake, or of the device meta."""
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        return not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors)
 
     def _run(self) -> None:
         """Runs the model eagerly on its example inputs."""

@@ -8,27 +8,26 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.attempts import Attempt, export_program
-from onnxplug.capture.dynamic import check_expressions, dimension_names, parse_dynamic_shapes
-from onnxplug.capture.examples import Example, check_covered, shapes_of
+from onnxplug.capture.dynamic import Example, check_expressions, dimension_names, parse_dynamic_shapes
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.patches import Trace, torch_patched
-from onnxplug.capture.patching import made_by, patched
+from onnxplug.capture.patching import ONE_AT_A_TIME, is_of_attempt, made_by, patched
 from onnxplug.capture.quantised import PACKAGE as QUANTISED, is_quantised
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import bound_warnings, size_guards, warning_text
-from onnxplug.capture.training import training_text, training_text_of
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
+from onnxplug.packages import load
 from onnxplug.plugin_api import CaptureMode, CaptureRequest, Patch
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import is_traceable_wrapper_subclass, pytree, unset_fake_temporarily, warn_if_untested
@@ -42,9 +41,8 @@ def capture(
     *,
     dynamic_shapes: Any = None,
     strict: bool | None = None,
-    repeats: bool = True,
     input_names: Sequence[str] | None = None,
-    patches: Iterable[Patch] = (),
+    patches: Sequence[Patch] = (),
     examples: Sequence[Example] = (),
     make_module: Callable[[Any], torch.nn.Module] | None = None,
     request: CaptureRequest | None = None,
@@ -57,7 +55,6 @@ def capture(
         kwargs: Keyword example inputs.
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
-        repeats: Trace one of equal operator calls (:mod:`onnxplug.capture.operator_calls`).
         input_names: The user's names of graph inputs; ``dynamic_shapes`` may be given by them.
         patches: What holds during capture (:data:`onnxplug.plugin_api.Patch`).
         examples: Inputs of further calls; what differs among them and the first one is dynamic.
@@ -68,14 +65,13 @@ def capture(
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
         CaptureError: torch.export failed, or a dimension that was asked to be dynamic came out static.
     """
-    warn_if_untested(torch.__version__)
+    warn_if_untested(torch.__version__, platform.python_version())
     positional = _as_tuple(args)
     keywords = dict(kwargs or {})
     positional, keywords, examples = with_numbers((positional, keywords, list(examples)))
     if isinstance(model, torch.export.ExportedProgram):
         captured = _given(model, positional, keywords, dynamic_shapes)
         captured.examples = list(examples)
-        _warn_of_training(model, whole=False)
         return captured
     started = time.perf_counter()
     module = as_module(model) if make_module is None else make_module(model)
@@ -92,10 +88,11 @@ def capture(
             stack.enter_context(weights_beside(module, (positional, keywords)))
         stack.enter_context(_keywords_spelled_out(module, keywords))
         mentions = Mentions(module)
-        stack.enter_context(torch_patched("capture", Trace(mentions)))
+        stack.enter_context(ONE_AT_A_TIME)
         about = dataclasses.replace(request or CaptureRequest(), mentions=mentions)
         offered: list[Sequence[CaptureMode]] = []
-        for patch in patches:
+        of_attempts = [patch for patch in patches if is_of_attempt(patch)]
+        for patch in (patch for patch in patches if not is_of_attempt(patch)):
             made = made_by(patch, module, about)
             if isinstance(made, contextlib.AbstractContextManager):
                 stack.enter_context(made)
@@ -108,15 +105,22 @@ def capture(
         # Under the patches: a plugin's pytree nodes say what an input is made of.
         dynamic_shapes = by_argument(dynamic_shapes, module, positional, keywords, input_names)
         calls = [(positional, keywords), *examples]
-        inferred = shapes_of(module, calls) if examples else None
+        inferred = load("examples=").shapes_of(module, calls) if examples else None
         shapes = parse_dynamic_shapes(dynamic_shapes or inferred, module, positional, keywords)
         if inferred is not None and dynamic_shapes:
-            check_covered(shapes, parse_dynamic_shapes(inferred, module, positional, keywords))
+            load("examples=").check_covered(shapes, parse_dynamic_shapes(inferred, module, positional, keywords))
         for call in calls:
             check_expressions(shapes, pytree.tree_leaves(call))
         try:
             export = functools.partial(
-                export_program, module, positional, keywords, shapes, repeats=repeats, mentions=mentions
+                export_program,
+                module,
+                positional,
+                keywords,
+                shapes,
+                mentions=mentions,
+                patches=of_attempts,
+                request=about,
             )
             attempt = _exported(export, strict, offered)
         except CaptureError as error:
@@ -128,15 +132,12 @@ def capture(
                     f"The model keeps tensors on the device meta, which no weights can be given to, as plain attributes: "
                     f"{', '.join(lost)}. Register them as buffers, or make the model under onnxplug.fake_weights()."
                 )
-            if (text := training_text_of(module)) is not None:
-                warn(text)
             raise
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.repeated = attempt.conditions, attempt.assumptions, attempt.repeated
     result.bounds = attempt.bounds
     result.dim_names = {**attempt.names, **dimension_names(attempt.program, shapes)}
     result.examples = list(examples)
-    _warn_of_training(attempt.program, whole=module.training)
     return result
 
 
@@ -314,12 +315,6 @@ def _record_source_lines(function: Any) -> None:
     from onnxplug.torch_private import register_stack_trace_anchor
 
     register_stack_trace_anchor(function)
-
-
-def _warn_of_training(program: torch.export.ExportedProgram, *, whole: bool) -> None:
-    text = training_text(program, whole)
-    if text is not None:
-        warn(text)
 
 
 def _check_signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

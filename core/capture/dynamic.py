@@ -19,6 +19,9 @@ from onnxplug.torch_private import DimHint, pytree
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 
+#: Positional and keyword inputs of one call.
+Example = tuple[tuple[Any, ...], dict[str, Any]]
+
 
 @dataclass
 class DynamicShapes:

@@ -1,6 +1,10 @@
-"""Errors of torch's functions that the model's code handles: in PyTorch they have to be the same.
+"""Errors that the model's code handles: they have to be the same in PyTorch.
 
-``try: x.numpy() except RuntimeError: …`` takes another way while a model is captured than it takes in PyTorch, without a word.
+``try: x.numpy() except RuntimeError: …`` takes another way while a model is captured than it takes in PyTorch, without a word. So
+does ``try: torch.linalg.cholesky(x) except RuntimeError: …`` for the values that the operator refuses: torch.export traces without
+values. So each call of an operator is looked at: where its caller, or a caller of that, may handle an error that the operator may
+raise (:mod:`onnxplug.capture.handlers`, :mod:`onnxplug.capture.refusing`), the export says so, and PyTorch must raise the same
+errors for the example inputs.
 """
 
 from __future__ import annotations
@@ -8,38 +12,144 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
+import torch
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
+from onnxplug.capture.handlers import ANY, Errors, handler_over, is_interpreting
 from onnxplug.capture.patching import patched
-from onnxplug.capture.questions import place_of
+from onnxplug.capture.questions import ends_model, place_of
+from onnxplug.capture.refusing import OF_NUMBERS, errors_of, may_refuse, may_refuse_numbers
 from onnxplug.errors import CaptureError
-from onnxplug.torch_private import NonStrictFunctions
+from onnxplug.torch_private import FakeTensorMode, NonStrictFunctions, OpOverload, dynamo_utilities, proxies
 
 #: The lines of the model where calls of torch's functions raised, and the errors.
-Errors = list[tuple[str | None, Exception]]
+Raised = list[tuple[str | None, Exception]]
+
+
+@dataclass
+class Handled:
+    """What a capture meets of errors that the model's code handles.
+
+    Attributes:
+        raised: The errors of torch's functions.
+        refusing: What a user is told of operators that may refuse values, by the lines of the call and of the handler.
+        under_handler: Whether any operator is called where an error of it may be handled.
+    """
+
+    raised: Raised = field(default_factory=list)
+    refusing: dict[tuple[str, str], str] = field(default_factory=dict)
+    under_handler: bool = False
+
+    def look(self, func: Any, errors: Errors, frame: FrameType | None, refuses: Callable[[], bool]) -> None:
+        """Looks whether the model may handle an operator's errors.
+
+        Args:
+            func: The operator.
+            errors: What it may raise.
+            frame: Where it is called.
+            refuses: Whether it may refuse values of its operands.
+        """
+        handler = handler_over(frame, errors, ends_model)
+        if handler is None:
+            return
+        self.under_handler = True
+        place = place_of(frame) or handler.place
+        if refuses() and (place, handler.line) not in self.refusing:
+            name = func._schema.name.replace("::", ".") if isinstance(func, OpOverload) else func.__name__
+            self.refusing[place, handler.line] = (
+                f"the model handles errors of {name} at {place} (the handler: {handler.line}): where PyTorch refuses "
+                "values, the model goes the handler's way; the exported model refuses none, and has other results for such inputs"
+            )
 
 
 @contextlib.contextmanager
-def errors_kept() -> Iterator[Errors]:
-    """Keeps the errors of torch's functions that a capture in the non-strict mode meets, with the user's lines."""
-    errors: Errors = []
+def handled_errors(*, strict: bool) -> Iterator[Handled]:
+    """Keeps what a capture meets of errors that the model's code handles.
 
-    original = getattr(NonStrictFunctions, "__torch_function__", None)
-    if original is None:  # another torch
-        yield errors
-        return
+    Args:
+        strict: torch.export's mode. In the strict one Dynamo refuses itself to handle most errors.
+    """
+    handled = Handled()
+    places: list[tuple[Any, str, Callable[[Handled, Any], Any]]] = [
+        (FakeTensorMode, "dispatch", _look_at_dispatch),
+        (symbolic_shapes, "expect_true", _look_at_check),
+    ]
+    if strict:
+        places.append((dynamo_utilities, "run_node", _look_at_node))
+    else:
+        places += [
+            (NonStrictFunctions, "__torch_function__", _keep_errors),
+            (proxies, "proxy_call", _look_at_call),
+            (getattr(proxies, "ProxyTorchDispatchMode", None), "__sym_dispatch__", _look_at_number),
+        ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, looking in places:
+            original = getattr(owner, name, None)
+            if original is not None:  # else another torch
+                stack.enter_context(patched(owner, name, looking(handled, original)))
+        yield handled
 
+
+def _keep_errors(handled: Handled, original: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except Exception as error:
-            errors.append((place_of(sys._getframe(1)), error))
+            handled.raised.append((place_of(sys._getframe(1)), error))
             raise
 
-    with patched(NonStrictFunctions, "__torch_function__", call):
-        yield errors
+    return call
+
+
+def _look_at_call(handled: Handled, original: Any) -> Any:
+    def call(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        handled.look(func, errors_of(func), sys._getframe(1), lambda: may_refuse(func, args, kwargs))
+        return original(mode, func, pre_dispatch, args, kwargs)
+
+    return call
+
+
+def _look_at_dispatch(handled: Handled, original: Any) -> Any:
+    def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_interpreting():  # the strict mode, or what torch.cond and its like use of it
+            handled.look(func, errors_of(func), sys._getframe(1), lambda: may_refuse(func, args, kwargs))
+        return original(mode, func, types, args, kwargs)
+
+    return dispatch
+
+
+def _look_at_number(handled: Handled, original: Any) -> Any:
+    def call(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if may_refuse_numbers(func, args):
+            handled.look(func, OF_NUMBERS, sys._getframe(1), lambda: True)
+        return original(mode, func, types, args, kwargs)
+
+    return call
+
+
+def _look_at_node(handled: Handled, original: Any) -> Any:
+    def run(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
+        is_of_numbers = node.op == "call_function" and not isinstance(node.target, OpOverload)
+        if is_of_numbers and may_refuse_numbers(node.target, args):
+            handled.look(node.target, OF_NUMBERS, sys._getframe(1), lambda: True)
+        return original(tracer, node, args, kwargs, module)
+
+    return run
+
+
+def _look_at_check(handled: Handled, original: Any) -> Any:
+    def expect_true(condition: Any, *args: Any) -> bool:
+        if isinstance(condition, torch.SymBool) and free_unbacked_symbols(condition):
+            handled.look(torch._check, ANY, sys._getframe(1), lambda: True)
+        return bool(original(condition, *args))
+
+    return expect_true
 
 
 class _Eager(TorchFunctionMode):
@@ -47,7 +157,7 @@ class _Eager(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.errors: Errors = []
+        self.errors: Raised = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -57,27 +167,34 @@ class _Eager(TorchFunctionMode):
             raise
 
 
-def check_handled(errors: Errors, run: Callable[[], Any]) -> None:
-    """Refuses a capture in which the model handled errors that it does not meet in PyTorch.
+def check_handled(handled: Handled, run: Callable[[], Any] | None) -> None:
+    """Refuses a capture in which the model handles other errors than in PyTorch.
 
     Args:
-        errors: The capture's.
-        run: Runs the model eagerly on the example inputs.
+        handled: What the capture met.
+        run: Runs the model eagerly on the example inputs; ``None`` where it can't be run.
 
     Raises:
         CaptureError: There are others.
     """
-    if not errors:
+    if run is None or not (handled.raised or handled.under_handler):
         return
     eager = _Eager()
     with eager:
         run()
-    left = [place for place, _ in eager.errors]
-    for place, error in errors:
-        if place in left:
-            left.remove(place)
-            continue
+    left = list(eager.errors)
+    places = [place for place, _ in left]
+    for place, error in handled.raised:
+        if place not in places:
+            raise CaptureError(
+                f"the model handles an error at {place} that PyTorch does not raise there, but torch.export does: {error}",
+                hint="Do without the call, or export the model without the `try`.",
+            ) from error
+        del left[places.index(place)]
+        places.remove(place)
+    if left and handled.under_handler:
+        place, error = left[0]
         raise CaptureError(
-            f"the model handles an error at {place} that PyTorch does not raise there, but torch.export does: {error}",
-            hint="Do without the call, or export the model without the `try`.",
+            f"the model handles an error at {place} that PyTorch raises for the example inputs, and torch.export does not: {error}",
+            hint="Give example inputs for which it is not raised, or export the model without the `try`.",
         ) from error

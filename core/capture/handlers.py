@@ -1,7 +1,8 @@
 """Whether the model's code may handle an error: whether it may go on where an operator refuses its operands.
 
 That is read off the table of handlers and their instructions: a handler lets an error pass only where each way through it
-raises again, and a ``with`` only where its manager is known to. Every other handler may take the error.
+raises again, or where it names other classes of errors, and a ``with`` only where its manager is known to. Every other handler
+may take the error.
 """
 
 from __future__ import annotations
@@ -10,15 +11,36 @@ import builtins
 import contextlib
 import dis
 import functools
+import os
+import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-#: Methods that Python calls by itself, and whose errors it may take for an answer.
-_PROTOCOLS = frozenset(
-    f"__{name}__" for name in "getattr getattribute getitem get missing next iter len length_hint".split()
-)
+import torch
+
+from onnxplug.capture.data_dependent import is_of_models
+from onnxplug.capture.locations import is_core_file, is_torch_file
+
+_DYNAMO = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "_dynamo", "")
+#: The classes of errors that code may raise.
+Errors = tuple[type[BaseException], ...]
+#: Any error.
+ANY: Errors = (BaseException,)
+#: Methods that Python calls by itself, and the errors that it takes for an answer.
+_PROTOCOLS: dict[str, Errors] = {
+    "__getattr__": (AttributeError,),
+    "__getattribute__": (AttributeError,),
+    "__get__": (AttributeError,),
+    "__getitem__": (IndexError, StopIteration),
+    "__missing__": (KeyError,),
+    "__next__": (StopIteration,),
+    "__iter__": (TypeError,),
+    "__len__": (TypeError,),
+    "__length_hint__": (TypeError,),
+    "__del__": ANY,
+}
 
 
 class Spot(NamedTuple):
@@ -28,17 +50,14 @@ class Spot(NamedTuple):
         code: The code.
         offset: That of the instruction.
         globals, locals: What names stand for.
+        is_subscript: Whether it was called by ``x[…]``, which takes no error for an answer.
     """
 
     code: CodeType
     offset: int
     globals: Mapping[str, Any]
     locals: Mapping[str, Any]
-
-
-def spot_of(frame: FrameType) -> Spot:
-    """Where a frame is."""
-    return Spot(frame.f_code, frame.f_lasti, frame.f_globals, frame.f_locals)
+    is_subscript: bool = False
 
 
 class _Code:
@@ -53,6 +72,11 @@ class _Code:
     def handler(self, offset: int) -> Any:
         """The range with an instruction in which errors are handled; ``None`` where there is none."""
         return next((entry for entry in self.handlers if entry.start <= offset < entry.end), None)
+
+    def line(self, offset: int) -> int | None:
+        """The line of an instruction, or of the next one that has a line."""
+        lines = (step.positions.lineno for step in self.instructions if step.offset >= offset and step.positions)
+        return next(filter(None, lines), None)
 
     def within(self, whole: dis.Instruction) -> list[dis.Instruction]:
         """The instructions of the expression that ends in one of them."""
@@ -70,36 +94,156 @@ def _span(step: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]]:
     return (at.lineno or 0, at.col_offset or 0), (at.end_lineno or 0, at.end_col_offset or 0)
 
 
-def may_handle(spot: Spot) -> bool:
-    """Whether code that is running may handle an error at its instruction.
+class Handler(NamedTuple):
+    """A handler of the model's that may take an error.
+
+    Attributes:
+        place: ``file:line`` of the call under it.
+        line: ``file:line`` of the handler.
+    """
+
+    place: str
+    line: str
+
+
+def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], bool]) -> Handler | None:
+    """What handles an error that is raised in a frame; ``None`` where it leaves the model.
+
+    Args:
+        frame: The frame.
+        errors: The classes that the error may be of.
+        ends: Whether a frame of a file is none of the model's, nor of what the model calls.
+    """
+    as_attribute = _are_taken((AttributeError,), errors)
+    while frame is not None:
+        _, role, ranges = _roles.get(id(frame.f_code)) or _role(frame.f_code)
+        if role == "core" and ends(frame.f_code.co_filename):
+            return None
+        at = frame.f_lasti
+        if role == "interpreter" or (role == "model" and (as_attribute or any(at in range_ for range_ in ranges))):
+            for spot in _interpreted(frame) if role == "interpreter" else [_running(frame)]:
+                left = _leaving(spot, errors)
+                if left is None:
+                    file, line = spot.code.co_filename, _handler_line(spot) or spot.code.co_firstlineno
+                    return Handler(f"{file}:{_code(spot.code).line(spot.offset)}", f"{file}:{line}")
+                if left is not errors:
+                    errors, as_attribute = left, _are_taken((AttributeError,), left)
+        frame = frame.f_back
+    return None
+
+
+#: What codes are, by their identity: to hash a code is slow. Each keeps its code alive.
+_roles: dict[int, tuple[CodeType, str, Sequence[range]]] = {}
+
+
+def _role(code: CodeType) -> tuple[CodeType, str, Sequence[range]]:
+    """A code; whether it is of the model, core's or an interpreter of Dynamo's; and where it may handle errors."""
+    file, role = code.co_filename, "model"
+    ranges: Sequence[range] = ()
+    if is_core_file(file):
+        role = "core"
+    elif is_torch_file(file) and not is_of_models(file):
+        role = "interpreter" if file.startswith(_DYNAMO) and code.co_varnames[:1] == ("self",) else ""
+    elif code.co_name in _PROTOCOLS:
+        ranges = [range(len(code.co_code))]
+    elif code.co_exceptiontable:
+        ranges = [range(entry.start, entry.end) for entry in _code(code).handlers]
+    if len(_roles) > 16384:
+        _roles.clear()
+    _roles[id(code)] = made = code, role, ranges
+    return made
+
+
+def is_interpreting() -> bool:
+    """Whether Dynamo interprets code in this thread."""
+    module = sys.modules.get("torch._dynamo.symbolic_convert")
+    return getattr(getattr(module, "tls", None), "current_tx", None) is not None
+
+
+def _running(frame: FrameType) -> Spot:
+    """Where a frame is."""
+    return Spot(frame.f_code, frame.f_lasti, frame.f_globals, frame.f_locals, _is_subscripting(frame.f_back))
+
+
+def _is_subscripting(frame: FrameType | None) -> bool:
+    """Whether a frame is at ``x[…]``."""
+    return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("BINARY_SUBSCR", "BINARY_OP")
+
+
+def _interpreted(frame: FrameType) -> Iterator[Spot]:
+    """Where the model's code is that a frame of Dynamo's interprets, as the strict mode does.
+
+    Its interpreters are known by their class: Dynamo's lazy variables make a tensor when an attribute is read.
+    """
+    interpreter: Any = frame.f_locals.get("self")
+    if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(interpreter).__mro__):
+        code, offset = interpreter.f_code, getattr(interpreter.current_instruction, "offset", None)
+        if isinstance(code, CodeType) and isinstance(offset, int) and _role(code)[1] == "model":
+            objects = {name: _object(variable) for name, variable in interpreter.symbolic_locals.items()}
+            yield Spot(code, offset, interpreter.f_globals, objects)
+
+
+def _object(variable: Any) -> Any:
+    """The object that one of Dynamo's variables stands for; its attributes are not read, which would make a tensor of it."""
+    cached = vars(variable).get("_cache")
+    return vars(getattr(cached, "vt", None) or variable).get("value")
+
+
+def _leaving(spot: Spot, errors: Errors) -> Errors | None:
+    """The errors that leave code which is running, of those raised at its instruction; ``None`` where it may handle them.
 
     Python takes errors of some methods, which it calls by itself, for an answer, as ``hasattr`` does that of a property.
     """
-    names = spot.code.co_varnames[: spot.code.co_argcount]
-    owner = spot.locals.get(names[0]) if names else None
-    return _is_handled_at(spot) or _is_called_by_python(spot.code, owner)
+    left = _leaving_handlers(spot, errors)
+    return None if left is None or _are_taken(_taken_by_python(spot), left) else left
 
 
-def _is_handled_at(spot: Spot) -> bool:
-    """Whether a handler of the code itself may take an error at an instruction."""
+def _handler_line(spot: Spot) -> int | None:
+    """The line of the innermost handler at an instruction."""
+    code = _code(spot.code)
+    entry = code.handler(spot.offset)
+    return code.line(entry.target) if entry is not None else None
+
+
+def _are_taken(classes: Errors, errors: Errors) -> bool:
+    """Whether a handler of classes takes one of the errors."""
+    return any(error is BaseException or issubclass(error, classes) for error in errors) if classes else False
+
+
+def _leaving_handlers(spot: Spot, errors: Errors) -> Errors | None:
+    """As :func:`_leaving`, by the handlers of the code itself."""
     entry = _code(spot.code).handler(spot.offset)
     if entry is None:
-        return False
-    again = _raised_again(spot, entry)
-    return again is None or any(_is_handled_at(spot._replace(offset=offset)) for offset in again)
+        return errors
+    again = _raised_again(spot, entry, errors)
+    if again is None:
+        return None
+    found: Errors = ()
+    for offset, is_same in again.items():
+        left = _leaving_handlers(spot._replace(offset=offset), errors if is_same else ANY)
+        if left is None:
+            return None
+        found += left
+    return tuple(dict.fromkeys(found))
 
 
-def _is_called_by_python(code: CodeType, owner: Any) -> bool:
-    """Whether code, with its first argument, is that of a property or of another protocol of Python's."""
-    found = next((vars(kind)[code.co_name] for kind in type(owner).__mro__ if code.co_name in vars(kind)), None)
-    is_descriptor = hasattr(found, "__get__") and not isinstance(found, types.FunctionType | staticmethod | classmethod)
-    return code.co_name in _PROTOCOLS or is_descriptor
+def _taken_by_python(spot: Spot) -> Errors:
+    """The errors that Python takes for an answer where code is that of a property or of another protocol of its own."""
+    if spot.is_subscript:
+        return ()
+    name, names = spot.code.co_name, spot.code.co_varnames[: spot.code.co_argcount]
+    owner = spot.locals.get(names[0]) if names else None
+    method = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+    is_descriptor = hasattr(method, "__get__") and not isinstance(
+        method, types.FunctionType | staticmethod | classmethod
+    )
+    return _PROTOCOLS.get(name, (AttributeError,) if is_descriptor else ())
 
 
-def _raised_again(spot: Spot, entry: Any) -> set[int] | None:
-    """Where a handler raises the error again, or another one, on every way through it; ``None`` where it may go on without."""
+def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | None:
+    """Where a handler raises on every way through it, and whether that is the error itself; ``None`` where it may go on without."""
     code = _code(spot.code)
-    found: set[int] = set()
+    found: dict[int, bool] = {}
     seen: set[int] = set()
     waiting = [code.positions[entry.target]]
     lets_pass = False
@@ -110,13 +254,16 @@ def _raised_again(spot: Spot, entry: Any) -> set[int] | None:
         seen.add(at)
         step = code.instructions[at]
         if step.opname in ("RERAISE", "RAISE_VARARGS"):
-            found.add(step.offset)
+            found[step.offset] = step.opname == "RERAISE" or not step.argval
+            continue
+        if step.opname == "CHECK_EXC_MATCH" and not _matches(spot, at, errors):
+            waiting.append(code.positions[code.instructions[at + 1].argval])
             continue
         is_left = step.opname == "POP_EXCEPT" and code.instructions[at + 1].opname != "RERAISE"
         if is_left or step.opname.startswith(("RETURN", "YIELD", "SEND")):
             return None
         if step.opname == "WITH_EXCEPT_START":
-            lets_pass = _lets_pass(spot, entry)
+            lets_pass = _lets_pass(spot, entry, errors)
         jumps = step.opcode in _JUMPS
         if jumps and not lets_pass:
             waiting.append(code.positions[step.argval])
@@ -126,8 +273,53 @@ def _raised_again(spot: Spot, entry: Any) -> set[int] | None:
     return found
 
 
-def _lets_pass(spot: Spot, entry: Any) -> bool:
-    """Whether the context manager whose ``with`` a handler belongs to never takes an error."""
+def _matches(spot: Spot, at: int, errors: Errors) -> bool:
+    """Whether an ``except`` may take one of the errors; yes where its classes are not plain names."""
+    steps = _code(spot.code).instructions
+    first = at
+    while not steps[first].is_jump_target and steps[first - 1].opname != "PUSH_EXC_INFO":
+        first -= 1
+    classes = _classes(_evaluated(spot, steps[first:at]) or [None])
+    return classes is None or _are_taken(classes, errors)
+
+
+def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None:
+    """What instructions leave on the stack that only load names and their attributes; ``None`` where there are others."""
+    stack: list[Any] = []
+    for step in steps:
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and stack:
+            spaces = list(map(vars, _owners(stack.pop())))
+        elif step.opname == "BUILD_TUPLE":
+            stack[len(stack) - step.argval :] = [tuple(stack[len(stack) - step.argval :])]
+            continue
+        elif step.opname in ("PUSH_NULL", "CALL"):  # what is called is no class of errors, or what it gives is an error
+            continue
+        else:
+            spaces = list(_spaces(spot, step))
+        space = next((space for space in spaces if step.argval in space), None)
+        if space is None:
+            return None
+        stack.append(space[step.argval])
+    return stack
+
+
+def _classes(objects: Sequence[Any]) -> Errors | None:
+    """Classes of errors, of tuples of them too; ``None`` where something else is among them."""
+    found: list[Any] = []
+    waiting = list(objects)
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tuple):
+            waiting += item
+        elif isinstance(item, type) and issubclass(item, BaseException):
+            found.append(item)
+        else:
+            return None
+    return tuple(found)
+
+
+def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
+    """Whether the context manager whose ``with`` a handler belongs to never takes one of the errors."""
     code = _code(spot.code)
     start = min(other.start for other in code.handlers if other.target == entry.target)
     made, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
@@ -136,23 +328,26 @@ def _lets_pass(spot: Spot, entry: Any) -> bool:
     found, is_called = _named(spot, made), made.opname.startswith("CALL")
     if is_called and isinstance(found, types.FunctionType):
         is_manager = found.__code__.co_filename == contextlib.__file__  # contextmanager makes one of a generator
-        return is_manager and _is_passed_through(getattr(found, "__wrapped__", None))
+        return is_manager and _is_passed_through(getattr(found, "__wrapped__", None), errors)
     if found is None or (is_called and not isinstance(found, type)):
         return False
     kind = found if is_called else type(found)
+    if found is contextlib.suppress:
+        classes = _classes((_evaluated(spot, code.within(made)) or [None])[1:])
+        return is_called and classes is not None and not _are_taken(classes, errors)
     leave = next((vars(base)["__exit__"] for base in kind.__mro__ if "__exit__" in vars(base)), None)
     if isinstance(leave, types.FunctionType):
         return _returns_nothing(leave.__code__) or kind.__module__.partition(".")[0] == "torch"
     return kind.__module__ == "_thread"  # a lock
 
 
-def _is_passed_through(generator: Any) -> bool:
-    """Whether an error at the ``yield`` of a generator leaves it."""
+def _is_passed_through(generator: Any, errors: Errors) -> bool:
+    """Whether errors at the ``yield`` of a generator leave it."""
     if not isinstance(generator, types.FunctionType):
         return False
     spot = Spot(generator.__code__, 0, generator.__globals__, {})
     yields = [step for step in _code(spot.code).instructions if step.opname == "YIELD_VALUE"]
-    return not any(_is_handled_at(spot._replace(offset=step.offset)) for step in yields)
+    return all(_leaving_handlers(spot._replace(offset=step.offset), errors) == errors for step in yields)
 
 
 def _returns_nothing(code: CodeType) -> bool:

@@ -24,12 +24,12 @@ _RUNNING: list[str] = [_CORE]
 TRACING = frozenset(
     os.path.join(_CORE, *name.split("/"))
     for name in (
-        *("capture/operator_calls.py", "capture/operands.py", "capture/tracing.py", "capture/handled.py"),
-        *("converters/patches/norms.py", "converters/patches/factories.py"),
+        *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "capture/handled.py"),
+        *("patches/norms.py", "patches/factories.py"),
     )
 )
 #: Where onnxplug has kernels for the shapes of operators' results; what they ask, an operator asks.
-KERNELS = os.path.join(_CORE, "converters", "patches", "shapes.py")
+KERNELS = os.path.join(_CORE, "patches", "shapes.py")
 
 
 @functools.lru_cache(maxsize=65536)

@@ -1,8 +1,8 @@
-"""What capture replaces in torch while it traces a model: each patch once, with what it is for and the test that needs it.
+"""What capture replaces in torch to learn what a model asks: of sizes, and of torch's refusals.
 
-What is replaced for single operators and functions of torch stands beside their converters, ``onnxplug.converters.patches``.
+What else is replaced meanwhile comes from plugins by the hook ``onnxplug_patches``; onnxplug's own is in ``onnxplug.patches``.
 
-The patches are those of the process. One lock is held while they are in place, so that one model is captured at a time.
+The patches are those of the process. A lock is held while they are in place, so that one model is captured at a time.
 """
 
 from __future__ import annotations
@@ -13,54 +13,41 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onnxplug.capture.conversions import conversions_that_change_nothing
-from onnxplug.capture.handled import errors_kept
-from onnxplug.capture.lengths import lengths_stay_dynamic
-from onnxplug.capture.members import members_are_compared
-from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.onnx_flag import onnx_export_flag, onnx_export_flag_in_dynamo
-from onnxplug.capture.operator_calls import operator_calls_repeated
-from onnxplug.capture.patching import ONE_AT_A_TIME
+from onnxplug.capture.handled import handled_errors
 from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.refusals import Answers
-from onnxplug.capture.timing import modules_timed
-from onnxplug.capture.tracing import lean_tracing
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What decides which patches a capture, or an attempt of it, needs.
+    """What decides which patches an attempt of a capture needs.
 
     Attributes:
-        mentions: What the model's code names.
         strict: torch.export's mode.
         general: Whether operators that ask whether a size is 1 are answered as for the other sizes.
-        repeats: Whether equal operator calls are repeated.
         has_empty: Whether an example has a dynamic size of 0, which stays symbolic.
         answers: Answers for code that asks for values of tensors.
     """
 
-    mentions: Mentions
     strict: bool = False
     general: bool = False
-    repeats: bool = False
     has_empty: bool = False
     answers: Answers | None = None
 
 
 @dataclass(frozen=True)
 class TorchPatch:
-    """A patch of torch.
+    """A patch of torch with what it is for.
 
     Attributes:
         name: What it is called.
         target: What is replaced.
         why: What torch does without it.
         test: A test that fails without it.
-        enter: Makes the context manager that puts it in place, of a :class:`Trace`; for a single operator of what patches of
-            plugins get, a :class:`onnxplug.CaptureRequest`.
+        enter: Makes the context manager that puts it in place: of a :class:`Trace` here, of an
+            :class:`onnxplug.CaptureRequest` in ``onnxplug.patches``.
         scope: Whether it holds for a whole capture, or for one attempt of it.
-        needed: Whether a trace needs it. A patch for what only some models use looks at ``mentions`` by itself.
+        needed: Whether a capture needs it. A patch for what only some models use looks at ``mentions`` by itself.
         versions: The versions of torch that were seen to need it.
     """
 
@@ -70,32 +57,11 @@ class TorchPatch:
     test: str
     enter: Callable[[Any], AbstractContextManager[Any]]
     scope: Literal["capture", "attempt"] = "capture"
-    needed: Callable[[Trace], bool] = lambda trace: True
+    needed: Callable[[Any], bool] = lambda request: True
     versions: str = "2.13"
 
 
 PATCHES: tuple[TorchPatch, ...] = (
-    TorchPatch(
-        name="onnx flag",
-        target="torch.onnx._flags._is_onnx_exporting",
-        why="Models branch on torch.onnx.is_in_onnx_export(), which is true in torch.onnx.export alone.",
-        test="tests/capture/test_attempts.py::test_a_model_sees_that_it_is_being_exported[None]",
-        enter=lambda trace: onnx_export_flag(),
-    ),
-    TorchPatch(
-        name="conversions",
-        target="torch.nn.Module._apply",
-        why="module.to(...) swaps fake parameters for themselves: an error, or a write to the parameter.",
-        test="tests/capture/test_conversions.py::test_a_conversion_that_changes_nothing_is_no_write",
-        enter=lambda trace: conversions_that_change_nothing(),
-    ),
-    TorchPatch(
-        name="len",
-        target="len, in the Python modules of the model's code",
-        why="len(tensor) is a plain number, which makes a dynamic size a constant.",
-        test="tests/capture/test_lengths.py::test_length_of_a_tensor",
-        enter=lambda trace: lengths_stay_dynamic(trace.mentions),
-    ),
     TorchPatch(
         name="sizes of 0",
         scope="attempt",
@@ -114,42 +80,6 @@ PATCHES: tuple[TorchPatch, ...] = (
         enter=lambda trace: any_size_is_accepted(),
     ),
     TorchPatch(
-        name="onnx flag in Dynamo",
-        scope="attempt",
-        target="torch._dynamo.variables.torch.tracing_state_functions",
-        why="The strict mode takes torch.onnx.is_in_onnx_export() for the constant False.",
-        test="tests/capture/test_attempts.py::test_a_model_sees_that_it_is_being_exported[True]",
-        enter=lambda trace: onnx_export_flag_in_dynamo(),
-        needed=lambda trace: trace.strict,
-    ),
-    TorchPatch(
-        name="members in Dynamo",
-        scope="attempt",
-        target="torch._dynamo.variables.lists.iter_contains",
-        why="The strict mode takes no size to be equal to a number that it is searched among, and asks nothing.",
-        test="tests/capture/test_questions.py::test_a_form_of_asking_is_right_or_said[number in shape-True]",
-        enter=lambda trace: members_are_compared(),
-        needed=lambda trace: trace.strict,
-    ),
-    TorchPatch(
-        name="lean tracing",
-        scope="attempt",
-        target="functions of torch.fx.experimental.proxy_tensor, torch.export._trace and torch.export's passes",
-        why="Half of the time of a trace goes into what nobody reads: stack traces, code of graphs between passes, …",
-        test="tests/capture/test_export_passes.py::test_no_code_is_made_of_a_graph_that_nobody_runs",
-        enter=lambda trace: lean_tracing(),
-        needed=lambda trace: not trace.strict,
-    ),
-    TorchPatch(
-        name="equal operator calls",
-        scope="attempt",
-        target="torch.fx.experimental.proxy_tensor.proxy_call",
-        why="Every call is traced, though nearly all are equal to an earlier one.",
-        test="tests/capture/test_operator_calls.py::test_training",
-        enter=lambda trace: operator_calls_repeated(),
-        needed=lambda trace: trace.repeats,
-    ),
-    TorchPatch(
         name="questions",
         scope="attempt",
         target="ShapeEnv.evaluate_expr, symbolic_shapes._guard_or, comparisons of torch.SymInt and SymFloat, SymInt.__repr__",
@@ -160,29 +90,20 @@ PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="handled errors",
         scope="attempt",
-        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler.__torch_function__",
-        why="The model's code may handle errors that torch raises for tensors without numbers alone, and go another way.",
-        test="tests/capture/test_refusals.py::test_an_array_is_refused_or_right",
-        enter=lambda trace: errors_kept(),
-        needed=lambda trace: not trace.strict,
-    ),
-    TorchPatch(
-        name="seconds of modules",
-        scope="attempt",
-        target="torch.fx.experimental.proxy_tensor._ModuleStackTracer.call_module",
-        why="torch doesn't say how long each module takes; only an export with a profile needs it.",
-        test="contrib/onnxplug-tools/tests/profiling/test_chrome.py::test_of_an_export",
-        enter=lambda trace: modules_timed(),
+        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler, proxy_tensor.proxy_call, FakeTensorMode.dispatch",
+        why="The model's code may handle errors that only tensors without numbers raise, or never raise, and go another way.",
+        test="tests/capture/test_handled.py",
+        enter=lambda trace: handled_errors(strict=trace.strict),
     ),
 )
 
 
 @contextlib.contextmanager
-def torch_patched(scope: Literal["capture", "attempt"], trace: Trace) -> Iterator[dict[str, Any]]:
-    """While it holds, torch has the patches of a scope that a trace needs, and no other thread captures a model.
+def torch_patched(trace: Trace) -> Iterator[dict[str, Any]]:
+    """While it holds, torch has the patches that an attempt needs.
 
     Yields:
         What the patches record, by their names.
     """
-    with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
-        yield {p.name: stack.enter_context(p.enter(trace)) for p in PATCHES if p.scope == scope and p.needed(trace)}
+    with contextlib.ExitStack() as stack:
+        yield {p.name: stack.enter_context(p.enter(trace)) for p in PATCHES if p.needed(trace)}

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from onnxplug.plugin_api import CaptureMode, CaptureRequest, Patch
+from onnxplug.plugin_api import AttemptPatch, CaptureMode, CaptureRequest, Patch
 from onnxplug.torch_private import DispatchKey, OpOverload
 
 _ABSENT: Any = object()
@@ -26,6 +26,11 @@ def made_by(
     parameters = inspect.signature(patch).parameters.values()
     count = sum(p.kind in places and p.default is inspect.Parameter.empty for p in parameters)
     return patch(*(module, request)[:count])
+
+
+def is_of_attempt(patch: Patch) -> bool:
+    """Whether a patch, or the one that the plugin host holds in it, is of an attempt."""
+    return isinstance(getattr(patch, "patch", patch), AttemptPatch)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import sympy
@@ -28,11 +28,11 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
-from onnxplug.capture.handlers import Spot, may_handle, spot_of
+from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.refusals import Answers
-from onnxplug.torch_private import OpOverload, SymT, fx_config, pytree
+from onnxplug.torch_private import OpOverload, SymT, backed_values, fx_config, pytree
 
 #: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
 _OPERATORS = (
@@ -212,7 +212,7 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
         held = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
         record.questions.setdefault(_question(held if held is not None else sympy.Eq(expr, answer), asking, env))
         return
-    if guard is not None and _refusal_may_be_handled(frame):
+    if guard is not None and handler_over(frame, ANY, ends_model) is not None:
         place = record.places.get(guard.expr) or user_line(guard.sloc)
         record.questions.setdefault(Question(guard.expr, place, "operator"))
     if isinstance(expr, sympy.Eq) and bool(answer) and len(expr.free_symbols) == 1:
@@ -221,7 +221,7 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
 
 def _general_answer(env: Any, expr: Any) -> Any:
     """What holds for all sizes of 2 or more, where it is not what holds for the example's size 1; ``None`` elsewhere."""
-    examples = env.backed_var_to_val
+    examples = backed_values(env)
     ones = [symbol for symbol in expr.free_symbols if examples.get(symbol) == 1 and env.replace(symbol) == symbol]
     if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
         return None
@@ -253,7 +253,7 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
     if not number.is_Integer or not env.var_to_sources.get(symbol):
         return
     place, operator, shape = place_of(frame), None, None
-    while frame is not None and not _ends_model(frame.f_code.co_filename):
+    while frame is not None and not ends_model(frame.f_code.co_filename):
         called = frame.f_locals.get("func")
         if isinstance(called, OpOverload):  # the outermost is the one that the model calls
             operator = called._schema.name
@@ -405,7 +405,7 @@ def place_of(frame: FrameType | None) -> str | None:
     """The innermost line that is neither torch's nor onnxplug's, nor of the graph that the strict mode runs again."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if _ends_model(file) or file == "<string>":
+        if ends_model(file) or file == "<string>":
             return None
         if _is_of_model(file):
             return f"{file}:{frame.f_lineno}"
@@ -429,37 +429,9 @@ def _is_of_model(file: str) -> bool:
     return not is_torch_file(file) and not is_core_file(file)
 
 
-def _ends_model(file: str) -> bool:
+def ends_model(file: str) -> bool:
     """Whether a frame of a file is none of the model's, nor of what the model calls."""
     return is_core_file(file) and file not in TRACING
-
-
-def _refusal_may_be_handled(frame: FrameType | None) -> bool:
-    """Whether the model may go on where an operator refuses its operands."""
-    while frame is not None and not _ends_model(file := frame.f_code.co_filename):
-        spots = _interpreted(frame.f_locals.get("self")) if is_torch_file(file) else [spot_of(frame)]
-        if any(_is_of_model(spot.code.co_filename) and may_handle(spot) for spot in spots):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _interpreted(interpreter: Any) -> Iterator[Spot]:
-    """Where torch's strict mode is in the model's code; nothing where an object is none of its interpreters.
-
-    They are known by their class: Dynamo's lazy variables make a tensor when an attribute is read.
-    """
-    if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(interpreter).__mro__):
-        code, offset = interpreter.f_code, getattr(interpreter.current_instruction, "offset", None)
-        if isinstance(code, CodeType) and isinstance(offset, int):
-            objects = {name: _object(variable) for name, variable in interpreter.symbolic_locals.items()}
-            yield Spot(code, offset, interpreter.f_globals, objects)
-
-
-def _object(variable: Any) -> Any:
-    """The object that one of Dynamo's variables stands for; its attributes are not read, which would make a tensor of it."""
-    cached = vars(variable).get("_cache")
-    return vars(getattr(cached, "vt", None) or variable).get("value")
 
 
 # -- how torch takes sizes ---------------------------------------------------------------------------------------------

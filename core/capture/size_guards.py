@@ -35,7 +35,7 @@ from onnxplug.capture.implication import Ranges, contradicted, implied, is_bound
 from onnxplug.capture.locations import is_torch_file, source_location, user_line
 from onnxplug.capture.questions import Fixing, Question, is_of_python
 from onnxplug.errors import CaptureError
-from onnxplug.torch_private import python_notation
+from onnxplug.torch_private import backed_values, python_notation
 
 #: Beyond the numbers in a model's code: a bound is looked for below.
 _LARGE = 2**40
@@ -138,7 +138,7 @@ def size_guards(
         if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in question.expr.free_symbols):
             expr = question.expr  # sizes are what others are from here on, so that the guard is true of itself
         # Of other symbols torch knows the answer from what it knows of the data.
-        backed = expr.free_symbols <= env.backed_var_to_val.keys()
+        backed = expr.free_symbols <= backed_values(env).keys()
         if not expr.free_symbols or not backed or (expr, question.place) in seen:
             continue
         seen.add((expr, question.place))

@@ -42,7 +42,7 @@ from onnxplug.cli.sources import export_command
 from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UnknownPluginError, UsageError
 from onnxplug.observers import span
-from onnxplug.packages import PACKAGES, distribution_of, missing_package
+from onnxplug.packages import PACKAGES, distribution_of, load, missing_package
 from onnxplug.registry.rule import load_object
 from onnxplug.text import did_you_mean, printable, shortened
 from onnxplug.version import VERSION
@@ -145,6 +145,7 @@ _ORDER = (
     "compare",
     "bench",
     "convert",
+    "fleet",
     "why",
     "ops",
     "plugins",
@@ -247,12 +248,11 @@ def export(
                 from onnxplug.exporter import to_onnx
                 from onnxplug.fake import fake_weights
                 from onnxplug.opsets import resolve_opsets
-                from onnxplug.run.checkpoint import open_checkpoint
                 from onnxplug.run.save import check_settings
 
                 check_settings(external_data, shard=shard, external=external)
                 if weights:
-                    open_checkpoint(weights)  # whether they are there, before anything that takes long
+                    load("weights=", "--weights")(weights)  # whether they are there, before anything that takes long
 
                 names = pieces.split(",") if pieces is not None else None
                 if names is None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 from onnxplug.cli.options import flag
-from onnxplug.errors import SaveError, UsageError
+from onnxplug.packages import load
 
 #: What ``--profile`` stands for where no file follows it.
 TABLE_ALONE = "-"
@@ -32,8 +31,7 @@ def with_value(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-@contextlib.contextmanager
-def profiled(asked: str | None) -> Iterator[None]:
+def profiled(asked: str | None) -> AbstractContextManager[None]:
     """Records what is done while the context lasts, and at its end prints it and writes the file, after an error too.
 
     Args:
@@ -41,32 +39,9 @@ def profiled(asked: str | None) -> Iterator[None]:
 
     Raises:
         UsageError: The file can't be written.
+        MissingPackageError: The package that records is not installed.
     """
     if asked is None:
-        yield
-        return
-    path = None if asked == TABLE_ALONE else Path(asked)
-    if path is not None and (not asked or path.is_dir() or not path.parent.is_dir()):
-        raise UsageError(f"--profile: there can be no file {asked!r}", hint="Name one in a folder that is there.")
-    from onnxplug.cli.report import err, failure, out
-    from onnxplug.observers import observed
-    from onnxplug.packages import load
-
-    recorder = load("profile=", "--profile")(True)
-    with observed(recorder):
-        done = False
-        try:
-            yield
-            done = True
-        finally:
-            profile = recorder.everything()
-            console = out if done else err
-            console.print(profile)
-            if path is not None:
-                try:
-                    profile.save(path)
-                    console.print(f"written: {path}", markup=False)
-                except SaveError as error:
-                    if done:
-                        raise
-                    failure(error.message)
+        return nullcontext()
+    recording: AbstractContextManager[None] = load("--profile")(asked if asked != TABLE_ALONE else None)
+    return recording

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxplug.cli.console import PlainConsole
+from onnxplug.packages import load
 from onnxplug.progress import Display, displayed
 from onnxplug.text import shortened, value_text
 
@@ -34,8 +34,7 @@ def progress() -> AbstractContextManager[Display]:
     return displayed(err)
 
 
-@contextlib.contextmanager
-def reporting(folder: Path | None, *, verify: bool = False) -> Iterator[None]:
+def reporting(folder: Path | None, *, verify: bool = False) -> AbstractContextManager[None]:
     """Writes a report of the command to a folder when the context ends, after an error too, and says where it is.
 
     Args:
@@ -44,29 +43,12 @@ def reporting(folder: Path | None, *, verify: bool = False) -> Iterator[None]:
 
     Raises:
         SaveError: The folder can't be made, or the report of a command that succeeded can't be written.
+        MissingPackageError: The package that reports is not installed.
     """
     if folder is None:
-        yield
-        return
-    from onnxplug.observers import observed
-    from onnxplug.packages import load
-
-    observer = load("report=", "--report")(folder)
-    if verify:
-        observer.report.arguments["verify"] = "True"
-    failed = False
-    try:
-        with observed(observer):
-            yield
-    except Exception as error:
-        failed = True
-        for text in getattr(error, "__notes__", ()):
-            if "report" in text:
-                note(text)
-        raise
-    finally:
-        if not failed:
-            err.print(f"report: {folder / 'report.html'}", markup=False)
+        return contextlib.nullcontext()
+    report: AbstractContextManager[None] = load("--report")(folder, verify)
+    return report
 
 
 def note(text: str) -> None:
@@ -141,3 +123,5 @@ def verification(report: Any) -> None:
     out.print(table)
     for reason in report.skipped:
         out.print(f"skipped, PyTorch itself rejects it: {escape(reason)}")
+    if report.about_quantising:
+        out.print(report.about_quantising, markup=False)

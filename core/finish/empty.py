@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx_ir as ir
 
 from onnxplug.build.scope import nodes_of
@@ -25,46 +23,40 @@ def keep_empty(graph: ir.Graph, opset: int) -> None:
     if opset < 14:
         return
     mark = ir.AttrInt64("allowzero", 1)
-    stated: dict[int, bool] = {}  # many reshapes share their sizes
+    sizes: dict[int, bool] = {}
     for node in nodes_of(graph):
-        if node.op_type != "Reshape" or node.domain or "allowzero" in node.attributes:
+        if node.domain:
             continue
-        shape = node.inputs[1]
-        if id(shape) not in stated:
-            stated[id(shape)] = _states_every_size(shape)
-        if stated[id(shape)]:
+        if (
+            node.op_type == "Reshape"
+            and "allowzero" not in node.attributes
+            and _states_every_size(node.inputs[1], sizes)
+        ):
             node.attributes["allowzero"] = mark
+        elif node.op_type == "Shape":
+            sizes[id(node.outputs[0])] = True
+        elif node.op_type in _ARITHMETIC:
+            operands = [_is_size(operand, sizes) for operand in node.inputs if operand is not None]
+            if None not in operands:
+                sizes[id(node.outputs[0])] = any(operands)
 
 
-def _states_every_size(shape: ir.Value | None) -> bool:
+def _states_every_size(shape: ir.Value | None, sizes: dict[int, bool]) -> bool:
     producer = shape.producer() if shape is not None else None
     if producer is None or producer.op_type != "Concat" or producer.domain != "":
         return False
-    return all(_is_size(part) for part in producer.inputs)
+    return all(part is not None and (_is_size(part, sizes) or _is_positive(part)) for part in producer.inputs)
 
 
-def _is_size(part: ir.Value | None) -> bool:
-    if part is None:
-        return False
-    if part.producer() is None:
-        return part.const_value is not None and bool((part.const_value.numpy() > 0).all())
-    leaves = list(_leaves(part))
-    return any(map(_is_made_by_shape, leaves)) and all(
-        _is_made_by_shape(leaf) or leaf.const_value is not None for leaf in leaves
-    )
+def _is_size(value: ir.Value, sizes: dict[int, bool]) -> bool | None:
+    """Whether a size of a tensor is among the numbers that a value is computed of; ``None`` where other data are.
+
+    Args:
+        value: The value.
+        sizes: The answer for the results of nodes before, by their identity.
+    """
+    return False if value.const_value is not None else sizes.get(id(value))
 
 
-def _leaves(value: ir.Value) -> Iterator[ir.Value]:
-    """What a number is computed of by arithmetic."""
-    producer = value.producer()
-    if producer is None or producer.domain != "" or producer.op_type not in _ARITHMETIC:
-        yield value
-    else:
-        for operand in producer.inputs:
-            if operand is not None:
-                yield from _leaves(operand)
-
-
-def _is_made_by_shape(value: ir.Value) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.op_type == "Shape" and producer.domain == ""
+def _is_positive(value: ir.Value) -> bool:
+    return value.producer() is None and value.const_value is not None and bool((value.const_value.numpy() > 0).all())

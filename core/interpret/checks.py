@@ -18,6 +18,7 @@ from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.registry import RuleWarning
 from onnxplug.registry.rule import Rule
 from onnxplug.text import counted, type_with_article
+from onnxplug.torch_private import backed_values
 from onnxplug.warn import warn
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -162,7 +163,7 @@ def _differs(got: Any, expected: Any, size: Any, symbols: SymbolNames) -> bool:
     other = symbols.originals.get(got.value)
     if other is None:
         return False
-    values = [e.xreplace(env.backed_var_to_val) for e in (expr, other)]
+    values = [e.xreplace(backed_values(env)) for e in (expr, other)]
     return all(v.is_Integer for v in values) and values[0] != values[1]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from onnxplug.capture.size_guards import is_of_layout
-from onnxplug.torch_private import FakeTensor, uninteresting_files
+from onnxplug.torch_private import FakeTensor, backed_values, uninteresting_files
 
 #: The first of the sizes that stand for examples of 0 and 1; the others are the next odd numbers.
 _LARGER = 11
@@ -44,7 +44,8 @@ def larger_examples(env: ShapeEnv) -> Iterator[None]:
     import sympy
 
     saved = state_of(env)
-    examples: Any = env.backed_var_to_val
+    examples = backed_values(env)
+    before = dict(examples)
     changed = [symbol for symbol, value in examples.items() if value in (0, 1)]
     # The last one is the least: what was said of the order of sizes is no longer so.
     examples.update({symbol: sympy.Integer(_LARGER + 2 * i) for i, symbol in enumerate(reversed(changed))})
@@ -56,7 +57,7 @@ def larger_examples(env: ShapeEnv) -> Iterator[None]:
         restore(env, saved)
         raise
     examples.clear()
-    examples.update(saved["backed_var_to_val"])
+    examples.update(before)
     env.fake_tensor_cache.clear()
     _forget_answers(env)
 
@@ -74,7 +75,7 @@ def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
 
     def answer(expr: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(expr, Boolean) and expr.free_symbols and _is_asked_for_layout():
-            found = expr.xreplace(env.backed_var_to_val)
+            found = expr.xreplace(backed_values(env))
             if not found.free_symbols:
                 return found
         return evaluate(expr, *args, **kwargs)
@@ -103,7 +104,7 @@ def has_small_examples(env: ShapeEnv, values: Iterable[Any]) -> bool:
     """Whether a size of some tensors was 0 or 1 in the example inputs."""
     sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
     symbols = {symbol for s in sizes if isinstance(s, torch.SymInt) for symbol in s.node.expr.free_symbols}
-    return any(env.backed_var_to_val.get(symbol) in (0, 1) for symbol in symbols)
+    return any(backed_values(env).get(symbol) in (0, 1) for symbol in symbols)
 
 
 def with_current_examples(env: ShapeEnv, value: Any) -> Any:
@@ -113,7 +114,7 @@ def with_current_examples(env: ShapeEnv, value: Any) -> Any:
         if not isinstance(s, torch.SymInt):
             return s
         expr = s.node.expr
-        hint = expr.xreplace(env.backed_var_to_val)
+        hint = expr.xreplace(backed_values(env))
         return env.create_symintnode(expr, hint=int(hint) if hint.is_number else None)
 
     if isinstance(value, torch.SymInt):

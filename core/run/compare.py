@@ -7,7 +7,7 @@ Elements are compared one by one, ``|actual - expected| <= atol + rtol * |expect
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxplug.run.report import Histogram
 from onnxplug.strings import STRING, string_array
 
 #: Above this number of elements, the size of the ordinary ones is taken from a sample of as many.
@@ -101,7 +100,7 @@ class Comparison:
         allowed: Its tolerance.
         dtype: Dtype of the expected tensor.
         problem: Another dtype or shape, in words; nothing else is compared then.
-        histogram: The differences of all elements, where that is asked for.
+        histogram: What ``measure`` made of the differences of all elements.
     """
 
     count: int = 0
@@ -113,7 +112,7 @@ class Comparison:
     allowed: float = 0.0
     dtype: torch.dtype | None = None
     problem: str = ""
-    histogram: Histogram | None = None
+    histogram: Any = None
 
     @property
     def equal(self) -> bool:
@@ -141,7 +140,7 @@ def compare(
     atol: float | None = None,
     slack: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
-    measure: bool = False,
+    measure: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any] | None = None,
     precision: torch.dtype | None = None,
 ) -> Comparison:
     """Compares two tensors element by element.
@@ -157,7 +156,7 @@ def compare(
         slack: Added to each element's tolerance: doubles, of the shape of ``actual``.
         exact: What PyTorch computes in float64: doubles, of the shape of ``actual``. An element that is as near it as PyTorch's own
             elements of its size are is equal.
-        measure: Count the differences for a histogram.
+        measure: Takes ``|ONNX - PyTorch|`` of each element, its tolerance, and whether both are equal; counts them for a histogram.
         precision: The type that the exported model computes in: floats may be of it, and its tolerances hold.
     """
     if isinstance(expected, torch.Tensor) and expected.dtype == STRING:
@@ -183,7 +182,8 @@ def compare(
     if actual.shape != expected.shape:
         return Comparison(dtype=dtype, problem=f"has the shape {list(actual.shape)}, PyTorch {list(expected.shape)}")
     if not actual.numel():
-        return Comparison(dtype=dtype, histogram=Histogram() if measure else None)
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return Comparison(dtype=dtype, histogram=measure(nothing, nothing, nothing == 0) if measure else None)
     ours, theirs = actual.to(torch.float64), expected.to(torch.float64)
     real = expected.is_floating_point()
     same = (ours == theirs) | (ours.isnan() & theirs.isnan()) if real else actual == expected
@@ -198,7 +198,7 @@ def compare(
     if exact is not None and exact.shape == bad.shape and bad.any():
         bad = bad & ~_equally_near(ours, theirs, exact, allowed, bad)
     found = _result(actual, expected, difference, allowed, bad, dtype)
-    return replace(found, histogram=Histogram.of(difference, allowed, same)) if measure else found
+    return replace(found, histogram=measure(difference, allowed, same)) if measure else found
 
 
 def _compare_strings(actual: torch.Tensor | np.ndarray, expected: np.ndarray) -> Comparison:

@@ -17,9 +17,8 @@ from typing import IO, Any, NamedTuple
 
 import onnx_ir as ir
 
-from onnxplug.errors import SaveError, UsageError, WeightsError
+from onnxplug.errors import UsageError
 from onnxplug.run.files import remove_leftovers
-from onnxplug.run.weights import SOURCE, Source
 
 #: Tensors below this stay in the model's file even when the weights go beside it.
 SMALL_TENSOR_BYTES = 1024
@@ -95,53 +94,6 @@ def places_of(weights: Mapping[str, ir.TensorProtocol], limit: int | None) -> di
         places[name] = Place(file, offset, length)
         end = offset + length
     return places
-
-
-def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> dict[str, tuple[str, int, int]]:
-    """The tensors whose bytes are in a safetensors file as the model has them: their files, offsets and lengths.
-
-    Args:
-        weights: The tensors by name.
-        folder: The model's folder; the files must be in it, or in folders of it.
-
-    Raises:
-        UsageError: None of the tensors comes from such a file.
-        SaveError: A file is elsewhere.
-        WeightsError: A file has changed.
-    """
-    places: dict[str, tuple[str, int, int]] = {}
-    locations: dict[Path, str] = {}
-    sources: dict[str, Source] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
-    for name, source in sources.items():
-        stored, tensor = source.stored, weights[name]
-        if stored.place is None:
-            continue
-        if stored.path not in locations:
-            stored.check_unchanged()
-            locations[stored.path] = _location(stored.path, folder)
-        offset, length = stored.place
-        itemsize = max(1, tensor.dtype.bitwidth // 8)
-        if not source.is_plain or not is_large(tensor) or offset % itemsize:
-            continue
-        if length != tensor.nbytes:
-            raise WeightsError(f"the weight {name!r} has {length} bytes in {stored.path}, not {tensor.nbytes}")
-        places[name] = (locations[stored.path], offset, length)
-    if not locations:
-        raise UsageError(
-            "external='safetensors' needs weights from safetensors files, and no weight of the model comes from one",
-            hint="save(path, weights='model.safetensors', external='safetensors')",
-        )
-    return places
-
-
-def _location(file: Path, folder: Path) -> str:
-    real, base = os.path.realpath(file), os.path.realpath(folder)
-    if os.path.commonpath((real, base)) != base:
-        raise SaveError(
-            f"the model can't refer to {file}: a model's data is in its own folder, {folder}, or below",
-            hint="Save the model beside the safetensors files, or copy or hard-link them there; a link is followed.",
-        )
-    return Path(os.path.relpath(real, base)).as_posix()
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

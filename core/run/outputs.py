@@ -11,9 +11,9 @@ import torch
 
 from onnxplug import logs
 from onnxplug.errors import VerificationError
-from onnxplug.run.compare import Comparison, Scale, compare
+from onnxplug.run.compare import Scale, compare
 from onnxplug.run.conditioning import Run, in_double, quantises, quantum_slack, rounding_slack
-from onnxplug.run.report import OutputDifference, open_case
+from onnxplug.run.report import open_case
 
 _LOGGER = logs.logger("verify")
 
@@ -146,7 +146,7 @@ def _compare_each(
         )
     case = open_case()
     options: dict[str, Any] = {"scale": tolerances.scale, "rtol": tolerances.rtol, "atol": tolerances.atol}
-    options |= {"measure": case is not None, "precision": tolerances.precision}
+    options |= {"measure": case.measure if case is not None else None, "precision": tolerances.precision}
     measured = tolerances.measured
     worst, unstable = 0.0, 0
     for index, ((name, actual), (_, wanted)) in enumerate(zip(got.items(), expected, strict=True)):
@@ -159,7 +159,7 @@ def _compare_each(
                 exact = (outputs.exact() or [None] * len(got))[index]
                 found = compare(actual, wanted, **options, slack=slack, exact=exact)
         if case is not None:
-            case.outputs.append(_difference(name, actual, found))
+            case.add(name, actual, found)
         if not found.equal:
             again = f"verify(seed={seed}) draws these inputs again; " if seed is not None else ""
             hint = f"{again}verify(intermediates=True) tells whether a rule, a rewrite or ONNX Runtime is wrong; please report it."
@@ -171,16 +171,6 @@ def _compare_each(
 def _rounds(dtype: torch.dtype, outputs: Outputs) -> bool:
     """Whether rounding may change a result of this dtype: one in floating point, or the integers of a quantised tensor."""
     return dtype.is_floating_point or (outputs.quantised and dtype in (torch.uint8, torch.int8, torch.int32))
-
-
-def _difference(name: str, actual: Any, found: Comparison) -> OutputDifference:
-    """What a report says of an output that was compared."""
-    problem = "" if found.equal else str(found)
-    if not isinstance(actual, torch.Tensor):
-        return OutputDifference(name, "string", actual.size, 0.0, int(not found.equal), None, problem)
-    dtype = str(found.dtype if found.dtype is not None else actual.dtype).removeprefix("torch.")
-    largest = found.max_abs_difference
-    return OutputDifference(name, dtype, actual.numel(), largest, found.count, found.histogram, problem)
 
 
 def size_text(sizes: Mapping[str, int]) -> str:

@@ -31,10 +31,10 @@ import onnx_ir as ir
 from onnxplug import logs
 from onnxplug.errors import SaveError, UsageError
 from onnxplug.kinds import check_kind, check_path
+from onnxplug.packages import load
 from onnxplug.run.data_files import (
     Place,
     data_files,
-    in_safetensors,
     is_data_file,
     is_large,
     is_mentioned,
@@ -135,7 +135,7 @@ def save_model(
         return
     path = check_destination(destination)
     _check_sources(path, chosen)
-    linked = in_safetensors(chosen, path.parent) if external is not None else {}
+    linked = load("external=")(chosen, path.parent) if external is not None else {}
     written = {name: tensor for name, tensor in chosen.items() if name not in linked}
     size = _bytes(written)
     beside: dict[str, Place] = {}

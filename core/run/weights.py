@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -12,9 +14,10 @@ import torch
 from onnxplug.build.stored import META, PARTS, Origin, WeightTensor, as_content, content_of
 from onnxplug.errors import WeightsError
 from onnxplug.fake import is_fake
-from onnxplug.run.checkpoint import SPARSE, Stored
 from onnxplug.text import counted, shortened, type_with_article
 
+#: Layouts of sparse tensors.
+SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 #: Where the tensor of an initializer keeps what it is read from (``onnx_ir.TensorProtocol.meta``).
 SOURCE = "onnxplug.source"
 #: How many names a message gives.
@@ -22,6 +25,73 @@ _NAMED = 5
 _EIGHT_BIT_FLOATS = frozenset(
     (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
 )
+
+
+class FileVersion(NamedTuple):
+    """What tells a file from another one at its path."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int
+
+
+def version_of(path: Path) -> FileVersion:
+    """What a file is now."""
+    status = path.stat()
+    return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A tensor in a file.
+
+    Attributes:
+        name: Its name there.
+        path: The file.
+        version: What tells the file from another one at its path.
+        shape: Its shape.
+        dtype: Its dtype; ``None`` where torch has none.
+        dtype_name: What the file calls it.
+        read: Reads it.
+        place: Offset and number of its bytes in the file, where they lie there as they are.
+    """
+
+    name: str
+    path: Path
+    version: FileVersion
+    shape: torch.Size
+    dtype: torch.dtype | None
+    dtype_name: str
+    read: Callable[[str], torch.Tensor]
+    place: tuple[int, int] | None = None
+
+    def load(self) -> torch.Tensor:
+        """Reads the tensor.
+
+        Raises:
+            WeightsError: The file is gone, was written to since it was opened, or can't be read.
+        """
+        self.check_unchanged()
+        try:
+            return self.read(self.name)
+        except Exception as error:  # safetensors has a class of its own, torch.load any
+            raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
+
+    def check_unchanged(self) -> None:
+        """Checks that the file is the one that was opened.
+
+        Raises:
+            WeightsError: It is gone, or was written to.
+        """
+        try:
+            unchanged = version_of(self.path) == self.version
+        except OSError as error:
+            raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
+        if not unchanged:
+            raise WeightsError(
+                f"{self.path} has changed since the weights were applied", names=[self.name], hint="Apply them again."
+            )
 
 
 def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:

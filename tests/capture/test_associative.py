@@ -13,7 +13,7 @@ from torch._higher_order_ops import associative_scan
 from torch.export import Dim
 
 import onnxplug
-from onnxplug.converters.patches.associative import _scan
+from onnxplug.patches.associative import _scan
 from tests.support.sampling import rotated
 
 Pair = tuple[torch.Tensor, torch.Tensor]

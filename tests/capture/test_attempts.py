@@ -206,13 +206,13 @@ def test_the_flag_in_threads_and_inside_another_export() -> None:
         return x + 1
 
     def run(function: Callable[..., Any], results: list[Any]) -> None:
-        results.append(onnxplug.capture.capture.capture(function, (X,), strict=False))
+        results.append(onnxplug.to_onnx(function, (X,), strict=False))
 
     results: list[Any] = []
     other = threading.Thread(target=run, args=(waits, results))
     other.start()
     assert inside.wait(60)
-    from onnxplug.capture.onnx_flag import onnx_export_flag
+    from onnxplug.patches.onnx_flag import onnx_export_flag
 
     with onnx_export_flag():
         pass

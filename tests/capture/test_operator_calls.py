@@ -17,9 +17,9 @@ from torch.export import Dim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onnxplug
-from onnxplug.capture import operator_calls
-from onnxplug.capture.operator_calls import can_repeat
 from onnxplug.errors import CaptureError
+from onnxplug.patches import operator_calls
+from onnxplug.patches.operator_calls import can_repeat
 from tests.support.patches import without
 from tests.support.sampling import rotated
 from tests.support.traces import both, captured, lines
@@ -29,7 +29,7 @@ X = torch.randn(2, 5, 4)
 DYNAMIC: Any = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
 
 
-@pytest.mark.parametrize("name", rotated(ZOO, every=4))
+@pytest.mark.parametrize("name", rotated(ZOO, every=8))
 def test_models_of_the_zoo(name: str) -> None:
     case = ZOO[name]()
     found = both(lambda: copy.deepcopy(case.module), *case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
@@ -475,7 +475,7 @@ def test_traces_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_torch_without_what_is_needed_traces_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    import onnxplug.capture.operator_calls as operator_calls
+    import onnxplug.patches.operator_calls as operator_calls
 
     monkeypatch.setattr(operator_calls, "_is_supported", lambda: False)
     found, _ = captured(blocks(FUNCTIONS["plain"]), (X,), True)

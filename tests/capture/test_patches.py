@@ -195,6 +195,7 @@ def pytest_of(*arguments: str, **environment: str) -> int:
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=False).returncode
 
 
+@pytest.mark.long
 def test_the_tests_of_the_patches_are_there() -> None:
     assert len({patch.name for patch in PATCHES}) == len(PATCHES)
     options = ["-q", "-p", "no:cacheprovider", "--collect-only"]

@@ -17,7 +17,7 @@ OPSETS = {"": 21, "com.microsoft": 1}
 
 @pytest.mark.parametrize("target", ["onnxruntime", "onnxruntime:cuda"])
 def test_a_decoder_of_fused_operators(target: str) -> None:
-    """On prompts, in buffers longer than they are, and on single steps; each row has positions of its own."""
+    """On prompts, in buffers longer than they are, and on single steps; the attention turns queries and keys itself."""
     define_vision_kernels()
     import transformers
     from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of
@@ -39,10 +39,9 @@ def test_a_decoder_of_fused_operators(target: str) -> None:
         mutations="ignore",
     )
     found = Counter(node.op_type for node in program.model.graph if node.domain == "com.microsoft")
-    expected = {"GroupQueryAttention": 2, "RotaryEmbedding": 4}
-    if target == "onnxruntime:cuda":
-        expected["SkipSimplifiedLayerNormalization"] = 4
-    assert found == expected
+    assert found == {"GroupQueryAttention": 2, "SkipSimplifiedLayerNormalization": 4}
+    assert {n.attributes["do_rotary"].as_int() for n in program.model.graph if n.op_type == "GroupQueryAttention"} == {
+        1
+    }
     for case in fused_cases_of(example):
-        case["position_ids"] = case["position_ids"] + torch.tensor([[0], [3], [7]])
         program.verify(args=(), kwargs=case, seeds=())

@@ -199,7 +199,7 @@ def hold(function: Callable[..., Tensors], traced: torch.fx.GraphModule, done: F
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
-PORTIONS = [*range(0, 200, 40), *(pytest.param(first, marks=pytest.mark.long) for first in range(200, 3000, 40))]
+PORTIONS = [*range(0, 80, 40), *(pytest.param(first, marks=pytest.mark.long) for first in range(80, 3000, 40))]
 
 
 @pytest.mark.parametrize("first", PORTIONS)

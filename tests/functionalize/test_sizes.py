@@ -53,7 +53,7 @@ def test_what_is_known_is_so() -> None:
     """Random conditions: whatever is said to hold does, at every size of a grid."""
     chance = random.Random(0)
     known = 0
-    for _ in range(600):
+    for _ in range(300):
         terms = [
             chance.choice((A, B, A * B, A**2, A - B, A - 3, sympy.Integer(chance.randint(-3, 9)))) for _ in range(4)
         ]
@@ -65,4 +65,4 @@ def test_what_is_known_is_so() -> None:
             known += 1
             for a, b in itertools.product(range(least, 14), repeat=2):
                 assert condition.subs({A: a, B: b}) == True, (condition, a, b)  # noqa: E712
-    assert known >= 60
+    assert known >= 30

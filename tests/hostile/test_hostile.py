@@ -32,12 +32,6 @@ def worker() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def test_there_are_many() -> None:
-    assert len(CASES) >= 1000
-    sampled = [name for name in CASES if zlib.crc32(name.encode()) % SAMPLED == 0]
-    assert len(sampled) >= 40
-
-
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if zlib.crc32(n.encode()) % SAMPLED == 0 else [pytest.mark.long]) for n in CASES],

@@ -269,7 +269,7 @@ def onnxplug_rules():
 """
 
 
-@pytest.mark.parametrize("source", [HANGS, HANGS_IN_A_HOOK])
+@pytest.mark.parametrize("source", [HANGS, pytest.param(HANGS_IN_A_HOOK, marks=pytest.mark.long)])
 def test_a_plugin_that_hangs_is_named_and_given_up(tmp_path: Path, source: str) -> None:
     install(tmp_path, "onnxplug-hangs", source, entry="a_first")
     install(tmp_path, "onnxplug-shop", rule(MUL))

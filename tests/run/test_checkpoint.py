@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.checkpoint import open_checkpoint
 from safetensors.torch import save_file
 from torch import nn
 
 import onnxplug
 from onnxplug import OnnxplugError, WeightsError
-from onnxplug.run.checkpoint import open_checkpoint
 from tests.support.weightless import WAYS, Tied, state_of
 
 X = torch.randn(2, 3, 4)

@@ -84,10 +84,8 @@ DETECTORS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "rt_detr_v2" else pytest.param(name, marks=pytest.mark.long) for name in DETECTORS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", DETECTORS)
 def test_no_difference_is_reported(name: str) -> None:
     make, side = DETECTORS[name]
     torch.manual_seed(0)

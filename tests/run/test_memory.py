@@ -105,6 +105,7 @@ def test_a_save_makes_no_second_copy(tmp_path: Path, shape: tuple[int, ...], ext
     check(tmp_path / "model.onnx", layers, shape)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [AS_IT_IS, TRANSPOSED])
 def test_weights_from_files_are_never_all_in_memory(tmp_path: Path, shape: tuple[int, ...]) -> None:
     layers = 12

@@ -1,24 +1,32 @@
-"""Which cases of tests with many cases run by default: a quarter, spread evenly, of those that cost most. The others are long."""
+"""Which cases of tests with many cases run by default: of those that cost most a part, spread evenly. The others are long."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 import pytest
 
-#: Tests of six cases and more that take more than 1.5 seconds of processor time, all cases together, with these seconds.
+#: Tests of several cases that take more than 1.5 seconds of processor time, all cases together, with these seconds.
 TABLE = Path(__file__).parents[1] / "durations.txt"
-#: Of each test in the table one case in so many runs by default, and at least so many cases.
-ONE_IN, AT_LEAST = 4, 3
+#: Of each test in the table a quarter of the cases runs by default as long as it takes no more than so many seconds,
+#: and an eighth in any event.
+SECONDS = 1.5
 
 
 @cache
-def costly() -> frozenset[str]:
-    """The tests of the table: file and function."""
+def costly() -> dict[str, float]:
+    """The tests of the table, file and function, with the seconds of all their cases."""
     lines = TABLE.read_text(encoding="utf-8").splitlines()
-    return frozenset(line.split()[1] for line in lines if line and not line.startswith("#"))
+    rows = (line.split() for line in lines if line and not line.startswith("#"))
+    return {name: float(seconds) for seconds, name in rows}
+
+
+def number_by_default(cases: int, seconds: float) -> int:
+    """How many of so many cases, which take so many seconds together, run by default."""
+    return max(ceil(cases / 8), min(ceil(cases / 4), int(SECONDS * cases / seconds)))
 
 
 def mark_long(items: list[pytest.Item]) -> None:
@@ -28,9 +36,9 @@ def mark_long(items: list[pytest.Item]) -> None:
         name = item.nodeid.partition("[")[0]
         if name in costly() and item.get_closest_marker("long") is None:
             cases[name].append(item)
-    for given in cases.values():
-        kept = max(AT_LEAST, len(given) // ONE_IN)
-        chosen = {round(number * len(given) / kept) for number in range(kept)}
-        for place, item in enumerate(given):
+    for name, group in cases.items():
+        kept = number_by_default(len(group), costly()[name])
+        chosen = {round(number * len(group) / kept) for number in range(kept)}
+        for place, item in enumerate(group):
             if place not in chosen:
                 item.add_marker(pytest.mark.long)

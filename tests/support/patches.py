@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from onnxplug.capture import patches
-from onnxplug.converters.patches import table
+from onnxplug.patches import table
 
 VARIABLE = "ONNXPLUG_TEST_WITHOUT_PATCH"
 PATCHES = (*patches.PATCHES, *table.PATCHES)

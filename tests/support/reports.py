@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from onnxplug_tools.inspection.view import ModelView, ModuleView, NodeView, ValueView
+from onnxplug_tools.report.differences import CaseDifference, Histogram, OutputDifference
 from onnxplug_tools.report.record import (
     Attempt,
     Capture,
@@ -24,7 +25,6 @@ from onnxplug_tools.report.record import (
 from onnxplug_tools.report.report import ExportReport
 
 import onnxplug
-from onnxplug.run.report import CaseDifference, Histogram, OutputDifference
 
 #: Text that acts where it is not made inert: markup, ends of elements, links, directions of text, halves of characters.
 HOSTILE = (

@@ -13,6 +13,9 @@ from torch import nn
 from onnxplug.capture.capture import capture
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import is_own
+from onnxplug.options import ExportOptions
+from onnxplug.plugin_api import CaptureRequest
+from onnxplug.plugins.manager import registry_for
 from onnxplug.torch_private import is_transformed
 
 
@@ -67,7 +70,8 @@ def captured(make: Callable[[], nn.Module], args: Any, repeats: bool, **options:
     torch.manual_seed(0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = capture(make(), args, repeats=repeats, **options)
+        request = CaptureRequest(ExportOptions(capture="calls" if repeats else "whole"))
+        found = capture(make(), args, patches=registry_for(plugins=[])[1].patches(), request=request, **options)
     return found, [str(w.message) for w in caught]
 
 

@@ -17,10 +17,10 @@ import torch
 from torch.nn.modules import transformer
 
 from onnxplug.capture.signature import Captured
-from onnxplug.converters.patches.attention import is_said_to_be_causal
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
+from onnxplug.patches.attention import is_said_to_be_causal
 from onnxplug.pipeline import Conversion, plugins_of_call
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.alignment import Recipe

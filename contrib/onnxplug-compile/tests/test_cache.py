@@ -160,6 +160,7 @@ print("statuses", *[os.waitpid(child, 0)[1] for child in children])
 """
 
 
+@pytest.mark.long
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     """Two start at once, with equal graphs; what they keep serves a third."""
     models = tmp_path / "models"

@@ -88,6 +88,7 @@ def test_what_pytorch_cannot_draw_before_the_graph_is_left_to_eager() -> None:
     torch.testing.assert_close(found, trained(model, model, batches), **looser("gradients"))
 
 
+@pytest.mark.long
 def test_a_model_of_transformers() -> None:
     torch.manual_seed(0)
     settings = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}

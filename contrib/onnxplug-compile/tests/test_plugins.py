@@ -144,6 +144,7 @@ def test_a_rule_that_decomposes_needs_no_kernel(tmp_path: Path) -> None:
     assert plain in run_python(tmp_path, "-c", f"{OPERATOR}\ncheck()")
 
 
+@pytest.mark.long
 def test_models_kept_on_disk_follow_the_plugin(tmp_path: Path, library: Path) -> None:
     """Another version, other code of the same version, no plugin: each has models of its own, and none is a wrong one."""
     models = tmp_path / "models"

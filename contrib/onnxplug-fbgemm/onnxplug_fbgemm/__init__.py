@@ -176,7 +176,7 @@ def _later(name: str) -> Callable[..., Any]:
         check_version()
         return function_of(name)(*args, **kwargs)
 
-    decomposed.__qualname__ = name
+    decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.{FUNCTIONS[name]}"
     return decomposed
 
 
@@ -209,7 +209,8 @@ def onnxplug_samples() -> list[OpSample]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it translates. Either of two packages has the operators, so none is required."""
-    return PluginInfo(api=1, namespaces=("fbgemm",))
+    libraries, replaced = ("fbgemm_gpu", "torchrec"), [f"fbgemm::{name}" for name in TRACED]
+    return PluginInfo(api=1, namespaces=("fbgemm",), libraries=libraries, replaced=replaced)
 
 
 def features_shapes(features: Any, values: str = "values", lengths: str = "lengths") -> Any:

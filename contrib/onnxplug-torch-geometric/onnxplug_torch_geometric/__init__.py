@@ -50,6 +50,7 @@ def _later(op: str) -> Callable[..., Any]:
 
         return whole(op)(*args, **kwargs)
 
+    decomposed.__module__ = f"{__name__}.{FUNCTIONS[op].partition(':')[0]}"
     return decomposed
 
 
@@ -91,7 +92,7 @@ def onnxplug_samples() -> list[OpSample]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it translates."""
-    return PluginInfo(api=1, namespaces=("torch_scatter", "pyg"))
+    return PluginInfo(api=1, namespaces=("torch_scatter", "pyg"), libraries=("torch_geometric", "pyg_lib"))
 
 
 def data_shapes(data: Any, nodes: str = "nodes", edges: str = "edges", graphs: str = "graphs") -> Any:

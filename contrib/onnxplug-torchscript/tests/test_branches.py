@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import onnxplug
-from onnxplug import CaptureError
+from onnxplug import CaptureError, VerificationError
 from tests.support.scripts import check_script, scripted
 
 X, Y = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, 6.0]]), torch.randn(5, 3) - 3
@@ -300,3 +300,20 @@ def test_what_no_graph_can_do(function: Any, words: str) -> None:
     lines = [f"{__file__}:{line + offset}" for offset in range(1, 7)]
     assert any(place in str(caught.value) for place in lines), str(caught.value)
     assert caught.value.hint
+
+
+@torch.jit.script
+def raising(x: torch.Tensor) -> torch.Tensor:
+    if bool((x.sum() <= 0).item()):
+        raise ValueError("not positive")
+    return x * 2
+
+
+def test_an_error_that_a_script_raises() -> None:
+    x = torch.ones(3, 2)
+    program = onnxplug.to_onnx(raising, (x,), checks=True)
+    torch.testing.assert_close(program(x)[0], x * 2)
+    with pytest.raises(
+        VerificationError, match=r"check: the script's condition at .*test_branches\.py.* does not hold"
+    ):
+        program(-x)

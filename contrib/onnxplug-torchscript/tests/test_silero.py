@@ -37,7 +37,8 @@ def speech(size: int, chunks: int) -> list[torch.Tensor]:
     return list((0.1 * tone * loud + 0.01 * torch.randn(size * chunks)).reshape(chunks, 1, size).unbind(0))
 
 
-@pytest.mark.parametrize("rate", [16000, pytest.param(8000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rate", [16000, 8000])
 def test_a_stream_of_chunks(silero: Any, rate: int) -> None:
     chunks = speech(RATES[rate], CHUNKS)
     with torch.no_grad():

@@ -90,7 +90,7 @@ def agrees(program: Any, model: nn.Module, images: list[torch.Tensor]) -> int:
     return sum(v.shape[0] for v in expected if v.dim() == 2)
 
 
-@pytest.mark.parametrize("build", [retinanet, fasterrcnn])
+@pytest.mark.parametrize("build", [pytest.param(retinanet, marks=pytest.mark.long), fasterrcnn])
 def test_small_detector(build: Any) -> None:
     model = lively(build())
     images = [torch.rand(3, 40, 52), torch.rand(3, 48, 44)]

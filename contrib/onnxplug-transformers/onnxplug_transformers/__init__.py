@@ -81,16 +81,18 @@ def _sizes() -> Any:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it is for."""
-    return PluginInfo(api=1, requires=["transformers>=5"])
+    return PluginInfo(api=1, requires=["transformers>=5"], libraries=("transformers",))
 
 
 @hookimpl
 def onnxplug_rules() -> list[Rule]:
-    """The package's own operator."""
+    """The package's own operators."""
     place = "onnxplug_transformers"
     return [
         Rule("onnxplug_transformers::matmul_nbits", f"{place}.four_bits:convert", domains={"com.microsoft": 1}),
+        Rule("onnxplug_transformers::gather_nbits", f"{place}.four_bits:convert_gather", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::group_query_attention", f"{place}.fused:convert", domains={"com.microsoft": 1}),
+        Rule("onnxplug_transformers::places", f"{place}.fused:convert_places"),
     ]
 
 

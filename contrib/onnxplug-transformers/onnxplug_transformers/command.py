@@ -17,6 +17,16 @@ def export(
         str | None,
         typer.Option("--task", help="text-generation, feature-extraction, …; by default what config.json says"),
     ] = None,
+    layout: Annotated[
+        str, typer.Option("--for", help="The program that loads the folder: genai, transformers.js or optimum")
+    ] = "genai",
+    dtypes: Annotated[
+        str,
+        typer.Option(
+            "--dtypes",
+            help="transformers.js, optimum: a file of each number format: fp32,fp16,q8,int8,uint8,q4,q4f16",
+        ),
+    ] = "fp32",
     random: Annotated[bool, typer.Option("--random", help="Random weights: FOLDER needs a config.json alone")] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, float16 or bfloat16")] = "float32",
     last_logits: Annotated[
@@ -33,8 +43,12 @@ def export(
         str | None,
         typer.Option(
             "--int4-keep",
-            help="With --int4: linear layers that stay, separated by commas, * for anything; default: that of the logits",
+            help="With --int4: linear layers, or the embedding, that stay, separated by commas, * for anything",
         ),
+    ] = None,
+    accuracy_level: Annotated[
+        int | None,
+        typer.Option("--accuracy-level", help="With --int4: 4 (default) rounds activations to bytes, 1 keeps floats"),
     ] = None,
     fused: Annotated[
         bool,
@@ -58,12 +72,15 @@ def export(
         Path(request.name),
         request.output,
         task=task,
+        layout=layout,
+        dtypes=[name.strip() for name in dtypes.split(",")],
         random=random,
         dtype=dtype,
         last_logits=last_logits,
         int4=int4,
         block_size=block_size,
         int4_keep=None if int4_keep is None else [name for name in int4_keep.split(",") if name],
+        accuracy_level=accuracy_level,
         fused=fused,
         tokenizer=tokenizer,
         overwrite=overwrite,

@@ -12,8 +12,9 @@ from torch import nn
 from transformers import DynamicCache, cache_utils
 
 from onnxplug import UsageError
-from onnxplug_transformers.caches import names, shapes
-from onnxplug_transformers.fused import fused_attention, use_fused_attention
+from onnxplug_transformers.caches import emptied, names, shapes
+from onnxplug_transformers.fused import FusedCache, attentions_of, fused_attention, use_fused_attention
+from onnxplug_transformers.genai import context_length
 from onnxplug_transformers.windows import windows_by_position
 
 _LAYERS = ("full_attention", "sliding_attention")
@@ -28,7 +29,11 @@ class Decoder(nn.Module):
     Args:
         model: A causal language model of transformers.
         last_logits: Logits of each row's last token alone, the last that the mask shows.
-        fused: Attention and cache by one operator of ONNX Runtime; a row's tokens then begin at its first place.
+        fused: Attention and cache by one operator of ONNX Runtime; a row's tokens then begin at its first place, and where they
+            are is what the mask says.
+
+    Attributes:
+        takes_positions: Whether a step has the input ``position_ids``.
 
     Raises:
         UsageError: Something in the model can't be said by keys and values of past tokens.
@@ -53,11 +58,12 @@ class Decoder(nn.Module):
         else:
             self._model = model
         self.config = config
-        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        has_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.takes_positions = has_positions and not fused
         self.last_logits, self.fused = last_logits, fused
         if fused:
-            if not self.takes_positions:
-                raise UsageError(f"--fused: {type(model).__name__} computes positions from a mask over the whole cache")
+            if not has_positions:
+                raise UsageError(f"{type(model).__name__} computes positions from a mask over the whole cache")
             use_fused_attention(model)
         if last_logits and model.get_output_embeddings() is None:
             raise UsageError(f"--last-logits: {type(model).__name__} does not say which module computes its logits")
@@ -87,8 +93,13 @@ class Decoder(nn.Module):
         given = {"position_ids": position_ids} if position_ids is not None else {}
         try:
             if self.fused:
-                with fused_attention(past_key_values, attention_mask) as cache:
-                    result = self._model(input_ids=input_ids, past_key_values=cache.given, use_cache=True, **given)
+                limit = context_length(self.config.get_text_config())
+                cache = FusedCache(past_key_values, input_ids, attention_mask, limit)
+                with fused_attention(cache):
+                    result = self._model(
+                        input_ids=input_ids, position_ids=cache.positions, past_key_values=cache.given, use_cache=True
+                    )
+                cache.check()
                 return {"logits": result.logits, "past_key_values": cache.past}
             with windows_by_position(attention_mask):
                 result = self._model(
@@ -181,10 +192,23 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     )
 
 
+def padded_prompt_of(example: DecoderExample) -> dict[str, Any]:
+    """A prompt of two rows, the first of which is padded on the left."""
+    tokens = example.kwargs["input_ids"].repeat(1, 2)[:2, :5].contiguous()
+    mask = torch.ones_like(tokens)
+    mask[0, :2] = 0
+    prompt = {"input_ids": tokens, "attention_mask": mask}
+    if "position_ids" in example.kwargs:
+        prompt["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    return {**prompt, "past_key_values": emptied(example.kwargs["past_key_values"])}
+
+
 def fused_example_of(example: DecoderExample) -> DecoderExample:
     """The same example for a decoder with fused attention: how long the buffers are says nothing of the text's length."""
     dynamic = {**example.dynamic_shapes, "attention_mask": {0: "batch", 1: "total"}}
-    return replace(example, dynamic_shapes=dynamic)
+    kwargs, dynamic = ({k: v for k, v in table.items() if k != "position_ids"} for table in (example.kwargs, dynamic))
+    names = [name for name in example.input_names if name != "position_ids"]
+    return replace(example, kwargs=kwargs, dynamic_shapes=dynamic, input_names=names)
 
 
 def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
@@ -201,10 +225,39 @@ def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
                 filled = getattr(layer, name)[:1].repeat(3, 1, 3, 1)[:, :, :space].clone()
                 filled[:, :, past:] = 0
                 setattr(layer, name, filled)
-        positions = torch.arange(past, past + new).expand(3, -1).clone()
         mask = torch.ones(3, past + new, dtype=torch.long)
-        cases.append({"input_ids": tokens, "attention_mask": mask, "position_ids": positions, "past_key_values": cache})
+        cases.append({"input_ids": tokens, "attention_mask": mask, "past_key_values": cache})
     return cases
+
+
+def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, DecoderExample, str]:
+    """A decoder and its example.
+
+    Args:
+        model: A causal language model of transformers.
+        last_logits: As of :class:`Decoder`.
+        fused: The same; where the attention can't be replaced, it stays.
+
+    Returns:
+        Both, and why the attention stays, ``""`` where it does not.
+
+    Raises:
+        UsageError: As of :class:`Decoder` and :func:`example_of`.
+    """
+    example, reason = example_of(Decoder(model).eval()), ""
+    if fused:
+        before = attentions_of(model)
+        try:
+            decoder = Decoder(model, last_logits=last_logits, fused=True).eval()
+            example_of_fused = fused_example_of(example)
+            with torch.no_grad():
+                decoder(**fused_cases_of(example_of_fused)[0])
+            return decoder, example_of_fused, ""
+        except UsageError as error:
+            reason = str(error.message)
+            for config, attention in before:
+                config._attn_implementation = attention
+    return Decoder(model, last_logits=last_logits).eval(), example, reason
 
 
 def _checked(cache: Any, model: str) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,19 +34,39 @@ class Encoder(_Part):
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
         """From the model's inputs to ``states``, a cache of one layer for each of the decoder's: [batch, heads, source, width]."""
-        result = self._model.get_encoder()(**inputs, return_dict=True)
-        states = result.last_hidden_state
-        start = torch.zeros(states.shape[0], 1, dtype=torch.long, device=states.device)
+        states = self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state
         mask = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        self._model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states),
-            decoder_input_ids=start,
-            past_key_values=cache,
-            use_cache=True,
-            **mask,
-        )
-        return {"states": cache.cross_attention_cache}
+        return {"states": _projected(self._model, states, **mask)}
+
+
+class States(_Part):
+    """The encoder alone."""
+
+    def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
+        """From the model's inputs to ``last_hidden_state``, [batch, source, width]."""
+        return {"last_hidden_state": self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state}
+
+
+class Projections(_Part):
+    """The keys and values of the encoder's states in each layer of the decoder."""
+
+    def forward(self, encoder_hidden_states: torch.Tensor) -> dict[str, Any]:
+        """From the states to a cache of one layer for each of the decoder's: [batch, heads, source, width]."""
+        return {"states": _projected(self._model, encoder_hidden_states)}
+
+
+def _projected(model: Any, states: torch.Tensor, **mask: torch.Tensor) -> Any:
+    """What a decoder that reads a token keeps of the encoder's states."""
+    start = torch.zeros(states.shape[0], 1, dtype=torch.long, device=states.device)
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    model(
+        encoder_outputs=BaseModelOutput(last_hidden_state=states),
+        decoder_input_ids=start,
+        past_key_values=cache,
+        use_cache=True,
+        **mask,
+    )
+    return cache.cross_attention_cache
 
 
 class Decoder(_Part):
@@ -81,7 +101,7 @@ class Decoder(_Part):
 
 @dataclass(frozen=True)
 class PartExample:
-    """What ``to_onnx`` is called with for one of the two files.
+    """What ``to_onnx`` is called with for a part of the model.
 
     Attributes:
         kwargs: Example inputs by name.
@@ -152,3 +172,22 @@ def _renamed(example: TaskExample) -> TaskExample:
             for name, shape in example.dynamic_shapes.items()
         },
     )
+
+
+def merged_examples_of(model: Any, example: TaskExample) -> tuple[PartExample, PartExample, PartExample]:
+    """Example inputs of the encoder alone, of the projections of its states and of the decoder.
+
+    Args:
+        model: The model.
+        example: Example inputs of its encoder.
+
+    Raises:
+        UsageError: Its cache is none of keys and values.
+    """
+    encoder, decoder = examples_of(model, example)
+    with torch.no_grad():
+        states = States(model)(**example.kwargs)["last_hidden_state"]
+    grows = any(axis > 0 for shape in encoder.dynamic_shapes.values() for axis in shape)
+    dynamic = {"encoder_hidden_states": {0: "batch", 1: "source"} if grows else {0: "batch"}}
+    projections = PartExample({"encoder_hidden_states": states}, dynamic, [*dynamic], encoder.output_names)
+    return replace(encoder, output_names=["last_hidden_state"]), projections, decoder

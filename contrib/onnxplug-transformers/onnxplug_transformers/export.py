@@ -5,22 +5,32 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders
 from onnxplug_transformers.caches import register
-from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of
-from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged
-from onnxplug_transformers.four_bits import DOMAIN, check_block_size, round_linears
+from onnxplug_transformers.decoders import Decoder, decoder_of, example_of, fused_cases_of, padded_prompt_of
+from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
+from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged, transformer_folder
+from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
 from onnxplug_transformers.genai import genai_config
-from onnxplug_transformers.models import load_config, load_model, task_of
-from onnxplug_transformers.tasks import Task, task_example
+from onnxplug_transformers.layouts import (
+    BROWSERS,
+    Layout,
+    check_for_browsers,
+    layout_of,
+    save_in_chunks,
+    write_browser_configuration,
+)
+from onnxplug_transformers.merged import merge, merged_samples
+from onnxplug_transformers.models import SENTENCES, is_packed, load_config, load_model, task_of
+from onnxplug_transformers.sentences import Sentences
+from onnxplug_transformers.tasks import Task, TaskExample, task_example
 
 TEXT_GENERATION = "text-generation"
 ENCODER_DECODERS = ("text2text-generation", "automatic-speech-recognition")
@@ -31,12 +41,15 @@ def export_folder(
     output: str | os.PathLike[str],
     *,
     task: str | None = None,
+    layout: str = "genai",
+    dtypes: Sequence[str] = ("fp32",),
     random: bool = False,
     dtype: str = "float32",
     last_logits: bool = False,
     int4: bool = False,
     block_size: int | None = None,
     int4_keep: Sequence[str] | None = None,
+    accuracy_level: int | None = None,
     fused: bool = False,
     tokenizer: bool = True,
     overwrite: bool = False,
@@ -51,14 +64,18 @@ def export_folder(
         source: A folder of ``save_pretrained``.
         output: The folder to write.
         task: What the model is for; by default what its configuration says.
+        layout: The program that loads the folder: ``"genai"``, ``"transformers.js"`` or ``"optimum"``.
+        dtypes: Number formats, of each of which there are files: ``"fp32"``, ``"fp16"``, ``"q8"``, ``"int8"``, ``"uint8"``,
+            ``"q4"`` and ``"q4f16"``; for ``"genai"`` the first alone.
         random: Random weights; the folder needs a configuration alone.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         last_logits: Logits of each row's last token alone, of a model for text generation.
-        int4: Linear layers with weights of four bits, of a model for text generation.
+        int4: Linear layers with weights of four bits and embeddings with weights of eight, of a model for text generation.
         block_size: Numbers that share a scale, 32 unless given.
-        int4_keep: Names of linear layers that stay as they are, with ``*`` for anything; by default that of the logits.
+        int4_keep: Names of linear layers, or of the embedding, that stay as they are, with ``*`` for anything; by default none.
+        accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
         fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
-            greatest length, which onnxruntime-genai shares between past and present.
+            greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
         tokenizer: Copy the tokenizer; ``False`` does without.
         overwrite: Replace what the folder holds.
         verify: Compare with PyTorch.
@@ -74,117 +91,219 @@ def export_folder(
         OnnxplugError: A file is damaged, or the export failed.
         SaveError: The folder can't be written.
     """
-    source, output = Path(source), Path(output)
+    source, output, chosen = Path(source), Path(output), layout_of(layout)
+    check_dtypes(dtypes)
     check_output(output, overwrite=overwrite)
     config = load_config(source, random=random)
-    kind = task_of(config, task)
-    if last_logits and kind != TEXT_GENERATION:
-        raise UsageError(f"--last-logits is for text generation, and this is {kind}")
-    if int4 and kind != TEXT_GENERATION:
-        raise UsageError(f"--int4 is for text generation, and this is {kind}")
-    if fused and kind != TEXT_GENERATION:
-        raise UsageError(f"--fused is for text generation, and this is {kind}")
+    kind, whole = task_of(config, task, source), source
+    source = transformer_folder(source)
+    chosen.check_task(kind)
+    _check_decoder(kind, chosen, dtypes, dtype, last_logits=last_logits, int4=int4, fused=fused)
+    if not int4 and ((block_size, int4_keep) != (None, None) or (accuracy_level is not None and not is_packed(config))):
+        raise UsageError("--block-size, --int4-keep and --accuracy-level are for --int4")
+    size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
+    check_settings(size, level)
+    given = dict(options or {})
+    if int4 or fused or (is_packed(config) and not random):
+        given["opset_version"] = _with_domain(given.get("opset_version"))
+    model = load_model(source, config, kind, dtype=dtype, random=random)
+    if tokenizer:
+        _check_companions(source, chosen, model)
+    notes = []
+    if int4:
+        stage("rounding to 4 bits")
+        notes.append(str(round_weights(model, size, int4_keep or (), level)))
+    with staged(output) as folder:
+        call = _Call(folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level)
+        call.folder.mkdir(exist_ok=True)
+        if kind == TEXT_GENERATION:
+            _write_decoder(call, model, last_logits=last_logits, fused=fused)
+        elif kind in ENCODER_DECODERS:
+            (_write_merged if chosen.merged else _write_parts)(call, model, source)
+        else:
+            _write_model(call, _of_one_call(model, kind, whole), task_example(model, source))
+        copy_companions(source, folder, tokenizer=tokenizer)
+        if chosen.name == BROWSERS:
+            write_browser_configuration(source, folder, config, dtypes)
+    return [replace(file, path=output / file.path.relative_to(folder)) for file in call.files]
+
+
+def _check_decoder(
+    kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, *, last_logits: bool, int4: bool, fused: bool
+) -> None:
+    """Looks whether options fit the task and the layout.
+
+    Raises:
+        UsageError: One does not.
+    """
+    flags = {"--last-logits": last_logits, "--int4": int4, "--fused": fused}
+    for flag in (flag for flag, value in flags.items() if value):
+        if kind != TEXT_GENERATION:
+            raise UsageError(f"{flag} is for text generation, and this is {kind}")
+        if layout.merged and (flag, layout.name) != ("--last-logits", BROWSERS):
+            hint = "--dtypes q4 writes weights of 4 bits." if int4 else None
+            raise UsageError(f"{flag} is for --for genai, and not for {layout.name}", hint=hint)
     if (int4 or fused) and dtype == "bfloat16":
         raise UsageError(
             f"--{'int4' if int4 else 'fused'} has no kernel for bfloat16", hint="--dtype float16 or float32."
         )
-    if not int4 and (block_size is not None or int4_keep is not None):
-        raise UsageError("--block-size and --int4-keep are for --int4")
-    if block_size is not None:
-        check_block_size(block_size)
-    given = dict(options or {})
-    if int4 or fused:
-        given["opset_version"] = _with_domain(given.get("opset_version"))
-    model = load_model(source, config, kind, dtype=dtype, random=random)
-    if tokenizer and model.main_input_name == "input_ids":
+    if layout.merged and dtype != "float32":
+        raise UsageError(f"--dtype is for --for genai, and not for {layout.name}", hint="--dtypes fp16 does the same.")
+    if not layout.merged and tuple(dtypes) != ("fp32",):
+        raise UsageError("--dtypes is for --for transformers.js and optimum", hint="--dtype float16, or --int4.")
+
+
+def _check_companions(source: Path, layout: Layout, model: Any) -> None:
+    texts = model.main_input_name == "input_ids"
+    if texts:
         check_tokenizer(source)
-    notes = []
-    if int4:
-        stage("rounding to 4 bits")
-        notes.append(str(round_linears(model, block_size or 32, int4_keep)))
-    call = _Call(verify, external_data, stage, given, tuple(notes))
-    with staged(output) as folder:
-        if kind == TEXT_GENERATION:
-            example = example_of(Decoder(model).eval())
-            decoder = Decoder(model, last_logits=last_logits, fused=fused).eval()
-            if fused:
-                example = fused_example_of(example)
-                with torch.no_grad():  # what can't be fused is said here, and not as a failure of torch.export
-                    decoder(**fused_cases_of(example)[0])
-            file = call.write(
-                folder / "model.onnx",
-                decoder,
-                fused_cases_of(example) if fused else None,
-                kwargs=example.kwargs,
-                dynamic_shapes=example.dynamic_shapes,
-                input_names=example.input_names,
-                present_names=True,
-            )
-            about = genai_config(
-                model,
-                positions=decoder.takes_positions,
-                layers=example.layers,
-                heads=example.heads,
-                head_size=example.head_size,
-                shared_buffers=fused,
-            )
-            (folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-            files = [file]
-        elif kind in ENCODER_DECODERS:
-            both = encoder_decoders.examples_of(model, task_example(model, source))
-            parts = (encoder_decoders.Encoder(model).eval(), encoder_decoders.Decoder(model).eval())
-            files = [
-                call.write(folder / f"{name}_model.onnx", part, **about.arguments())
-                for name, part, about in zip(("encoder", "decoder"), parts, both, strict=True)
-            ]
-        else:
-            inputs = task_example(model, source)
-            files = [
-                call.write(
-                    folder / "model.onnx",
-                    Task(model).eval(),
-                    kwargs=inputs.kwargs,
-                    dynamic_shapes=inputs.dynamic_shapes,
-                )
-            ]
-        copy_companions(source, folder, tokenizer=tokenizer)
-    return [replace(file, path=output / file.path.name) for file in files]
+    if layout.name == BROWSERS:
+        check_for_browsers(
+            source, texts=texts, others=not texts or "pixel_values" in signature(model.forward).parameters
+        )
+
+
+def _write_decoder(call: _Call, model: Any, *, last_logits: bool, fused: bool) -> None:
+    """A language model: one step, and what onnxruntime-genai reads of it."""
+    decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
+    fused = decoder.fused
+    if reason:
+        call.notes += (f"the attention is not fused: {reason}",)
+    call.write(
+        "model",
+        decoder,
+        fused_cases_of(example) if fused else None,
+        samples=[example.kwargs, padded_prompt_of(example)],
+        kwargs=example.kwargs,
+        dynamic_shapes=example.dynamic_shapes,
+        input_names=example.input_names,
+        present_names=True,
+    )
+    if not call.layout.merged:
+        about = genai_config(
+            model,
+            positions=decoder.takes_positions,
+            layers=example.layers,
+            heads=example.heads,
+            head_size=example.head_size,
+            shared_buffers=fused,
+        )
+        (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_parts(call: _Call, model: Any, source: Path) -> None:
+    """An encoder that gives the keys and values of the cross-attention, and a decoder that takes them."""
+    both = encoder_decoders.examples_of(model, task_example(model, source))
+    parts = (encoder_decoders.Encoder(model).eval(), encoder_decoders.Decoder(model).eval())
+    for name, part, about in zip(("encoder_model", "decoder_model"), parts, both, strict=True):
+        call.write(name, part, **about.arguments())
+
+
+def _write_merged(call: _Call, model: Any, source: Path) -> None:
+    """An encoder that gives its states, and a decoder whose first step computes the keys and values of the cross-attention."""
+    encoder, projections, decoder = encoder_decoders.merged_examples_of(model, task_example(model, source))
+    call.write("encoder_model", encoder_decoders.States(model).eval(), **encoder.arguments())
+    step, report = call.program(encoder_decoders.Decoder(model).eval(), **decoder.arguments())
+    first, other = call.program(encoder_decoders.Projections(model).eval(), **projections.arguments())
+    samples = merged_samples(step.feed((), decoder.kwargs), first.feed((), projections.kwargs))
+    merge(step.model, first.model)
+    step.release()
+    call.store("decoder_model_merged", step, _joined([report, other]), samples)
+
+
+def _of_one_call(model: Any, kind: str, folder: Path) -> Any:
+    """A model as it is exported, that of sentences with what makes vectors."""
+    return (Sentences(model, folder) if kind == SENTENCES else Task(model)).eval()
+
+
+def _write_model(call: _Call, model: Any, example: TaskExample) -> None:
+    """A model of one call."""
+    call.write("model", model, kwargs=example.kwargs, dynamic_shapes=example.dynamic_shapes)
 
 
 @dataclass
 class _Call:
-    """How each model of a folder is exported."""
+    """How the models of a folder are exported.
 
+    Attributes:
+        folder: Where to.
+        layout: Whose names dimensions have.
+        dtypes: Number formats, of each of which a file is written.
+        verify, external_data, stage, options, notes: As for ``export_folder``.
+        accuracy_level: What products with weights of four bits get once they are verified: with 4 they are not PyTorch's.
+        files: What was written.
+    """
+
+    folder: Path
+    layout: Layout
+    dtypes: Sequence[str]
     verify: bool
     external_data: bool | None
     stage: Callable[[str], None]
     options: dict[str, Any]
     notes: tuple[str, ...] = ()
+    accuracy_level: int = 1
+    files: list[ExportedFile] = field(default_factory=list)
 
     def write(
-        self, path: Path, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any
-    ) -> ExportedFile:
+        self,
+        name: str,
+        model: Any,
+        cases: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        samples: Sequence[Mapping[str, Any]] | None = None,
+        **about: Any,
+    ) -> None:
         """Exports one model, verifies it where that was asked for, and saves it.
 
         Args:
-            path: Where to.
+            name: What its file is called.
             model: The model.
             cases: Inputs to compare on; ``None``: the example's, and others drawn at random.
+            samples: Inputs that the model runs on in other number formats; ``None``: the example's.
             about: Keyword arguments of ``to_onnx``.
         """
+        program, report = self.program(model, cases, **about)
+        calls = samples if samples is not None else [about["kwargs"]]
+        self.store(name, program, report, [program.feed((), call) for call in calls])
+
+    def program(self, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any) -> tuple[Any, Any]:
+        """A model exported, and the report of its verification; see :meth:`write`."""
+        about["dynamic_shapes"] = self.layout.named(about["dynamic_shapes"])
         program = onnxplug.to_onnx(model, mutations="ignore", progress=self.stage, **about, **self.options)
-        report = None
-        if self.verify:
-            self.stage("verification")
-            report = program.verify() if cases is None else _verified(program, cases)
-        self.stage("saving")
-        program.save(path, external_data=self.external_data)
-        return ExportedFile(path, program, report, self.notes)
+        if not self.verify:
+            return program, None
+        self.stage("verification")
+        if cases is None:
+            return program, program.verify()
+        return program, _joined([program.verify(args=(), kwargs=case, seeds=()) for case in cases])
+
+    def store(self, name: str, program: Any, report: Any, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Saves a program in each number format.
+
+        Args:
+            name: What the file is called.
+            program: The program.
+            report: Of its verification.
+            samples: Inputs that it runs on in other formats, by the names of the graph's.
+        """
+        set_accuracy_level(program.model, self.accuracy_level)
+        for dtype in self.dtypes:
+            self.stage(f"saving {dtype}" if len(self.dtypes) > 1 else "saving")
+            new, moved = in_format(program, dtype, samples)
+            path = self.folder / f"{name}{FORMATS[dtype].suffix}.onnx"
+            if self.layout.name == BROWSERS:
+                save_in_chunks(new, path, self.external_data)
+            else:
+                new.save(path, external_data=self.external_data)
+            notes = self.notes if moved is None else (*self.notes, f"{path.name}: {moved}")
+            self.files.append(ExportedFile(path, new, report if moved is None else None, notes))
 
 
-def _verified(program: Any, cases: Sequence[Mapping[str, Any]]) -> Any:
-    """One report on several inputs."""
-    reports = [program.verify(args=(), kwargs=case, seeds=()) for case in cases]
+def _joined(reports: Sequence[Any]) -> Any:
+    """One report of several; ``None`` where nothing was verified."""
+    if reports[0] is None:
+        return None
     return replace(reports[0], cases=[case for report in reports for case in report.cases])
 
 
@@ -203,7 +322,8 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
     """
     register()  # whoever takes the inputs apart knows caches
     config = load_config(source)
-    kind = task_of(config, None)
+    kind, whole = task_of(config, None, source), source
+    source = transformer_folder(source)
     model = load_model(source, config, kind)
     if kind == TEXT_GENERATION:
         decoder = Decoder(model).eval()
@@ -211,4 +331,4 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
     if kind in ENCODER_DECODERS:
         example = encoder_decoders.examples_of(model, task_example(model, source))[1]
         return encoder_decoders.Decoder(model).eval(), (), example.kwargs
-    return Task(model).eval(), (), dict(task_example(model, source).kwargs)
+    return _of_one_call(model, kind, whole), (), dict(task_example(model, source).kwargs)

@@ -9,6 +9,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,60 @@ COMPANIONS = (
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 )
+
+
+@dataclass(frozen=True)
+class SentenceModule:
+    """A module of a folder of sentence-transformers.
+
+    Attributes:
+        type: The class that ``modules.json`` names.
+        path: Its folder, in that of the whole.
+    """
+
+    type: str
+    path: str
+
+    @property
+    def kind(self) -> str:
+        """The name of a class of sentence-transformers; of others the whole path."""
+        package, _, rest = self.type.partition(".")
+        return rest.rpartition(".")[2] if package == "sentence_transformers" else self.type
+
+
+def sentence_modules(folder: Path) -> list[SentenceModule]:
+    """What ``modules.json`` of sentence-transformers names, the transformer first; nothing where there is no such file.
+
+    Raises:
+        OnnxplugError: The file is damaged.
+        UsageError: The first module is no transformer.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        modules = [SentenceModule(str(row["type"]), str(row["path"])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OnnxplugError(f"{path} can't be read as sentence-transformers writes it: {error}") from error
+    if not modules or modules[0].kind != "Transformer":
+        kind = modules[0].type if modules else "none"
+        raise UsageError(f"the first module of {path} is {kind}, and no Transformer of sentence-transformers")
+    return modules
+
+
+def transformer_folder(folder: Path) -> Path:
+    """The folder of the transformer: of sentence-transformers it may be one within.
+
+    Raises:
+        OnnxplugError: ``modules.json`` is damaged.
+        UsageError: Its first module is no transformer.
+    """
+    modules = sentence_modules(folder)
+    return folder / modules[0].path if modules else folder
 
 
 def check_folder(folder: Path, *, random: bool) -> None:
@@ -53,6 +107,7 @@ def check_folder(folder: Path, *, random: bool) -> None:
         )
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="transformers:FOLDER is a folder of save_pretrained.")
+    folder = transformer_folder(folder)
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json", hint="transformers:FOLDER is a folder of save_pretrained.")
     read_json(folder / "config.json")
@@ -134,6 +189,18 @@ def check_tokenizer(folder: Path) -> None:
             f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, ...)",
             hint="Save it there: tokenizer.save_pretrained(folder). --no-tokenizer exports the model without one.",
         )
+
+
+def preprocessor_of(source: Path) -> dict[str, Any]:
+    """What ``preprocessor_config.json`` says, or the part of ``processor_config.json`` where transformers 5 has it."""
+    if (source / "preprocessor_config.json").is_file():
+        return read_json(source / "preprocessor_config.json")
+    whole = read_json(source / "processor_config.json") if (source / "processor_config.json").is_file() else {}
+    for name in ("image_processor", "feature_extractor"):
+        part = whole.get(name)
+        if isinstance(part, dict):
+            return part
+    return {}
 
 
 def copy_companions(source: Path, destination: Path, *, tokenizer: bool) -> None:

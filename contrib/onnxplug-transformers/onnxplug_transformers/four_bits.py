@@ -1,9 +1,14 @@
-"""Linear layers with weights of four bits, which ONNX Runtime multiplies as they are: ``MatMulNBits``."""
+"""Linear layers and embeddings with weights of few bits, which ONNX Runtime reads as they are: ``MatMulNBits``.
+
+A weight is ``(level - 8) * scale``: a level of 4 bits and a scale for each block of a row. Of all scales that were tried for a
+block, the one stays whose block is nearest to the weights.
+"""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,76 +20,304 @@ from onnxplug import UsageError
 DOMAIN = "com.microsoft"
 #: Sizes of blocks that the CPU's kernel has.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+#: What the activations are rounded to in products: 1 for float, 4 for bytes.
+ACCURACY_LEVELS = (1, 4)
 #: Rows and tokens of the text that models are compared on.
 _ROWS, _TOKENS = 4, 32
+#: Projections of queries, keys and values: one product of all three is as good as three, and attention takes its result whole.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+#: The scale of a block as a share of the one that its largest weight needs.
+_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
 @torch.library.custom_op("onnxplug_transformers::matmul_nbits", mutates_args=())
-def matmul_nbits(x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+def matmul_nbits(
+    x: torch.Tensor,
+    levels: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    step: bool,
+) -> torch.Tensor:
     """Rows times a matrix of four bits.
 
     Args:
         x: [..., K] floats.
         levels: [N, blocks, size / 2] bytes, two numbers in each, the first one in its low half; the last block is filled up.
-        scales: [N, blocks] of x's dtype.
-        zeros: [N, (blocks + 1) / 2] bytes, two zero points in each.
+        scales: [N, blocks] of x's dtype, or stored in float16.
+        zeros: [N, (blocks + 1) / 2] bytes, two zero points in each; ``None``: all are 8.
+        bias: [N] of x's dtype.
+        step: Whether blocks of ``x`` are rounded to 127 steps of their largest number, as ONNX Runtime does at accuracy level 4.
 
     Returns:
         [..., N].
     """
-    rows, blocks, half = levels.shape
-    points = _apart(zeros)[:, :blocks, None]
-    weight = (_apart(levels).to(x.dtype) - points.to(x.dtype)) * scales[:, :, None]
-    return nn.functional.linear(x, weight.reshape(rows, blocks * 2 * half)[:, : x.shape[-1]])
+    weight = _restored(levels, scales.to(x.dtype), 4, zeros)[:, : x.shape[-1]]
+    return nn.functional.linear(_in_steps(x, 2 * levels.shape[2]) if step else x, weight, bias)
 
 
 @matmul_nbits.register_fake
-def _(x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+def _(
+    x: torch.Tensor,
+    levels: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    step: bool,
+) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], levels.shape[0]))
 
 
 def convert(g: Any, node: Any) -> Any:
-    """matmul_nbits(Tensor x, Tensor levels, Tensor scales, Tensor zeros) -> Tensor"""
-    x, levels, scales, zeros = node.args
+    """The activations stay float; :func:`set_accuracy_level` sets what a finished model does.
+
+    Of parts of one product, it is there once: nodes without a schema are not shared by the builder.
+    """
+    x, levels, scales, zeros, bias, _ = node.args
     rows, _, half = levels.shape
-    # accuracy_level 1: the activations stay float; with 4 they would be rounded to bytes.
+    for other in x.consumers():
+        same = other.op_type == "MatMulNBits" and other.inputs[0] is x and other.inputs[1] is levels
+        if same and any(other is node for node in g.scope.innermost.nodes):
+            return other.outputs[0]
     return g.domain(DOMAIN).MatMulNBits(
-        x, levels, scales, zeros, K=x.shape[-1], N=rows, bits=4, block_size=2 * half, accuracy_level=1
+        x,
+        levels,
+        g.cast(scales, x.dtype),
+        zeros,
+        None,
+        bias,
+        K=x.shape[-1],
+        N=rows,
+        bits=4,
+        block_size=2 * half,
+        accuracy_level=1,
+    )
+
+
+@torch.library.custom_op("onnxplug_transformers::gather_nbits", mutates_args=())
+def gather_nbits(
+    tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bits: int, half: bool
+) -> torch.Tensor:
+    """Rows of a matrix of 4 or 8 bits.
+
+    Args:
+        tokens: The rows' numbers.
+        levels: [N, blocks, size * bits / 8] bytes.
+        scales: [N, blocks].
+        bits: Of a level, 4 or 8.
+        half: Whether the result is of float16, not of float32.
+
+    Returns:
+        [..., blocks * size].
+    """
+    steps = scales[tokens].flatten(0, -2).to(torch.float16 if half else torch.float32)
+    return _restored(levels[tokens].flatten(0, -3), steps, bits).unflatten(0, tokens.shape)
+
+
+@gather_nbits.register_fake
+def _(tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bits: int, half: bool) -> torch.Tensor:
+    shape = (*tokens.shape, levels.shape[1] * levels.shape[2] * 8 // bits)
+    return scales.new_empty(shape, dtype=torch.float16 if half else torch.float32)
+
+
+def convert_gather(g: Any, node: Any) -> Any:
+    """GatherBlockQuantized, of the matrix that ``MatMulNBits`` may read too."""
+    import onnx_ir as ir
+
+    tokens, levels, scales, bits, half = node.args
+    rows, blocks, size = levels.shape
+    scales = g.cast(scales, ir.DataType.FLOAT16 if half else ir.DataType.FLOAT)
+    flat = g.op.Reshape(levels, g.const([rows, blocks * size]))
+    return g.domain(DOMAIN).GatherBlockQuantized(
+        flat, tokens, scales, bits=bits, block_size=size * 8 // bits, gather_axis=0, quantize_axis=1
     )
 
 
 class FourBitLinear(nn.Module):
-    """A linear layer whose weight is rounded to 16 levels in blocks of a row, each with a scale and a zero point.
+    """A linear layer, or several that read the same, with weights of 16 levels in blocks of a row.
 
     Args:
-        linear: The layer; its bias stays as it is.
-        size: Numbers in a block.
+        levels, scales, zeros, bias: As :func:`matmul_nbits` takes them.
+        widths: How many results each layer has that is in it.
+        order: Which inputs the columns are of; ``None``: the first one of the first input, and so on.
     """
 
-    def __init__(self, linear: nn.Linear, size: int) -> None:
+    #: Whether the activations are rounded too.
+    step = False
+    levels: torch.Tensor
+    scales: torch.Tensor
+    bias: Any
+    zeros: Any
+
+    def __init__(
+        self,
+        levels: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        zeros: torch.Tensor | None = None,
+        widths: Sequence[int] = (),
+        order: torch.Tensor | None = None,
+    ) -> None:
         super().__init__()
-        weight = linear.weight.detach()
-        missing = -weight.shape[1] % size
-        blocks = nn.functional.pad(weight.float(), (0, missing)).unflatten(1, (-1, size))
-        low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
-        scales = ((high - low) / 15).to(weight.dtype)
-        scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-        exact = scales.float()
-        zeros = (-low / exact).round().clamp(0, 15)
-        levels = (blocks / exact[..., None] + zeros[..., None]).round().clamp(0, 15)
-        self.register_buffer("levels", _together(levels.to(torch.uint8)))
-        self.register_buffer("scales", scales)
-        self.register_buffer("zeros", _together(nn.functional.pad(zeros, (0, zeros.shape[1] % 2)).to(torch.uint8)))
-        self.bias = linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("levels", levels)
+        self.register_buffer("scales", _stored(scales))
+        self.register_buffer("zeros", zeros)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("order", order)
+        self.widths = list(widths)
+
+    @classmethod
+    def rounded(cls, linears: Sequence[nn.Linear], size: int) -> FourBitLinear:
+        """Layers in one, in blocks of ``size`` numbers; their results are beside each other in its result."""
+        levels, scales = _rounded(torch.cat([linear.weight.detach() for linear in linears]), size, 4)
+        biases: list[torch.Tensor] = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
+        bias = torch.cat(biases) if any(x.bias is not None for x in linears) else None
+        return cls(levels, scales, bias, widths=[linear.out_features for linear in linears])
+
+    @classmethod
+    def joined(cls, layers: Sequence[FourBitLinear]) -> FourBitLinear:
+        """Layers in one, of blocks of the same size and with the order of their inputs; all have a bias, or none has."""
+        zeros: Any = None
+        if any(layer.zeros is not None for layer in layers):
+            rows = [layer.levels.shape[:2] for layer in layers]
+            middle = [torch.full((n, (blocks + 1) // 2), 0x88, dtype=torch.uint8) for n, blocks in rows]
+            zeros = torch.cat([m if x.zeros is None else x.zeros for x, m in zip(layers, middle, strict=True)])
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        return cls(
+            torch.cat([layer.levels for layer in layers]),
+            torch.cat([layer.scales for layer in layers]),
+            bias,
+            zeros=zeros,
+            widths=[layer.levels.shape[0] for layer in layers],
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
-        result: torch.Tensor = matmul_nbits(x, self.levels, self.scales, self.zeros)
-        return result if self.bias is None else result + self.bias
+        order: Any = self.order
+        x = x if order is None else x[..., order]
+        result: torch.Tensor = matmul_nbits(x, self.levels, self.scales, self.zeros, self.bias, self.step)
+        return result
 
 
-def _together(numbers: torch.Tensor) -> torch.Tensor:
+class _Part(nn.Module):
+    """What stands for a layer whose weight is in another's: one of its parts.
+
+    Each part computes the whole, and the graph that is exported has it once. That is right whatever the parts are called with.
+    """
+
+    def __init__(self, joint: FourBitLinear, index: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "_joint", joint)  # not a submodule: it belongs to the parent
+        self.index = index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] to [..., out]."""
+        joint: Any = self._joint
+        part: torch.Tensor = joint(x).split(joint.widths, -1)[self.index]
+        return part
+
+
+class FewBitEmbedding(nn.Embedding):
+    """An embedding with weights of 8 bits, or of the 4 bits of the layer that shares its weight.
+
+    It is made of another one by :func:`round_embedding`. A class of its own that scales rows stays in front.
+    """
+
+    levels: torch.Tensor
+    scales: torch.Tensor
+    bits: int
+    is_half: bool
+
+    @property
+    def weight(self) -> Any:
+        """Nothing, of the dtype that it had: who reads more of it than that, fails."""
+        return self.scales.new_empty(0, dtype=torch.float16 if self.is_half else torch.float32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[..., width] of tokens."""
+        result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.bits, self.is_half)
+        return result
+
+
+def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> bool:
+    """Rounds an embedding, in place.
+
+    Args:
+        embedding: An ``nn.Embedding``.
+        size: Numbers in a block.
+        shared: The layer of the logits, where its weight is the embedding's.
+
+    Returns:
+        Whether it was: its class takes its rows from ``nn.Embedding``.
+    """
+    kind, weight, state = type(embedding), embedding.weight.detach(), dict(vars(embedding))
+    levels, scales = _rounded(weight, size, 8) if shared is None else (shared.levels, shared.scales)
+    embedding._parameters, embedding._buffers = {}, dict(embedding._buffers)
+    embedding.register_buffer("levels", levels)
+    embedding.register_buffer("scales", _stored(scales))
+    embedding.bits, embedding.is_half = 8 if shared is None else 4, weight.dtype == torch.float16
+    bases = (FewBitEmbedding,) if kind is nn.Embedding else (kind, FewBitEmbedding)
+    embedding.__class__ = type(f"FewBit{kind.__name__}", bases, {})
+    try:
+        with torch.no_grad():
+            embedding(torch.zeros(1, 1, dtype=torch.long))
+    except Exception:  # whatever its own forward meets where its weight is nothing
+        embedding.__class__ = kind
+        vars(embedding).clear()
+        vars(embedding).update(state)
+        return False
+    return True
+
+
+def _stored(scales: torch.Tensor) -> torch.Tensor:
+    """In float16, where that changes none."""
+    half = scales.half()
+    return half if torch.equal(half.to(scales.dtype), scales) else scales
+
+
+def _rounded(weight: torch.Tensor, size: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N, blocks, bytes] of levels and [N, blocks] of scales, whose weights are as near to those given as any that were tried.
+
+    Each level is the nearest one for its scale.
+    """
+    half = 1 << (bits - 1)
+    blocks = nn.functional.pad(weight.float(), (0, -weight.shape[1] % size)).unflatten(1, (-1, size))
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    scales, errors = torch.ones_like(largest), torch.full_like(largest, torch.inf)
+    smallest = largest.abs()[largest != 0] * min(_SHARES) / half
+    normal = bool(((smallest > torch.finfo(torch.float16).tiny) & (smallest < 1e4)).all())
+    dtype = torch.float16 if normal else weight.dtype
+    for share in _SHARES if bits == 4 else _SHARES[:1]:
+        for lowest in (-half, half):  # which end of the levels the largest number takes
+            scale = _scale(largest * share / lowest, dtype)
+            levels = _levels(blocks, scale, half)
+            fitted = (blocks * levels).sum(-1, keepdim=True) / levels.square().sum(-1, keepdim=True)
+            scale = _scale(fitted, dtype)
+            error = (blocks - _levels(blocks, scale, half) * scale).square().sum(-1, keepdim=True)
+            scales, errors = torch.where(error < errors, scale, scales), torch.minimum(error, errors)
+    numbers = (_levels(blocks, scales, half) + half).to(torch.uint8)
+    return together(numbers) if bits == 4 else numbers, scales.squeeze(-1).to(weight.dtype)
+
+
+def _scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As it is stored; 1 for blocks of zeros."""
+    stored = scale.to(dtype).float()
+    return torch.where(stored.isfinite() & (stored != 0), stored, 1.0)
+
+
+def _levels(blocks: torch.Tensor, scale: torch.Tensor, half: int) -> torch.Tensor:
+    return (blocks / scale).round().clamp(-half, half - 1)
+
+
+def _restored(levels: torch.Tensor, scales: torch.Tensor, bits: int, zeros: torch.Tensor | None = None) -> torch.Tensor:
+    """[N, blocks * size], of the scales' dtype."""
+    numbers = (_apart(levels) if bits == 4 else levels).to(scales.dtype)
+    middle = 1 << (bits - 1) if zeros is None else _apart(zeros)[:, : levels.shape[1], None].to(scales.dtype)
+    return ((numbers - middle) * scales[..., None]).flatten(1)
+
+
+def together(numbers: torch.Tensor) -> torch.Tensor:
     """Two neighbours of the last axis in a byte."""
     return numbers[..., 0::2] | (numbers[..., 1::2] << 4)
 
@@ -93,9 +326,16 @@ def _apart(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
 
 
+def _in_steps(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Blocks of rows in 127 steps of their largest number."""
+    blocks = nn.functional.pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
+    steps = blocks.abs().amax(-1, keepdim=True) / 127
+    return ((blocks / steps.where(steps != 0, 1.0)).round() * steps).flatten(-2)[..., : x.shape[-1]]
+
+
 @dataclass(frozen=True)
 class Rounding:
-    """What four bits have changed.
+    """What few bits have changed.
 
     Attributes:
         layers: How many linear layers have weights of four bits.
@@ -120,63 +360,133 @@ class Rounding:
         )
 
 
-def check_block_size(size: int) -> None:
+def check_settings(size: int, accuracy_level: int) -> None:
     """Raises:
-    UsageError: The kernel has no such blocks.
+    UsageError: The kernel has no such blocks, or no such accuracy level.
     """
     if size not in BLOCK_SIZES:
         raise UsageError(f"--block-size {size} is none of {', '.join(map(str, BLOCK_SIZES))}")
+    if accuracy_level not in ACCURACY_LEVELS:
+        raise UsageError(f"--accuracy-level {accuracy_level} is none of {', '.join(map(str, ACCURACY_LEVELS))}")
 
 
-def round_linears(model: Any, size: int, keep: Sequence[str] | None = None) -> Rounding:
-    """Rounds a language model's linear layers, in place.
+def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_level: int = 4) -> Rounding:
+    """Rounds a language model's linear layers and the embedding of its tokens, in place.
+
+    Projections of one attention that read the same rows become one layer.
 
     Args:
         model: The model.
         size: Numbers in a block.
-        keep: Names of modules that stay as they are, with ``*`` for anything; by default the one that computes the logits.
+        keep: Names of modules that stay as they are, with ``*`` for anything.
+        accuracy_level: That of the products, for what is said of the perplexity.
 
     Returns:
         What it has changed.
 
     Raises:
-        UsageError: A name is that of no linear layer, or none is left to round.
+        UsageError: A name is that of no linear layer or embedding of tokens, or no layer is left to round.
     """
-    check_block_size(size)
-    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-    if keep is None:
-        head = model.get_output_embeddings()
-        kept = {name for name, module in linears.items() if module is head}
-    else:
-        kept = set()
-        for pattern in keep:
-            found = fnmatch.filter(linears, pattern)
-            if not found:
-                raise UsageError(
-                    f"--int4-keep: no linear layer is called {pattern!r}",
-                    hint=f"One of them is {next(iter(linears), 'none')}.",
-                )
-            kept.update(found)
-    rounded = [name for name in linears if name not in kept]
+    check_settings(size, accuracy_level)
+    modules = dict(model.named_modules())
+    embeddings = [n for n, m in modules.items() if m is model.get_input_embeddings() and _takes_few_bits(m, size)]
+    layers = [n for n, m in modules.items() if type(m) is nn.Linear]
+    kept = _matching([*layers, *embeddings], keep)
+    rounded = [name for name in layers if name not in kept]
     if not rounded:
         raise UsageError("--int4: no linear layer is left to round")
     text = _drawn(model)
-    before, bytes_before = _scores(model, text), _bytes(model)
-    for name in rounded:
-        owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, FourBitLinear(linears[name], size))
+    with _inputs_of(modules, rounded) as inputs:
+        before, bytes_before = _scores(model, text), _bytes(model)
+    made: dict[str, FourBitLinear] = {}
+    for names in _joint(rounded, inputs):
+        joint = FourBitLinear.rounded([modules[name] for name in names], size)
+        joint.step = accuracy_level == 4
+        made |= dict.fromkeys(names, joint)
+        place(model, names, joint)
+    for name in embeddings:
+        if name not in kept:
+            weight = modules[name].weight
+            sharing = [other for other in layers if modules[other].weight is weight]
+            if not kept.intersection(sharing):  # as it is, the matrix is there anyway
+                round_embedding(modules[name], size, made[sharing[0]] if sharing else None)
     after = _scores(model, text)
+    for joint in made.values():
+        joint.step = False
     perplexities = [
         float(nn.functional.nll_loss(scores.flatten(0, 1), text[:, 1:].flatten()).exp()) for scores in (before, after)
     ]
-    return Rounding(
-        len(rounded),
-        bytes_before,
-        _bytes(model),
-        perplexities[0],
-        perplexities[1],
-        float((before.argmax(-1) == after.argmax(-1)).float().mean()),
-    )
+    same = float((before.argmax(-1) == after.argmax(-1)).float().mean())
+    return Rounding(len(rounded), bytes_before, _bytes(model), perplexities[0], perplexities[1], same)
+
+
+def place(model: Any, names: Sequence[str], layer: FourBitLinear) -> None:
+    """Puts a layer in the place of the one, or of the several, that it stands for."""
+    if len(names) == 1:
+        _put(model, names[0], layer)
+        return
+    owner, _, _ = names[0].rpartition(".")
+    _put(model, f"{owner}.{'_'.join(name.rpartition('.')[2] for name in names)}", layer)
+    for index, name in enumerate(names):
+        _put(model, name, _Part(layer, index))
+
+
+def set_accuracy_level(model: Any, level: int) -> None:
+    """Sets what a finished model's products do with their activations.
+
+    Args:
+        model: An ``onnx_ir`` model.
+        level: 1 for float; 4: ONNX Runtime rounds them to bytes.
+    """
+    import onnx_ir as ir
+
+    for node in model.graph.all_nodes():
+        if node.op_type == "MatMulNBits" and node.domain == DOMAIN:
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", level)
+
+
+def _takes_few_bits(embedding: Any, size: int) -> bool:
+    found = isinstance(embedding, nn.Embedding) and embedding.max_norm is None
+    return found and bool(embedding.embedding_dim % size == 0)
+
+
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    matching = set()
+    for pattern in patterns:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
+            raise UsageError(
+                f"--int4-keep: no linear layer is called {pattern!r}",
+                hint=f"One of them is {next(iter(names), 'none')}.",
+            )
+        matching.update(matches)
+    return matching
+
+
+@contextmanager
+def _inputs_of(modules: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
+    """Holds while the model is called: the tensor that each of these layers reads."""
+    inputs: dict[str, torch.Tensor] = {}
+    with ExitStack() as stack:
+        for name in names:
+            hook = modules[name].register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0]}))
+            stack.callback(hook.remove)
+        yield inputs
+
+
+def _joint(names: Sequence[str], inputs: dict[str, torch.Tensor]) -> list[list[str]]:
+    """The layers, those of one attention together that read the same tensor."""
+    groups: dict[Any, list[str]] = {}
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        together = name in inputs and last in PROJECTIONS
+        groups.setdefault((owner, id(inputs[name])) if together else name, []).append(name)
+    return list(groups.values())
+
+
+def _put(model: Any, name: str, module: nn.Module) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(owner), attribute, module)
 
 
 def _drawn(model: Any) -> torch.Tensor:

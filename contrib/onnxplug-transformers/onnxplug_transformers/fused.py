@@ -7,6 +7,7 @@ stood on the right of a prompt.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 
 from onnxplug import UsageError
+from onnxplug_transformers.rotary import joint_rows, turned_rows
 
 DOMAIN = "com.microsoft"
 _NAME = "onnxplug_group_query"
@@ -100,11 +102,54 @@ def _(
     return torch.empty_like(query), past_key.new_empty(shape), past_value.new_empty(shape)
 
 
+@torch.library.custom_op("onnxplug_transformers::places", mutates_args=())
+def places(tokens: torch.Tensor, last: torch.Tensor, total: int, limit: int) -> torch.Tensor:
+    """The places of new tokens, as the attention operator counts them.
+
+    Args:
+        tokens: [batch, sequence].
+        last: int32 [batch], the place of each row's last token.
+        total: How many places the longest row has; where these are as many as there are new tokens, the past is empty.
+        limit: How many tokens a text may have.
+
+    Returns:
+        int64 [batch, sequence].
+    """
+    sequence = tokens.shape[1]
+    start = torch.zeros_like(last) if sequence == total else last + 1 - sequence
+    return start.long()[:, None] + torch.arange(sequence)
+
+
+@places.register_fake
+def _(tokens: torch.Tensor, last: torch.Tensor, total: int, limit: int) -> torch.Tensor:
+    return tokens.new_empty(tokens.shape, dtype=torch.int64)
+
+
+def convert_places(g: Any, node: Any) -> Any:
+    """Sums of the sizes and of the last places."""
+    import onnx_ir as ir
+
+    tokens, last, total, _ = node.args
+    sequence = g.as_scalar(g.dim(tokens, 1))
+    later = g.op.Sub(g.op.Add(g.cast(last, ir.DataType.INT64), g.const(1)), sequence)
+    start = g.op.Where(g.op.Equal(sequence, g.as_scalar(total)), g.const(0), later)
+    return g.op.Add(g.op.Unsqueeze(start, g.const([1])), g.op.Range(g.const(0), sequence, g.const(1)))
+
+
 def convert(g: Any, node: Any) -> Any:
-    """GroupQueryAttention, without rotary embeddings: these are in the graph before it."""
+    """GroupQueryAttention, which turns queries and keys itself where they are turned by the tokens' places.
+
+    Queries, keys and values that are parts of one product are read from it.
+    """
     import onnx_ir as ir
 
     query, key, value, past_key, past_value, last, sinks, total, heads, groups, scale, window, softcap = node.args
+    turned = turned_rows(g, node)
+    if turned is not None:
+        query, key = turned.query, turned.key
+    whole = joint_rows(node, turned)
+    if whole is not None:
+        query, key, value = g.interpreter.value_of(whole), None, None
     return g.domain(DOMAIN).GroupQueryAttention(
         query,
         key,
@@ -113,8 +158,7 @@ def convert(g: Any, node: Any) -> Any:
         past_value,
         last,
         g.cast(g.as_scalar(total), ir.DataType.INT32),
-        None,
-        None,
+        *(turned.tables if turned is not None else (None, None)),
         None,
         None,
         sinks,
@@ -123,6 +167,7 @@ def convert(g: Any, node: Any) -> Any:
         scale=float(scale),
         local_window_size=window,
         softcap=float(softcap),
+        **({"do_rotary": 1} if turned is not None else {}),
         _outputs=3,
     )
 
@@ -140,33 +185,57 @@ class FusedCache:
 
     Args:
         past: The cache that came in, whose layers get the new keys and values.
+        tokens: [batch, sequence], the new ones.
         attention_mask: [batch, total].
+        limit: How many tokens a text may have.
+
+    Attributes:
+        positions: [batch, sequence], the tokens' places.
     """
 
-    def __init__(self, past: Any, attention_mask: torch.Tensor) -> None:
+    def __init__(self, past: Any, tokens: torch.Tensor, attention_mask: torch.Tensor, limit: int) -> None:
         self.past = past
-        self.last = attention_mask.sum(-1).to(torch.int32) - 1
+        self.last = attention_mask.sum(-1, dtype=torch.int32) - 1
         self.total = attention_mask.shape[1]
+        self.positions: torch.Tensor = places(tokens, self.last, self.total, limit)
         self.given: Any = DynamicCache()
         for layer in past.layers:
             new: Any = _NewTokens()
             new.lazy_initialization(layer.keys, layer.values)
             new.keys, new.values = layer.keys, layer.values
             self.given.layers.append(new)
+        self.calls = [0] * len(self.given.layers)
+
+    def check(self) -> None:
+        """Looks, after the call, whether every layer's attention was the operator.
+
+        Raises:
+            UsageError: One was not.
+        """
+        others = [index for index, calls in enumerate(self.calls) if calls != 1]
+        if others:
+            raise UsageError(f"the attention of layer {others[0]} can't be replaced")
 
 
 _current: list[FusedCache] = []
 
 
 @contextlib.contextmanager
-def fused_attention(past: Any, attention_mask: torch.Tensor) -> Iterator[FusedCache]:
+def fused_attention(cache: FusedCache) -> Iterator[None]:
     """Holds while a model is called whose attention is :func:`use_fused_attention`'s."""
-    cache = FusedCache(past, attention_mask)
     _current.append(cache)
     try:
-        yield cache
+        yield
     finally:
         _current.pop()
+
+
+def attentions_of(model: Any) -> list[tuple[Any, str]]:
+    """The configurations of a model and its modules, each with the attention that it names."""
+    configs = [model.config, model.config.get_text_config(), *(getattr(m, "config", None) for m in model.modules())]
+    return [
+        (c, c._attn_implementation) for c in {id(c): c for c in configs}.values() if hasattr(c, "_attn_implementation")
+    ]
 
 
 def use_fused_attention(model: Any) -> None:
@@ -175,16 +244,12 @@ def use_fused_attention(model: Any) -> None:
     Raises:
         UsageError: A layer has attention of another kind.
     """
-    if not getattr(model, "_supports_attention_backend", False):
-        raise UsageError(f"--fused: {type(model).__name__} does not let its attention be replaced")
+    if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
+        raise UsageError(f"{type(model).__name__} has attention of its own, which can't be replaced")
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, _no_mask)
-    model.config.get_text_config()._attn_implementation = _NAME
-    model.config._attn_implementation = _NAME
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation"):
-            config._attn_implementation = _NAME
+    for config, _ in attentions_of(model):
+        config._attn_implementation = _NAME
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -211,10 +276,11 @@ def _attention(
     )
     if unknown or not _current or not hasattr(module, "layer_idx") or not getattr(module, "is_causal", True):
         what = f"attention with {', '.join(unknown)}" if unknown else "attention that is not that of a decoder's layer"
-        raise UsageError(f"--fused: {type(module).__name__} has {what}")
+        raise UsageError(f"{type(module).__name__} has {what}")
     if _window_of(module) is not None and sliding_window is None:
-        raise UsageError(f"--fused: {type(module).__name__} has a window that it does not tell its attention")
+        raise UsageError(f"{type(module).__name__} has a window that it does not tell its attention")
     cache = _current[-1]
+    cache.calls[module.layer_idx] += 1
     layer = cache.past.layers[module.layer_idx]
     heads, groups, width = query.shape[1], key.shape[1], query.shape[3]
     rows = [x.transpose(1, 2).flatten(2) for x in (query, key, value)]

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from onnxplug import OnnxplugError, UsageError
-from onnxplug_transformers.folders import check_folder
+from onnxplug_transformers.folders import check_folder, sentence_modules, transformer_folder
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
+#: The task of a folder of sentence-transformers.
+SENTENCES = "sentence-similarity"
 #: Task to the class that loads its models, and the table of transformers that names their classes.
 TASKS: dict[str, tuple[str, str]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
@@ -26,13 +28,21 @@ TASKS: dict[str, tuple[str, str]] = {
     "question-answering": ("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"),
     "fill-mask": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
     "image-classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
+    "object-detection": ("AutoModelForObjectDetection", "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES"),
+    "zero-shot-image-classification": (
+        "AutoModelForZeroShotImageClassification",
+        "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    ),
     "audio-classification": ("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES"),
     "feature-extraction": ("AutoModel", "MODEL_MAPPING_NAMES"),
+    SENTENCES: ("AutoModel", "MODEL_MAPPING_NAMES"),
 }
 
 
-def task_of(config: Any, asked: str | None) -> str:
+def task_of(config: Any, asked: str | None, folder: Path) -> str:
     """The task of a model: the one asked for, or that of the class that its configuration names.
+
+    A folder of sentence-transformers is for sentences.
 
     Raises:
         UsageError: There is no such task, or the configuration says too little.
@@ -42,7 +52,13 @@ def task_of(config: Any, asked: str | None) -> str:
     if asked is not None:
         if asked not in TASKS:
             raise UsageError(f"--task {asked!r} is unknown", hint=f"The tasks are {', '.join(TASKS)}.")
+        if asked == SENTENCES and not sentence_modules(folder):
+            raise UsageError(
+                f"--task {SENTENCES} is for a folder of sentence-transformers, and {folder} has no modules.json"
+            )
         return asked
+    if sentence_modules(folder):
+        return SENTENCES
     classes = list(getattr(config, "architectures", None) or ())
     for name in classes:
         for task, (_, table) in TASKS.items():
@@ -64,17 +80,24 @@ def load_config(folder: Path, *, random: bool = False) -> Any:
         OnnxplugError: A file is damaged or missing, or transformers does not know the model.
     """
     check_folder(folder, random=random)
+    folder = transformer_folder(folder)
     import transformers
 
     with _transformers(f"{folder / 'config.json'} can't be read"):
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
+def is_packed(config: Any) -> bool:
+    """Whether a configuration is that of a checkpoint of GPTQ or AWQ."""
+    about = getattr(config, "quantization_config", None)
+    return isinstance(about, dict) and about.get("quant_method") in ("gptq", "awq")
+
+
 def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", random: bool = False) -> nn.Module:
     """The model of a folder, in evaluation mode.
 
     Args:
-        folder: The folder.
+        folder: The folder of the model, of sentence-transformers that of the transformer.
         config: Its configuration.
         task: Which of its heads it has.
         dtype: Element type of the weights.
@@ -86,26 +109,35 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
     """
     import transformers
 
+    from onnxplug_transformers.packed import store_halves, take_packed
+
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype!r} is unknown", hint=f"The dtypes are {', '.join(DTYPES)}.")
-    loader = getattr(transformers, TASKS[task][0])
+    # as sentence-transformers does: of an encoder and a decoder, the encoder
+    of_encoder = task == SENTENCES and config.is_encoder_decoder
+    loader = getattr(transformers, "AutoModelForTextEncoding" if of_encoder else TASKS[task][0])
     if type(config) not in loader._model_mapping:
         raise UsageError(f"transformers has no model of {config.model_type} for {task}")
     if random:
         with _transformers(f"{folder}: the model can't be made"):
             made: nn.Module = loader.from_config(config, dtype=DTYPES[dtype])
         return made.eval()
+    packed = take_packed(config, folder)
     with _transformers(f"{folder}: the weights can't be loaded"):
         loaded, about = loader.from_pretrained(
             folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
         )
     missing = sorted(about["missing_keys"])
+    if task == SENTENCES:  # whose vector is made of the states
+        missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise OnnxplugError(
             f"{folder} has no weights for {shown}, which {type(loaded).__name__} needs; they would be random",
             hint="--task names the head that the model was trained with.",
         )
+    if packed:
+        store_halves(loaded)
     return loaded.eval()
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import ModelOutput
 
 from onnxplug import UsageError
-from onnxplug_transformers.folders import read_json
+from onnxplug_transformers.folders import preprocessor_of
 
 #: Samples of sound in an example, and steps of a spectrogram.
 _SAMPLES, _FRAMES = 6000, 40
@@ -55,7 +56,12 @@ class Task(nn.Module):
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
         """The results that are there, by name."""
         result = self._model(**inputs, **self._without, return_dict=True)
-        return {name: value for name, value in result.items() if value is not None}
+        return {name: value for name, value in result.items() if value is not None and not _is_part(value)}
+
+
+def _is_part(value: Any) -> bool:
+    """Whether a result is that of a model within the model, of which it has the embeddings beside it."""
+    return isinstance(value, ModelOutput)
 
 
 def task_example(model: Any, folder: Path) -> TaskExample:
@@ -63,14 +69,13 @@ def task_example(model: Any, folder: Path) -> TaskExample:
 
     Args:
         model: The model.
-        folder: Where ``preprocessor_config.json`` may be.
+        folder: Where ``preprocessor_config.json`` or ``processor_config.json`` may be.
 
     Raises:
         UsageError: It takes something else than text, images or sound, or nothing says of which size.
     """
     takes = set(inspect.signature(model.forward).parameters)
-    path = folder / "preprocessor_config.json"
-    processor = read_json(path) if path.is_file() else {}
+    processor = preprocessor_of(folder)
     example = TaskExample()
     name = model.main_input_name
     if name not in ("input_ids", "pixel_values", "input_values", "input_features"):
@@ -78,10 +83,16 @@ def task_example(model: Any, folder: Path) -> TaskExample:
     generator = torch.Generator().manual_seed(0)
     if name == "input_ids":
         _add_text(example, model, takes, generator)
+        if "pixel_values" in takes:  # each image is compared with each text
+            dynamic = example.dynamic_shapes
+            dynamic.update({key: {**shape, 0: "texts"} for key, shape in dynamic.items()})
+            _add_images(example, model.config.vision_config, processor, generator, "images", 3)
     elif name == "pixel_values":
-        height, width = _image_size(model.config, processor)
-        channels = getattr(model.config, "num_channels", 3)
-        example.add(name, torch.randn(2, channels, height, width, generator=generator), "batch")
+        _add_images(example, model.config, processor, generator, "batch", 2)
+        if "pixel_mask" in takes:
+            mask = torch.ones(2, 64, 64, dtype=torch.long)  # of any size: it is brought to that of the features
+            mask[1, :, 48:] = 0
+            example.add("pixel_mask", mask, "batch", "mask_height", "mask_width")
     else:
         _add_sound(example, model, name, takes, processor, generator)
     floats = {key: value.to(model.dtype) for key, value in example.kwargs.items() if value.is_floating_point()}
@@ -138,6 +149,29 @@ def _add_sound(
             mask = torch.ones(2, _FRAMES, dtype=torch.long)
             mask[1, _FRAMES * 3 // 4 :] = 0
             example.add("attention_mask", mask, "batch", "frames")
+
+
+def _add_images(
+    example: TaskExample,
+    config: Any,
+    processor: Mapping[str, Any],
+    generator: torch.Generator,
+    batch: str,
+    count: int,
+) -> None:
+    channels = getattr(config, "num_channels", 3)
+    if _keeps_proportions(processor):
+        images = torch.randn(count, channels, 96, 128, generator=generator)
+        example.add("pixel_values", images, batch, None, "height", "width")
+    else:
+        height, width = _image_size(config, processor)
+        example.add("pixel_values", torch.randn(count, channels, height, width, generator=generator), batch)
+
+
+def _keeps_proportions(processor: Mapping[str, Any]) -> bool:
+    """Whether images come to the model in sizes of their own: their longest edge is bounded, and nothing is cut off."""
+    size = processor.get("size")
+    return isinstance(size, Mapping) and "longest_edge" in size and not processor.get("do_center_crop", False)
 
 
 def _image_size(config: Any, processor: Mapping[str, Any]) -> tuple[int, int]:

@@ -23,6 +23,46 @@ _LLAMA = {
 }
 _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
+    "llama_tied": ("LlamaForCausalLM", "LlamaConfig", {**_LLAMA, "tie_word_embeddings": True}),
+    "stablelm": (
+        "StableLmForCausalLM",
+        "StableLmConfig",
+        {**_LLAMA, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**_LLAMA, "tie_word_embeddings": False}),
+    "falcon": (
+        "FalconForCausalLM",
+        "FalconConfig",
+        {**_LLAMA, "new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": False},
+    ),
+    "bloom": (
+        "BloomForCausalLM",
+        "BloomConfig",
+        {
+            "vocab_size": 100,
+            "hidden_size": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "seq_length": 64,
+            "initializer_range": _STD,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "opt": (
+        "OPTForCausalLM",
+        "OPTConfig",
+        {
+            "vocab_size": 100,
+            "hidden_size": 64,
+            "ffn_dim": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+            "word_embed_proj_dim": 64,
+            "init_std": _STD,
+            "tie_word_embeddings": False,
+        },
+    ),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, "head_dim": 16}),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
     "phi3_long": (

@@ -48,7 +48,7 @@ def sources(name: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("name", ["t5", "whisper", pytest.param("bart", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["t5", *(pytest.param(n, marks=pytest.mark.long) for n in ("whisper", "bart"))])
 def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], exported: Any) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 

@@ -28,10 +28,8 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 35, 21], [11, 12, 13]]
 STEPS = 16
 BEAMS = {"num_beams": 3, "length_penalty": 1.0, "early_stopping": True}
 
-LATER = [
-    pytest.param(n, marks=pytest.mark.long)
-    for n in ("gpt2", "qwen3", "phi3", "gemma3", "mistral", "qwen3_moe", "gpt_oss")
-]
+LONG = pytest.mark.long
+LATER = [pytest.param(n, marks=LONG) for n in ("gpt2", "qwen3", "phi3", "gemma3", "mistral", "qwen3_moe", "gpt_oss")]
 
 
 def continued(folder: Path, prompts: list[list[int]], **search: Any) -> list[list[int]]:
@@ -184,7 +182,7 @@ def in_two_parts(folder: Path, prompt: list[int], first: int) -> list[int]:
 FUSED = [
     ("mistral", ("--last-logits",)),
     *[pytest.param(n, (), marks=pytest.mark.long) for n in ("llama", "qwen3", "phi3", "gpt2", "gemma3")],
-    *[pytest.param(n, (), marks=pytest.mark.long) for n in ("qwen3_moe", "gpt_oss")],
+    *[pytest.param(n, (), marks=pytest.mark.long) for n in ("qwen3_moe", "gpt_oss", "stablelm", "gpt_neox", "opt")],
 ]
 
 
@@ -202,9 +200,23 @@ def test_fused_attention_in_shared_buffers(
     assert in_two_parts(output, PROMPTS[0], 5) == expected(model, PROMPTS[:1])[0]
     operators = [node.op_type for node in ir.load(output / "model.onnx").graph]
     assert operators.count("GroupQueryAttention") == 2
+    turned = "Cos" not in operators
+    assert turned == (name in ("mistral", "llama", "qwen3", "phi3", "gemma3", "qwen3_moe", "gpt2", "opt"))
     assert "Softmax" not in operators or name in ("qwen3_moe", "gpt_oss")  # that of the router
     about = json.loads((output / "genai_config.json").read_text())
     assert about["search"]["past_present_share_buffer"] is True
+
+
+@pytest.mark.parametrize("name", ["falcon", pytest.param("bloom", marks=LONG)])
+def test_attention_that_stays(name: str, saved: Callable[[str], Path], exported: Any, capsys: Any) -> None:
+    """What the operator can't compute is left as it is, and said."""
+    folder = saved(name)
+    output = exported(folder, "--verify", "--fused")
+    assert "the attention is not fused" in " ".join(capsys.readouterr().err.split())
+    same_text(folder, output)
+    assert "GroupQueryAttention" not in {node.op_type for node in ir.load(output / "model.onnx").graph}
+    about = json.loads((output / "genai_config.json").read_text())
+    assert about["search"]["past_present_share_buffer"] is False
 
 
 def logits_after(folder: Path, prompt: list[int]) -> torch.Tensor:
@@ -230,7 +242,7 @@ def test_halves_and_options_together(saved: Callable[[str], Path], exported: Any
         types = {str(v.name): v.dtype for v in ir.load(output / "model.onnx").graph.inputs}
         assert types["past_key_values.0.key"] == ir.DataType.FLOAT16
         torch.testing.assert_close(logits_after(output, prompt), exact, **LOOSER["float16"][0])
-    rounded = ("--int4", "--block-size", "16")
+    rounded = ("--int4", "--block-size", "16", "--accuracy-level", "1")
     plain = logits_after(exported(folder, *rounded), prompt)
     fused = logits_after(exported(folder, *rounded, "--fused", "--last-logits"), prompt)
     torch.testing.assert_close(fused, plain, **LOOSER["fused"][0])
@@ -268,54 +280,109 @@ def test_prompts_in_two_parts(saved: Callable[[str], Path], exported: Any) -> No
     assert in_two_parts(output, PROMPTS[0], 5) == expected(model, PROMPTS[:1])[0]
 
 
-def restored(path: Path, name: str, size: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight of four bits as it stands in the file, and the scale of each of its numbers."""
+def restored(path: Path, name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix of four or eight bits as it stands in the file, and the scale of each of its numbers."""
     stored = ir.load(path).graph.initializers
-    (node,) = [n for n in ir.load(path).graph if n.op_type == "MatMulNBits" and n.inputs[1].name == f"{name}.levels"]
-    levels, scales, zeros = (stored[str(v.name)].const_value.numpy() for v in node.inputs[1:4])
+    levels, scales = (stored[f"{name}.{kind}"].const_value.numpy() for kind in ("levels", "scales"))
+    middle = 8 if levels.shape[-1] == size // 2 else 128
+    numbers = np.stack([levels & 15, levels >> 4], -1) if middle == 8 else levels
+    steps = torch.tensor(scales).repeat_interleave(size, 1)
+    return (torch.from_numpy(numbers.reshape(len(scales), -1).astype("float32")) - middle) * steps, steps
 
-    def apart(packed: Any) -> Any:
-        return np.stack([packed & 15, packed >> 4], -1).reshape(packed.shape[0], -1)
 
-    rows = levels.shape[0]
-    points = apart(zeros.reshape(rows, -1))[:, : scales.size // rows].repeat(size, 1)
-    steps = scales.reshape(rows, -1).repeat(size, 1)
-    weight = (apart(levels.reshape(rows, -1)).astype("float32") - points) * steps
-    return torch.from_numpy(weight[:, :columns]), torch.from_numpy(steps[:, :columns])
+def check_rounded(path: Path, name: str, size: int, weight: torch.Tensor) -> torch.Tensor:
+    """Looks whether each number is the level nearest to the weight, and the blocks as near to it as by the plainest scale."""
+    rounded, steps = restored(path, name, size)
+    missing = -weight.shape[1] % size
+    exact = torch.nn.functional.pad(weight, (0, missing))
+    half = 8 if (rounded / steps).abs().max() <= 8 else 128
+    torch.testing.assert_close(rounded, (exact / steps).round().clamp(-half, half - 1) * steps, rtol=0, atol=1e-6)
+    blocks = exact.unflatten(1, (-1, size))
+    plain = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (half - 0.5)
+    error = (blocks - (blocks / plain).round().clamp(-half, half - 1) * plain).square().sum()
+    assert (exact - rounded).square().sum() <= error
+    return rounded[:, : weight.shape[1]]
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "size"),
+    ("name", "flags", "size", "kept"),
     [
-        ("llama", (), 32),
-        pytest.param("qwen3", ("--block-size", "64", "--int4-keep", "model.layers.0.*"), 64, marks=pytest.mark.long),
-        pytest.param("gemma3", ("--block-size", "128", "--int4-keep", ""), 128, marks=pytest.mark.long),
+        ("llama", ("--block-size", "32"), 32, "-"),
+        pytest.param(
+            "qwen3", ("--block-size", "64", "--int4-keep", "*layers.0.*,lm_head"), 64, "layers.0.", marks=LONG
+        ),
+        pytest.param("gemma3", ("--block-size", "32", "--int4-keep", ""), 32, "-", marks=LONG),
+        pytest.param("gemma3", ("--block-size", "128", "--int4-keep", ""), 128, "-", marks=LONG),
     ],
 )
-def test_weights_of_four_bits(
-    name: str, flags: tuple[str, ...], size: int, saved: Callable[[str], Path], exported: Any, capsys: Any
+def test_weights_of_few_bits(
+    name: str, flags: tuple[str, ...], size: int, kept: str, saved: Callable[[str], Path], exported: Any, capsys: Any
 ) -> None:
-    """Each weight is within half a step of the checkpoint's; the text is that of transformers with these weights."""
+    """Weights are the scheme's; the text is that of transformers with these weights."""
     from transformers import AutoModelForCausalLM
 
     folder = saved(name)
-    output = exported(folder, "--verify", "--int4", *flags)
+    output = exported(folder, "--verify", "--int4", "--accuracy-level", "1", *flags)
     said = " ".join(capsys.readouterr().err.split())
     assert "perplexity of text that the model itself drew" in said
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     rounded = 0
     for path, module in model.named_modules():
-        kept = path == "lm_head" and "--int4-keep" not in flags
-        if type(module) is not torch.nn.Linear or kept or (flags[-1:] != ("",) and "layers.0." in path and flags):
+        if type(module) is not torch.nn.Linear or kept in path or (path == "lm_head" and "lm_head" in flags[-1]):
             continue
-        weight, steps = restored(output / "model.onnx", path, size, module.in_features)
-        assert ((weight - module.weight).abs() <= 0.5001 * steps).all()
+        owner, _, last = path.rpartition(".")
         with torch.no_grad():
-            module.weight.copy_(weight)
+            if last == "q_proj":  # one matrix for all three
+                parts = [module, *(model.get_submodule(f"{owner}.{other}") for other in ("k_proj", "v_proj"))]
+                whole = torch.cat([part.weight for part in parts])
+                whole = check_rounded(output / "model.onnx", f"{owner}.q_proj_k_proj_v_proj", size, whole)
+                for part, weight in zip(parts, whole.split([p.out_features for p in parts]), strict=True):
+                    part.weight.copy_(weight)
+            elif last not in ("k_proj", "v_proj"):
+                module.weight.copy_(check_rounded(output / "model.onnx", path, size, module.weight))
         rounded += 1
+    embedding = model.get_input_embeddings()
+    if embedding.embedding_dim % size == 0:
+        with torch.no_grad():
+            embedding.weight.copy_(check_rounded(output / "model.onnx", "model.embed_tokens", size, embedding.weight))
     assert f"{rounded} linear layers" in said
     for search in ({}, BEAMS):
         assert continued(output, PROMPTS, **search) == expected(model, PROMPTS, **search)
+
+
+def test_products_of_bytes(saved: Callable[[str], Path], exported: Any) -> None:
+    """By default the activations are rounded too: near the same, with fused attention in fewer nodes than weights."""
+    folder, prompt = saved("llama"), PROMPTS[0]
+    fast = exported(folder, "--int4", "--fused")
+    exact = logits_after(exported(folder, "--verify", "--int4", "--accuracy-level", "1", "--block-size", "32"), prompt)
+    assert torch.nn.functional.cosine_similarity(logits_after(fast, prompt), exact, 0) > 0.999
+    nodes = list(ir.load(fast / "model.onnx").graph)
+    products = [node for node in nodes if node.op_type == "MatMulNBits"]
+    assert len(products) == 2 * 5 + 1
+    assert {node.attributes["accuracy_level"].as_int() for node in products} == {4}
+    for node in nodes:
+        if node.op_type == "GroupQueryAttention":  # of one product, which it takes apart and turns itself
+            assert node.inputs[0].producer() in products
+            assert [v is None for v in node.inputs[1:3]] == [True, True]
+            assert node.attributes["do_rotary"].as_int() == 1
+    assert not {node.op_type for node in nodes} & {"Cos", "Sin", "Split", "Slice", "RotaryEmbedding"}
+
+
+@pytest.mark.long
+def test_a_matrix_for_embedding_and_logits(saved: Callable[[str], Path], exported: Any) -> None:
+    """Where the model ties both, four bits are there once."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved("llama_tied")
+    output = exported(folder, "--verify", "--int4", "--fused", "--accuracy-level", "1")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    nodes = {node.op_type: node for node in ir.load(output / "model.onnx").graph}  # the last of each
+    gather, product = nodes["GatherBlockQuantized"], nodes["MatMulNBits"]
+    assert gather.inputs[0].producer().inputs[0].name == product.inputs[1].name
+    assert gather.inputs[2].name == product.inputs[2].name
+    weight = model.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is weight
+    check_rounded(output / "model.onnx", str(product.inputs[1].name).removesuffix(".levels"), 32, weight.detach())
 
 
 @pytest.mark.long
@@ -393,7 +460,13 @@ BAD: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], int, str]] = {
     "int4 and bfloat16": (lambda f: None, ("--int4", "--dtype", "bfloat16"), 2, "no kernel for bfloat16"),
     "fused and bfloat16": (lambda f: None, ("--fused", "--dtype", "bfloat16"), 2, "no kernel for bfloat16"),
     "blocks": (lambda f: None, ("--int4", "--block-size", "48"), 2, "--block-size 48 is none of 16, 32"),
-    "blocks of nothing": (lambda f: None, ("--block-size", "32"), 2, "--block-size and --int4-keep are for --int4"),
+    "blocks of nothing": (
+        lambda f: None,
+        ("--block-size", "32"),
+        2,
+        "--block-size, --int4-keep and --accuracy-level are",
+    ),
+    "accuracy": (lambda f: None, ("--int4", "--accuracy-level", "2"), 2, "--accuracy-level 2 is none of 1, 4"),
     "no such layer": (lambda f: None, ("--int4", "--int4-keep", "*.nosuch"), 2, "no linear layer is called '*.nosuch'"),
     "nothing to round": (lambda f: None, ("--int4", "--int4-keep", "*"), 2, "no linear layer is left to round"),
     "option of others": (lambda f: None, ("--pieces", "model"), 2, "No such option"),

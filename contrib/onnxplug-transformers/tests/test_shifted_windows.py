@@ -108,14 +108,17 @@ FITTING, OTHER = (2, 3, 32, 32), (3, 3, 33, 47)
 FURTHER = [(1, 3, 40, 56), (1, 3, 32, 64), (2, 3, 64, 44)]
 
 
+LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("swinv2", "donut", "maskformer_swin")]
+
+
 @pytest.mark.filterwarnings("error:the exported model is right only where")
-@pytest.mark.parametrize("name", ["swin", "swinv2", "donut", "maskformer_swin"])
+@pytest.mark.parametrize("name", ["swin", *LATER])
 def test_example_that_windows_divide(name: str) -> None:
     check_sizes(name, FITTING, [OTHER, *FURTHER])
 
 
 @pytest.mark.filterwarnings("error:the exported model is right only where")
-@pytest.mark.parametrize("name", ["swin", "donut"])
+@pytest.mark.parametrize("name", ["swin", pytest.param("donut", marks=pytest.mark.long)])
 def test_example_that_windows_do_not_divide(name: str) -> None:
     check_sizes(name, OTHER, [FITTING, *FURTHER])
 
@@ -126,12 +129,14 @@ def test_example_that_windows_do_not_divide_of_every_model(name: str) -> None:
     check_sizes(name, OTHER, [FITTING, *FURTHER])
 
 
+@pytest.mark.long
 def test_superresolution() -> None:
     """transformers' own takes whole windows alone."""
     check_sizes("swin2sr", (2, 3, 16, 16), [(1, 3, 20, 24), (3, 3, 12, 32), (1, 3, 8, 8)])
 
 
-@pytest.mark.parametrize("name", ["maskformer", pytest.param("mask2former", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["maskformer", "mask2former"])
 def test_segmentation(name: str) -> None:
     check_sizes(name, (2, 3, 64, 64), [(1, 3, 64, 96), (2, 3, 75, 131), (1, 3, 128, 160)])
 

@@ -226,6 +226,7 @@ def _missing(target: str, inputs: list[str], opset: str | None, runtime: str, as
         lacking = error.missing
         if not as_json:
             raise
+        sys.stderr.write(f"{error.hint}\n")
     if as_json:
         sys.stdout.write(json.dumps(lacking, indent=2) + "\n")
     else:

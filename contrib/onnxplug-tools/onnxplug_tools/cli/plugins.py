@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxplug.cli.options import HOST, debug_option, plugin_options, selection
-from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError
+from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError, UsageError
+from onnxplug.libraries import LIBRARIES
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.rule import load_object
 from onnxplug.text import counted, did_you_mean
@@ -147,14 +149,17 @@ def plugins_check(
     as_json: JsonOption = False,
     timeout: TimeoutOption = TIMEOUT,
 ) -> None:
-    """Hold plugins to what they promise: samples at every opset, no conflicts, no dead or shadowed rules."""
+    """Hold plugins to what they promise, at every opset, and to the library that they are for."""
     from onnxplug.cli.report import out, progress
+    from onnxplug_tools.library.check import library_findings
+    from onnxplug_tools.testing.faults import Finding, check_plugins
+
+    chosen = replace(selection(), strict=False, require=())
 
     with progress() as shown:
         shown("checking plugins")
-        findings = load_object("onnxplug.plugins.check:check_plugins", "the plugin check")(
-            selection(), name=name, opsets=opset, timeout=timeout
-        )
+        findings = check_plugins(selection(), name=name, opsets=opset, timeout=timeout)
+        findings += [Finding(plugin, *row) for plugin, row in library_findings(chosen, name, timeout)]
     broken = [f for f in findings if f.severity == "error"]
     if as_json:
         fields = ("plugin", "severity", "kind", "message")
@@ -173,15 +178,53 @@ def plugins_check(
 @plugins_app.command("new")
 @debug_option
 def plugins_new(
-    name: Annotated[str, typer.Argument(help="Name of the distribution: onnxplug-acme")],
-    op: Annotated[str | None, typer.Option("--op", help="The custom operator: acme::soft_clip")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the distribution: onnxplug-acme")] = None,
+    library: Annotated[
+        str | None,
+        typer.Option("--for", metavar="LIBRARY", help="A library, by its import name: stubs for its operators"),
+    ] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--op", help="The custom operator: acme::soft_clip; with --for only operators like this, repeatable"
+        ),
+    ] = None,
     folder: Annotated[Path, typer.Option("--output", "-o", help="Where the package's folder is made")] = Path("."),
 ) -> None:
-    """Write a package with a custom operator, its rule, samples and tests; it installs and its tests pass."""
+    """Write a package with a custom operator, its rule, samples and tests; or with a stub for each operator of a library."""
+    from onnxplug.cli.report import out, progress
+
+    if library is None:
+        _new_operator(name, op or [], folder)
+        return
+    from onnxplug_tools.scaffold.library import write_library_package
+
+    with progress() as shown:
+        shown(f"importing {library}")
+        package = write_library_package(library, folder, name, op or [])
+    where = escape(str(package.folder))
+    out.print(f"{library} registers {package.summary}", soft_wrap=True)
+    out.print(
+        f"wrote {where}: a rule without its formula, inputs and a test for {counted(len(package.operators), 'operator')}",
+        soft_wrap=True,
+    )
+    out.print(f"next: pip install -e '{where}' && pytest '{where}', which says what is missing", soft_wrap=True)
+    known = LIBRARIES.get(library.partition(".")[0])
+    if known is not None:
+        out.print(f"{known} translates operators of {library} already: pip install {known}", soft_wrap=True)
+
+
+def _new_operator(name: str | None, ops: list[str], folder: Path) -> None:
+    """A package with an operator of its own."""
     from onnxplug.cli.report import out
     from onnxplug_tools.scaffold.write import write_package
 
-    package = write_package(name, folder, op)
+    if name is None or len(ops) > 1:
+        raise UsageError(
+            "plugins new takes the name of the distribution, and one operator",
+            hint="onnxplug plugins new onnxplug-acme, or --for LIBRARY for the operators of a library",
+        )
+    package = write_package(name, folder, ops[0] if ops else None)
     out.print(
         f"wrote {escape(str(package.folder))}: the operator {package.op}, its rule, samples and tests", soft_wrap=True
     )

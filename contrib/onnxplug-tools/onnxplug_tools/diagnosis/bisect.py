@@ -32,7 +32,7 @@ from onnxplug.run.eager import feed_of
 from onnxplug.run.files import write_by_torch
 from onnxplug.run.save import save_model
 from onnxplug.text import counted
-from onnxplug.torch_private import pytree
+from onnxplug.torch_private import child_of, pytree
 from onnxplug_tools.diagnosis.delta import minimised
 from onnxplug_tools.diagnosis.pieces import Piece, Recording
 from onnxplug_tools.diagnosis.script import NAME, NotExpressed, Script, dynamic_shapes_of, script_of, script_of_model
@@ -196,7 +196,7 @@ def _case(
 def _leaves(captured: Captured) -> list[Any]:
     """The example inputs of a captured program in its order."""
     spec = captured.program.call_spec.in_spec
-    names = list(spec.child(1).context or ()) if spec is not None else []
+    names = list(child_of(spec, 1).context or ()) if spec is not None else []
     kwargs = {name: captured.kwargs[name] for name in names} if set(names) == set(captured.kwargs) else captured.kwargs
     leaves = list(pytree.tree_leaves((tuple(captured.args), dict(kwargs))))
     if spec is not None and len(leaves) != spec.num_leaves:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.run.report import DECADES
+from onnxplug_tools.report.differences import DECADES
 
 if TYPE_CHECKING:
     from onnxplug_tools.inspection.view import ModelView, ModuleView, NodeView

@@ -16,9 +16,9 @@ from onnxplug_tools.report.markdown import bin_labels, summary_rows, verificatio
 from onnxplug_tools.report.text import number_text, seconds_text
 
 if TYPE_CHECKING:
-    from onnxplug.run.report import Histogram
     from onnxplug_tools.inspection.view import ModelView, ModuleView
     from onnxplug_tools.profiling.sums import StageTime
+    from onnxplug_tools.report.differences import Histogram
     from onnxplug_tools.report.record import Facts
 
 _TEMPLATES = Path(__file__).parent / "templates"

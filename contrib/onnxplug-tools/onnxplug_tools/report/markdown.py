@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.run.report import DECADES
 from onnxplug.text import counted, printable
 from onnxplug_tools.inspection.words import bytes_text
+from onnxplug_tools.report.differences import DECADES
 from onnxplug_tools.report.graph import flowchart
 from onnxplug_tools.report.text import number_text, seconds_text
 

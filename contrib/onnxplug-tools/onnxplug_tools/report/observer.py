@@ -18,9 +18,9 @@ import torch
 from onnxplug.capture.project import relative_line, relative_path
 from onnxplug.errors import UsageError
 from onnxplug.observers import Observer, Span, events
-from onnxplug.run.report import measuring
 from onnxplug_tools.profiling.recorder import Recorder
 from onnxplug_tools.report.arguments import model_name, summarised
+from onnxplug_tools.report.differences import measuring
 from onnxplug_tools.report.failure import failure_of, first_line
 from onnxplug_tools.report.files import prepare
 from onnxplug_tools.report.record import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onnxplug.run.report import CaseDifference, Histogram
+from onnxplug_tools.report.differences import CaseDifference, Histogram
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,24 +49,41 @@ def write_package(name: str, folder: Path, op: str | None = None) -> Package:
         SaveError: The folder is already there, or can't be written.
         OnnxplugError: jinja2 is not installed.
     """
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        raise UsageError(f"{name!r} is not a valid name of a distribution", hint="For example: onnxplug-acme")
-    module = re.sub(r"[.-]", "_", name).lower()
-    short = module.removeprefix("onnxplug_")
-    if keyword.iskeyword(module) or module == "onnxplug":
-        raise UsageError(f"{name!r} is not a valid name of a module", hint="For example: onnxplug-acme")
-    match = _OP.fullmatch(op if op is not None else f"{short}::soft_clip")
+    values = module_names(name)
+    match = _OP.fullmatch(op if op is not None else f"{values['short']}::soft_clip")
     if match is None or any(keyword.iskeyword(part) for part in match.groups()):
         raise UsageError(f"--op {op!r} is not the name of an operator", hint="Write it as acme::soft_clip.")
     if match["namespace"] in _TAKEN:
         raise UsageError(
             f"the namespace {match['namespace']} is torch's own", hint="Choose another: --op acme::soft_clip"
         )
-    values = {"name": name, "module": module, "short": short, "namespace": match["namespace"], "op": match["name"]}
+    values |= {"namespace": match["namespace"], "op": match["name"]}
+    return Package(write_files(folder, name, render(values, _TEMPLATES)), match[0])
+
+
+def module_names(name: str) -> dict[str, Any]:
+    """The names of a distribution, its module and its entry point.
+
+    Raises:
+        UsageError: The name is none.
+    """
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise UsageError(f"{name!r} is not a valid name of a distribution", hint="For example: onnxplug-acme")
+    module = re.sub(r"[.-]", "_", name).lower()
+    if keyword.iskeyword(module) or module == "onnxplug":
+        raise UsageError(f"{name!r} is not a valid name of a module", hint="For example: onnxplug-acme")
+    return {"name": name, "module": module, "short": module.removeprefix("onnxplug_")}
+
+
+def write_files(folder: Path, name: str, files: Mapping[str, str]) -> Path:
+    """Writes a package's files into a folder of its name: all of them, or none.
+
+    Raises:
+        SaveError: The folder is already there, or can't be written.
+    """
     target = folder / name
     if target.exists():
         raise SaveError(f"{target} is already there", hint="Choose another name, or another folder with --output.")
-    files = _render(values)
     made = folder / f"{_UNFINISHED}{name}"  # of this name alone: what a killed process left is replaced
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,11 +96,15 @@ def write_package(name: str, folder: Path, op: str | None = None) -> Package:
     except OSError as error:
         shutil.rmtree(made, ignore_errors=True)
         raise SaveError(f"can't write {target}: {error}") from error
-    return Package(target, match[0])
+    return target
 
 
-def _render(values: dict[str, str]) -> dict[str, str]:
-    """The package's files by their paths; names of files are templates too."""
+def render(values: Mapping[str, Any], templates: Path) -> dict[str, str]:
+    """The files of a folder of templates by their paths; names of files are templates too, and empty files are left out.
+
+    Raises:
+        OnnxplugError: jinja2 is not installed.
+    """
     try:
         import jinja2
     except ImportError as error:
@@ -90,7 +112,8 @@ def _render(values: dict[str, str]) -> dict[str, str]:
             "`onnxplug plugins new` needs jinja2, which is not installed", hint="pip install jinja2"
         ) from error
     environment: Any = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        loader=jinja2.FileSystemLoader(templates),
+        trim_blocks=True,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,
@@ -100,4 +123,4 @@ def _render(values: dict[str, str]) -> dict[str, str]:
     for template in environment.list_templates(extensions=["jinja"]):
         path = environment.from_string(template.removesuffix(".jinja")).render(values)
         files[path] = environment.get_template(template).render(values)
-    return files
+    return {path: text for path, text in files.items() if text.strip()}

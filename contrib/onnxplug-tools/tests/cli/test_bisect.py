@@ -124,6 +124,7 @@ def onnxplug_rewrites():
 """
 
 
+@pytest.mark.long
 def test_a_wrong_rewrite_of_a_plugin(folder: Path) -> None:
     """It is named, and the script, run by a new interpreter, asks for the plugin."""
     place(folder, Dist("onnxplug-shop", PLUGIN))

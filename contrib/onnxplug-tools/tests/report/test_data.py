@@ -8,10 +8,10 @@ import math
 import re
 from pathlib import Path
 
+from onnxplug_tools.report.differences import CaseDifference, OutputDifference
 from onnxplug_tools.report.record import Verification
 from onnxplug_tools.report.report import ExportReport
 
-from onnxplug.run.report import CaseDifference, OutputDifference
 from tests.support import reports
 
 PAGE = (Path(__file__).parents[4] / "docs" / "reports.md").read_text(encoding="utf-8")

@@ -1,0 +1,367 @@
+"""What an export depends on, part by part: equal parts mean an equal file, and a part that differs says why there is a new one.
+
+Nothing is concluded from times of change. The files of code are those of the modules that loading the target imported, and of
+all that these reach; the files of data those that the process opened meanwhile. What is imported or opened later, while the model
+is captured, is noted with the result, and compared by content the next time (:class:`Watched`).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+#: Distributions whose versions every export depends on, with Python's own.
+_ALWAYS = ("torch", "numpy", "ml-dtypes", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+#: The folder of a distribution's metadata, of one that is not installed as usual.
+_METADATA = f".egg-info{os.sep}"
+_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/share/", "/usr/lib/")
+#: The plugin that has no part in an export.
+_OWN = "onnxplug-fleet"
+
+
+def digest(parts: Any) -> str:
+    """A digest of parts."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=20).hexdigest()
+
+
+def _hashed(*content: Any) -> str:
+    made = hashlib.blake2b(digest_size=12)
+    for piece in content:
+        made.update(piece)
+    return made.hexdigest()
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def parts_of(given: Mapping[str, Any], host: Any, watched: Watched) -> dict[str, str]:
+    """The parts that an export's arguments and code have.
+
+    Args:
+        given: The arguments of ``to_onnx``: ``model``, ``args``, ``kwargs``.
+        host: The plugins of the export.
+        watched: What loading the target has imported and opened.
+    """
+    model = given["model"]
+    parts = {
+        **{f"input {name}": value_text(leaf) for name, leaf in _leaves((given.get("args"), given.get("kwargs")))},
+        **_state(model),
+        **plugins_text(host),
+        "version python": sys.version.split()[0],
+        **{f"version {name}": _version(name) for name in _ALWAYS},
+    }
+    parts |= watched.files(_modules_of(model))
+    parts |= {f"environment {name}": value for name, value in os.environ.items() if name.startswith("ONNXPLUG_")}
+    return parts
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    from onnxplug.torch_private import pytree
+
+    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        yield pytree.keystr(path[1:]).strip("[]'") or "0", leaf
+
+
+def value_text(value: Any) -> str:
+    """Dtype, shape and a digest of a tensor; a number or a text as Python writes it."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return (
+            repr(value)
+            if isinstance(value, str | int | float | complex | bool | type(None))
+            else type(value).__qualname__
+        )
+    about = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.device.type == "meta" or type(value).__name__ == "FakeTensor":
+        return about
+    plain = value.detach().cpu()
+    if type(plain) is torch.Tensor and plain.layout is torch.strided and not plain.is_quantized:
+        plain = plain.resolve_conj().resolve_neg()
+        content = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return f"{about} {_hashed(repr(plain.stride()).encode(), content)}"
+    file = io.BytesIO()
+    torch.save(plain, file)  # sparse, quantised, a subclass with tensors within
+    return f"{about} {_hashed(file.getvalue())}"
+
+
+def _state(model: Any) -> dict[str, str]:
+    """Weights, buffers and what else the modules hold that is plain."""
+    import torch
+
+    if isinstance(model, torch.export.ExportedProgram):
+        state = {**model.state_dict, **{k: v for k, v in model.constants.items() if isinstance(v, torch.Tensor)}}
+        return {**{f"weight {k}": value_text(v) for k, v in state.items()}, "graph": _hashed(str(model).encode())}
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    parts = {f"weight {name}": value_text(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    parts |= {f"weight {name}": value_text(tensor) for name, tensor in model.named_buffers(remove_duplicate=False)}
+    if isinstance(model, torch.jit.ScriptModule):
+        return {**parts, "graph": _hashed(str(getattr(model, "graph", "")).encode())}
+    for name, module in model.named_modules():
+        plain = {k: v for k, v in vars(module).items() if not k.startswith("_")}
+        told = sorted((k, text) for k, v in plain.items() if (text := _plain(v)) is not None)
+        parts[f"module {name or '(the model)'}"] = f"{type(module).__qualname__} {_hashed(repr(told).encode())}"
+    return parts
+
+
+def _plain(value: Any, depth: int = 0) -> str | None:
+    """A value that is made of tensors, numbers and texts; ``None`` for any other."""
+    import torch
+
+    if isinstance(value, torch.Tensor | str | int | float | complex | bool | type(None)):
+        return value_text(value)
+    if depth < 4 and isinstance(value, list | tuple):
+        return repr([_plain(item, depth + 1) for item in value])
+    if depth < 4 and isinstance(value, dict):
+        return repr([(str(key), _plain(item, depth + 1)) for key, item in value.items()])
+    return None
+
+
+def _modules_of(model: Any) -> set[str]:
+    """The names of the modules that the classes or the function of a model are of."""
+    import torch
+
+    items = list(model.modules()) if isinstance(model, torch.nn.Module) else [model]
+    kinds = {kind for item in items for kind in type(item).__mro__}
+    return {kind.__module__ for kind in kinds} | {getattr(model, "__module__", "") or ""}
+
+
+def plugins_text(host: Any) -> dict[str, str]:
+    """The version and code of each plugin in use, the builtin rules among them."""
+    records = host.records() if hasattr(host, "records") else []
+    found = {}
+    for record in records:
+        if record.status != "loaded" or record.distribution == _OWN:
+            continue
+        root = record.value.partition(":")[0].partition(".")[0]
+        found[f"plugin {record.distribution}"] = f"{record.version} {_code_of_package(root)}"
+    return found
+
+
+@functools.cache
+def _code_of_package(name: str) -> str:
+    """A digest of a package's Python files."""
+    module = sys.modules.get(name)
+    folders = [Path(folder) for folder in getattr(module, "__path__", ())]
+    files = [(path, path.relative_to(folder).as_posix()) for folder in folders for path in _python_files(folder)]
+    if not folders and (file := getattr(module, "__file__", None)) is not None:
+        files = [(Path(file), Path(file).name)]
+    pieces = [
+        piece for path, name in sorted(files, key=lambda row: row[1]) for piece in (name.encode(), path.read_bytes())
+    ]
+    return _hashed(*pieces)
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder, followlinks=True):  # a checkout of onnxplug holds links
+        yield from (Path(parent, name) for name in names if name.endswith(".py"))
+
+
+@functools.cache
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@functools.cache
+def distributions() -> Mapping[str, list[str]]:
+    """Top-level name of a module to the distributions that it is of."""
+    return importlib.metadata.packages_distributions()
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+#: The paths that are opened while something watches; an audit hook can't be taken away.
+_opened: set[str] | None = None
+_hooked = False
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _opened is not None:
+        path, mode, flags = arguments
+        writes = any(c in mode for c in "wax+") if isinstance(mode, str) else flags & (os.O_WRONLY | os.O_RDWR)
+        if not writes and isinstance(path, str | bytes | os.PathLike):
+            _opened.add(os.path.abspath(os.fsdecode(path)))
+
+
+class Watched:
+    """Notes what is imported and opened from now on.
+
+    Args:
+        target: What is exported: a file that it names is one of the files that were opened.
+        without: Folders whose files are left out: those that the fleet itself writes.
+        fresh: Whether the process is the job's own: every module that is imported now is the target's.
+    """
+
+    def __init__(self, target: str, without: Iterable[str] = (), *, fresh: bool) -> None:
+        global _opened, _hooked
+        if not _hooked:
+            sys.addaudithook(_audit)
+            _hooked = True
+        _opened = set()
+        place = target.partition(":")[0] if ".py:" in target else target.rpartition(":")[2] or target
+        if os.path.exists(place):
+            _opened |= {os.path.join(d, f) for d, _, names in os.walk(place) for f in names} or {os.path.abspath(place)}
+        self._before, self._fresh = set(sys.modules), fresh
+        self._place = os.path.abspath(place)
+        self._without = tuple(os.path.abspath(folder) + os.sep for folder in without)
+
+    def files(self, modules: Iterable[str] = ()) -> dict[str, str]:
+        """The parts for files and versions by now.
+
+        Args:
+            modules: Names of modules that the model is of; what their code names is followed.
+        """
+        parts: dict[str, str] = {}
+        for name in self._reached(modules):
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if file is None or not file.endswith(".py"):
+                continue
+            kind = _kind(file)
+            if kind == "installed":
+                for distribution in distributions().get(name.partition(".")[0], ()):
+                    parts[f"version {distribution}"] = _version(distribution)
+            elif kind == "own" and name.partition(".")[0] not in _plugin_roots():
+                parts[f"code {_relative(file)}"] = _content(file)
+        for path in sorted(_opened or ()):
+            if path.endswith(".py") and path == self._place:
+                parts[f"code {_relative(path)}"] = _content(path)
+            elif self._is_data(path):
+                parts[f"file {_relative(path)}"] = _content(path)
+        return parts
+
+    def _is_data(self, path: str) -> bool:
+        if path.endswith((".py", ".pyc", ".so")) or path.startswith((*_SYSTEM, *self._without)) or _METADATA in path:
+            return False
+        return _kind(path) == "own" and not path.startswith(_plugin_folders()) and os.path.isfile(path)
+
+    def _reached(self, modules: Iterable[str]) -> set[str]:
+        """New modules and those of the model, and every module of files of one's own that their code names."""
+        new = [name for name in list(sys.modules) if name not in self._before]
+        pending = [n for n in new if self._fresh or _kind(getattr(sys.modules[n], "__file__", None) or "") == "own"] + [
+            *modules
+        ]
+        found: set[str] = set()
+        while pending:
+            name = pending.pop()
+            module = sys.modules.get(name)
+            if module is None or name in found:
+                continue
+            found.add(name)
+            file = getattr(module, "__file__", None)
+            if file is not None and _kind(file) == "own" and name.partition(".")[0] not in _plugin_roots():
+                for value in list(vars(module).values()):
+                    owner = (
+                        value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+                    )
+                    if isinstance(owner, str) and owner != "__main__":
+                        pending.append(owner)
+        return found
+
+
+@functools.cache
+def _plugin_roots() -> frozenset[str]:
+    """The packages that are parts by themselves: onnxplug and its plugins."""
+    points = importlib.metadata.entry_points(group="onnxplug")
+    return frozenset({"onnxplug", *(point.module.partition(".")[0] for point in points)})
+
+
+def _plugin_folders() -> tuple[str, ...]:
+    """The folders of these packages, as far as they are imported."""
+    modules = [sys.modules[name] for name in _plugin_roots() if name in sys.modules]
+    return tuple(os.path.join(folder, "") for module in modules for folder in getattr(module, "__path__", ()))
+
+
+@functools.cache
+def _kind(file: str) -> str:
+    """``"installed"`` for files of distributions, ``"python"`` for those of Python itself, ``"own"`` for all others."""
+    path = os.path.abspath(file)
+    if any(mark in path for mark in _INSTALLED):
+        return "installed"
+    return "python" if path.startswith((sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))) else "own"
+
+
+def _relative(path: str) -> str:
+    return os.path.relpath(path).replace(os.sep, "/")
+
+
+def _content(path: str) -> str:
+    """A digest of a file; of one that is gone, that it is."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
+    except OSError:
+        return "gone"
+
+
+def contents(parts: Mapping[str, str]) -> dict[str, str]:
+    """The same files and versions as they are now."""
+    now = {}
+    for part in parts:
+        kind, _, name = part.partition(" ")
+        now[part] = _version(name) if kind == "version" else _content(name)
+    return now
+
+
+# -- causes ------------------------------------------------------------------------------------------------------------
+
+
+#: The kinds of parts in the order in which people look for a cause.
+_KINDS = (
+    "target",
+    "option",
+    "threshold",
+    "code",
+    "weight",
+    "file",
+    "input",
+    "data",
+    "metrics",
+    "graph",
+    "plugin",
+    "version",
+)
+
+
+def _rank(part: str) -> int:
+    kind = part.partition(" ")[0]
+    return _KINDS.index(kind) if kind in _KINDS else len(_KINDS)
+
+
+def changes(before: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
+    """What differs from the parts of the last export, in words; a version or an option with both values."""
+    if before is None:
+        return ["it is the first export"]
+    found = []
+    for part in sorted({*before, *now}, key=lambda part: (_rank(part), part)):
+        if before.get(part) == now.get(part):
+            continue
+        kind = part.partition(" ")[0]
+        if part not in now:
+            found.append(f"{part} is gone")
+        elif part not in before:
+            found.append(f"{part} is new")
+        elif kind in ("version", "option", "environment", "threshold"):
+            found.append(f"{part}: {before[part]} became {now[part]}")
+        elif kind == "plugin":
+            old, new = before[part].split()[0], now[part].split()[0]
+            found.append(
+                f"{part}: {old} became {new}" if old != new else f"{part}: its code changed, which has the rules"
+            )
+        else:
+            found.append(f"{part} changed")
+    return found

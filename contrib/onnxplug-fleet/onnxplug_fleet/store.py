@@ -1,0 +1,120 @@
+"""The store of artefacts: a folder, or whatever fsspec opens (s3://, gs://, az://, memory://)."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug_fleet.identity import contents, digest
+
+
+class Store:
+    """Results by their keys.
+
+    ``objects/ID/`` has the files of an export. ``keys/KEY.json``, written after all of them, says which it is: a process that is
+    killed leaves no half of a result.
+
+    Args:
+        url: A folder, or a URL.
+
+    Raises:
+        UsageError: fsspec does not know the URL, or lacks what it needs for it.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url = url
+        try:
+            self.fs, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"the store {url!r} can't be opened: {error}") from None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return "file" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
+
+    def path(self, name: str) -> str:
+        """The path of an entry, as the file system has it."""
+        return posixpath.join(self._root, name)
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The result that is kept for a key, if what its capture read further is as it was; ``None`` for none."""
+        for kept in self._kept(key):
+            if contents(kept["late"]) == kept["late"]:
+                return kept
+        return None
+
+    def _kept(self, key: str) -> list[dict[str, Any]]:
+        try:
+            read: list[dict[str, Any]] = json.loads(self.fs.cat_file(self.path(f"keys/{key}.json")))
+        except (FileNotFoundError, ValueError):  # ValueError: its writer was killed
+            return []
+        return read
+
+    def keep(self, key: str, result: dict[str, Any], folder: Path) -> str:
+        """Keeps the files of a result; returns the name of their folder.
+
+        Args:
+            key: Its key.
+            result: What is known of it.
+            folder: The folder of the files.
+
+        Raises:
+            OnnxplugError: They can't be written.
+        """
+        name = f"objects/{digest([key, result['late']])}"
+        self.put(name, folder)
+        others = [kept for kept in self._kept(key) if kept["late"] != result["late"]]
+        text = json.dumps([{**result, "object": name}, *others])
+        self._written(lambda: self._write(f"keys/{key}.json", text.encode()))
+        return name
+
+    def put(self, name: str, folder: Path) -> None:
+        """Copies a folder's files to the store.
+
+        Raises:
+            OnnxplugError: They can't be written.
+        """
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        for path in files:
+            entry = f"{name}/{path.relative_to(folder).as_posix()}"
+            self._written(lambda path=path, entry=entry: self._copy(path, entry))
+
+    def _copy(self, path: Path, entry: str) -> None:
+        self.fs.makedirs(posixpath.dirname(self.path(entry)), exist_ok=True)
+        self.fs.put_file(str(path), self.path(entry))
+
+    def _write(self, entry: str, content: bytes) -> None:
+        self.fs.makedirs(posixpath.dirname(self.path(entry)), exist_ok=True)
+        if not self.is_local:
+            self.fs.pipe_file(self.path(entry), content)
+            return
+        scratch = Path(f"{self.path(entry)}.{os.getpid()}")
+        scratch.write_bytes(content)
+        os.replace(scratch, self.path(entry))
+
+    def _written(self, write: Any) -> None:
+        try:
+            write()
+        except OSError as error:
+            raise OnnxplugError(f"the store {self.url} can't be written: {error}") from error
+
+    def read(self, name: str) -> bytes | None:
+        """The content of an entry; ``None`` where there is none."""
+        try:
+            content: bytes = self.fs.cat_file(self.path(name))
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+        return content
+
+    def json(self, name: str) -> Mapping[str, Any] | None:
+        """The content of an entry that is JSON."""
+        content = self.read(name)
+        return None if content is None else json.loads(content)

@@ -1,0 +1,224 @@
+"""Runs: what is exported again and why, killed runners, limits of processes, and the files of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from onnxplug_fleet.compare import compared
+from onnxplug_fleet.executors import Here, Processes
+from onnxplug_fleet.manifest import Job, read_manifest
+from onnxplug_fleet.runner import is_fine, run_fleet
+from onnxplug_fleet.serve import make_server
+from onnxplug_fleet.state import Run, State
+from onnxplug_fleet.store import Store
+
+MODEL = """
+import torch
+import fleet_scale
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4)
+        self.a.load_state_dict(torch.load("net.pt"))
+    def forward(self, x):
+        return fleet_scale.scale(torch.relu(self.a(x)))
+def make():
+    return Net(), (torch.ones(2, 4),)
+def samples():
+    return [torch.ones(2, 4), torch.zeros(2, 4)]
+"""
+MANIFEST = '[[models]]\nname = "net"\ntarget = "fleet_net.py:make"\ndata = "fleet_net.py:samples"\nthresholds = { largest = 1e-5 }\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import torch
+
+    (tmp_path / "fleet_net.py").write_text(MODEL)
+    (tmp_path / "fleet_scale.py").write_text("def scale(x):\n    return x * 2\n")
+    (tmp_path / "fleet.toml").write_text(MANIFEST)
+    torch.save(torch.nn.Linear(4, 4).state_dict(), tmp_path / "net.pt")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, **settings: Any) -> Run:
+    return run_fleet(
+        read_manifest(folder / "fleet.toml"), folder / "fleet", settings.pop("executor", Here()), **settings
+    )
+
+
+def result_of(run: Run, name: str = "net") -> dict[str, Any]:
+    result = run.results[name]
+    assert result is not None
+    return result
+
+
+def test_what_changed_is_exported_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    first = run(folder)
+    assert is_fine(first)
+    assert result_of(first)["reasons"] == ["it is the first export"]
+    assert result_of(first)["operators"] == {"Gemm": 1, "Relu": 1, "Mul": 1}
+    assert result_of(run(folder))["status"] == "unchanged"
+
+    state = torch.load("net.pt")
+    state["bias"][2] += 1
+    torch.save(state, "net.pt")
+    second = result_of(run(folder))
+    assert second["status"] == "exported"
+    assert second["reasons"] == ["weight a.bias changed", "file net.pt changed"]
+
+    import fleet_scale
+
+    monkeypatch.setattr(fleet_scale, "scale", lambda x: x + 3)
+    (folder / "fleet_scale.py").write_text("def scale(x):\n    return x + 3\n")
+    third = run(folder)
+    assert "code fleet_scale.py changed" in result_of(third)["reasons"]
+    changes = [row.changes for row in compared(first, third)]
+    assert {"operators: Mul 1 → 0", "operators: Add 0 → 1"} <= set(changes[0])
+
+    monkeypatch.setattr("onnxplug_fleet.identity._version", lambda name: "9.9" if name == "onnxruntime" else "1")
+    reasons = result_of(run(folder))["reasons"]
+    assert any(text.startswith("version onnxruntime: ") and text.endswith(" became 9.9") for text in reasons)
+
+
+def test_failures_and_thresholds(folder: Path) -> None:
+    (folder / "broken.py").write_text("def make():\n    raise ValueError('no weights')\n")
+    text = MANIFEST.replace("fleet_net.py:make", "broken.py:make") + MANIFEST.replace('"net"', '"strict"').replace(
+        "1e-5", "-1"
+    )
+    (folder / "fleet.toml").write_text(text.replace("largest = -1", "cosine = 2.0"))
+    done = run(folder)
+    assert not is_fine(done)
+    assert (result_of(done)["status"], result_of(done, "strict")["status"]) == ("failed", "different")
+    assert "raised ValueError at" in result_of(done)["error"]
+    assert "cosine is 1, the threshold 2" in result_of(done, "strict")["error"]
+    files = folder / "fleet" / "runs" / "1"
+    suite = ElementTree.parse(files / "junit.xml").getroot()[0]
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "2")
+    sarif = json.loads((files / "fleet.sarif").read_text())["runs"][0]
+    assert {"onnxplug/error", "onnxplug/fleet-data"} <= {found["ruleId"] for found in sarif["results"]}
+    page = (files / "index.html").read_text()
+    assert "no weights" in page
+    assert "report.html" in page
+
+
+def test_a_store_of_fsspec_and_its_server(folder: Path) -> None:
+    assert is_fine(run(folder, store="memory://fleet-test"))
+    assert result_of(run(folder, store="memory://fleet-test"))["status"] == "unchanged"
+    store = Store("memory://fleet-test")
+    with make_server(folder / "fleet", store, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        page = urllib.request.urlopen(base).read().decode()
+        (link,) = {part.split('"')[0] for part in page.split('href="') if part.split('"')[0].endswith("model.onnx")}
+        assert len(urllib.request.urlopen(base + link).read()) > 100
+        with pytest.raises(OSError, match="404"):
+            urllib.request.urlopen(f"{base}/store/keys/../../fleet.db")
+        server.shutdown()
+
+
+class Stub:
+    """Does jobs without exporting, and counts them in a file."""
+
+    def results(self, jobs: Sequence[Job], store: str) -> Iterator[tuple[Job, dict[str, Any]]]:
+        for job in jobs:
+            with open("done.txt", "a") as file:
+                file.write(f"{job.name}\n")
+            result = {"status": "exported", "parts": {}, "late": {}, "seconds": 0.0, "object": "objects/x", "data": []}
+            yield job, result
+
+
+def test_a_runner_killed_anywhere_goes_on(folder: Path) -> None:
+    (folder / "fleet.toml").write_text("".join(MANIFEST.replace('"net"', f'"net{i}"') for i in range(6)))
+    manifest = read_manifest(folder / "fleet.toml")
+
+    def die_at(point: int) -> None:
+        """In a process of its own: killed before its so manieth line in the modules that write."""
+        import sys
+
+        lines = 0
+
+        def count(frame: Any, event: str, _: Any) -> Any:
+            nonlocal lines
+            if not frame.f_code.co_filename.endswith(("state.py", "runner.py", "outputs.py", "store.py")):
+                return None
+            lines += event == "line"
+            if lines == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return count
+
+        sys.settrace(count)
+        run_fleet(manifest, folder / "fleet", Stub())
+
+    point, killed = 20, 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                die_at(point)
+            finally:
+                os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        if os.WIFEXITED(status):
+            break
+        killed += 1
+        point += 7
+    assert killed > 10
+    state = State(folder / "fleet")
+    assert state.run(state.runs()[-1]).ended is not None
+    for number in state.runs():
+        assert all(result is not None for result in state.run(number).results.values())
+    done = (folder / "done.txt").read_text().splitlines()
+    assert len(done) <= 6 * len(state.runs()) + killed  # a job is done twice only where its runner was killed within it
+
+
+LIMITS = """
+import os, time, torch
+def slow(): time.sleep(100)
+def large():
+    x = torch.ones(200_000_000); time.sleep(50)
+def crash(): os.kill(os.getpid(), 9)
+def once():
+    if not os.path.exists("tried"):
+        open("tried", "w").close(); os.kill(os.getpid(), 11)
+    return torch.nn.ReLU(), (torch.ones(2),)
+def fails(): raise RuntimeError("always")
+"""
+
+
+def test_limits_of_processes(folder: Path) -> None:
+    (folder / "limits.py").write_text(LIMITS)
+    table = '[[models]]\nname = "{0}"\ntarget = "limits.py:{0}"\n{1}\n'
+    extra = {
+        "slow": "timeout = 12\nretries = 0",
+        "large": 'memory = "900MB"\nretries = 0',
+        "crash": "",
+        "once": "",
+        "fails": "",
+    }
+    (folder / "fleet.toml").write_text("".join(table.format(name, keys) for name, keys in extra.items()))
+    done = run(folder, executor=Processes(2))
+    found = {name: (result_of(done, name)["status"], result_of(done, name)["attempts"]) for name in extra}
+    assert found == {
+        "slow": ("killed", 1),
+        "large": ("killed", 1),
+        "crash": ("killed", 2),
+        "once": ("exported", 2),
+        "fails": ("failed", 1),
+    }
+    assert "took longer than 12 s" in result_of(done, "slow")["error"]
+    assert "900 MB are allowed" in result_of(done, "large")["error"]
+    assert "SIGKILL" in result_of(done, "crash")["error"]

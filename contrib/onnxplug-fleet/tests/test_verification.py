@@ -1,0 +1,103 @@
+"""Verification on data: metrics, thresholds, and faults that they find."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from onnxplug_fleet.metrics import METRICS
+from onnxplug_fleet.verification import keep_thresholds, kept_thresholds, measure_data, verify_data
+from torch import nn
+
+import onnxplug
+from onnxplug import OnnxProgram, UsageError, VerificationError
+
+SAMPLES = [torch.randn(4, 8, generator=torch.Generator().manual_seed(i)) for i in range(6)]
+MODEL = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5)).eval()
+
+
+@pytest.fixture
+def program() -> OnnxProgram:
+    return onnxplug.to_onnx(MODEL, (torch.randn(3, 8),), dynamic_shapes=({0: "batch"},))
+
+
+def test_a_right_model_raises_no_alarm(program: OnnxProgram, tmp_path: Path) -> None:
+    limits = {"top1": 1.0, "largest": 1e-5, "mean": 1e-6, "cosine": 0.9999, "token_match": 1.0, "wer": 0.0, "iou": 1.0}
+    assert verify_data(program, MODEL, SAMPLES, thresholds=limits).samples == 6
+    keep_thresholds(program, limits)
+    program.save(tmp_path / "model.onnx")
+    assert kept_thresholds(tmp_path / "model.onnx") == limits
+    assert verify_data(tmp_path / "model.onnx", MODEL, SAMPLES).accepted
+
+
+def change(program: OnnxProgram, name: str, make: object) -> None:
+    value = program.model.graph.initializers[name]
+    value.const_value = ir.tensor(make(value.const_value.numpy()).astype(np.float32), name=name)  # type: ignore[operator]
+
+
+def test_a_wrong_bias_is_found_and_the_worst_sample_saved(program: OnnxProgram, tmp_path: Path) -> None:
+    change(program, "2.bias", lambda bias: bias + np.eye(5)[1] * 1e-2)
+    with pytest.raises(VerificationError, match=r"largest is 0\.01.*the worst of 6 samples is sample \d"):
+        verify_data(program, MODEL, SAMPLES, thresholds={"largest": 1e-4}, save=tmp_path)
+    saved = np.load(tmp_path / "worst-largest.npz")
+    assert abs(saved["pytorch_0"] - saved["onnx_0"]).max() == pytest.approx(1e-2, rel=1e-3)
+    assert saved["input_0"].shape == (4, 8)
+
+
+def test_swapped_classes_are_found(program: OnnxProgram) -> None:
+    order = [1, 0, 2, 3, 4]
+    change(program, "2.bias", lambda bias: bias[order])
+    weight = next(n for n in program.model.graph.initializers if n.startswith("2.weight"))
+    change(program, weight, lambda w: w[order] if w.shape[0] == 5 else w[:, order])
+    report = measure_data(program, MODEL, SAMPLES, thresholds={"top1": 0.99, "token_match": 0.99})
+    assert not report.measured[0].accepted
+    assert not report.measured[1].accepted
+
+
+def test_a_crop_off_by_one_is_found() -> None:
+    class Crop(nn.Module):
+        def __init__(self, start: int) -> None:
+            super().__init__()
+            self.start = start
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :, self.start : self.start + 8, self.start : self.start + 8]
+
+    images = [torch.randn(1, 3, 12, 12) for _ in range(3)]
+    program = onnxplug.to_onnx(Crop(2), (images[0],))
+    assert verify_data(program, Crop(2), images, ["iou", "largest"], thresholds={"iou": 1.0, "largest": 0.0}).accepted
+    with pytest.raises(VerificationError, match=r"iou is 0\."):
+        verify_data(program, Crop(1), images, thresholds={"iou": 0.9})
+
+
+def test_functions_files_and_errors(program: OnnxProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", input=SAMPLES[0].numpy())
+    (tmp_path / "own.py").write_text(
+        "def error(a, b): return float((a[0] - b[0]).abs().sum())\nerror.higher_is_better = False"
+    )
+    report = measure_data(program, MODEL, "*.npz", "own.py:error", thresholds={"own.py:error": 1e-3})
+    assert report.accepted
+    assert report.measured[0].worst == "a.npz"
+    for data, message in (("*.npy", "no glob"), ([3], "sample 0 of the data is an int"), ([], "no sample")):
+        with pytest.raises(UsageError, match=message):
+            measure_data(program, MODEL, data)
+    with pytest.raises(UsageError, match="is no metric"):
+        measure_data(program, MODEL, SAMPLES, "top2")
+
+
+def test_metrics_of_known_values() -> None:
+    def score(name: str, one: object, other: object) -> float:
+        return METRICS[name].score([torch.as_tensor(one)], [torch.as_tensor(other)])
+
+    assert score("wer", [1, 2, 3, 4], [1, 3, 4]) == 0.25
+    assert score("token_match", [1, 2, 3, 4], [1, 2, 0]) == 0.5
+    assert score("iou", [True, True, False], [True, False, False]) == 0.5
+    assert score("box_iou", [[0.0, 0, 2, 2]], [[0.0, 0, 2, 1]]) == 0.5
+    assert score("box_iou", torch.zeros(0, 4), [[0.0, 0, 2, 1]]) == 0
+    assert score("cosine", [[1.0, 0.0]], [[0.0, 1.0]]) == 0
+    assert score("largest", [1.0, float("nan")], [1.0, 2.0]) == float("inf")
+    assert score("mean", [1.0, 3.0], [1.0, 2.0]) == 0.5

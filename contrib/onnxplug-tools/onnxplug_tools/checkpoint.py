@@ -1,0 +1,275 @@
+"""Weights in files: safetensors, what ``torch.save`` wrote, and the indices of those that are in several files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxplug.archive import check_archive
+from onnxplug.errors import OnnxplugError, SaveError, UsageError, WeightsError
+from onnxplug.run.data_files import is_large
+from onnxplug.run.weights import SOURCE, SPARSE, Source, Stored, version_of
+from onnxplug.text import shortened, type_with_article
+
+#: The dtypes of safetensors.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+#: What a folder of a checkpoint has, the first that is there.
+_IN_FOLDER = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+_INDEX, _SAFETENSORS, _PICKLED = ".index.json", ".safetensors", (".bin", ".pt", ".pth")
+#: Bytes of an index: those of the largest checkpoints have a few million.
+_LARGEST_INDEX = 1 << 28
+_KINDS = "a .safetensors file, a .bin, .pt or .pth file of torch.save, an .index.json, or a folder with one of them"
+
+
+def open_checkpoint(files: Any) -> dict[str, Stored]:
+    """The tensors in files, by name; none is read yet.
+
+    Args:
+        files: A path or several: of safetensors, of what ``torch.save`` wrote, of an ``.index.json``, or of a folder that has one.
+
+    Raises:
+        WeightsError: A file is missing, truncated or of another kind, an index names a file or a tensor that isn't there, or two
+            files have a tensor of one name.
+        OnnxplugError: safetensors is not installed.
+    """
+    if isinstance(files, str | os.PathLike):
+        return _opened(_path(files))
+    if not isinstance(files, list | tuple | set | frozenset) or not files:
+        raise WeightsError(
+            f"weights are a mapping from names to tensors, or files, got {type_with_article(files)}",
+            hint=f"A file is {_KINDS}.",
+        )
+    found: dict[str, Stored] = {}
+    for file in files:
+        if not isinstance(file, str | os.PathLike):
+            raise WeightsError(f"the files of weights are paths, got {type_with_article(file)}")
+        for name, stored in _opened(_path(file)).items():
+            if name in found:
+                raise WeightsError(f"{found[name].path} and {stored.path} both have a tensor {name!r}", names=[name])
+            found[name] = stored
+    return found
+
+
+def _path(file: str | os.PathLike[str]) -> Path:
+    path = Path(os.fsdecode(file))
+    if os.path.isdir(path):
+        within = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
+        if within is None:
+            raise WeightsError(f"the folder {path} has no weights: none of {', '.join(_IN_FOLDER)}")
+        return within
+    if not os.path.isfile(path):  # which is False of names that the system refuses
+        there = os.path.exists(path)
+        raise WeightsError(
+            f"{path} is not a regular file" if there else f"there is no file {shortened(str(path), 300)}",
+            hint=None if there else "The path of the weights is relative to the current folder.",
+        )
+    return path
+
+
+def _opened(path: Path) -> dict[str, Stored]:
+    name = path.name.lower()
+    if name.endswith(_INDEX):
+        return _from_index(path)
+    if name.endswith(_SAFETENSORS):
+        return _from_safetensors(path)
+    if name.endswith(_PICKLED):
+        return _from_torch(path)
+    raise WeightsError(f"{path} is no file of weights that onnxplug knows", hint=f"It takes {_KINDS}.")
+
+
+def _from_index(path: Path) -> dict[str, Stored]:
+    try:
+        if path.stat().st_size > _LARGEST_INDEX:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        content = json.loads(path.read_bytes())
+        places = content["weight_map"]
+        if not all(isinstance(name, str) and isinstance(file, str) for name, file in places.items()):
+            raise TypeError("names and files must be strings")
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise WeightsError(
+            f"{path} is not an index of weights: {type(error).__name__}: {error}",
+            hint='It is JSON with a "weight_map" from names of tensors to files beside it.',
+        ) from error
+    files: dict[str, dict[str, Stored]] = {}
+    for file in dict.fromkeys(places.values()):
+        if os.path.isabs(file) or ".." in Path(file).parts:
+            raise WeightsError(f"{path} names the file {file!r}, which is not beside it")
+        if file.lower().endswith(_INDEX):
+            raise WeightsError(f"{path} names the file {file}, which is an index itself")
+        if not os.path.isfile(path.parent / file):
+            of = [name for name, other in places.items() if other == file]
+            raise WeightsError(f"{path} names the file {shortened(file, 300)}, which is not there", names=of)
+        files[file] = _opened(path.parent / file)
+    found = {}
+    for name, file in places.items():
+        if name not in files[file]:
+            raise WeightsError(f"{path} places {name!r} in {file}, which does not have it", names=[name])
+        found[name] = files[file][name]
+    return found
+
+
+def _from_safetensors(path: Path) -> dict[str, Stored]:
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise OnnxplugError(
+            f"reading {path} needs safetensors, which is not installed", hint="pip install 'onnxplug[weights]'"
+        ) from error
+
+    def read(name: str) -> torch.Tensor:
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(name)
+
+    stored: dict[str, Stored] = {}
+    try:
+        version = version_of(path)
+        with safe_open(path, framework="pt") as file:  # checks the header against the size of the file
+            end = version.size
+            for name in reversed(file.offset_keys()):  # the tensors lie one behind the other, up to the end of the file
+                described = file.get_slice(name)
+                dtype_name, shape = described.get_dtype(), described.get_shape()
+                length = math.prod(shape) * _bits(dtype_name) // 8
+                end -= length
+                dtype = _DTYPES.get(dtype_name)
+                stored[name] = Stored(name, path, version, torch.Size(shape), dtype, dtype_name, read, (end, length))
+    except Exception as error:
+        raise WeightsError(
+            f"{path} is not a whole safetensors file: {error}", hint="It may be truncated: fetch it again."
+        ) from error
+    return dict(sorted(stored.items()))
+
+
+def _bits(dtype_name: str) -> int:
+    """The bits of an element, which the name of a dtype of safetensors has: ``BF16``, ``F8_E4M3``, ``BOOL``."""
+    return 8 if dtype_name == "BOOL" else int(re.search(r"\d+", dtype_name)[0])  # type: ignore[index]
+
+
+def _from_torch(path: Path) -> dict[str, Stored]:
+    try:
+        version = version_of(path)
+        check_archive(path)
+        content = _torch_load(path)
+    except UsageError as error:
+        raise WeightsError(error.message, hint=error.hint) from error
+    except Exception as error:
+        raise WeightsError(
+            f"{path} is not a whole file of torch.save with tensors alone: {type(error).__name__}: {error}".rstrip(),
+            hint="It is read with weights_only=True; torch.save(model.state_dict(), path) writes such a file.",
+        ) from error
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in content.items()
+    ):
+        raise WeightsError(
+            f"{path} is not a state_dict: it holds {type_with_article(content)}"
+            + (" of other things than tensors" if isinstance(content, Mapping) else ""),
+            hint="Save one, torch.save(model.state_dict(), path), or give the mapping itself.",
+        )
+    sparse = next((name for name, tensor in content.items() if tensor.layout in SPARSE), None)
+    if sparse is not None:
+        raise WeightsError(f"{shortened(sparse, 200)!r} in {path} is sparse ({content[sparse].layout})", names=[sparse])
+    meta = next((name for name, tensor in content.items() if tensor.is_meta), None)
+    if meta is not None:
+        raise WeightsError(
+            f"{shortened(meta, 200)!r} in {path} has no numbers: it was saved from the meta device", names=[meta]
+        )
+
+    def read(name: str) -> torch.Tensor:
+        return torch.Tensor.detach(_torch_load(path)[name])
+
+    return {
+        name: Stored(name, path, version, tensor.shape, tensor.dtype, str(tensor.dtype), read)
+        for name, tensor in content.items()
+    }
+
+
+def _torch_load(path: Path) -> Any:
+    """What a file of torch.save holds, its tensors mapped to memory where the file is of the newer kind."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap" not in str(error):
+            raise
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+# -- external="safetensors" ---------------------------------------------------------------------------------------------
+
+
+def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> dict[str, tuple[str, int, int]]:
+    """The tensors whose bytes are in a safetensors file as the model has them: their files, offsets and lengths.
+
+    Args:
+        weights: The tensors by name.
+        folder: The model's folder; the files must be in it, or in folders of it.
+
+    Raises:
+        UsageError: None of the tensors comes from such a file.
+        SaveError: A file is elsewhere.
+        WeightsError: A file has changed.
+    """
+    places: dict[str, tuple[str, int, int]] = {}
+    locations: dict[Path, str] = {}
+    sources: dict[str, Source] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
+    for name, source in sources.items():
+        stored, tensor = source.stored, weights[name]
+        if stored.place is None:
+            continue
+        if stored.path not in locations:
+            stored.check_unchanged()
+            locations[stored.path] = _location(stored.path, folder)
+        offset, length = stored.place
+        itemsize = max(1, tensor.dtype.bitwidth // 8)
+        if not source.is_plain or not is_large(tensor) or offset % itemsize:
+            continue
+        if length != tensor.nbytes:
+            raise WeightsError(f"the weight {name!r} has {length} bytes in {stored.path}, not {tensor.nbytes}")
+        places[name] = (locations[stored.path], offset, length)
+    if not locations:
+        raise UsageError(
+            "external='safetensors' needs weights from safetensors files, and no weight of the model comes from one",
+            hint="save(path, weights='model.safetensors', external='safetensors')",
+        )
+    return places
+
+
+def _location(file: Path, folder: Path) -> str:
+    real, base = os.path.realpath(file), os.path.realpath(folder)
+    if os.path.commonpath((real, base)) != base:
+        raise SaveError(
+            f"the model can't refer to {file}: a model's data is in its own folder, {folder}, or below",
+            hint="Save the model beside the safetensors files, or copy or hard-link them there; a link is followed.",
+        )
+    return Path(os.path.relpath(real, base)).as_posix()

@@ -1,0 +1,145 @@
+"""How far results are from PyTorch's, element by element, counted while they are compared; no tensor is kept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from onnxplug.run.compare import Comparison
+from onnxplug.run.report import MEASURED
+
+#: The powers of ten at which the bins of a histogram begin and end; one bin more lies before the first, and one after the last.
+DECADES = tuple(range(-8, 5))
+
+
+@dataclass
+class Histogram:
+    """Differences of elements, each in units of the element's own tolerance: 1 is what is just accepted.
+
+    Attributes:
+        equal: Number of elements that are the same.
+        counts: Number of elements that differ, by decade: less than 1e-8 of the tolerance, 1e-8 to 1e-7, …, 1e4 and more.
+        not_finite: Number of elements that are NaN or infinite in one result and something else in the other.
+    """
+
+    equal: int = 0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(DECADES) + 1))
+    not_finite: int = 0
+
+    @classmethod
+    def of(cls, difference: torch.Tensor, allowed: torch.Tensor, same: torch.Tensor) -> Histogram:
+        """The histogram of one comparison.
+
+        Args:
+            difference: ``|ONNX - PyTorch|`` of each element.
+            allowed: Its tolerance.
+            same: Whether both are equal.
+        """
+        differing = ~same
+        finite = differing & difference.isfinite()
+        edges = torch.tensor([10.0**power for power in DECADES], dtype=torch.float64)
+        # A tolerance of 0 gives an infinity, which lies beyond the last edge.
+        bins = torch.bucketize(difference[finite] / allowed.expand_as(difference)[finite], edges, right=True)
+        counts = torch.bincount(bins, minlength=len(DECADES) + 1).tolist()
+        return cls(int(same.sum()), counts, int(differing.sum()) - int(finite.sum()))
+
+    @property
+    def total(self) -> int:
+        """Number of all elements."""
+        return self.equal + sum(self.counts) + self.not_finite
+
+    def add(self, other: Histogram) -> None:
+        """Adds another one's numbers."""
+        self.equal += other.equal
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.not_finite += other.not_finite
+
+
+@dataclass(frozen=True)
+class OutputDifference:
+    """How one output compares.
+
+    Attributes:
+        name: The output.
+        dtype: Its dtype in PyTorch.
+        elements: How many it has.
+        max_abs_difference: Largest difference of two finite elements.
+        beyond: Number of elements that differ by more than the tolerance.
+        histogram: The differences; ``None`` where dtype or shape differ.
+        problem: What differs, in words; empty where the output is accepted.
+    """
+
+    name: str
+    dtype: str
+    elements: int
+    max_abs_difference: float
+    beyond: int
+    histogram: Histogram | None
+    problem: str = ""
+
+
+@dataclass
+class CaseDifference:
+    """One set of inputs that was compared.
+
+    Attributes:
+        sizes: Size of each dynamic dimension.
+        seed: Seed of the generated inputs; ``None`` for those that were given.
+        runtime: What ran the model.
+        outputs: Its outputs; those after the first that is not accepted are not compared.
+    """
+
+    sizes: Mapping[str, int]
+    seed: int | None
+    runtime: str
+    outputs: list[OutputDifference] = field(default_factory=list)
+
+    def measure(self, difference: torch.Tensor, allowed: torch.Tensor, same: torch.Tensor) -> Histogram:
+        """The differences of an output, as :meth:`Histogram.of` takes them."""
+        return Histogram.of(difference, allowed, same)
+
+    def add(self, name: str, actual: Any, found: Comparison) -> None:
+        """Takes an output that was compared."""
+        problem = "" if found.equal else str(found)
+        if not isinstance(actual, torch.Tensor):
+            self.outputs.append(OutputDifference(name, "string", actual.size, 0.0, int(not found.equal), None, problem))
+            return
+        dtype = str(found.dtype if found.dtype is not None else actual.dtype).removeprefix("torch.")
+        largest = found.max_abs_difference
+        self.outputs.append(
+            OutputDifference(name, dtype, actual.numel(), largest, found.count, found.histogram, problem)
+        )
+
+    @property
+    def accepted(self) -> bool:
+        """Whether no output is outside of its tolerance."""
+        return not any(output.problem for output in self.outputs)
+
+
+class _Measured:
+    """The sets of inputs that verification compares."""
+
+    def __init__(self) -> None:
+        self.cases: list[CaseDifference] = []
+
+    def begin(self, sizes: Mapping[str, int], seed: int | None, runtime: str) -> None:
+        self.cases.append(CaseDifference(dict(sizes), seed, runtime))
+
+    @property
+    def case(self) -> CaseDifference | None:
+        return self.cases[-1] if self.cases else None
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[list[CaseDifference]]:
+    """The sets of inputs that are compared while the context lasts; one that fails is among them."""
+    measured = _Measured()
+    token = MEASURED.set(measured)
+    try:
+        yield measured.cases
+    finally:
+        MEASURED.reset(token)

@@ -1,0 +1,146 @@
+"""``onnxplug.runtime``: runs models with custom operators by ONNX Runtime, outside of onnxplug.
+
+A model whose operators come from plugins needs the plugins' libraries in its session; :func:`inference_session` puts them
+in, and :func:`custom_op_libraries` names them for a program that makes its own session (in C++, on another machine).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.text import type_with_article
+
+if TYPE_CHECKING:
+    from onnxplug.run.kernels import Kernels
+
+__all__ = ["custom_op_libraries", "inference_session"]
+
+
+def inference_session(
+    model: Any,
+    *,
+    plugins: Sequence[str] | None = None,
+    runtime: Iterable[Any] = (),
+    providers: Sequence[Any] | None = None,
+    session_options: Any = None,
+    **settings: Any,
+) -> Any:
+    """An ``onnxruntime.InferenceSession`` with the libraries that the model's operators need.
+
+    Args:
+        model: A file's path, the serialised model, an ``onnx.ModelProto``, an ``onnx_ir.Model`` or an ``OnnxProgram``.
+        plugins: Names of the plugins whose libraries to load. ``None``: those that an ``OnnxProgram`` was exported with,
+            all that are installed for any other model.
+        runtime: ``OrtLibrary`` objects of this call; they go before the plugins'.
+        providers: Execution providers as ``InferenceSession`` takes them. ``None``: the CPU's, and those that a library
+            can't do without.
+        session_options: ``onnxruntime.SessionOptions``; the libraries are registered in them.
+        settings: Further arguments of ``InferenceSession``.
+
+    Returns:
+        The session.
+
+    Raises:
+        PluginError: A library is missing, does not load, needs another provider, or there are two for one domain; or no
+            plugin has an operator's kernel.
+        UsageError: ``model`` is no model, there is no such file, or ``runtime`` holds something else.
+        OnnxplugError: ONNX Runtime is not installed, or can't load the model.
+    """
+    from onnxplug.run.kernels import no_library_error
+    from onnxplug.run.session import make_session
+
+    source, folder, ir_model = _source(model)
+    names = [p[0] if isinstance(p, tuple) else p for p in providers] if providers is not None else None
+    custom, kernels, host = _kernels(model, ir_model, plugins, runtime, names)
+    try:
+        return make_session(
+            source,
+            libraries=kernels.libraries,
+            providers=list(providers) if providers is not None else kernels.providers,
+            options=session_options,
+            **settings,
+        )
+    except OnnxplugError:
+        raise
+    except Exception as error:
+        lacking = no_library_error(error, custom, kernels, host)
+        raise lacking or OnnxplugError(f"ONNX Runtime can't load the model: {error}") from error
+    finally:
+        if folder is not None:
+            folder.cleanup()
+
+
+def custom_op_libraries(model: Any, *, plugins: Sequence[str] | None = None) -> list[str]:
+    """Paths of the libraries that a session must register to run a model.
+
+    Args:
+        model: As :func:`inference_session` takes it.
+        plugins: As :func:`inference_session` takes it.
+
+    Raises:
+        PluginError: A library is missing, or there are two for one domain.
+        UsageError: ``model`` is no model, or there is no such file.
+    """
+    ir_model = _structure(model)
+    return [library.path for library in _kernels(model, ir_model, plugins)[1].libraries]
+
+
+def _kernels(
+    model: Any,
+    ir_model: Any,
+    plugins: Sequence[str] | None,
+    runtime: Iterable[Any] = (),
+    providers: Sequence[str] | None = None,
+) -> tuple[Any, Kernels, Any]:
+    from onnxplug.run.kernels import CPU, CallHost, Kernels, custom_operators, kernels_for
+    from onnxplug.run.plugin_runtime import plugin_host
+
+    items = CallHost.checked(runtime)
+    custom = custom_operators(ir_model)
+    if not custom.domains:
+        return custom, Kernels(providers=list(providers) if providers is not None else [CPU]), None
+    host = getattr(model, "host", None) if plugins is None else None
+    if host is None:
+        host = plugin_host(plugins)
+    if items:
+        host = CallHost(host, items)
+    return custom, kernels_for(custom, host, providers), host
+
+
+def _structure(model: Any) -> Any:
+    """The source that operators are read from: an ``onnx_ir.Model``, or the path or bytes of one."""
+    import onnx
+    import onnx_ir as ir
+
+    from onnxplug.program import OnnxProgram
+
+    if isinstance(model, OnnxProgram):
+        return model.model
+    if isinstance(model, ir.Model | bytes):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        return ir.serde.deserialize_model(model)
+    if not isinstance(model, str | os.PathLike):
+        raise UsageError(
+            f"{type_with_article(model)} is not an ONNX model", hint="Give a path, a ModelProto or an OnnxProgram."
+        )
+    path = os.fspath(model)
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path}")
+    return path
+
+
+def _source(model: Any) -> tuple[str | bytes, Any, Any]:
+    """What the session is made of, the folder that it lies in if it is temporary, and what its operators are read from."""
+    import onnx_ir as ir
+
+    from onnxplug.run.session import model_source
+
+    structure = _structure(model)
+    if isinstance(structure, ir.Model):
+        return (*model_source(structure), structure)
+    return structure, None, structure

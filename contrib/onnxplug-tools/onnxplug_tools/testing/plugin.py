@@ -1,0 +1,81 @@
+"""onnxplug's pytest plugin, found by its entry point ``pytest11``.
+
+Fixtures: ``onnx_check``, ``expect_graph``, ``isolated_registry``, and ``onnx_sample``: a test that takes it runs once for
+every sample (``onnxplug_samples``) of the plugin named by ``@pytest.mark.onnxplug("NAME")`` and every opset promised.
+
+Importing this loads neither torch nor onnx: pytest imports it at every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from onnxplug_tools.testing.registry import IsolatedRegistry
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the marker."""
+    config.addinivalue_line("markers", "onnxplug(name): the plugin whose samples the fixture onnx_sample goes through")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test by ``onnx_check`` or ``onnx_sample`` fails where ONNX Runtime warns of a wrong shape."""
+    report = yield
+    if {"onnx_check", "onnx_sample"} & set(getattr(item, "fixturenames", ())):
+        from onnxplug_tools.testing.warnings import fail_on_shape_warnings
+
+        fail_on_shape_warnings(report)
+    return report
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each sample and opset."""
+    if "onnx_sample" not in metafunc.fixturenames:
+        return
+    from onnxplug.errors import OnnxplugError
+    from onnxplug_tools.testing.registry import sample_cases
+
+    marker = metafunc.definition.get_closest_marker("onnxplug")
+    name = marker.args[0] if marker is not None and marker.args else None
+    try:
+        cases = sample_cases(name)
+    except OnnxplugError as error:
+        pytest.fail(f"onnx_sample: {error}", pytrace=False)
+    if name is not None and not cases:
+        pytest.fail(f"onnx_sample: the plugin {name} has no onnxplug_samples", pytrace=False)
+    metafunc.parametrize("onnx_sample", cases, ids=str)
+
+
+@pytest.fixture
+def onnx_check() -> Iterator[Callable[..., Any]]:
+    """``onnx_check(model, args, …)``: exports, runs and compares with PyTorch; see ``onnxplug.testing.check_model``.
+
+    The test fails where ONNX Runtime warns that a shape in the model is wrong.
+    """
+    from onnxplug_tools.testing.check import check_model
+    from onnxplug_tools.testing.warnings import shape_warnings
+
+    with shape_warnings():
+        yield check_model
+
+
+@pytest.fixture
+def expect_graph() -> Callable[..., None]:
+    """``expect_graph(program, "Gemm ... Relu")``; see ``onnxplug.testing.expect_graph``."""
+    from onnxplug_tools.testing.graph import expect_graph
+
+    return expect_graph
+
+
+@pytest.fixture
+def isolated_registry() -> Iterator[IsolatedRegistry]:
+    """The builtin rules and what the test adds; no installed plugin. Put back afterwards."""
+    from onnxplug_tools.testing.registry import IsolatedRegistry
+
+    with IsolatedRegistry().active() as registry:
+        yield registry

@@ -1,0 +1,81 @@
+"""The index of packages is that of the packages: stale where what they say, or an installed library, has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnxplug_tools.library import index
+
+ROOT = Path(__file__).resolve().parents[4]
+FILES = {
+    "pyproject.toml": """
+[project]
+name = "onnxplug-annex"
+version = "1.0"
+description = "An onnxplug plugin: annex in ONNX"
+dependencies = ["onnxplug", "annex>=2,<3"]
+[project.optional-dependencies]
+test = ["onnxplug[ort]", "pytest>=8", "annex==2.1"]
+[project.entry-points.onnxplug]
+annex = "onnxplug_annex"
+""",
+    "onnxplug_annex/__init__.py": """
+from onnxplug import Domain, OpSample, PluginInfo, Rule, hookimpl
+@hookimpl
+def onnxplug_rules(): return [Rule("annex::whole", "onnxplug_annex.rules:whole"), Rule("annex_probe::double", lambda g, n: n.args[0])]
+@hookimpl
+def onnxplug_domains(): return [Domain("com.annex", 1)]
+@hookimpl
+def onnxplug_samples(): return [OpSample("annex::whole", lambda: ())]
+@hookimpl
+def onnxplug_info(): return PluginInfo(namespaces=("annex", "annex_probe"), libraries=("annex_models",), replaced=["annex::inner"])
+""",
+}
+
+
+def test_the_page_and_the_table_are_those_of_the_packages() -> None:
+    packages = index.packages_in(ROOT / "contrib")
+    text = (ROOT / index.PAGE).read_text(encoding="utf-8")
+    assert index.page(packages, text) == text, "python -m onnxplug_tools.library.index"
+    assert index.table(packages) == (ROOT / index.TABLE).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for path, text in FILES.items():
+        file = tmp_path / "contrib/onnxplug-annex" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    for folder in ("docs", "core"):
+        (tmp_path / folder).mkdir()
+    return tmp_path
+
+
+def test_what_a_package_says(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.main(checkout)
+    text = (checkout / index.PAGE).read_text(encoding="utf-8")
+    for line in (
+        "| [onnxplug-annex](#onnxplug-annex) | `annex`, `annex_models`, `annex_probe` | 3 |",
+        "annex in ONNX.",
+        "| needs | `annex>=2,<3` |",
+        "| tested with | `annex==2.1`; 1 sample |",
+        "| runtime | `com.annex` of ONNX Runtime where it is used |",
+        "| onnxplug_annex/rules.py | `annex`: `whole` |",
+        "| onnxplug_annex/__init__.py | `annex_probe`: `double` |",
+        "| replaced during capture | `annex`: `inner` |",
+    ):
+        assert line in text.splitlines()
+    assert '"annex_models": "onnxplug-annex",' in (checkout / index.TABLE).read_text(encoding="utf-8")
+    # A library that can be imported is counted; where it can't, the count stays.
+    library = "import torch\nfor name in ('double', 'triple'):\n    torch.library.define(f'annex_probe::{name}', '(Tensor x) -> Tensor')\n"
+    (checkout / "annex_probe.py").write_text(library, encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(checkout))
+        index.main(checkout)
+    counted = (checkout / index.PAGE).read_text(encoding="utf-8")
+    assert "| of the library's | 1 of 2 |" in counted
+    assert "| not translated | `annex_probe`: `triple` |" in counted
+    (checkout / "annex_probe.py").unlink()
+    index.main(checkout)
+    assert (checkout / index.PAGE).read_text(encoding="utf-8") == counted

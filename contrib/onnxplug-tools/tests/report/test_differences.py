@@ -1,0 +1,89 @@
+"""How far results are from PyTorch's, counted while they are compared."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from onnxplug_tools.report.differences import DECADES, Histogram, measuring
+
+import onnxplug
+from onnxplug.run.compare import compare
+from onnxplug.run.report import begin_case, open_case
+
+
+def test_decades_in_units_of_the_tolerance() -> None:
+    expected = torch.zeros(8)
+    allowed = 0.5
+    multiples = [0.0, 1e-9, 3e-8, 0.3, 1.0, 30.0, 1e6, math.nan]
+    actual = torch.tensor(multiples, dtype=torch.float64) * allowed
+    found = compare(actual, expected.double(), rtol=0.0, atol=allowed, measure=Histogram.of).histogram
+    assert found is not None
+    assert found.equal == 1
+    assert found.not_finite == 1
+    counted = {low: count for low, count in zip([-math.inf, *DECADES], found.counts, strict=True) if count}
+    assert counted == {-math.inf: 1, -8: 1, -1: 1, 0: 1, 1: 1, 4: 1}
+    assert found.total == 8
+
+
+def test_beyond_is_what_the_comparison_refuses() -> None:
+    generator = torch.Generator().manual_seed(1)
+    expected = torch.randn(4000, generator=generator)
+    actual = expected + torch.randn(4000, generator=generator) * expected.abs() * 1e-4
+    found = compare(actual, expected, measure=Histogram.of)
+    assert found.histogram is not None
+    beyond = sum(found.histogram.counts[DECADES.index(0) + 1 :])
+    assert 0 < found.count == beyond < 4000
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "equal", "beyond", "not_finite"),
+    [
+        (torch.tensor([1, 2, 3]), torch.tensor([1, 2, 5]), 2, 1, 0),  # no tolerance: beyond all
+        (torch.tensor([True, False]), torch.tensor([True, True]), 1, 1, 0),
+        (torch.tensor([math.inf, math.nan]), torch.tensor([math.inf, math.nan]), 2, 0, 0),
+        (torch.tensor([math.inf, 1.0]), torch.tensor([-math.inf, math.nan]), 0, 0, 2),
+        (torch.zeros(0), torch.zeros(0), 0, 0, 0),
+        (torch.tensor(2.0), torch.tensor(2.0), 1, 0, 0),
+        (torch.ones(2, 2), torch.ones(2, dtype=torch.complex64) * (1 + 1j), 4, 0, 0),
+    ],
+    ids=["integers", "bools", "same specials", "other specials", "empty", "scalar", "complex"],
+)
+def test_dtypes(actual: torch.Tensor, expected: torch.Tensor, equal: int, beyond: int, not_finite: int) -> None:
+    found = compare(actual, expected, measure=Histogram.of).histogram
+    assert found is not None
+    assert (found.equal, found.counts[-1], found.not_finite) == (equal, beyond, not_finite)
+    assert found.total == actual.numel()
+
+
+def test_other_shapes_have_no_histogram_and_nothing_is_counted_unasked() -> None:
+    assert compare(torch.zeros(2), torch.zeros(3), measure=Histogram.of).histogram is None
+    assert compare(torch.zeros(2), torch.zeros(2)).histogram is None
+
+
+def test_histograms_add_up() -> None:
+    together = Histogram(1, [1] * 14, 2)
+    together.add(Histogram(2, [2] * 14, 3))
+    assert (together.equal, together.counts, together.not_finite) == (3, [3] * 14, 5)
+
+
+def test_cases_of_a_verification() -> None:
+    program = onnxplug.to_onnx(torch.nn.Linear(3, 2), (torch.randn(2, 3),), dynamic_shapes=({0: "batch"},))
+    with measuring() as cases:
+        program.verify()
+    assert [case.seed for case in cases] == [None, 0, 1, 2]
+    assert cases[0].sizes == {"batch": 2}
+    for case in cases:
+        (output,) = case.outputs
+        assert output.histogram is not None
+        assert output.elements == output.histogram.total == 2 * case.sizes["batch"]
+        assert case.accepted
+        assert case.runtime == "onnxruntime"
+    program.verify()
+    assert len(cases) == 4  # nothing measures any more
+
+
+def test_without_measuring_there_are_no_cases() -> None:
+    begin_case({}, None, "onnxruntime")
+    assert open_case() is None

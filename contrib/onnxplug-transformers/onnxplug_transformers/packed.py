@@ -1,0 +1,230 @@
+"""Checkpoints of GPTQ and AWQ: linear layers whose weights are stored in 4 bits, and stay so.
+
+A weight is ``(level - zero) * scale``, with a scale and a zero point for each group of inputs. Both formats have levels and zero
+points in int32, eight in each: GPTQ ``qweight`` [in / 8, out] and ``qzeros`` [groups, out / 8], AWQ ``qweight`` [in, out / 8] and
+the same ``qzeros``, the columns of an int32 in another order. ``scales`` are [groups, out].
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from onnxplug import OnnxplugError, UsageError
+from onnxplug_transformers.folders import read_json
+from onnxplug_transformers.four_bits import BLOCK_SIZES, PROJECTIONS, FourBitLinear, place, together
+from onnxplug_transformers.models import is_packed
+
+_METHOD = "onnxplug_packed"
+#: Which column each of the eight numbers of an AWQ int32 belongs to, the low half byte first.
+_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def take_packed(config: Any, folder: Path) -> bool:
+    """Lets transformers load a checkpoint of GPTQ or AWQ without widening it.
+
+    Args:
+        config: The configuration of the folder, which is changed.
+        folder: It.
+
+    Returns:
+        Whether it is one.
+
+    Raises:
+        UsageError: It is one of another number of bits, or of other groups.
+    """
+    if not is_packed(config):
+        return False
+    about = config.quantization_config
+    method, bits, size = about["quant_method"], about.get("bits", 4), about.get("group_size", 128)
+    version = str(about.get("version", about.get("checkpoint_format", ""))).lower()
+    if bits != 4 or (size != -1 and size not in BLOCK_SIZES) or (method == "awq" and version not in ("", "gemm")):
+        raise UsageError(
+            f"{folder} has weights of {method} of {bits} bits in groups of {size}{version and f' ({version})'}",
+            hint=f"What is taken: 4 bits, groups of {', '.join(map(str, BLOCK_SIZES))} or -1; of AWQ the version gemm.",
+        )
+    config.quantization_config = {
+        "quant_method": _METHOD,
+        "method": method,
+        "size": size,
+        "first_zero": 1 if method == "gptq" and version != "gptq_v2" else 0,
+        "layers": _packed_layers(folder),
+    }
+    return True
+
+
+def _packed_layers(folder: Path) -> list[str]:
+    """Names of the modules whose weights are packed."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = list(read_json(index)["weight_map"])
+    else:
+        with (folder / "model.safetensors").open("rb") as file:
+            names = list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
+    return [name.removesuffix(".qweight") for name in names if name.endswith(".qweight")]
+
+
+@register_quantization_config(_METHOD)
+class _Config(QuantizationConfigMixin):
+    def __init__(self, method: str, size: int, first_zero: int, layers: list[str], **_: Any) -> None:
+        self.quant_method: Any = _METHOD
+        self.method, self.size, self.first_zero, self.layers = method, size, first_zero, layers
+
+
+@register_quantizer(_METHOD)
+class _Quantizer(HfQuantizer):
+    """Puts :class:`_Packed` in the place of linear layers before transformers loads the checkpoint."""
+
+    quantization_config: Any
+
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
+        for name in self.quantization_config.layers:
+            owner, _, attribute = name.rpartition(".")
+            module = model.get_submodule(owner)
+            setattr(module, attribute, _Packed(getattr(module, attribute), self.quantization_config))
+        return model
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        layers = {name: model.get_submodule(name).unpacked(name) for name in self.quantization_config.layers}
+        for names in _joint(layers):
+            parts = [layers[name] for name in names]
+            place(model, names, parts[0] if len(parts) == 1 else FourBitLinear.joined(parts))
+        return model
+
+    def is_serializable(self) -> bool:
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+class _Packed(nn.Module):
+    """What a checkpoint has of a linear layer."""
+
+    qweight: torch.Tensor
+    qzeros: torch.Tensor
+    scales: torch.Tensor
+    g_idx: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, about: Any) -> None:
+        super().__init__()
+        columns, rows = linear.in_features, linear.out_features
+        self.size = columns if about.size == -1 else about.size
+        self.about = about
+        groups = -(-columns // self.size)
+        gptq = about.method == "gptq"
+        shape = (columns // 8, rows) if gptq else (columns, rows // 8)
+        self.register_buffer("qweight", torch.empty(shape, dtype=torch.int32, device="meta"))
+        self.register_buffer("qzeros", torch.empty((groups, rows // 8), dtype=torch.int32, device="meta"))
+        self.register_buffer("scales", torch.empty((groups, rows), dtype=linear.weight.dtype, device="meta"))
+        if gptq:
+            self.register_buffer("g_idx", torch.empty(columns, dtype=torch.int32, device="meta"))
+        self.bias = linear.bias
+
+    def unpacked(self, name: str) -> FourBitLinear:
+        """The layer as ``MatMulNBits`` has it.
+
+        Raises:
+            OnnxplugError: It has a zero point beyond 4 bits, or groups of unequal length.
+        """
+        zeros, order = _numbers(self.qzeros), None
+        if self.about.method == "gptq":
+            levels = _numbers(self.qweight.t())
+            levels, order = _in_groups(levels, self.g_idx.long(), self.size, name)
+        else:
+            columns = torch.tensor(_AWQ_COLUMNS).argsort()
+            levels, zeros = (x.unflatten(1, (-1, 8))[:, :, columns].flatten(1) for x in (_numbers(self.qweight), zeros))
+            levels = levels.t()
+        zeros = zeros.t() + self.about.first_zero
+        if zeros.max() > 15:
+            raise OnnxplugError(f"{name} has the zero point 16, which 4 bits don't hold")
+        size = next((s for s in reversed(BLOCK_SIZES) if self.size % s == 0), None)
+        if size is None or levels.shape[1] % size:
+            raise OnnxplugError(
+                f"{name} has groups of {self.size} inputs, of {levels.shape[1]}, which are no blocks of {BLOCK_SIZES}"
+            )
+        times = self.size // size
+        scales, zeros = (x.repeat_interleave(times, 1) for x in (self.scales.t(), zeros))
+        return FourBitLinear(
+            together(levels.unflatten(1, (-1, size))),
+            scales.contiguous(),
+            self.bias,
+            zeros=None if (zeros == 8).all() else together(nn.functional.pad(zeros, (0, zeros.shape[1] % 2))),
+            order=order,
+        )
+
+
+def _joint(layers: dict[str, FourBitLinear]) -> list[list[str]]:
+    """The layers, those of one attention together whose columns are in blocks of one size and in the order of the inputs."""
+    groups: dict[Any, list[str]] = {}
+    for name, layer in layers.items():
+        owner, _, last = name.rpartition(".")
+        together = last in PROJECTIONS and layer.order is None
+        key = (owner, layer.levels.shape[1:], layer.scales.dtype, layer.bias is None) if together else name
+        groups.setdefault(key, []).append(name)
+    return [sorted(names, key=_place_of) for names in groups.values()]
+
+
+def _place_of(name: str) -> int:
+    last = name.rpartition(".")[2]
+    return PROJECTIONS.index(last) if last in PROJECTIONS else 0
+
+
+def _numbers(packed: torch.Tensor) -> torch.Tensor:
+    """[rows, 8 * columns] of [rows, columns]: the numbers of each int32, the low half byte first, as bytes."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    return ((packed[..., None] >> shifts) & 15).flatten(1).to(torch.uint8)
+
+
+def _in_groups(
+    levels: torch.Tensor, groups: torch.Tensor, size: int, name: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Columns ordered by their groups, and that order; ``None`` where they are so already."""
+    if (groups[1:] >= groups[:-1]).all():
+        order = None
+    else:
+        order = groups.argsort(stable=True)
+        levels, groups = levels[:, order], groups[order]
+    if not torch.equal(groups, torch.arange(len(groups)) // size):
+        raise OnnxplugError(f"{name} has groups that are not of {size} inputs each")
+    return levels, order
+
+
+class _Halves(nn.Module):
+    """A linear layer or an embedding whose weight is stored in float16, and widened where it is used."""
+
+    def __init__(self, module: nn.Linear | nn.Embedding) -> None:
+        super().__init__()
+        self.register_buffer("weight", module.weight.detach().half())
+        self.bias = getattr(module, "bias", None)
+        self.embeds, self.dtype = isinstance(module, nn.Embedding), module.weight.dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the module gives."""
+        weight: Any = self.weight
+        if self.embeds:
+            return nn.functional.embedding(x, weight).to(self.dtype)
+        return nn.functional.linear(x, weight.to(self.dtype), self.bias)
+
+
+def store_halves(model: Any) -> None:
+    """Large weights that float16 holds without loss, as they were in the checkpoint, are stored in it."""
+    shared: dict[int, bool] = {}
+    for name, module in list(model.named_modules()):
+        if type(module) not in (nn.Linear, nn.Embedding) or module.weight.dtype != torch.float32:
+            continue
+        weight = module.weight.detach()
+        key = weight.data_ptr()
+        if key not in shared:
+            shared[key] = bool((weight.half().float() == weight).all())
+        if shared[key]:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, _Halves(module))

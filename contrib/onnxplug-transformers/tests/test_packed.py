@@ -1,0 +1,125 @@
+"""Checkpoints of GPTQ and AWQ, made here in their published layouts: 4 bits stay 4 bits, and logits are the dequantised model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from onnxplug.cli.app import run
+from onnxplug.runtime import inference_session
+
+_AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def packed(numbers: torch.Tensor) -> torch.Tensor:
+    """Eight numbers of the last axis in each int32, the first one lowest."""
+    words = (numbers.long().unflatten(-1, (-1, 8)) << torch.arange(0, 32, 4)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+def quantised(linear: nn.Linear, method: str, size: int, symmetric: bool, shuffled: bool) -> dict[str, torch.Tensor]:
+    """Random tensors of a layer as the method stores them; the layer gets the weight that they stand for."""
+    rows, columns = linear.weight.shape
+    groups = torch.arange(columns) // size
+    if shuffled:
+        groups = groups[torch.randperm(columns)]
+    scales = (torch.rand(columns // size, rows) * 0.02 + 0.01).half()
+    zeros = torch.full(scales.shape, 8) if symmetric else torch.randint(1, 16, scales.shape)
+    levels = torch.randint(0, 16, (columns, rows))
+    with torch.no_grad():
+        linear.weight.copy_(((levels - zeros[groups]) * scales.float()[groups]).T)
+    if method == "awq":
+        levels, zeros = (packed(x.unflatten(-1, (-1, 8))[..., _AWQ].flatten(-2)) for x in (levels, zeros))
+        return {"qweight": levels, "qzeros": zeros, "scales": scales}
+    stored = {"qweight": packed(levels.T).T, "qzeros": packed(zeros - 1), "scales": scales, "g_idx": groups.int()}
+    return {name: tensor.contiguous() for name, tensor in stored.items()}
+
+
+@pytest.fixture
+def checkpoint(decoder: Any, tmp_path: Path, save_tokenizer: Any) -> Callable[..., tuple[nn.Module, Path]]:
+    """A dequantised model and the folder of its checkpoint."""
+
+    def make(method: str, *, symmetric: bool = False, shuffled: bool = False, **about: Any) -> tuple[nn.Module, Path]:
+        from safetensors.torch import save_file
+
+        model, folder = decoder("llama"), tmp_path / method
+        model.save_pretrained(folder)
+        save_tokenizer(folder)
+        (folder / "model.safetensors").unlink()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.half())
+        tensors = {name: tensor.half() for name, tensor in model.state_dict().items()}
+        for name, module in model.named_modules():
+            if type(module) is nn.Linear and name != "lm_head":
+                del tensors[f"{name}.weight"]
+                for key, tensor in quantised(module, method, 32, symmetric, shuffled).items():
+                    tensors[f"{name}.{key}"] = tensor
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        path = folder / "config.json"
+        settings = {"quant_method": method, "bits": 4, "group_size": 32, **about}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
+        return model, folder
+
+    return make
+
+
+CASES = [
+    ("gptq", {}, ("--fused",)),
+    pytest.param("gptq", {"symmetric": True, "sym": True}, (), marks=pytest.mark.long),
+    pytest.param("gptq", {"shuffled": True, "desc_act": True}, (), marks=pytest.mark.long),
+    ("awq", {"version": "gemm"}, ()),
+]
+
+
+@pytest.mark.parametrize(("method", "about", "flags"), CASES)
+def test_weights_stay_packed(method: str, about: dict[str, Any], flags: tuple[str, ...], checkpoint: Any) -> None:
+    model, folder = checkpoint(method, **about)
+    output = folder.parent / "onnx"
+    assert (
+        run(["export", f"transformers:{folder}", "-o", str(output), "--verify", "--accuracy-level", "1", *flags]) == 0
+    )
+    graph = ir.load(output / "model.onnx").graph
+    products = [node for node in graph if node.op_type == "MatMulNBits"]
+    assert len(products) == (14 if about.get("shuffled") else 10)  # q, k and v are one product
+    assert all((len(node.inputs) > 3) != bool(about.get("symmetric")) for node in products)
+    tables = () if not flags else ("inv_freq.cos", "inv_freq.sin")
+    stored = sum(v.const_value.nbytes for n, v in graph.initializers.items() if not n.endswith(tables or ("-",)))
+    assert stored < 1.1 * (folder / "model.safetensors").stat().st_size
+    tokens = torch.randint(3, 100, (2, 9))
+    feeds: dict[str, Any] = {"input_ids": tokens.numpy(), "attention_mask": torch.ones_like(tokens).numpy()}
+    session = inference_session(output / "model.onnx")
+    for value in session.get_inputs():
+        if value.name == "position_ids":
+            feeds[value.name] = torch.arange(9).expand(2, -1).numpy()
+        elif value.name not in feeds:
+            feeds[value.name] = torch.zeros(2, 2, 0, 16).numpy()
+    with torch.no_grad():
+        exact = model(tokens).logits
+    logits = torch.from_numpy(session.run(["logits"], feeds)[0])
+    torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-4)
+
+
+BAD = {
+    "bits": ({"bits": 3}, "gptq of 3 bits"),
+    "groups": ({"group_size": 48}, "in groups of 48"),
+    "lengths": ({"group_size": 64}, "the weights can't be loaded"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_not_taken(case: str, checkpoint: Any, capsys: Any) -> None:
+    about, message = BAD[case]
+    _, folder = checkpoint("gptq", **about)
+    assert run(["export", f"transformers:{folder}", "-o", str(folder.parent / "onnx")]) in (1, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert message in said
+    assert "Traceback" not in said
+    assert not (folder.parent / "onnx").exists()

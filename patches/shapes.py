@@ -1,0 +1,125 @@
+"""Shapes of results during capture, of operators for which torch's own kernels get in the way of dynamic sizes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from onnxplug.capture.patching import patched_kernel
+from onnxplug.plugin_api import Mentions
+from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode
+
+Kernel = Callable[..., Any]
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_RECURRENT_NAMES = frozenset((*_RECURRENT, "RNNBase", "LSTM", "GRU", "RNN"))
+_FAKE_QUANTIZE = (
+    "fake_quantize_per_tensor_affine_cachemask.default",
+    "fake_quantize_per_channel_affine_cachemask.default",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default",
+)
+_INTERPOLATIONS = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa",
+)  # fmt: skip
+
+
+def _recurrent(original: Kernel, packed: bool) -> Kernel:
+    """A recurrent layer's results without its steps; real tensors are still computed with."""
+
+    def kernel(x: torch.Tensor, *rest: Any) -> Any:
+        hx, options = (rest[1], rest[3:]) if packed else (rest[0], rest[2:])
+        states = (hx,) if isinstance(hx, torch.Tensor) else tuple(hx)
+        if detect_fake_mode((x, *states)) is None:
+            return original(x, *rest)
+        directions = 2 if options[4] else 1
+        result = x.new_empty((*x.shape[:-1], directions * states[0].shape[-1]))
+        return (result, *(s.new_empty(s.shape) for s in states))
+
+    return kernel
+
+
+def _result_and_mask(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _fractional_pool(
+    x: torch.Tensor, kernel_size: Any, output_size: Sequence[int], random_samples: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (*x.shape[: x.dim() - 3], *(list(output_size) * 3)[:3])
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
+
+
+def _interpolation_backward(
+    grad: torch.Tensor, output_size: Any, input_size: Sequence[int], *rest: Any, **options: Any
+) -> torch.Tensor:
+    wanted = (*input_size[:2], *output_size)
+    torch._check(
+        grad.dim() == len(wanted), lambda: f"expected a gradient of {len(wanted)} dimensions, not {grad.dim()}"
+    )
+    for size, expected in zip(grad.shape, wanted, strict=True):
+        torch._check(size == expected, lambda: f"expected a gradient of the shape {wanted}, not {tuple(grad.shape)}")
+    return grad.new_empty(tuple(input_size))
+
+
+def _like_the_first(x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _as_float(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.float32)
+
+
+def _all_as_float(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [_as_float(x) for x in tensors]
+
+
+#: Whether a name of the model's code concerns operators, these, and the kernel of each for which torch has none. ``None``: names
+#: don't say it; gradients are reached from autograd.
+_KERNELS: tuple[tuple[Callable[[str], bool] | None, Sequence[str], Kernel], ...] = (
+    (lambda name: "fake_quant" in name or "FakeQuant" in name, _FAKE_QUANTIZE, _result_and_mask),
+    (lambda name: name == "dequantize", ("dequantize.self",), _as_float),
+    (lambda name: name == "dequantize", ("dequantize.tensors",), _all_as_float),
+    (None, [f"{name}_backward.default" for name in _INTERPOLATIONS], _interpolation_backward),
+    (
+        lambda name: "fractional_max_pool3d" in name or name == "FractionalMaxPool3d",
+        ("fractional_max_pool3d.default",),
+        _fractional_pool,
+    ),
+    (None, ("_sample_dirichlet.default", "binomial.default"), _like_the_first),
+)
+
+
+def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
+    for name in _RECURRENT:
+        packet = getattr(torch.ops.aten, name)
+        for op, packed in ((packet.input, False), (packet.data, True)):
+            for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
+                if key in op.py_kernels:
+                    yield op, key, _recurrent(op.py_kernels[key], packed)
+
+
+@contextlib.contextmanager
+def shape_kernels(mentions: Mentions) -> Iterator[None]:
+    """While it holds, tracing these operators computes the shapes of their results and nothing else.
+
+    torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes as long as there
+    are steps; it has no kernel at all for fake quantisation and dequantisation, most gradients of interpolations of dynamic sizes
+    (that in C++ takes no symbolic sizes in a list) and two draws, and one that makes sizes static for fractional pools of volumes.
+    Only what the model may use is patched.
+    """
+    with contextlib.ExitStack() as stack:
+        if mentions(lambda name: name in _RECURRENT_NAMES):
+            for op, key, kernel in list(_recurrent_kernels()):
+                stack.enter_context(patched_kernel(op, key, kernel))
+        for concerns, names, kernel in _KERNELS:
+            if concerns is None or mentions(concerns):
+                for packet, _, overload in (name.partition(".") for name in names):
+                    op = getattr(getattr(torch.ops.aten, packet, None), overload, None)  # None: not in this torch
+                    if op is not None and DispatchKey.Meta not in op.py_kernels:
+                        stack.enter_context(patched_kernel(op, DispatchKey.Meta, kernel))
+        yield

@@ -1,0 +1,151 @@
+"""onnxplug's patches of torch, each with what it is for and the test that needs it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal
+
+from onnxplug.capture.patches import TorchPatch
+from onnxplug.patches.associative import associative_scans_of_any_size
+from onnxplug.patches.attention import attention_by_its_masks
+from onnxplug.patches.conversions import conversions_that_change_nothing
+from onnxplug.patches.distributions import samples_drawn_in_the_graph
+from onnxplug.patches.factories import factories_of_any_size
+from onnxplug.patches.lengths import lengths_stay_dynamic
+from onnxplug.patches.members import members_are_compared
+from onnxplug.patches.norms import norms_of_any_size
+from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dynamo
+from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
+from onnxplug.patches.packed import packed_sequences
+from onnxplug.patches.shapes import shape_kernels
+from onnxplug.patches.timing import modules_timed
+from onnxplug.patches.tracing import lean_tracing
+from onnxplug.plugin_api import CaptureRequest
+
+PATCHES: tuple[TorchPatch, ...] = (
+    TorchPatch(
+        name="onnx flag",
+        target="torch.onnx._flags._is_onnx_exporting",
+        why="Models branch on torch.onnx.is_in_onnx_export(), which is true in torch.onnx.export alone.",
+        test="tests/capture/test_attempts.py::test_a_model_sees_that_it_is_being_exported[None]",
+        enter=lambda request: onnx_export_flag(),
+    ),
+    TorchPatch(
+        name="conversions",
+        target="torch.nn.Module._apply",
+        why="module.to(...) swaps fake parameters for themselves: an error, or a write to the parameter.",
+        test="tests/capture/test_conversions.py::test_a_conversion_that_changes_nothing_is_no_write",
+        enter=lambda request: conversions_that_change_nothing(),
+    ),
+    TorchPatch(
+        name="len",
+        target="len, in the Python modules of the model's code",
+        why="len(tensor) is a plain number, which makes a dynamic size a constant.",
+        test="tests/capture/test_lengths.py::test_length_of_a_tensor",
+        enter=lambda request: lengths_stay_dynamic(request.mentions),
+    ),
+    TorchPatch(
+        name="attention",
+        target="torch.nn.modules.transformer._detect_is_causal_mask, torch.backends.mha",
+        why="nn.Transformer branches on the values of a mask, and fuses a layer into an operator that ONNX lacks.",
+        test="tests/capture/test_attention.py::test_masks_of_any_values_and_sizes",
+        enter=lambda request: attention_by_its_masks(),
+    ),
+    TorchPatch(
+        name="distributions",
+        target="torch.distributions.Distribution._validate_args, von_mises._rejection_sample, Wishart.rsample",
+        why="Distributions branch on the values of parameters, unless they are made with validate_args=True, and of samples.",
+        test="tests/converters/test_distributions.py::test_densities_are_computed_unchecked",
+        enter=lambda request: samples_drawn_in_the_graph(),
+    ),
+    TorchPatch(
+        name="shape kernels",
+        target="py_kernels of recurrent layers, fake quantisation, dequantize, gradients of interpolation, fractional pools, draws",
+        why="Recurrent layers are traced step by step, which fixes their number; the others have no kernel for dynamic sizes.",
+        test="tests/capture/test_patches.py::test_a_recurrent_layer_is_found_wherever_the_model_holds_it[closure]",
+        enter=lambda request: shape_kernels(request.mentions),
+    ),
+    TorchPatch(
+        name="norms",
+        target="torch.nn.functional._verify_spatial_size, py_kernels of batch_norm and instance_norm",
+        why="They ask for sizes that follow from data.",
+        test="tests/capture/test_sizes.py::test_normalization_of_a_length_that_follows_from_data[instance_norm]",
+        enter=lambda request: norms_of_any_size(request.mentions),
+    ),
+    TorchPatch(
+        name="factories",
+        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler._override, torch.linspace, istft",
+        why="Windows, linspace, tensor(…), istft and the like make a constant of a dynamic size.",
+        test="tests/capture/test_factories.py::test_windows_with_all_arguments",
+        enter=lambda request: factories_of_any_size(request.mentions),
+    ),
+    TorchPatch(
+        name="packed sequences",
+        target="torch._VF._pack_padded_sequence and _pad_packed_sequence, nn.RNNBase and its layers, fake implementations",
+        why="The numbers of rows and of sequences of a packed sequence are unknown, and torch's functions ask for both.",
+        test="tests/converters/test_packed.py::test_lengths_as_a_list",
+        enter=lambda request: packed_sequences(request.mentions),
+    ),
+    TorchPatch(
+        name="associative scans",
+        target="torch._higher_order_ops.associative_scan.generic_associative_scan",
+        why="Its algorithm makes a dynamic number of elements a constant.",
+        test="tests/capture/test_associative.py::test_named_dimensions",
+        enter=lambda request: associative_scans_of_any_size(request.mentions),
+    ),
+    TorchPatch(
+        name="onnx flag in Dynamo",
+        scope="attempt",
+        target="torch._dynamo.variables.torch.tracing_state_functions",
+        why="The strict mode takes torch.onnx.is_in_onnx_export() for the constant False.",
+        test="tests/capture/test_attempts.py::test_a_model_sees_that_it_is_being_exported[True]",
+        enter=lambda request: onnx_export_flag_in_dynamo(),
+        needed=lambda request: request.strict,
+    ),
+    TorchPatch(
+        name="members in Dynamo",
+        scope="attempt",
+        target="torch._dynamo.variables.lists.iter_contains",
+        why="The strict mode takes no size to be equal to a number that it is searched among, and asks nothing.",
+        test="tests/capture/test_questions.py::test_a_form_of_asking_is_right_or_said[number in shape-True]",
+        enter=lambda request: members_are_compared(),
+        needed=lambda request: request.strict,
+    ),
+    TorchPatch(
+        name="lean tracing",
+        scope="attempt",
+        target="functions of torch.fx.experimental.proxy_tensor, torch.export._trace and torch.export's passes",
+        why="Half of the time of a trace goes into what nobody reads: stack traces, code of graphs between passes, …",
+        test="tests/capture/test_export_passes.py::test_no_code_is_made_of_a_graph_that_nobody_runs",
+        enter=lambda request: lean_tracing(),
+        needed=lambda request: not request.strict,
+    ),
+    TorchPatch(
+        name="equal operator calls",
+        scope="attempt",
+        target="torch.fx.experimental.proxy_tensor.proxy_call",
+        why="Every call is traced, though nearly all are equal to an earlier one.",
+        test="tests/capture/test_operator_calls.py::test_training",
+        enter=lambda request: operator_calls_repeated(request.counts),
+        needed=repeats_calls,
+    ),
+    TorchPatch(
+        name="seconds of modules",
+        scope="attempt",
+        target="torch.fx.experimental.proxy_tensor._ModuleStackTracer.call_module",
+        why="torch doesn't say how long each module takes; only an export with a profile needs it.",
+        test="contrib/onnxplug-tools/tests/profiling/test_chrome.py::test_of_an_export",
+        enter=lambda request: modules_timed(),
+    ),
+)
+
+
+@contextlib.contextmanager
+def torch_patched(scope: Literal["capture", "attempt"], request: CaptureRequest) -> Iterator[None]:
+    """While it holds, torch has the patches of a scope that a capture needs."""
+    with contextlib.ExitStack() as stack:
+        for patch in PATCHES:
+            if patch.scope == scope and patch.needed(request):
+                stack.enter_context(patch.enter(request))
+        yield
