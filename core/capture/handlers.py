@@ -234,8 +234,10 @@ def _taken_by_python(spot: Spot) -> Errors:
     name, names = spot.code.co_name, spot.code.co_varnames[: spot.code.co_argcount]
     owner = spot.locals.get(names[0]) if names else None
     method = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+    # A method in C of the same name, as Tensor.unfold beside F.unfold, runs no code of Python's.
     is_descriptor = hasattr(method, "__get__") and not isinstance(
-        method, types.FunctionType | staticmethod | classmethod
+        method,
+        types.FunctionType | staticmethod | classmethod | types.MethodDescriptorType | types.WrapperDescriptorType,
     )
     return _PROTOCOLS.get(name, (AttributeError,) if is_descriptor else ())
 

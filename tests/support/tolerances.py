@@ -26,6 +26,7 @@ LOOSER: dict[str, Row] = {
     "complex": Row(1e-5, 1e-5, "four sums of real products that nearly cancel"),
     "complex, float": Row(1e-4, 1e-4, "Fourier transforms: sums of all elements"),
     "deviations": Row(0.05, 0.0, "standard deviations of thousands of draws at random"),
+    "variances": Row(0.15, 0.1, "variances of thousands of matrices drawn at random"),
     "eigenvalues": Row(1e-4, 1e-5, "their sum, each off by rounding of all steps of the iteration"),
     "experts": Row(1e-4, 1e-5, "two products an expert, weighted and summed"),
     "fast forms": Row(1e-4, 1e-5, "products are summed in another order, scales multiply the weights"),

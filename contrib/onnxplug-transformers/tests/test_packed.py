@@ -15,6 +15,9 @@ from torch import nn
 from onnxplug.cli.app import run
 from onnxplug.runtime import inference_session
 
+#: Tolerances that are wider than torch.testing's, and why.
+LOOSER = {"decoder": ({"rtol": 1e-4, "atol": 1e-4}, "two layers, their sums in another order")}
+
 _AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -104,7 +107,7 @@ def test_weights_stay_packed(method: str, about: dict[str, Any], flags: tuple[st
     with torch.no_grad():
         exact = model(tokens).logits
     logits = torch.from_numpy(session.run(["logits"], feeds)[0])
-    torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, exact, **LOOSER["decoder"][0])
 
 
 BAD = {
