@@ -178,7 +178,7 @@ def test_moments_and_densities() -> None:
     check(lambda m: (wishart(m).mean, wishart(m).entropy(), wishart(m).log_prob(m + 1)), MATRIX, others=others)
 
 
-@pytest.mark.filterwarnings("ignore:the exported model is right only where")  # there are elements to draw
+@pytest.mark.filterwarnings("error:the exported model is right only where")
 def test_angles_that_are_drawn_until_accepted() -> None:
     model = Call(lambda x, y: distributions.VonMises(x, y).sample((20_000,)))
     dynamic = {0: "elements"}
