@@ -93,7 +93,9 @@ def _takes_all(func: Any) -> bool:
     if func.is_view:
         tensors = [a for a in func._schema.arguments if "Tensor" in str(a.type)]
         return len(tensors) == 1  # others tell where to cut
-    return bool({torch.Tag.pointwise, torch.Tag.reduction} & set(func.tags)) or name.rstrip("_") in _TAKE_ALL
+    # torch 2.9 has no tag of reductions: they are said to refuse values there.
+    tags = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
+    return bool(tags & set(func.tags)) or name.rstrip("_") in _TAKE_ALL
 
 
 def _has_symbols(value: Any) -> bool:
