@@ -21,7 +21,8 @@ _OF_KERNELS: Errors = (RuntimeError, IndexError, ValueError, torch.linalg.LinAlg
 #: What operations on numbers raise.
 OF_NUMBERS: Errors = (ArithmeticError, ZeroDivisionError, OverflowError, ValueError)
 
-#: Operators that take all values, beside views, pointwise operators and reductions.
+#: Operators that take all values, beside views, pointwise operators and reductions; of their overloads those do not that read a
+#: number from a tensor.
 _TAKE_ALL = frozenset(
     """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _convolution _log_softmax _native_batch_norm_legit
@@ -30,30 +31,34 @@ _TAKE_ALL = frozenset(
     _unsafe_view absolute adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
     adaptive_max_pool2d adaptive_max_pool3d addbmm addmm addmv addr affine_grid_generator alias_copy alpha_dropout
     arange arccos arcsin arctan argsort as_strided_copy avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm
-    binary_cross_entropy_with_logits block_diag bmm broadcast_tensors broadcast_to bucketize cat cdist chain_matmul
+    binary_cross_entropy_with_logits block_diag bmm broadcast_tensors broadcast_to cat cdist chain_matmul
     channel_shuffle chunk col2im column_stack complex concat concatenate constant_pad_nd contiguous conv1d conv2d
-    conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution copy cosine_similarity cov cross cummax
-    cummin cumprod cumsum device diag diag_embed diff dist divide dot dropout dstack einsum empty empty_like
-    empty_permuted empty_strided erf expand_as expand_copy eye feature_dropout fft_fft fft_fft2 fft_fftn fft_fftshift
-    fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fill
-    flatten flip fliplr flipud floor_divide full full_like glu greater greater_equal grid_sampler grid_sampler_2d
-    grid_sampler_3d group_norm hardswish hstack huber_loss im2col inner instance_norm isclose isin isreal kron
-    kthvalue l1_loss layer_norm less less_equal lift lift_fresh_copy linalg_cross linalg_diagonal linalg_matmul
-    linalg_vecdot linear linspace log_sigmoid log_sigmoid_forward log_softmax logcumsumexp logsumexp masked_fill
-    masked_select matmul max_pool1d max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices median
-    meshgrid mm mode moveaxis movedim mse_loss msort multiply mv nanmean nanmedian narrow native_batch_norm
-    native_dropout native_group_norm native_layer_norm negative new_empty new_empty_strided new_full new_ones
-    new_zeros nonzero not_equal numel ones ones_like outer pad pairwise_distance permute_copy pixel_shuffle
-    pixel_unshuffle polar prelu rand rand_like randint randint_like randn randn_like randperm ravel reflection_pad1d
-    reflection_pad2d reflection_pad3d relu6 repeat replication_pad1d replication_pad2d replication_pad3d rms_norm roll
-    rot90 scalar_tensor scaled_dot_product_attention searchsorted select_copy select_scatter slice_copy slice_scatter
-    smooth_l1_loss softmax softmin sort special_expit special_softmax split_copy split_with_sizes_copy squeeze_copy
-    stack sub subtract sum_to_size swapaxes swapdims sym_numel sym_size t_copy tensordot tile topk trace
-    transpose_copy tril tril_indices triu triu_indices type_as unflatten unfold_copy unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze_copy upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d upsample_nearest_exact1d upsample_nearest_exact2d upsample_nearest_exact3d
-    upsample_trilinear3d vdot view_as view_copy vstack zero zeros zeros_like
+    conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution copy cosine_similarity cross cummax cummin
+    cumprod cumsum device diag diag_embed diff dist dot dropout dstack einsum empty empty_like empty_permuted
+    empty_strided erf expand_as expand_copy eye feature_dropout fft_fft fft_fft2 fft_fftn fft_fftshift fft_ifft
+    fft_ifft2 fft_ifftn fft_ifftshift fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn flatten flip
+    fliplr flipud full full_like glu grid_sampler grid_sampler_2d grid_sampler_3d group_norm hardswish hstack
+    huber_loss im2col inner instance_norm isclose isin isreal kron kthvalue l1_loss layer_norm lift lift_fresh_copy
+    linalg_cross linalg_diagonal linalg_matmul linalg_vecdot linear linspace log_sigmoid log_sigmoid_forward
+    log_softmax logcumsumexp logsumexp masked_fill masked_select matmul max_pool1d max_pool2d
+    max_pool2d_with_indices max_pool3d max_pool3d_with_indices median meshgrid mm mode moveaxis movedim mse_loss
+    msort mv nanmean nanmedian narrow native_batch_norm native_dropout native_group_norm native_layer_norm negative
+    new_empty new_empty_strided new_full new_ones new_zeros nonzero numel ones ones_like outer pad pairwise_distance
+    permute_copy pixel_shuffle pixel_unshuffle polar prelu rand rand_like randint randint_like randn randn_like
+    randperm ravel reflection_pad1d reflection_pad2d reflection_pad3d relu6 repeat replication_pad1d
+    replication_pad2d replication_pad3d rms_norm roll rot90 scalar_tensor scaled_dot_product_attention select_copy
+    select_scatter slice_copy slice_scatter smooth_l1_loss softmax softmin sort special_expit special_softmax
+    split_copy split_with_sizes_copy squeeze_copy stack sub sum_to_size swapaxes swapdims sym_numel sym_size t_copy
+    tensordot tile topk trace transpose_copy tril tril_indices triu triu_indices type_as unflatten unfold_copy
+    unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze_copy upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_nearest_exact1d
+    upsample_nearest_exact2d upsample_nearest_exact3d upsample_trilinear3d vdot view_as view_copy vstack zero zeros
+    zeros_like
     """.split()
+)
+#: Operators without a tag that compute with each element, as pointwise ones do: all their overloads take all values.
+_OF_ELEMENTS = frozenset(
+    "bucketize divide fill floor_divide greater greater_equal less less_equal multiply not_equal subtract".split()
 )
 #: Operators of integers that refuse the divisor 0.
 _DIVIDE = frozenset({"div", "divide", "floor_divide", "fmod", "remainder"})
@@ -95,7 +100,18 @@ def _takes_all(func: Any) -> bool:
         return len(tensors) == 1  # others tell where to cut
     # torch 2.9 has no tag of reductions: they are said to refuse values there.
     tags = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
-    return bool(tags & set(func.tags)) or name.rstrip("_") in _TAKE_ALL
+    name = name.rstrip("_")
+    return bool(tags & set(func.tags)) or name in _OF_ELEMENTS or (name in _TAKE_ALL and not _reads_numbers(func))
+
+
+def _reads_numbers(func: Any) -> bool:
+    """Whether an operator has a tensor where another overload has a number: its kernel reads the number, and may refuse it.
+
+    ``masked_fill.Tensor`` refuses a value that the type of the result has no room for, ``narrow.Tensor`` a start beyond the axis.
+    """
+    overloads = [getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads()]
+    numbers = {a.name for op in overloads for a in op._schema.arguments if str(a.type) in ("number", "int", "float")}
+    return any(a.name in numbers and str(a.type) == "Tensor" for a in func._schema.arguments)
 
 
 def _has_symbols(value: Any) -> bool:

@@ -78,6 +78,16 @@ OPERATORS: dict[str, Step] = {
     "of a library": lambda x: torch.ops.handled.positive(x),
     "number": lambda x: x * (1 / x.sum().item()),
 }
+#: Operators of which other overloads, or calls without some operand, take all values.
+OF_SOME_OVERLOADS: dict[str, Step] = {
+    "masked_fill": lambda x: torch.zeros(3, 3, dtype=torch.float16).masked_fill(x > 1, x.sum()).float() + x,
+    "masked_fill_": lambda x: torch.zeros(3, 3, dtype=torch.float16).masked_fill_(x > 1, x.sum()).float() + x,
+    "linspace": lambda x: torch.linspace(x.sum(), 1, 3, dtype=torch.float16).float() + x,
+    "narrow": lambda x: torch.narrow(x, 1, indices(x.sum()) // 9, 2).sum(1, keepdim=True) + x,
+    "randint_like": lambda x: torch.randint_like(x, indices(x.sum())) * 0 + x,
+    "searchsorted": lambda x: torch.searchsorted(x[0].contiguous(), x, sorter=indices(x[0])) + x,
+    "cov": lambda x: torch.cov(x, aweights=x[1]) + x,
+}
 
 
 def by_class(step: Step) -> Step:
@@ -500,6 +510,19 @@ def test_an_error_that_was_replaced_is_another_one() -> None:
     assert export(model)[1]
 
 
+@pytest.mark.parametrize("operator", OF_SOME_OVERLOADS)
+def test_overloads_that_refuse_values_are_not_silent(operator: str) -> None:
+    program, said = export(by_class(OF_SOME_OVERLOADS[operator]))
+    assert program is None or said
+
+
+@pytest.mark.parametrize("value", [-1.0, 7])
+def test_overloads_that_take_numbers_take_all_values(value: float) -> None:
+    program, said = export(by_class(lambda x: x.masked_fill(x > 1, value).narrow(1, 0, 2)))
+    assert program is not None
+    assert not said
+
+
 # -- operators that are taken to refuse nothing --------------------------------------------------------------------------
 
 _FLOATS = (math.nan, math.inf, -3.0, 1e30, 0.0)
@@ -528,17 +551,23 @@ class _Tried(TorchDispatchMode):
 
 
 def _filled(tensor: torch.Tensor, n: int) -> torch.Tensor:
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return torch.full_like(tensor.detach(), _FLOATS[n])
-    return torch.full_like(tensor, _INTEGERS[n] if tensor.dtype is not torch.bool else n % 2)
+    # A memory of the same size: as_strided reads beside the elements of its operand.
+    memory, dtype = tensor.untyped_storage().clone(), tensor.dtype
+    filled = torch.empty(0, dtype=dtype).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    if dtype.is_floating_point or dtype.is_complex:
+        return filled.copy_(torch.tensor(_FLOATS[n]))  # 1e30 is infinite in half precision
+    if dtype is torch.bool:
+        return filled.fill_(n % 2)
+    limits = torch.iinfo(dtype)
+    return filled.fill_(min(max(_INTEGERS[n], limits.min), limits.max))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8])
 def test_operators_that_take_all_values_take_them(dtype: torch.dtype) -> None:
     tried = _Tried()
     for op in (op for op in op_db if dtype in op.dtypes and "sparse" not in op.name):
-        for sample in itertools.islice(op.sample_inputs("cpu", dtype), 3):
+        for sample in itertools.islice(op.sample_inputs("cpu", dtype), 8):
             with contextlib.suppress(Exception), tried:
                 op(sample.input, *sample.args, **sample.kwargs)
     assert len(tried.tried) > 200
