@@ -419,15 +419,12 @@ class _Capture:
             if program is None and refusal is None:
                 refusal = self._tried(way, spec, not first)[1]
             if refusal is None:  # once more, for torch's error with its place in the model
-                return program or self._export(way, spec, Answers(self._known_answers()))
+                return program or self._export(way, spec, Answers(self._refusals))
             self._refusals.append(refusal)
 
     def _refused_last(self) -> bool:
         """The answer that is tried first: the one that the model refused last, as a check in a loop does."""
         return not self._refusals[-1].answer if self._refusals else True
-
-    def _known_answers(self) -> list[bool]:
-        return [refusal.answer for refusal in self._refusals]
 
     def _tried(self, way: _Way, spec: Any, answer: bool) -> tuple[torch.export.ExportedProgram | None, Refusal | None]:
         """Exports, with an answer to the first question about values that none is known for.
@@ -437,10 +434,10 @@ class _Capture:
         """
         answers = None
         if not way.strict and len(self._refusals) < REFUSALS:
-            answers = Answers(self._known_answers(), answer)
+            answers = Answers(tuple(self._refusals), answer)
         try:
             program = self._export(way, spec, answers)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if answers is None or answers.error is None:
                 raise
             return None, answers.refused(error)
@@ -455,7 +452,7 @@ class _Capture:
         request = replace(self._request, strict=way.strict, below=way.below, counts={})
         with contextlib.ExitStack() as stack:
             with span("preparation"):
-                stack.callback(self._state.restore)
+                stack.push(lambda kind, *_: self._state.restore(wholly=kind is not None))
                 stack.enter_context(self._state.guarded())
                 stack.enter_context(quiet())
                 stack.enter_context(transforms_closed())

@@ -132,6 +132,36 @@ def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], 
     return None
 
 
+def ways_from(code: CodeType, start: int, end: int) -> list[dis.Instruction] | None:
+    """The instructions on all ways from one instruction to another, or to a ``raise``; ``None`` where a way leaves the code."""
+    steps, positions = _code(code).instructions, _code(code).positions
+    if start not in positions or end not in positions:
+        return None
+    passed: list[dis.Instruction] = []
+    seen, waiting = {positions[end]}, [positions[start]]
+    while waiting:
+        at = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        step = steps[at]
+        if step.opname.startswith(("RETURN", "YIELD", "SEND")):
+            return None
+        passed.append(step)
+        if step.opname in ("RERAISE", "RAISE_VARARGS"):
+            continue
+        if step.opcode in _JUMPS:
+            waiting.append(positions[step.argval])
+        if not step.opname.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")):
+            waiting.append(at + 1)
+    return passed
+
+
+def passes_errors(frame: FrameType, offset: int) -> bool:
+    """Whether any error that is raised at an instruction leaves the frame."""
+    return _leaving_handlers(_running(frame)._replace(offset=offset), ANY) is not None
+
+
 #: What codes are, by their identity: to hash a code is slow. Each keeps its code alive.
 _roles: dict[int, tuple[CodeType, str, Sequence[range]]] = {}
 

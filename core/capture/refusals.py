@@ -7,8 +7,14 @@ eager PyTorch has no result for these inputs, and the other side alone is the mo
     asked: (x > 4).all()        answered True, the model goes on; answered False, too: torch's own error
 
 A side refuses only if Python code of the model, or of a layer of torch's, itself raises there, before it asks anything else and
-before any other error reaches its code: tracing raises errors that eager PyTorch does not. The error has left the model then, past
-all handlers that it has.
+before any other error reaches its code: tracing raises errors that eager PyTorch does not. No handler of the model may take the
+error, and from the side's first instruction on every way leads to a ``raise``: a condition in between may be another one in
+eager PyTorch, where a number is no symbol and ``torch.compiler.is_compiling()`` is false.
+
+    if v < 0:                               asked
+        if not isinstance(v, float):        v is a symbol: tracing goes this way, PyTorch never does
+            raise TypeError(…)
+        return x * 100                      a way that does not raise: torch's own error
 """
 
 from __future__ import annotations
@@ -29,10 +35,16 @@ from typing import Any, NamedTuple
 import sympy
 
 from onnxplug.capture.data_dependent import is_of_models
+from onnxplug.capture.handlers import handler_over, passes_errors, ways_from
 from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file
 
 #: As many checks are tried in one model: each of them is a trace of the model from its beginning.
 LIMIT = 32
+#: Instructions that pass the answer on or jump by it. What is loaded is the answer only where it was stored before.
+_CARRIES = frozenset(
+    "NOP RESUME CACHE EXTENDED_ARG PRECALL NOT_TAKEN TO_BOOL UNARY_NOT COPY RETURN_VALUE JUMP_FORWARD JUMP_BACKWARD "
+    "JUMP_BACKWARD_NO_INTERRUPT".split()
+)
 
 
 class Refusal(NamedTuple):
@@ -42,11 +54,13 @@ class Refusal(NamedTuple):
         answer: The other one, for which it goes on.
         place: ``file:line`` of the ``raise``.
         text: The error.
+        question: What was asked, and where.
     """
 
     answer: bool
     place: str
     text: str
+    question: Any = None
 
 
 @dataclass
@@ -54,20 +68,25 @@ class Answers:
     """What Python code is answered that asks for values of tensors.
 
     Attributes:
-        known: The answers to the first questions.
+        known: The refusals whose answers are those to the first questions.
         trial: The answer to the question after them; ``None``: torch's error.
         error: torch's error for that question; ``None`` while it has not been asked.
     """
 
-    known: Sequence[bool] = ()
+    known: Sequence[Refusal] = ()
     trial: bool | None = None
     error: Exception | None = None
+    _question: Any = None
     _asked: int = 0
     _recorded: Callable[[], Any] = field(default=lambda: None)
     _before: Any = None
     _raised: list[Any] = field(default_factory=list)
     _traced: list[FrameType] = field(default_factory=list)
     _debugger: Any = None
+    _is_carried: bool = True
+    _carriers: set[tuple[int, Any]] = field(default_factory=set)
+    _starts: dict[int, tuple[FrameType, int]] = field(default_factory=dict)
+    _is_handled: bool = False
 
     def give(self, env: Any, expr: Any, error: Exception, frame: FrameType | None, recorded: Callable[[], Any]) -> Any:
         """The answer to a question; ``None`` where it can't be tried, or another one is.
@@ -79,60 +98,102 @@ class Answers:
             frame: The innermost frame of the code that asks.
             recorded: Counts what has been asked so far.
         """
-        if self.error is not None or not _may_refuse(frame):
+        if self.error is not None or frame is None or not _may_refuse(frame):
             return None
+        question = frame.f_code, frame.f_lasti, str(expr)
         if self._asked < len(self.known):
-            answer = self.known[self._asked]
+            refusal = self.known[self._asked]
+            if refusal.question != question:  # the model's code went another way than before
+                return None
+            answer = refusal.answer
             self._asked += 1
             # torch knows from now on, as after torch._check
             env.guard_or_defer_runtime_assert(expr if answer else sympy.Not(expr), "the model raises otherwise")
             return sympy.true if answer else sympy.false
         if self.trial is None:
             return None
-        self.error, self._recorded, self._before = error, recorded, recorded()
+        self.error, self._recorded, self._before, self._question = error, recorded, recorded(), question
         self._observe(frame)
         return sympy.true if self.trial else sympy.false
 
-    def refused(self, error: Exception) -> Refusal | None:
+    def refused(self, error: BaseException) -> Refusal | None:
         """The model's refusal of the answer that was tried, if an error of the capture is that."""
         if self.error is None or error.__cause__ is not None or error.__context__ is not None:
             return None
-        if any(raised is not error for raised in self._raised):
+        if self._is_handled or any(raised is not error for raised in self._raised) or self._recorded() != self._before:
             return None
-        innermost = _innermost(error.__traceback__)
-        if innermost is None or innermost.tb_lasti not in _raising(innermost.tb_frame.f_code):
+        entries = _entries(error.__traceback__)
+        if not entries or not _is_of_model(entries[-1].tb_frame):
             return None
-        if not _is_of_model(innermost.tb_frame) or self._recorded() != self._before:
+        innermost = entries[-1]
+        if innermost.tb_lasti not in _raising(innermost.tb_frame.f_code) or not self._has_to_raise(entries):
             return None
         place = f"{innermost.tb_frame.f_code.co_filename}:{innermost.tb_lineno}"
-        return Refusal(not self.trial, place, f"{type(error).__name__}: {error}".removesuffix(": "))
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return Refusal(not self.trial, place, text, self._question)
+
+    def _has_to_raise(self, entries: Sequence[TracebackType]) -> bool:
+        """Whether each way from the answer leads to an error, in every frame that has gone on since then."""
+        first = next((n for n, entry in enumerate(entries) if id(entry.tb_frame) in self._starts), None)
+        if first is None:
+            return False
+        for entry in entries[first:]:
+            file = entry.tb_frame.f_code.co_filename
+            if is_torch_file(file) and not is_of_models(file):
+                return False  # which may call other code of the model in eager PyTorch, as kernels for shapes
+            if _is_of_model(entry.tb_frame):
+                _, start = self._starts.get(id(entry.tb_frame), (None, None))
+                if start is None or not _always_raises(entry.tb_frame, start, entry.tb_lasti):
+                    return False
+        return True
 
     def _observe(self, frame: FrameType | None) -> None:
         """From now on, keeps each error that reaches the model's code."""
         self._debugger = sys.gettrace()
         while frame is not None and not _is_of_capture(frame):
             if _is_of_model(frame) and frame.f_trace is None:
-                frame.f_trace, frame.f_trace_lines = self._trace, False
+                frame.f_trace, frame.f_trace_lines, frame.f_trace_opcodes = self._trace, False, True
                 self._traced.append(frame)
             frame = frame.f_back
         sys.settrace(self._trace)
 
     def _trace(self, frame: FrameType, event: str, value: Any) -> Any:
         if event == "call":
-            frame.f_trace_lines = False
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
             return self._trace if _is_of_model(frame) else None
+        if event == "opcode" and not self._raised:
+            self._follow(frame)
         ends_loop = event == "exception" and issubclass(value[0], StopIteration | GeneratorExit)
         if event == "exception" and not ends_loop and not _is_logged(frame):
+            if not self._raised and value[1] is not None:
+                self._is_handled = handler_over(frame, (value[0],), _ends_model) is not None
+            if not self._raised and frame.f_lasti not in _raising(frame.f_code):
+                self._raised.append(self.error)  # raised by what the code calls, and perhaps again by itself
             self._raised.append(value[1])
         return self._trace
+
+    def _follow(self, frame: FrameType) -> None:
+        """Keeps each frame's first instruction of which the answer does not say that it runs."""
+        step = _instructions(frame.f_code).get(frame.f_lasti)
+        if self._is_carried and step is not None:
+            variable = id(frame), step.argval
+            if step.opname in ("STORE_FAST", "STORE_DEREF"):
+                self._carriers.add(variable)
+            self._is_carried = (
+                step.opname in _CARRIES
+                or step.opname.startswith(("POP_JUMP", "JUMP_IF", "STORE_FAST", "STORE_DEREF"))
+                or (step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and variable in self._carriers)
+            )
+        if not self._is_carried and id(frame) not in self._starts:
+            self._starts[id(frame)] = frame, frame.f_lasti  # kept alive: an id may be given again
 
     def close(self) -> None:
         """Ends the observation of errors."""
         if self.error is not None:
             sys.settrace(self._debugger)
         for frame in self._traced:
-            frame.f_trace = None
-        self._traced, self._raised = [], []
+            frame.f_trace, frame.f_trace_opcodes = None, False
+        self._traced, self._raised, self._starts = [], [], {}
 
 
 def refusal_texts(refusals: Sequence[Refusal]) -> list[str]:
@@ -187,10 +248,27 @@ def _may_refuse(frame: FrameType | None) -> bool:
     return bool(_raising(frame.f_code))
 
 
-def _innermost(traceback: TracebackType | None) -> TracebackType | None:
-    while traceback is not None and traceback.tb_next is not None:
+def _ends_model(file: str) -> bool:
+    return is_core_file(file) and file not in TRACING
+
+
+def _entries(traceback: TracebackType | None) -> list[TracebackType]:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
         traceback = traceback.tb_next
-    return traceback
+    return entries
+
+
+def _always_raises(frame: FrameType, start: int, end: int) -> bool:
+    """Whether each way from an instruction leads to another one, or to an error that no handler of the frame takes."""
+    steps = ways_from(frame.f_code, start, end)
+    return steps is not None and all(passes_errors(frame, step.offset) for step in steps)
+
+
+@functools.lru_cache(maxsize=256)
+def _instructions(code: CodeType) -> dict[int, dis.Instruction]:
+    return {step.offset: step for step in dis.get_instructions(code)}
 
 
 @functools.lru_cache(maxsize=1024)

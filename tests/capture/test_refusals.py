@@ -377,3 +377,153 @@ def test_generated_checks_are_right_or_refused() -> None:
 @pytest.mark.long
 def test_many_generated_checks_are_right_or_refused() -> None:
     assert {assert_right_or_refused(generated(seed)) for seed in range(12, 300)} == {True, False}
+
+
+# -- sides that raise only while the model is traced, or that leave something behind -------------------------------------
+
+_LEFT: dict[str, Any] = {}
+
+
+@torch.library.custom_op("onnxplug_refusals::hundred", mutates_args=())
+def hundred(x: torch.Tensor) -> torch.Tensor:
+    return x * 100
+
+
+@hundred.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError("no shape")
+
+
+def by_the_type_of_a_number(x: torch.Tensor) -> torch.Tensor:
+    smallest = x.min().item()
+    if smallest < 0:
+        if not isinstance(smallest, float):
+            raise TypeError("no number")
+        return x * 100
+    return x
+
+
+def by_the_type_of_a_tensor(x: torch.Tensor) -> torch.Tensor:
+    if (x < 0).any():
+        if type(x) is not torch.Tensor:
+            raise TypeError("no tensor")
+        return x * 100
+    return x
+
+
+def by_a_flag_of_the_capture(x: torch.Tensor) -> torch.Tensor:
+    is_captured = torch.compiler.is_compiling()
+    if (x < 0).any():
+        if is_captured:
+            raise RuntimeError("not now")
+        return x * 100
+    return x
+
+
+def by_a_kernel_for_shapes(x: torch.Tensor) -> torch.Tensor:
+    if (x < 0).any():
+        return torch.ops.onnxplug_refusals.hundred(x)  # type: ignore[no-any-return]
+    return x
+
+
+def by_an_error_without_its_traceback(x: torch.Tensor) -> torch.Tensor:
+    if (x < 0).any():
+        try:
+            return torch.from_numpy(x.numpy() * 100)
+        except Exception as error:
+            raise error.with_traceback(None)  # noqa: B904
+    return x
+
+
+def by_what_a_handler_decides(x: torch.Tensor) -> torch.Tensor:
+    try:
+        if (x < 0).any():
+            raise ValueError("negative")
+    except ValueError:
+        if torch.compiler.is_compiling():
+            raise
+        return x * 100
+    return x
+
+
+class _Manager:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> bool:
+        return not torch.compiler.is_compiling()
+
+
+def by_what_a_manager_decides(x: torch.Tensor) -> torch.Tensor:
+    with _Manager():
+        if (x < 0).any():
+            raise ValueError("negative")
+        return x
+    return x * 100
+
+
+ONLY_TRACED = (
+    *(by_the_type_of_a_number, by_the_type_of_a_tensor, by_a_flag_of_the_capture, by_a_kernel_for_shapes),
+    *(by_an_error_without_its_traceback, by_what_a_handler_decides, by_what_a_manager_decides),
+)
+
+
+@pytest.mark.parametrize("function", ONLY_TRACED)
+def test_a_side_that_raises_only_while_it_is_traced_is_no_refusal(function: Function) -> None:
+    assert not assert_right_or_refused(function)
+
+
+class _Recorded(ValueError):
+    def __init__(self) -> None:
+        super().__init__("negative")
+        _LEFT["bad"] = True
+
+
+def with_an_effect_of_the_error(x: torch.Tensor) -> torch.Tensor:
+    if (x < 0).any():
+        raise _Recorded
+    return x * 100 if _LEFT.get("bad") else x
+
+
+def with_an_unfinished_change(x: torch.Tensor) -> torch.Tensor:
+    _LEFT["depth"] = _LEFT.get("depth", 0) + 1
+    if (x < 0).any():
+        raise ValueError("negative")
+    _LEFT["depth"] -= 1
+    return x * 100 if _LEFT["depth"] else x
+
+
+def with_another_order_of_questions(x: torch.Tensor) -> torch.Tensor:
+    _LEFT["calls"] = _LEFT.get("calls", 0) + 1
+    if _LEFT["calls"] % 2:
+        if (x < 0).any():
+            raise ValueError("negative")
+        return x + 1
+    if (x > 0.5).any():
+        return x * 100
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "function", [with_an_effect_of_the_error, with_an_unfinished_change, with_another_order_of_questions]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_side_that_refuses_leaves_nothing_in_a_module_of_python(function: Function) -> None:
+    _LEFT.clear()
+    program = onnxplug.to_onnx(Call(function), (torch.rand(3, 4),), dynamic_shapes=(({0: "n"},),))
+    for rows in (3, 2):
+        _LEFT.clear()
+        x = torch.rand(rows, 4)
+        torch.testing.assert_close(program(x)[0], function(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_side_that_ends_the_process_is_a_refusal() -> None:
+    def ending(x: torch.Tensor) -> torch.Tensor:
+        if (x < 0).any():
+            raise SystemExit(3)
+        return x + 1
+
+    program = onnxplug.to_onnx(Call(ending), (torch.rand(3, 4),), dynamic_shapes=(({0: "n"},),))
+    x = torch.rand(2, 4)
+    torch.testing.assert_close(program(x)[0], x + 1)
