@@ -365,7 +365,8 @@ def test_products_of_bytes(saved: Callable[[str], Path], exported: Any) -> None:
             assert node.inputs[0].producer() in products
             assert [v is None for v in node.inputs[1:3]] == [True, True]
             assert node.attributes["do_rotary"].as_int() == 1
-    assert not {node.op_type for node in nodes} & {"Cos", "Sin", "Split", "Slice", "RotaryEmbedding"}
+    assert not {node.op_type for node in nodes} & {"Cos", "Sin", "Slice", "RotaryEmbedding"}
+    assert [node.inputs[0].name for node in nodes if node.op_type == "Split"] == ["attention_mask"]
 
 
 @pytest.mark.long
