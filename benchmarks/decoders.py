@@ -47,8 +47,24 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_tied": ("LlamaForCausalLM", "LlamaConfig", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": HEAD}),
 }
-#: What is compared: the builder's precision, and our options.
-KINDS: dict[str, dict[str, Any]] = {"fp32": {}, "int4": {"int4": True}}
+#: The layers that the builder's ``k_quant_mixed`` gives 8 bits, of a model with eight layers.
+_WIDE = [
+    "lm_head",
+    *[f"*.{layer}.{part}" for layer in (0, 3, 6, 7) for part in ("self_attn.[qkv]_proj", "mlp.down_proj")],
+]
+#: What is compared: our options, and below the builder's.
+KINDS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "int4": {"int4": True},
+    "mixed": {"int4": True, "int8_layers": _WIDE},
+    **{f"int4-{size}": {"int4": True, "block_size": size} for size in (16, 64, 128, 256)},
+}
+BUILDERS: dict[str, list[str]] = {
+    "fp32": ["-p", "fp32"],
+    "int4": ["-p", "int4"],
+    "mixed": ["-p", "int4", "--extra_options", "algo_config=k_quant_mixed"],
+    **{f"int4-{size}": ["-p", "int4", "--extra_options", f"block_size={size}"] for size in (16, 64, 128, 256)},
+}
 console = Console(width=140)
 
 
@@ -83,7 +99,7 @@ def builders(source: Path, kind: str) -> Path:
             "import runpy; from tests.support.vision_kernels import define_vision_kernels; define_vision_kernels(); "
         )
         module += "runpy.run_module('onnxruntime_genai.models.builder', run_name='__main__')"
-        arguments = ["-m", source, "-o", folder, "-p", kind, "-e", "cpu", "-c", OUT / "cache"]
+        arguments = ["-m", source, "-o", folder, "-e", "cpu", "-c", OUT / "cache", *BUILDERS[kind]]
         subprocess.run([sys.executable, "-c", module, *map(str, arguments)], check=True, capture_output=True)
     return folder
 
@@ -189,7 +205,7 @@ def main() -> None:
     """Makes what is missing, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--kinds", nargs="*", default=["fp32", "int4", "mixed"], choices=list(KINDS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--fresh", action="store_true", help="make the folders anew")
     arguments = parser.parse_args()

@@ -11,6 +11,7 @@ LIBRARIES: dict[str, str] = {
     "bitsandbytes": "onnxplug-bitsandbytes",
     "fbgemm": "onnxplug-fbgemm",
     "fbgemm_gpu": "onnxplug-fbgemm",
+    "flash_attn": "onnxplug-flash-attn",
     "pyg": "onnxplug-torch-geometric",
     "pyg_lib": "onnxplug-torch-geometric",
     "torch_geometric": "onnxplug-torch-geometric",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ Run = Callable[[Any, list[Any]], list[tuple[str, Any]]]
 
 
 def rounding_slack(
-    run: Run, model: Any, leaves: Sequence[Any], precision: torch.dtype | None = None
+    run: Run, model: Any, leaves: Sequence[Any], precision: torch.dtype | None = None, same_choices: bool = True
 ) -> list[torch.Tensor | None]:
     """How far rounding may change each element of each result, measured on the eager model itself.
 
@@ -42,6 +43,7 @@ def rounding_slack(
         model: The eager model; weights are moved where it is a module, in a copy.
         leaves: The flattened inputs.
         precision: The type whose units of rounding these are; that of each tensor when ``None``.
+        same_choices: Keep the choices of the first run. Without it a flipped one counts as rounding.
 
     Returns:
         A tensor of doubles of each result's shape; ``None`` where the result is not a floating-point tensor, or where
@@ -59,7 +61,7 @@ def rounding_slack(
                 generator = torch.Generator().manual_seed(seed)
                 moved_model = _moved_model(model, generator, precision)
                 moved_leaves = [_moved(x, generator, precision) for x in leaves]
-                with repetition.again():
+                with repetition.again() if same_choices else nullcontext():
                     moved = _results(run, moved_model, moved_leaves)
                 for index, (x, y) in enumerate(zip(first, moved, strict=True)):
                     found = slack[index]

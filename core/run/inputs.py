@@ -150,7 +150,7 @@ def generated_inputs(
         seed, attempt: Decide the values; the same ones give the same inputs. The later half of the attempts draws floats from the
             elements of the examples, for models that refuse other values.
     """
-    generator = torch.Generator().manual_seed(seed + 1)
+    generator = torch.Generator().manual_seed(seed + 1 + attempt * 65537)
     own = attempt >= ATTEMPTS // 2
     fresh: list[Any] = []
     for leaf, value in zip(leaves, values, strict=True):
@@ -186,7 +186,7 @@ def resized_inputs(
         else:
             exported.setdefault(Symbol(name), int(leaves[leaf].shape[axis]))
     sizes = {str(s): size for s, size in Sizes(exported, dependent, {}).draw(seed, attempt).items()}
-    generator = torch.Generator().manual_seed(seed + 1)
+    generator = torch.Generator().manual_seed(seed + 1 + attempt * 65537)
     fresh: list[Any] = []
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):

@@ -72,7 +72,7 @@ class VerificationReport:
             f"largest difference {case.max_abs_difference:.1e} ({case.runtime})"
             for case in self.cases
         ]
-        lines += [f"skipped, PyTorch itself rejects it: {reason}" for reason in self.skipped]
+        lines += [f"skipped: {reason}" for reason in self.skipped]
         return "\n".join([*lines, *filter(None, [self.about_quantising])])
 
 
@@ -84,6 +84,12 @@ def begin_case(sizes: Mapping[str, int], seed: int | None, runtime: str) -> None
     """Tells that a set of inputs is compared, where something measures."""
     if (measured := MEASURED.get()) is not None:
         measured.begin(sizes, seed, runtime)
+
+
+def drop_case() -> None:
+    """Tells that the set of inputs at work shows nothing, and is no part of the report."""
+    if (measured := MEASURED.get()) is not None:
+        measured.drop()
 
 
 def open_case() -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -19,9 +20,10 @@ from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
 from onnxplug.observers import step
 from onnxplug.run.compare import compare
+from onnxplug.run.conditioning import rounding_slack
 from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
-from onnxplug.run.outputs import MODEL, Replay, Tolerances, compare_all, outputs_of, size_text, where_text
-from onnxplug.run.report import VerificationCase, VerificationReport, begin_case
+from onnxplug.run.outputs import MODEL, Outputs, Replay, Tolerances, compare_all, outputs_of, size_text, where_text
+from onnxplug.run.report import MEASURED, VerificationCase, VerificationReport, begin_case, drop_case
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers
 from onnxplug.text import counted
@@ -63,6 +65,10 @@ Judge = Callable[[Sequence[Any], bool], Any]
 
 class Refused(Exception):
     """Eager PyTorch rejects the inputs; the cause says why."""
+
+
+class Uncertain(Exception):
+    """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause says how much they do."""
 
 
 def verify_program(
@@ -204,6 +210,7 @@ def _verify(
     for number, seed in enumerate(seeds, len(given)):
         step(f"inputs {number + 1} of {sets}", number, sets)
         tried = len(report.skipped)
+        failure: BaseException | None = None
         for attempt in range(ATTEMPTS):
             drawn = draw(seed, attempt)
             if drawn is None:
@@ -214,7 +221,13 @@ def _verify(
             except Refused as refusal:
                 report.skipped.append(f"{size_text(drawn[1])}: {_reason(refusal.__cause__)}")
                 _LOGGER.debug("other sizes are drawn, PyTorch rejects %s", report.skipped[-1])
+            except Uncertain as uncertain:  # such inputs show neither that the model is right nor that it is wrong
+                failure = failure or uncertain.__cause__
+                report.skipped.append(f"{size_text(drawn[1])}: rounding alone changes PyTorch's own results by as much")
+                _LOGGER.debug("other inputs are drawn: %s", report.skipped[-1])
         else:
+            if failure is not None:
+                raise failure
             why = f"; the last one: {report.skipped[-1]}" if len(report.skipped) > tried else ""
             warn(
                 f"verification: nothing was compared for seed {seed}, none of {ATTEMPTS} draws of sizes fits the model{why}"
@@ -363,10 +376,28 @@ class _Pair:
         try:
             worst, unstable, ties = compare_all(outputs, self.tolerances, sizes, seed)
         except VerificationError as error:
-            if (reason := self._assumed(leaves) or self._unsteady(leaves, expected)) is None:
-                raise
-            raise VerificationError(error.message, hint=reason) from error
+            if (reason := self._assumed(leaves) or self._unsteady(leaves, expected)) is not None:
+                raise VerificationError(error.message, hint=reason) from error
+            if seed is not None and self._wavers(outputs, leaves):
+                raise Uncertain from error
+            raise
         return VerificationCase(sizes, seed, worst, runner.runtime, unstable, ties)
+
+    def _wavers(self, outputs: Outputs, leaves: Sequence[Any]) -> bool:
+        """Whether PyTorch's results change as much as ONNX's differ, where inputs and weights change by one unit of rounding.
+
+        Other than in a comparison, choices may flip.
+        """
+        precision, token = self.tolerances.precision, MEASURED.set(None)
+        slack = partial(rounding_slack, self.eager, self.model, leaves, precision, same_choices=False)
+        try:
+            compare_all(replace(outputs, slack=slack, ties=lambda: None), self.tolerances, {}, None)
+        except VerificationError:
+            return False
+        finally:
+            MEASURED.reset(token)
+        drop_case()
+        return True
 
     def _unsteady(self, leaves: Sequence[Any], expected: Sequence[tuple[str, Any]]) -> str | None:
         """A hint, where PyTorch itself has other results when it runs again."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-#: Tests of several cases that take more than 1.5 seconds of processor time, all cases together, with these seconds.
+#: Tests of several cases that take more than a second of processor time, all cases together, with these seconds.
 TABLE = Path(__file__).parents[1] / "durations.txt"
 #: Of each test in the table a quarter of the cases runs by default as long as it takes no more than so many seconds,
 #: and an eighth in any event.

@@ -98,7 +98,7 @@ class Steps(nn.Module):
         return output, h
 
 
-class Exportable(torch.onnx.ExportableModule):
+class Exportable(getattr(torch.onnx, "ExportableModule", nn.Module)):  # type: ignore[misc]
     """Brings its inputs and their names."""
 
     def __init__(self) -> None:
@@ -231,7 +231,11 @@ CALLS: dict[str, Call] = {
     "an ExportedProgram, named": Call(
         given_program, (), (MORE, {}), {**NAMES, "dynamic_shapes": ({0: "rows"}, {0: "rows"})}
     ),
-    "an ExportableModule": Call(seeded(Exportable), (), ((MORE[0],), {"y": MORE[1]})),
+    **(
+        {"an ExportableModule": Call(seeded(Exportable), (), ((MORE[0],), {"y": MORE[1]}))}
+        if hasattr(torch.onnx, "ExportableModule")
+        else {}
+    ),
     "an LSTM": Call(
         seeded(Steps),
         (torch.randn(2, 3, 4),),

@@ -137,4 +137,4 @@ def onnxplug_domains() -> list[Domain]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it is for."""
-    return PluginInfo(api=1, requires=["onnxruntime>=1.20"])
+    return PluginInfo(api=1, requires=["onnxruntime>=1.28"])

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.onnx import ExportableModule, OperatorExportTypes, TrainingMode
+from torch.onnx import OperatorExportTypes, TrainingMode
 
 from onnxplug.errors import OpsetError, UsageError
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.text import type_with_article
 from onnxplug.warn import warn as warn_user
 
+#: torch 2.9 has none.
+_EXPORTABLE: Any = getattr(torch.onnx, "ExportableModule", ())
 #: The first version of ai.onnx whose models may have functions of their own.
 _FUNCTIONS_SINCE = 15
 _FLAGS = (
@@ -94,7 +96,7 @@ class Request:
             OpsetError: No such opset is known.
         """
         self._check_types()
-        if isinstance(self.model, ExportableModule):
+        if isinstance(self.model, _EXPORTABLE):
             self._ask_the_model()
             self.dynamo = True
         if isinstance(self.model, torch.export.ExportedProgram):

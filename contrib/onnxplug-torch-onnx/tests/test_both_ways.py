@@ -47,7 +47,7 @@ def run(path: Path, tensors: list[torch.Tensor], *, quiet: bool) -> list[np.ndar
 def as_given(call: Call) -> tuple[Any, dict[str, Any]]:
     """The example inputs of a call."""
     model = call.model()
-    if isinstance(model, torch.onnx.ExportableModule):
+    if isinstance(model, getattr(torch.onnx, "ExportableModule", ())):
         return model.example_arguments()  # type: ignore[return-value]
     if isinstance(model, torch.export.ExportedProgram):
         return model.example_inputs  # type: ignore[return-value]

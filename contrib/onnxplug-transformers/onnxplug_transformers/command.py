@@ -46,6 +46,13 @@ def export(
             help="With --int4: linear layers, or the embedding, that stay, separated by commas, * for anything",
         ),
     ] = None,
+    int8_layers: Annotated[
+        str | None,
+        typer.Option(
+            "--int8-layers",
+            help="With --int4: linear layers whose weights get 8 bits, separated by commas, * for anything",
+        ),
+    ] = None,
     accuracy_level: Annotated[
         int | None,
         typer.Option("--accuracy-level", help="With --int4: 4 (default) rounds activations to bytes, 1 keeps floats"),
@@ -80,6 +87,7 @@ def export(
         int4=int4,
         block_size=block_size,
         int4_keep=None if int4_keep is None else [name for name in int4_keep.split(",") if name],
+        int8_layers=None if int8_layers is None else [name for name in int8_layers.split(",") if name],
         accuracy_level=accuracy_level,
         fused=fused,
         tokenizer=tokenizer,

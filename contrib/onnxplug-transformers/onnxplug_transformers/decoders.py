@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +32,8 @@ class Decoder(nn.Module):
     Args:
         model: A causal language model of transformers.
         last_logits: Logits of each row's last token alone, the last that the mask shows.
-        fused: Attention and cache by one operator of ONNX Runtime; a row's tokens then begin at its first place, and where they
-            are is what the mask says.
+        fused: Attention and cache by one operator of ONNX Runtime; a row's tokens then stand in the cache without gaps, in the
+            order in which the mask shows them.
 
     Attributes:
         takes_positions: Whether a step has the input ``position_ids``.
@@ -86,33 +89,43 @@ class Decoder(nn.Module):
         Returns:
             ``logits``, [batch, sequence, vocabulary] or [batch, 1, vocabulary], and ``past_key_values``, the new cache.
         """
-        handle = None
-        if self.last_logits:
-            head = self._model.get_output_embeddings()
-            handle = head.register_forward_pre_hook(lambda _, args: (_last(args[0], attention_mask), *args[1:]))
+        if self.fused:
+            return self._fused_step(input_ids, attention_mask, past_key_values)
         given = {"position_ids": position_ids} if position_ids is not None else {}
-        try:
-            if self.fused:
-                limit = context_length(self.config.get_text_config())
-                cache = FusedCache(past_key_values, input_ids, attention_mask, limit)
-                with fused_attention(cache):
-                    result = self._model(
-                        input_ids=input_ids, position_ids=cache.positions, past_key_values=cache.given, use_cache=True
-                    )
-                cache.check()
-                return {"logits": result.logits, "past_key_values": cache.past}
-            with windows_by_position(attention_mask):
-                result = self._model(
-                    input_ids=input_ids,
-                    attention_mask=attention_mask,
-                    past_key_values=past_key_values,
-                    use_cache=True,
-                    **given,
-                )
-        finally:
-            if handle is not None:
-                handle.remove()
+        states = partial(_last, attention_mask=attention_mask) if self.last_logits else None
+        with windows_by_position(attention_mask), self._before_logits(states):
+            result = self._model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                use_cache=True,
+                **given,
+            )
         return {"logits": result.logits, "past_key_values": result.past_key_values}
+
+    def _fused_step(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, past: Any) -> dict[str, Any]:
+        cache = FusedCache(past, input_ids, attention_mask, context_length(self.config.get_text_config()))
+        results = cache.last_of if self.last_logits else cache.moved_back
+        head = self._model.get_output_embeddings()
+        with fused_attention(cache), self._before_logits(results if head is not None else None):
+            result = self._model(
+                input_ids=cache.tokens, position_ids=cache.positions, past_key_values=cache.given, use_cache=True
+            )
+        cache.check()
+        logits = result.logits if head is not None else results(result.logits)
+        return {"logits": logits, "past_key_values": cache.past}
+
+    @contextmanager
+    def _before_logits(self, change: Callable[[torch.Tensor], torch.Tensor] | None) -> Iterator[None]:
+        """Holds while the model is called: the layer of the logits reads what ``change`` makes of its input."""
+        if change is None:
+            yield
+            return
+        hook = self._model.get_output_embeddings().register_forward_pre_hook(lambda _, x: (change(x[0]), *x[1:]))
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -212,20 +225,23 @@ def fused_example_of(example: DecoderExample) -> DecoderExample:
 
 
 def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
-    """Inputs that a decoder with fused attention is compared on: a prompt, in buffers that are longer, and a step of one token.
+    """Inputs that a decoder with fused attention is compared on: prompts, in buffers that are longer, and steps of one token.
 
-    A row's tokens are from the beginning on, and no more are new than there are in all: others have no meaning.
+    Rows have padding on the left, on the right, in between, or none.
     """
     cases = []
     for past, new, space in ((0, 6, 0), (0, 3, 9), (5, 1, 5), (4, 1, 12)):
         tokens = example.kwargs["input_ids"].repeat(2, 3)[:3, :new]
+        mask = torch.ones(3, past + new, dtype=torch.long)
+        mask[0, :2], mask[1, 1] = 0, 0
+        if not past:
+            mask[1, -1] = 0
+        empty = torch.arange(space) >= mask[:, :past].sum(1, keepdim=True)
         cache: Any = copy.deepcopy(example.kwargs["past_key_values"])
         for layer in cache.layers:
             for name in ("keys", "values"):
-                filled = getattr(layer, name)[:1].repeat(3, 1, 3, 1)[:, :, :space].clone()
-                filled[:, :, past:] = 0
-                setattr(layer, name, filled)
-        mask = torch.ones(3, past + new, dtype=torch.long)
+                filled = getattr(layer, name)[:1].repeat(3, 1, 3, 1)[:, :, :space]
+                setattr(layer, name, filled.masked_fill(empty[:, None, :, None], 0))
         cases.append({"input_ids": tokens, "attention_mask": mask, "past_key_values": cache})
     return cases
 

@@ -49,6 +49,7 @@ def export_folder(
     int4: bool = False,
     block_size: int | None = None,
     int4_keep: Sequence[str] | None = None,
+    int8_layers: Sequence[str] | None = None,
     accuracy_level: int | None = None,
     fused: bool = False,
     tokenizer: bool = True,
@@ -73,6 +74,7 @@ def export_folder(
         int4: Linear layers with weights of four bits and embeddings with weights of eight, of a model for text generation.
         block_size: Numbers that share a scale, 32 unless given.
         int4_keep: Names of linear layers, or of the embedding, that stay as they are, with ``*`` for anything; by default none.
+        int8_layers: Names of linear layers whose weights get eight bits instead of four, with ``*`` for anything; by default none.
         accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
         fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
             greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
@@ -99,8 +101,9 @@ def export_folder(
     source = transformer_folder(source)
     chosen.check_task(kind)
     _check_decoder(kind, chosen, dtypes, dtype, last_logits=last_logits, int4=int4, fused=fused)
-    if not int4 and ((block_size, int4_keep) != (None, None) or (accuracy_level is not None and not is_packed(config))):
-        raise UsageError("--block-size, --int4-keep and --accuracy-level are for --int4")
+    of_int4 = any(value is not None for value in (block_size, int4_keep, int8_layers))
+    if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
+        raise UsageError("--block-size, --int4-keep, --int8-layers and --accuracy-level are for --int4")
     size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
     check_settings(size, level)
     given = dict(options or {})
@@ -112,7 +115,7 @@ def export_folder(
     notes = []
     if int4:
         stage("rounding to 4 bits")
-        notes.append(str(round_weights(model, size, int4_keep or (), level)))
+        notes.append(str(round_weights(model, size, int4_keep or (), level, int8_layers or ())))
     with staged(output) as folder:
         call = _Call(folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level)
         call.folder.mkdir(exist_ok=True)

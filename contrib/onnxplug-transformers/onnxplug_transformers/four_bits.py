@@ -37,23 +37,26 @@ def matmul_nbits(
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
     bias: torch.Tensor | None,
+    bits: int,
     step: bool,
 ) -> torch.Tensor:
-    """Rows times a matrix of four bits.
+    """Rows times a matrix of 4 or 8 bits.
 
     Args:
         x: [..., K] floats.
-        levels: [N, blocks, size / 2] bytes, two numbers in each, the first one in its low half; the last block is filled up.
+        levels: [N, blocks, size * bits / 8] bytes; of 4 bits two numbers in each, the first one in its low half. The last block is
+            filled up.
         scales: [N, blocks] of x's dtype, or stored in float16.
-        zeros: [N, (blocks + 1) / 2] bytes, two zero points in each; ``None``: all are 8.
+        zeros: [N, (blocks + 1) / 2] bytes, two zero points of 4 bits in each; ``None``: all are in the middle.
         bias: [N] of x's dtype.
+        bits: Of a level.
         step: Whether blocks of ``x`` are rounded to 127 steps of their largest number, as ONNX Runtime does at accuracy level 4.
 
     Returns:
         [..., N].
     """
-    weight = _restored(levels, scales.to(x.dtype), 4, zeros)[:, : x.shape[-1]]
-    return nn.functional.linear(_in_steps(x, 2 * levels.shape[2]) if step else x, weight, bias)
+    weight = _restored(levels, scales.to(x.dtype), bits, zeros)[:, : x.shape[-1]]
+    return nn.functional.linear(_in_steps(x, levels.shape[2] * 8 // bits) if step else x, weight, bias)
 
 
 @matmul_nbits.register_fake
@@ -63,6 +66,7 @@ def _(
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
     bias: torch.Tensor | None,
+    bits: int,
     step: bool,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], levels.shape[0]))
@@ -73,8 +77,8 @@ def convert(g: Any, node: Any) -> Any:
 
     Of parts of one product, it is there once: nodes without a schema are not shared by the builder.
     """
-    x, levels, scales, zeros, bias, _ = node.args
-    rows, _, half = levels.shape
+    x, levels, scales, zeros, bias, bits, _ = node.args
+    rows, _, size = levels.shape
     for other in x.consumers():
         same = other.op_type == "MatMulNBits" and other.inputs[0] is x and other.inputs[1] is levels
         if same and any(other is node for node in g.scope.innermost.nodes):
@@ -88,8 +92,8 @@ def convert(g: Any, node: Any) -> Any:
         bias,
         K=x.shape[-1],
         N=rows,
-        bits=4,
-        block_size=2 * half,
+        bits=bits,
+        block_size=size * 8 // bits,
         accuracy_level=1,
     )
 
@@ -134,10 +138,10 @@ def convert_gather(g: Any, node: Any) -> Any:
 
 
 class FourBitLinear(nn.Module):
-    """A linear layer, or several that read the same, with weights of 16 levels in blocks of a row.
+    """A linear layer, or several that read the same, with weights of 16 levels, or of 256, in blocks of a row.
 
     Args:
-        levels, scales, zeros, bias: As :func:`matmul_nbits` takes them.
+        levels, scales, zeros, bias, bits: As :func:`matmul_nbits` takes them.
         widths: How many results each layer has that is in it.
         order: Which inputs the columns are of; ``None``: the first one of the first input, and so on.
     """
@@ -158,6 +162,7 @@ class FourBitLinear(nn.Module):
         zeros: torch.Tensor | None = None,
         widths: Sequence[int] = (),
         order: torch.Tensor | None = None,
+        bits: int = 4,
     ) -> None:
         super().__init__()
         self.register_buffer("levels", levels)
@@ -165,15 +170,15 @@ class FourBitLinear(nn.Module):
         self.register_buffer("zeros", zeros)
         self.register_buffer("bias", None if bias is None else bias.detach())
         self.register_buffer("order", order)
-        self.widths = list(widths)
+        self.widths, self.bits = list(widths), bits
 
     @classmethod
-    def rounded(cls, linears: Sequence[nn.Linear], size: int) -> FourBitLinear:
+    def rounded(cls, linears: Sequence[nn.Linear], size: int, bits: int) -> FourBitLinear:
         """Layers in one, in blocks of ``size`` numbers; their results are beside each other in its result."""
-        levels, scales = _rounded(torch.cat([linear.weight.detach() for linear in linears]), size, 4)
+        levels, scales = _rounded(torch.cat([linear.weight.detach() for linear in linears]), size, bits)
         biases: list[torch.Tensor] = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
         bias = torch.cat(biases) if any(x.bias is not None for x in linears) else None
-        return cls(levels, scales, bias, widths=[linear.out_features for linear in linears])
+        return cls(levels, scales, bias, widths=[linear.out_features for linear in linears], bits=bits)
 
     @classmethod
     def joined(cls, layers: Sequence[FourBitLinear]) -> FourBitLinear:
@@ -196,7 +201,7 @@ class FourBitLinear(nn.Module):
         """[..., in] to [..., out]."""
         order: Any = self.order
         x = x if order is None else x[..., order]
-        result: torch.Tensor = matmul_nbits(x, self.levels, self.scales, self.zeros, self.bias, self.step)
+        result: torch.Tensor = matmul_nbits(x, self.levels, self.scales, self.zeros, self.bias, self.bits, self.step)
         return result
 
 
@@ -219,7 +224,7 @@ class _Part(nn.Module):
 
 
 class FewBitEmbedding(nn.Embedding):
-    """An embedding with weights of 8 bits, or of the 4 bits of the layer that shares its weight.
+    """An embedding with weights of 8 bits, or of as many as the layer that shares its weight.
 
     It is made of another one by :func:`round_embedding`. A class of its own that scales rows stays in front.
     """
@@ -256,7 +261,7 @@ def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> 
     embedding._parameters, embedding._buffers = {}, dict(embedding._buffers)
     embedding.register_buffer("levels", levels)
     embedding.register_buffer("scales", _stored(scales))
-    embedding.bits, embedding.is_half = 8 if shared is None else 4, weight.dtype == torch.float16
+    embedding.bits, embedding.is_half = 8 if shared is None else shared.bits, weight.dtype == torch.float16
     bases = (FewBitEmbedding,) if kind is nn.Embedding else (kind, FewBitEmbedding)
     embedding.__class__ = type(f"FewBit{kind.__name__}", bases, {})
     try:
@@ -339,12 +344,14 @@ class Rounding:
 
     Attributes:
         layers: How many linear layers have weights of four bits.
+        wide: How many have weights of eight.
         bytes_before, bytes_after: Of all parameters and buffers of the model.
         perplexity_before, perplexity_after: On text that the unrounded model wrote, drawn at random.
         agreement: The share of places where both find the same token most likely.
     """
 
     layers: int
+    wide: int
     bytes_before: int
     bytes_after: int
     perplexity_before: float
@@ -352,8 +359,9 @@ class Rounding:
     agreement: float
 
     def __str__(self) -> str:
+        wide = f", {self.wide} of 8" if self.wide else ""
         return (
-            f"{self.layers} linear layers have weights of 4 bits, {self.bytes_before / 1e6:.2f} MB became "
+            f"{self.layers} linear layers have weights of 4 bits{wide}, {self.bytes_before / 1e6:.2f} MB became "
             f"{self.bytes_after / 1e6:.2f} MB; perplexity of text that the model itself drew: "
             f"{self.perplexity_before:.2f} became {self.perplexity_after:.2f}; "
             f"the most likely token is the same at {100 * self.agreement:.1f} % of {_ROWS * _TOKENS} places"
@@ -370,7 +378,9 @@ def check_settings(size: int, accuracy_level: int) -> None:
         raise UsageError(f"--accuracy-level {accuracy_level} is none of {', '.join(map(str, ACCURACY_LEVELS))}")
 
 
-def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_level: int = 4) -> Rounding:
+def round_weights(
+    model: Any, size: int, keep: Sequence[str] = (), accuracy_level: int = 4, wide: Sequence[str] = ()
+) -> Rounding:
     """Rounds a language model's linear layers and the embedding of its tokens, in place.
 
     Projections of one attention that read the same rows become one layer.
@@ -380,6 +390,7 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
         size: Numbers in a block.
         keep: Names of modules that stay as they are, with ``*`` for anything.
         accuracy_level: That of the products, for what is said of the perplexity.
+        wide: Names of linear layers that get 8 bits, with ``*`` for anything.
 
     Returns:
         What it has changed.
@@ -391,7 +402,7 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
     modules = dict(model.named_modules())
     embeddings = [n for n, m in modules.items() if m is model.get_input_embeddings() and _takes_few_bits(m, size)]
     layers = [n for n, m in modules.items() if type(m) is nn.Linear]
-    kept = _matching([*layers, *embeddings], keep)
+    kept, eight = _matching([*layers, *embeddings], keep), _matching(layers, wide, "--int8-layers")
     rounded = [name for name in layers if name not in kept]
     if not rounded:
         raise UsageError("--int4: no linear layer is left to round")
@@ -399,8 +410,8 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
     with _inputs_of(modules, rounded) as inputs:
         before, bytes_before = _scores(model, text), _bytes(model)
     made: dict[str, FourBitLinear] = {}
-    for names in _joint(rounded, inputs):
-        joint = FourBitLinear.rounded([modules[name] for name in names], size)
+    for names in _joint(rounded, inputs, eight):
+        joint = FourBitLinear.rounded([modules[name] for name in names], size, 8 if names[0] in eight else 4)
         joint.step = accuracy_level == 4
         made |= dict.fromkeys(names, joint)
         place(model, names, joint)
@@ -417,7 +428,8 @@ def round_weights(model: Any, size: int, keep: Sequence[str] = (), accuracy_leve
         float(nn.functional.nll_loss(scores.flatten(0, 1), text[:, 1:].flatten()).exp()) for scores in (before, after)
     ]
     same = float((before.argmax(-1) == after.argmax(-1)).float().mean())
-    return Rounding(len(rounded), bytes_before, _bytes(model), perplexities[0], perplexities[1], same)
+    count = len(eight.intersection(rounded))
+    return Rounding(len(rounded) - count, count, bytes_before, _bytes(model), perplexities[0], perplexities[1], same)
 
 
 def place(model: Any, names: Sequence[str], layer: FourBitLinear) -> None:
@@ -450,13 +462,13 @@ def _takes_few_bits(embedding: Any, size: int) -> bool:
     return found and bool(embedding.embedding_dim % size == 0)
 
 
-def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+def _matching(names: Sequence[str], patterns: Sequence[str], option: str = "--int4-keep") -> set[str]:
     matching = set()
     for pattern in patterns:
         matches = fnmatch.filter(names, pattern)
         if not matches:
             raise UsageError(
-                f"--int4-keep: no linear layer is called {pattern!r}",
+                f"{option}: no linear layer is called {pattern!r}",
                 hint=f"One of them is {next(iter(names), 'none')}.",
             )
         matching.update(matches)
@@ -474,13 +486,13 @@ def _inputs_of(modules: dict[str, Any], names: Sequence[str]) -> Iterator[dict[s
         yield inputs
 
 
-def _joint(names: Sequence[str], inputs: dict[str, torch.Tensor]) -> list[list[str]]:
-    """The layers, those of one attention together that read the same tensor."""
+def _joint(names: Sequence[str], inputs: dict[str, torch.Tensor], eight: set[str]) -> list[list[str]]:
+    """The layers, those of one attention together that read the same tensor and get as many bits."""
     groups: dict[Any, list[str]] = {}
     for name in names:
         owner, _, last = name.rpartition(".")
         together = name in inputs and last in PROJECTIONS
-        groups.setdefault((owner, id(inputs[name])) if together else name, []).append(name)
+        groups.setdefault((owner, id(inputs[name]), name in eight) if together else name, []).append(name)
     return list(groups.values())
 
 

@@ -1,7 +1,8 @@
 """Attention with its cache in one operator, ONNX Runtime's ``GroupQueryAttention``: buffers that the cache grows in.
 
-Each row of a batch has its tokens from the buffer's beginning, without gaps: those of later steps come over the padding that
-stood on the right of a prompt.
+The operator knows of no padding: each row of a batch has its tokens in the buffer from its beginning, without gaps. The graph
+therefore moves the new tokens of a row in front of the padding among them, whose keys and values the next step writes over, and
+moves the results back. Padding may be on the left, on the right or in between.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def group_query_attention(
         query: [batch, sequence, heads * width].
         key, value: [batch, sequence, groups * width], of the new tokens.
         past_key, past_value: [batch, groups, past, width], of the tokens before, each row's from its beginning.
-        last: int32 [batch], the place of each row's last token.
+        last: int32 [batch], the place of each row's last new token; where there is no past, ``sequence - 1``.
         sinks: [heads], what is among the scores beside those of the keys; ``None`` for nothing.
-        total: How many places the longest row has; where these are as many as there are new tokens, the past is empty.
+        total: The length of the mask; where it is that of the new tokens, ONNX Runtime takes them for a prompt.
         heads, groups: Heads of queries, and of keys and values.
         scale: What the products are multiplied by.
         window: How many tokens are seen, the own one among them; -1 for all.
@@ -64,7 +65,7 @@ def group_query_attention(
     results = []
     buffers = [nn.functional.pad(past, (0, 0, 0, size - past.shape[2])) for past in (past_key, past_value)]
     for row in range(batch):
-        start = 0 if sequence == total else int(last[row]) + 1 - sequence
+        start = int(last[row]) + 1 - sequence
         for buffer, new in zip(buffers, (key, value), strict=True):
             buffer[row, :, start : start + sequence] = new[row].unflatten(1, (groups, width)).transpose(0, 1)
         keys, values = (buffer[row, :, : start + sequence].repeat_interleave(heads // groups, 0) for buffer in buffers)
@@ -102,26 +103,72 @@ def _(
     return torch.empty_like(query), past_key.new_empty(shape), past_value.new_empty(shape)
 
 
+@torch.library.custom_op("onnxplug_transformers::in_front", mutates_args=())
+def in_front(
+    tokens: torch.Tensor, attention_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """New tokens in front of the padding that is among them.
+
+    Args:
+        tokens: int64 [batch, sequence].
+        attention_mask: int64 [batch, total], 1 for a token and 0 for padding; the last ones are of ``tokens``.
+
+    Returns:
+        The tokens, [batch, sequence]; int32 [batch], the place of the last one of each row in the cache; int64 [batch, sequence],
+        which of the moved tokens stands at each place of the mask, and some other one where padding is; int64 [batch], how many
+        of the new tokens are no padding.
+    """
+    sequence = tokens.shape[1]
+    seen, new = attention_mask.split([attention_mask.shape[1] - sequence, sequence], dim=1)
+    moved = tokens.gather(1, new.argsort(dim=1, descending=True, stable=True))
+    return moved, (seen.sum(1) + sequence - 1).int(), new.cumsum(1) - new, new.sum(1)
+
+
+@in_front.register_fake
+def _(
+    tokens: torch.Tensor, attention_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = tokens.shape[:1]
+    last, count = tokens.new_empty(rows, dtype=torch.int32), tokens.new_empty(rows)
+    return torch.empty_like(tokens), last, torch.empty_like(tokens), count
+
+
+def convert_in_front(g: Any, node: Any) -> Any:
+    """As few nodes as do it: each one is in every step of a text. TopK leaves equal numbers in their order."""
+    import onnx_ir as ir
+
+    tokens, mask = node.args
+    sequence = g.op.Shape(tokens, start=1, end=2)
+    lengths = g.op.Concat(g.op.Sub(g.op.Shape(mask, start=1, end=2), sequence), sequence, axis=0)
+    seen, new = g.op.Split(mask, lengths, axis=1, _outputs=2)
+    _, order = g.op.TopK(new, sequence, axis=1, _outputs=2)
+    last = g.op.Sub(g.op.Add(g.op.ReduceSum(seen, g.const([1]), keepdims=0), sequence), g.const([1]))
+    return (
+        g.op.GatherElements(tokens, order, axis=1),
+        g.cast(last, ir.DataType.INT32),
+        g.op.CumSum(new, g.const(1), exclusive=1),
+        g.op.ReduceSum(new, g.const([1]), keepdims=0),
+    )
+
+
 @torch.library.custom_op("onnxplug_transformers::places", mutates_args=())
-def places(tokens: torch.Tensor, last: torch.Tensor, total: int, limit: int) -> torch.Tensor:
+def places(tokens: torch.Tensor, last: torch.Tensor, limit: int) -> torch.Tensor:
     """The places of new tokens, as the attention operator counts them.
 
     Args:
         tokens: [batch, sequence].
-        last: int32 [batch], the place of each row's last token.
-        total: How many places the longest row has; where these are as many as there are new tokens, the past is empty.
+        last: int32 [batch], the place of each row's last new token.
         limit: How many tokens a text may have.
 
     Returns:
         int64 [batch, sequence].
     """
     sequence = tokens.shape[1]
-    start = torch.zeros_like(last) if sequence == total else last + 1 - sequence
-    return start.long()[:, None] + torch.arange(sequence)
+    return (last + 1 - sequence).long()[:, None] + torch.arange(sequence)
 
 
 @places.register_fake
-def _(tokens: torch.Tensor, last: torch.Tensor, total: int, limit: int) -> torch.Tensor:
+def _(tokens: torch.Tensor, last: torch.Tensor, limit: int) -> torch.Tensor:
     return tokens.new_empty(tokens.shape, dtype=torch.int64)
 
 
@@ -129,11 +176,35 @@ def convert_places(g: Any, node: Any) -> Any:
     """Sums of the sizes and of the last places."""
     import onnx_ir as ir
 
-    tokens, last, total, _ = node.args
+    tokens, last, _ = node.args
     sequence = g.as_scalar(g.dim(tokens, 1))
-    later = g.op.Sub(g.op.Add(g.cast(last, ir.DataType.INT64), g.const(1)), sequence)
-    start = g.op.Where(g.op.Equal(sequence, g.as_scalar(total)), g.const(0), later)
+    start = g.op.Sub(g.op.Add(g.cast(last, ir.DataType.INT64), g.const(1)), sequence)
     return g.op.Add(g.op.Unsqueeze(start, g.const([1])), g.op.Range(g.const(0), sequence, g.const(1)))
+
+
+@torch.library.custom_op("onnxplug_transformers::rows_at", mutates_args=())
+def rows_at(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The vectors at some places of each row of a batch.
+
+    Args:
+        x: [batch, sequence, width].
+        index: int64 [batch, places].
+
+    Returns:
+        [batch, places, width].
+    """
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+
+
+@rows_at.register_fake
+def _(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*index.shape, x.shape[2]))
+
+
+def convert_rows_at(g: Any, node: Any) -> Any:
+    """GatherND, which copies whole vectors."""
+    x, index = node.args
+    return g.op.GatherND(x, g.op.Unsqueeze(index, g.const([2])), batch_dims=1)
 
 
 def convert(g: Any, node: Any) -> Any:
@@ -186,18 +257,18 @@ class FusedCache:
     Args:
         past: The cache that came in, whose layers get the new keys and values.
         tokens: [batch, sequence], the new ones.
-        attention_mask: [batch, total].
+        attention_mask: [batch, total], 1 for a token and 0 for padding.
         limit: How many tokens a text may have.
 
     Attributes:
-        positions: [batch, sequence], the tokens' places.
+        tokens: [batch, sequence], those of each row in front of its padding.
+        positions: [batch, sequence], their places.
     """
 
     def __init__(self, past: Any, tokens: torch.Tensor, attention_mask: torch.Tensor, limit: int) -> None:
-        self.past = past
-        self.last = attention_mask.sum(-1, dtype=torch.int32) - 1
-        self.total = attention_mask.shape[1]
-        self.positions: torch.Tensor = places(tokens, self.last, self.total, limit)
+        self.past, self.total = past, attention_mask.shape[1]
+        self.tokens, self.last, self._back, self._count = in_front(tokens, attention_mask)
+        self.positions: torch.Tensor = places(tokens, self.last, limit)
         self.given: Any = DynamicCache()
         for layer in past.layers:
             new: Any = _NewTokens()
@@ -205,6 +276,16 @@ class FusedCache:
             new.keys, new.values = layer.keys, layer.values
             self.given.layers.append(new)
         self.calls = [0] * len(self.given.layers)
+
+    def moved_back(self, states: torch.Tensor) -> torch.Tensor:
+        """Results for ``tokens``, [batch, sequence, width], where the mask has the tokens; padding gets some token's result."""
+        results: torch.Tensor = rows_at(states, self._back)
+        return results
+
+    def last_of(self, states: torch.Tensor) -> torch.Tensor:
+        """The results for each row's last new token, [batch, 1, width]; of a row without one, those for padding."""
+        results: torch.Tensor = rows_at(states, (self._count - 1).clamp(min=0)[:, None])
+        return results
 
     def check(self) -> None:
         """Looks, after the call, whether every layer's attention was the operator.

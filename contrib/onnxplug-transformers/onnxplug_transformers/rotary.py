@@ -54,11 +54,9 @@ def turned_rows(g: Any, node: Any) -> Turned | None:
     sines = _angles(turns[0].sines, _ops.sin.default)
     if cosines is None or cosines != sines:
         return None
-    _, last, total, limit = cosines.places.args
+    _, last, limit = cosines.places.args
     frequencies = g.interpreter.value_of(cosines.frequencies)
-    if (last, total) != (node.fx.args[5], node.fx.args[7]) or not (
-        g.is_weight(frequencies) or g.stored(frequencies) is not None
-    ):
+    if last is not node.fx.args[5] or not (g.is_weight(frequencies) or g.stored(frequencies) is not None):
         return None
     query, key = (g.interpreter.value_of(turn.x) for turn in turns if turn is not None)
     dtype, width = node.args[0].dtype, query.shape[3]

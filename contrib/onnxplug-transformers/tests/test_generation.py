@@ -365,7 +365,36 @@ def test_products_of_bytes(saved: Callable[[str], Path], exported: Any) -> None:
             assert node.inputs[0].producer() in products
             assert [v is None for v in node.inputs[1:3]] == [True, True]
             assert node.attributes["do_rotary"].as_int() == 1
-    assert not {node.op_type for node in nodes} & {"Cos", "Sin", "Split", "Slice", "RotaryEmbedding"}
+    assert not {node.op_type for node in nodes} & {"Cos", "Sin", "Slice", "RotaryEmbedding"}
+    assert [node.inputs[0].name for node in nodes if node.op_type == "Split"] == ["attention_mask"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "size"),
+    [("qwen3", ("--fused",), 32), *[pytest.param("llama_tied", (), size, marks=LONG) for size in (16, 128)]],
+)
+def test_some_layers_in_eight_bits(
+    name: str, flags: tuple[str, ...], size: int, saved: Callable[[str], Path], exported: Any, capsys: Any
+) -> None:
+    """They, and the embedding that shares the matrix of the logits, have 256 levels; the logits are nearer to the model's."""
+    from transformers import AutoModelForCausalLM
+
+    folder, prompt = saved(name), PROMPTS[0]
+    wide = ("--int8-layers", "lm_head,*.down_proj,*.0.self_attn.v_proj")
+    common = ("--verify", "--int4", "--block-size", str(size), *flags)
+    outputs = [exported(folder, *common, "--accuracy-level", "1", *mixed) for mixed in ((), wide)]
+    assert "11 linear layers have weights of 4 bits, 4 of 8" in " ".join(capsys.readouterr().err.split()) or size != 32
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for path in ("model.layers.1.mlp.down_proj", *(() if name == "llama_tied" else ("lm_head",))):
+        check_rounded(outputs[1] / "model.onnx", path, size, model.get_submodule(path).weight.detach())
+    with torch.no_grad():
+        exact = model(torch.tensor([prompt])).logits[0, -1]
+    errors = [(logits_after(output, prompt) - exact).norm() for output in outputs]
+    assert errors[1] < errors[0]
+    rounded = logits_after(exported(folder, *common, *wide), prompt)  # activations too
+    assert torch.nn.functional.cosine_similarity(rounded, logits_after(outputs[1], prompt), 0) > 0.999
+    products = [node for node in ir.load(outputs[1] / "model.onnx").graph if node.op_type == "MatMulNBits"]
+    assert sorted({node.attributes["bits"].as_int() for node in products}) == [4, 8]
 
 
 @pytest.mark.long
@@ -464,10 +493,12 @@ BAD: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], int, str]] = {
         lambda f: None,
         ("--block-size", "32"),
         2,
-        "--block-size, --int4-keep and --accuracy-level are",
+        "--block-size, --int4-keep, --int8-layers and --accuracy-level are",
     ),
     "accuracy": (lambda f: None, ("--int4", "--accuracy-level", "2"), 2, "--accuracy-level 2 is none of 1, 4"),
     "no such layer": (lambda f: None, ("--int4", "--int4-keep", "*.nosuch"), 2, "no linear layer is called '*.nosuch'"),
+    "no wide layer": (lambda f: None, ("--int4", "--int8-layers", "*.nosuch"), 2, "--int8-layers: no linear layer is"),
+    "wide without int4": (lambda f: None, ("--int8-layers", "lm_head"), 2, "--int8-layers and --accuracy-level are"),
     "nothing to round": (lambda f: None, ("--int4", "--int4-keep", "*"), 2, "no linear layer is left to round"),
     "option of others": (lambda f: None, ("--pieces", "model"), 2, "No such option"),
     "opset": (lambda f: None, ("--opset", "99"), 2, "opset"),

@@ -129,6 +129,9 @@ class _Measured:
     def begin(self, sizes: Mapping[str, int], seed: int | None, runtime: str) -> None:
         self.cases.append(CaseDifference(dict(sizes), seed, runtime))
 
+    def drop(self) -> None:
+        self.cases.pop()
+
     @property
     def case(self) -> CaseDifference | None:
         return self.cases[-1] if self.cases else None

@@ -1,0 +1,77 @@
+"""flash_attn's operators in ONNX: the plugin, and ``stand_in``. Importing it imports neither torch nor flash_attn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxplug import OpSample, PluginInfo, hookimpl
+
+__all__ = ["stand_in"]
+
+#: Operator to the function in ``operators.py`` that computes it by ATen operators.
+FUNCTIONS = {"_flash_attn_forward": "dense", "_flash_attn_varlen_forward": "packed"}
+
+
+@hookimpl
+def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
+    """The operators, computed by PyTorch's attention, whose rules choose the form for the opset and the target."""
+    return {f"flash_attn::{name}.default": _later(function) for name, function in FUNCTIONS.items()}
+
+
+def _later(name: str) -> Callable[..., Any]:
+    """The function that computes an operator, imported when it is called."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        from onnxplug_flash_attn import operators
+
+        return getattr(operators, name)(*args, **kwargs)
+
+    decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.operators"
+    return decomposed
+
+
+@hookimpl
+def onnxplug_patches() -> list[Callable[[], Any]]:
+    """What torch.export needs of flash_attn."""
+    return [_patches]
+
+
+def _patches() -> Any:
+    """Nothing to patch, and nothing to import, where flash_attn's extension isn't in use."""
+    import sys
+    from contextlib import nullcontext
+
+    extension = sys.modules.get("flash_attn_2_cuda")
+    if extension is None:
+        return nullcontext()
+    from onnxplug.capture.patching import patched
+    from onnxplug_flash_attn.cache import with_cache
+
+    return patched(extension, "fwd_kvcache", with_cache)
+
+
+@hookimpl
+def onnxplug_samples() -> list[OpSample]:
+    """Inputs to test the operators with."""
+    from onnxplug_flash_attn.samples import samples
+
+    return samples()
+
+
+@hookimpl
+def onnxplug_info() -> PluginInfo:
+    """What it translates."""
+    return PluginInfo(api=1, namespaces=("flash_attn",))
+
+
+def stand_in() -> None:
+    """Makes ``import flash_attn`` work on a machine without a GPU, for exports.
+
+    The operators that torch doesn't know are defined with flash_attn's schemas, those that have no kernel for the CPU get one, of
+    PyTorch's operators; where flash_attn isn't installed, a module of its functions for inference is put under its name.
+    """
+    from onnxplug_flash_attn.functions import define, put_module
+
+    define()
+    put_module()

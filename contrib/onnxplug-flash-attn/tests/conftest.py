@@ -1,0 +1,14 @@
+"""flash_attn's operators, the package's own where the library isn't installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from onnxplug_flash_attn.functions import define
+
+define()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
