@@ -151,7 +151,7 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
         return item.__dict__
     for base in type(item).__mro__:  # past a property of that name, which may do anything
         own = vars(base).get("__dict__")
-        if isinstance(own, types.GetSetDescriptorType):
+        if isinstance(own, types.GetSetDescriptorType | types.MemberDescriptorType):  # the latter of SimpleNamespace
             found = own.__get__(item)
             return found if isinstance(found, dict) else None
     return None

@@ -205,6 +205,22 @@ def _write_random_state(item: np.random.RandomState, before: bytes) -> None:
     item.set_state(pickle.loads(before))
 
 
+def _write_tensor(item: torch.Tensor, before: torch.Tensor) -> None:
+    with torch.no_grad():
+        item.copy_(before)
+
+
+def _read_settings(_: Any) -> tuple[Any, ...]:
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), warns
+
+
+def _write_settings(_: Any, before: tuple[Any, ...]) -> None:
+    dtype, is_deterministic, warns = before
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(is_deterministic, warn_only=warns)
+
+
 def _nothing(_: Any) -> Iterable[Any]:
     return ()
 
@@ -215,6 +231,8 @@ _DEQUE = _Kind(lambda item: list(deque.__iter__(item)), _write_deque)
 _SET = _Kind(lambda item: set(set.__iter__(item)), _write_set)
 _BYTES = _Kind(bytes, _write_bytes, _nothing)
 _ARRAY = _Kind(np.array, _write_array, _elements)
+_TENSOR = _Kind(lambda item: item.detach().clone(), _write_tensor, _nothing)
+_SETTINGS = _Kind(_read_settings, _write_settings, _nothing)
 _CELL = _Kind(_read_cell, _write_cell)
 _CLASS = _Kind(_read_class, _write_class, _values)
 _GLOBALS = _Kind(dict, _write_globals, _values)
@@ -229,6 +247,10 @@ _GENERATORS: tuple[tuple[type, _Kind], ...] = (
     (np.random.Generator, _BITS),
     (np.random.RandomState, _RANDOM_STATE),
 )
+#: Hooks that hold for all modules.
+_HOOKS = [
+    x for name, x in vars(torch.nn.modules.module).items() if name.startswith("_global_") and type(x) is OrderedDict
+]
 #: The ones that torch's, Python's and NumPy's functions draw from.
 _SHARED = (torch.default_generator, *(getattr(f, "__self__", None) for f in (random.getstate, np.random.get_state)))
 _EMPTY = frozenset((dict, OrderedDict, list, set))
@@ -238,7 +260,8 @@ class State:
     """What a model and the code that it reaches keep, as it is when this is made.
 
     What is reached through modules, objects of users' classes, dicts, lists, tuples, sets and deques from the model is put back
-    whatever has become of it, and so are the states of torch's, Python's and NumPy's random numbers. What functions and classes
+    whatever has become of it, and so are tensors there that are neither parameters nor buffers, torch's default dtype and choice of
+    algorithms, and the states of torch's, Python's and NumPy's random numbers. What functions and classes
     keep (globals, closures, class attributes, and what these lead to) is put back
     in those Python modules in which something of a trace was left;
     a counter or a log there goes on, unless the capture fails. Threads' and
@@ -254,7 +277,11 @@ class State:
         self._caches: list[tuple[Any, int]] = []
         self._counts: list[tuple[itertools.count[Any], str]] = []
         self._large: list[np.ndarray[Any, Any]] = []
+        # torch.export computes with fake tensors in the place of these, and with every other tensor itself.
+        self._registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._keep(None, torch, _SETTINGS)
         self._walk([model, *_SHARED], None)
+        self._walk(_HOOKS, torch.nn.modules.module.__name__)
         for function in mentions.functions:
             self._note_function(function)
         for kind in mentions.classes:
@@ -320,11 +347,19 @@ class State:
                 return self._keep(owner, item, _ARRAY)
             self._large += [item] if item.flags.writeable else []
             return ()
+        if type(item) is torch.Tensor and self._can_be_written(item):
+            self._keep(None, item, _TENSOR)
         if type(item) is itertools.count and owner is None:
             self._counts.append((item, repr(item)))
         if isinstance(item, functools._lru_cache_wrapper):
             self._caches.append((item, item.cache_info().misses))
+            return [*_results_of(item), vars(item)]
         return self._meet_object(item, owner) if _has_state(item) else _parts(item)
+
+    def _can_be_written(self, item: torch.Tensor) -> bool:
+        if id(item) in self._registered or is_fake(item) or is_transformed(item) or item.is_meta or item.is_inference():
+            return False
+        return item.layout is torch.strided and not item.is_quantized and item.nbytes <= _LARGE
 
     def _meet_object(self, item: Any, owner: str | None) -> Iterable[Any]:
         found: list[Any] = []
@@ -357,8 +392,7 @@ class State:
                 kept.kind.write(kept.item, kept.before)
         self._rewind()
         for cache, misses in self._caches:
-            results = (held for held in gc.get_referents(cache) if held is not cache.__wrapped__)
-            if cache.cache_info().misses != misses and _has_trace(results):
+            if cache.cache_info().misses != misses and _has_trace(_results_of(cache)):
                 cache.cache_clear()
 
     def _rewind(self) -> None:
@@ -394,6 +428,14 @@ class State:
         finally:
             for array in self._large:
                 array.flags.writeable = True
+
+
+def _results_of(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:
+    """What a cache of a function holds: its keys and results."""
+    held = gc.get_referents(cache)
+    function = next((n for n, item in reversed(list(enumerate(held))) if item is cache.__wrapped__), 0)
+    results = held[function - 1] if function else None  # its own dict, which must not be written
+    return [*held[: function - 1], *results.values()] if type(results) is dict else []
 
 
 def _count(text: str) -> itertools.count[Any] | None:
@@ -438,6 +480,8 @@ def _parts(item: Any) -> Iterable[Any]:
         return (*item.args, item.keywords, vars(item))
     if isinstance(item, types.MethodType):
         return (item.__self__,)
+    if isinstance(item, staticmethod | classmethod):
+        return (item.__func__,)
     if isinstance(item, torch.Tensor):
         return (vars(item),) if vars(item) else ()
     return ()
@@ -454,6 +498,8 @@ def _is_changed(owner: str | None, item: Any, before: Any, kind: _Kind) -> bool:
         return not _are_same(now, before)
     if isinstance(now, np.ndarray):
         return bool(now.tobytes() != before.tobytes())
+    if isinstance(now, torch.Tensor):
+        return not bool(((now == before) | ((now != now) & (before != before))).all())
     return bool(now != before)
 
 

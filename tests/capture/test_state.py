@@ -182,7 +182,117 @@ class _Counter(_Base):
         return x * (self.count + self.rotary.length + float(self.counts[0]) + len(self.log))
 
 
-_MODELS = [_Object, _ObjectInSlots, _NewAttribute, _Containers, _OfTheClass, _Global, _Closure, _LruCache, _Locals]
+@functools.lru_cache
+def _results() -> dict[str, torch.Tensor]:
+    return {}
+
+
+class _ResultOfAFunction(_Base):
+    """A table in the dict that a function with a cache gives, called before the export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _results().clear()
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return _results().setdefault("table", _made(x))
+
+
+class _StaticMethod(_Base):
+    @staticmethod
+    @functools.lru_cache
+    def kept() -> dict[str, torch.Tensor]:
+        return {}
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kept().setdefault("table", _made(x))
+
+
+class _Namespace(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.space: Any = SimpleNamespace()
+        self.space.me = self.space
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self.space, "table"):
+            self.space.table = _made(x)
+        return self.space.me.table  # type: ignore[no-any-return]
+
+
+class _WrittenTensors(_Base):
+    """Counts in tensors that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = [torch.zeros(4)]
+        vars(self)["count"] = torch.full((), float("nan"))
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.nan_to_num_().add_(1)
+        return self.counts[0].add_(1) * self.count
+
+
+class _Generator(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = self.made()
+        next(self.tables)
+
+    def made(self) -> Any:
+        table, x = None, (yield)
+        while True:
+            table = _made(x) if table is None else table
+            x = yield table
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tables.send(x)  # type: ignore[no-any-return]
+
+
+_MODELS = [
+    _ResultOfAFunction,
+    _StaticMethod,
+    _Namespace,
+    _Object,
+    _ObjectInSlots,
+    _NewAttribute,
+    _Containers,
+    _OfTheClass,
+    _Global,
+    _Closure,
+    _LruCache,
+    _Locals,
+]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        _WrittenTensors,
+        pytest.param(_Generator, marks=pytest.mark.xfail(strict=True, reason="Python can't set back a generator")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_call_after_an_export_is_as_without_one(kind: type[_Base]) -> None:
+    torch.manual_seed(0)
+    expected, x = _eager(kind(), torch.ones(3, 4)), torch.ones(3, 4)
+    torch.manual_seed(0)
+    model = kind()
+    program = onnxplug.to_onnx(model, (x,))
+    torch.testing.assert_close(program(x)[0], expected)
+    torch.testing.assert_close(_eager(model, x), expected)
+
+
+def test_settings_of_torch_are_put_back() -> None:
+    class Model(_Base):
+        def table(self, x: torch.Tensor) -> torch.Tensor:
+            torch.set_default_dtype(torch.float64)
+            torch.use_deterministic_algorithms(True)
+            return x
+
+    onnxplug.to_onnx(Model(), (torch.ones(3, 4),))
+    assert torch.get_default_dtype() == torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 class _Failing(nn.Module):

@@ -307,3 +307,37 @@ def test_intermediates_and_integers_alone_are_refused() -> None:
         program.verify(intermediates=True)
     with pytest.raises(onnxplug.UsageError, match="nothing of the model is in float32"):
         onnxplug.to_onnx(lambda x: x + 1, (torch.ones(2, dtype=torch.int64),), dtype="float16")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_constant_that_is_read_in_two_types_keeps_its_digits_for_integers() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sizes", torch.tensor([1.0, 2049.0, 70000.0, -7.0]))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x + self.sizes.clamp(max=5), self.sizes.long(), self.sizes.double()
+
+    model, x = Model(), torch.rand(3, 4)
+    for dtype in ("float16", "bfloat16"):
+        results = onnxplug.to_onnx(model, (x,), dtype=dtype)(x)
+        added, integers, doubles = model(x)
+        torch.testing.assert_close(results[0], added, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(results[1], integers)
+        torch.testing.assert_close(results[2], doubles, rtol=1e-2, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_positions_and_integers_keep_their_digits_in_bfloat16() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            angles = positions.float() * 0.01
+            return x * torch.sin(angles)[:, None], (positions.float() / 7).long()
+
+    model = Model()
+    inputs = torch.rand(3, 4), torch.tensor([5, 3001, 70001])
+    results = onnxplug.to_onnx(model, inputs, dtype="bfloat16")(*inputs)
+    rotated, integers = model(*inputs)
+    torch.testing.assert_close(results[0], rotated, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(results[1], integers)

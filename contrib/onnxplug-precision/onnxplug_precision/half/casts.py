@@ -98,7 +98,8 @@ class Conversion:
         if subgraphs_of(node):
             return self._taken_by_body(node, index)
         if node.op_type in ANY and not node.domain:
-            return None
+            is_kept = node in self.facts.wide and node.inputs[index] in self.facts.constants
+            return FLOAT if is_kept else None
         if node in self.facts.wide or index in KEPT.get((node.domain, node.op_type), ()):
             return FLOAT
         found = self.facts.signature(node)

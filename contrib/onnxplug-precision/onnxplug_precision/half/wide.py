@@ -151,9 +151,8 @@ def decide(facts: Facts) -> None:
             reason = _reason(node, facts)
             if reason is not None:
                 facts.wide[node] = reason
-    if facts.half == ir.DataType.FLOAT16:
-        for node in facts.imports:
-            _keep_digits(node, facts)
+    for node in facts.imports:
+        _keep_digits(node, facts)
 
 
 def _reason(node: ir.Node, facts: Facts) -> str | None:
@@ -177,7 +176,7 @@ def _reason(node: ir.Node, facts: Facts) -> str | None:
             continue
         if index in KEPT.get((node.domain, node.op_type), ()) and value in node.inputs:
             continue
-        if node.op_type in ANY and value in node.inputs:
+        if node.op_type in ANY and value in node.inputs and value not in facts.constants:
             continue
         problem = facts.problem(value)
         if problem is not None:
@@ -214,6 +213,8 @@ def _keep_digits(node: ir.Node, facts: Facts) -> None:
         return
     value = node.inputs[0]
     if node.op_type == "Cast" and ir.DataType(node.attributes.get_int("to", 1)) in _INTEGERS:
+        if value in facts.constants:
+            facts.wide.setdefault(node, "integers are made of it")
         _keep_arithmetic(value, "integers are made of it", facts)
     elif node.op_type in _ANGLES:
         found = facts.ranges.get(value)
