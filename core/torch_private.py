@@ -224,6 +224,7 @@ _NAMES = {
     "onnx_export_flags": _Private(  # torch.onnx.is_in_onnx_export() is False during capture
         "torch.onnx._internal.exporter._flags:", "is_in_onnx_export() during capture", SimpleNamespace
     ),
+    "rename_axis": _Private("torch.onnx._internal.exporter._ir_passes:rename_axis", "names of dynamic_axes"),
     "interned_files": _Private(  # findings of draft_export name no line
         "torch._logging.structured:INTERN_TABLE", "the lines that torch.export.draft_export names", dict
     ),

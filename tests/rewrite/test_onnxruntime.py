@@ -187,9 +187,15 @@ def test_right_with_optimisations(name: str) -> None:
     check(function, x, others=[(x[:1] * 2,)], dynamic=({0: torch.export.Dim.DYNAMIC},))
 
 
+#: The release that mended a fault: the rewrite can go when pyproject.toml admits no other.
+MENDED = {"two pads, average": (1, 32)}
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_the_plain_form_is_still_wrong(name: str) -> None:
-    """When this fails ONNX Runtime has mended the fault: the rewrite can go."""
+    """When this fails ONNX Runtime has mended the fault: it belongs into MENDED."""
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= MENDED.get(name, (99,)):
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} has mended it")
     function, x = WRONG[name]
     model = onnxplug.to_onnx(Call(function), (x,), target=None).model_proto.SerializeToString()
     plain, optimised = (outcome(model, x, on) for on in (False, True))

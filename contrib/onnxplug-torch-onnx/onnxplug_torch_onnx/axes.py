@@ -12,7 +12,7 @@ from onnxplug.capture.dynamic import inputs_by_name, name_of
 from onnxplug.capture.signature import InputKind
 from onnxplug.errors import UsageError
 from onnxplug.text import type_with_article
-from onnxplug.torch_private import pytree
+from onnxplug.torch_private import pytree, rename_axis
 from onnxplug_torch_onnx.request import warn
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def name_output_axes(program: OnnxProgram, axes: Mapping[str, Axes], input_axes:
             elif str(dim.value).isidentifier() and str(dim.value) not in taken and called not in taken:
                 renamed.setdefault(str(dim.value), called)
     if renamed:
-        program.rename_axes(renamed)
+        rename_axis(program.model, renamed)  # ONNXProgram.rename_axes, which torch 2.9 has not
 
 
 def name_given_axes(program: OnnxProgram, dynamic_shapes: Any) -> None:
@@ -242,7 +242,7 @@ def name_given_axes(program: OnnxProgram, dynamic_shapes: Any) -> None:
                 )
             renamed.setdefault(str(dim.value), called)
     if renamed:
-        program.rename_axes(renamed)
+        rename_axis(program.model, renamed)  # ONNXProgram.rename_axes, which torch 2.9 has not
 
 
 def _in_order(dynamic_shapes: Any, inputs: Sequence[Any]) -> list[Any]:
