@@ -392,7 +392,7 @@ class State:
                 kept.kind.write(kept.item, kept.before)
         self._rewind()
         for cache, misses in self._caches:
-            if cache.cache_info().misses != misses and _has_trace(_results_of(cache)):
+            if cache.cache_info().misses != misses and (wholly or _has_trace(_results_of(cache))):
                 cache.cache_clear()
 
     def _rewind(self) -> None:

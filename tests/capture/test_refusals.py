@@ -6,6 +6,7 @@ PYTEST_DONT_REWRITE: the asserts of the models are Python's own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 import warnings
@@ -493,6 +494,18 @@ def with_an_unfinished_change(x: torch.Tensor) -> torch.Tensor:
     return x * 100 if _LEFT["depth"] else x
 
 
+@functools.lru_cache
+def _left() -> dict[str, bool]:
+    return {}
+
+
+def with_an_effect_in_a_cache(x: torch.Tensor) -> torch.Tensor:
+    if (x < 0).any():
+        _left()["bad"] = True
+        raise ValueError("negative")
+    return x * 100 if _left() else x
+
+
 def with_another_order_of_questions(x: torch.Tensor) -> torch.Tensor:
     _LEFT["calls"] = _LEFT.get("calls", 0) + 1
     if _LEFT["calls"] % 2:
@@ -505,14 +518,18 @@ def with_another_order_of_questions(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "function", [with_an_effect_of_the_error, with_an_unfinished_change, with_another_order_of_questions]
+    "function",
+    [
+        *(with_an_effect_of_the_error, with_an_unfinished_change, with_an_effect_in_a_cache),
+        with_another_order_of_questions,
+    ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_side_that_refuses_leaves_nothing_in_a_module_of_python(function: Function) -> None:
     _LEFT.clear()
     program = onnxplug.to_onnx(Call(function), (torch.rand(3, 4),), dynamic_shapes=(({0: "n"},),))
     for rows in (3, 2):
-        _LEFT.clear()
+        _LEFT.clear(), _left.cache_clear()
         x = torch.rand(rows, 4)
         torch.testing.assert_close(program(x)[0], function(x))
 
