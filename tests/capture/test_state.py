@@ -7,6 +7,7 @@ import functools
 import itertools
 import random
 import threading
+from array import array
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -249,6 +250,25 @@ class _Generator(_Base):
         return self.tables.send(x)  # type: ignore[no-any-return]
 
 
+class _Cycle(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = itertools.cycle(range(1, 100))
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return _made(x) * next(self.scales)
+
+
+class _Array(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = array("i", [0])
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[0] += 1
+        return _made(x) * self.calls[0]
+
+
 _MODELS = [
     _ResultOfAFunction,
     _StaticMethod,
@@ -270,6 +290,8 @@ _MODELS = [
     [
         _WrittenTensors,
         pytest.param(_Generator, marks=pytest.mark.xfail(strict=True, reason="Python can't set back a generator")),
+        pytest.param(_Cycle, marks=pytest.mark.xfail(strict=True, reason="iterators are not put back")),
+        pytest.param(_Array, marks=pytest.mark.xfail(strict=True, reason="arrays of Python's are not put back")),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
