@@ -16,6 +16,7 @@ import pickle
 import random
 import threading
 import types
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Any, NamedTuple
@@ -119,7 +120,7 @@ def _write_set(item: set[Any], before: set[Any]) -> None:
     set.update(item, before)
 
 
-def _write_bytes(item: bytearray, before: bytes) -> None:
+def _write_bytes(item: bytearray | array[Any], before: Any) -> None:
     item[:] = before
 
 
@@ -230,6 +231,7 @@ _LIST = _Kind(lambda item: list(list.__iter__(item)), _write_list)
 _DEQUE = _Kind(lambda item: list(deque.__iter__(item)), _write_deque)
 _SET = _Kind(lambda item: set(set.__iter__(item)), _write_set)
 _BYTES = _Kind(bytes, _write_bytes, _nothing)
+_NUMBERS = _Kind(lambda item: item[:], _write_bytes, _nothing)
 _ARRAY = _Kind(np.array, _write_array, _elements)
 _TENSOR = _Kind(lambda item: item.detach().clone(), _write_tensor, _nothing)
 _SETTINGS = _Kind(_read_settings, _write_settings, _nothing)
@@ -237,7 +239,7 @@ _CELL = _Kind(_read_cell, _write_cell)
 _CLASS = _Kind(_read_class, _write_class, _values)
 _GLOBALS = _Kind(dict, _write_globals, _values)
 _SLOTS = _Kind(_read_slots, _write_slots, _values)
-_CONTAINERS = ((dict, _DICT), (list, _LIST), (deque, _DEQUE), (set, _SET), (bytearray, _BYTES))
+_CONTAINERS = ((dict, _DICT), (list, _LIST), (deque, _DEQUE), (set, _SET), (bytearray, _BYTES), (array, _NUMBERS))
 _BITS = _Kind(lambda item: pickle.dumps(item.bit_generator.state), _write_bits, _nothing)
 _RANDOM_STATE = _Kind(lambda item: pickle.dumps(item.get_state(legacy=False)), _write_random_state, _nothing)
 #: What draws random numbers.
@@ -413,8 +415,8 @@ class State:
         Raises:
             CaptureError: The model's code does.
         """
-        for array in self._large:
-            array.flags.writeable = False
+        for large in self._large:
+            large.flags.writeable = False
         try:
             yield
         except ValueError as error:
@@ -426,8 +428,8 @@ class State:
                 hint="Make it a buffer of the model, or write to it outside of forward.",
             ) from error
         finally:
-            for array in self._large:
-                array.flags.writeable = True
+            for large in self._large:
+                large.flags.writeable = True
 
 
 def _results_of(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:

@@ -289,9 +289,9 @@ _MODELS = [
     "kind",
     [
         _WrittenTensors,
+        _Array,
         pytest.param(_Generator, marks=pytest.mark.xfail(strict=True, reason="Python can't set back a generator")),
         pytest.param(_Cycle, marks=pytest.mark.xfail(strict=True, reason="iterators are not put back")),
-        pytest.param(_Array, marks=pytest.mark.xfail(strict=True, reason="arrays of Python's are not put back")),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
