@@ -79,7 +79,8 @@ def shift_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return (weight.double() * factor.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+    """The product in float64, rounded once; torch computes it in blocks, so that no weight is copied as float64."""
+    return torch.mul(weight, factor.reshape(-1, *[1] * (weight.dim() - 1)), out=torch.empty_like(weight))
 
 
 def _times(bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ from onnxplug.capture.size_guards import (
     used_sizes,
     warning_text,
 )
-from onnxplug.capture.squeezes import KeptAxis, kept_axes
+from onnxplug.capture.squeezes import KeptAxis, kept_axes, squeezed_sizes, squeezed_text
 from onnxplug.capture.state import State
 from onnxplug.capture.submodules import Call
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
@@ -335,6 +335,9 @@ class _Capture:
             known = {condition.expr for condition in found}
             further = conditions_of_decompositions(program, ranges, since=sys.maxsize)
             found += [condition for condition in further if condition.expr not in known]
+        for condition in dict.fromkeys(squeezed_sizes(program, narrowed(ranges, self.bounds))):
+            self.conditions.append(condition)
+            self._warnings.append(squeezed_text(condition, names))
         for condition in found:
             if self._is_said(way, sizes, names, condition):
                 continue

@@ -24,7 +24,8 @@ from onnxplug.capture.patching import ONE_AT_A_TIME, is_of_attempt, made_by, pat
 from onnxplug.capture.quantised import PACKAGE as QUANTISED, is_quantised
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
-from onnxplug.capture.size_guards import bound_warnings, size_guards, warning_text
+from onnxplug.capture.size_guards import bound_warnings, narrowed, size_guards, warning_text
+from onnxplug.capture.squeezes import squeezed_sizes, squeezed_text
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.packages import load
@@ -188,9 +189,12 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
     found = size_guards(program, {}, one_size=False)  # who exported it has named the sizes
+    squeezed = list(dict.fromkeys(squeezed_sizes(program, narrowed({}, found.bounds))))
     for text in (*(warning_text(condition, {}) for condition in found.conditions), *bound_warnings(found.bounds, {})):
         warn(text)
-    conditions = [*found.conditions, *(bound for bound in found.bounds if bound.of_code)]
+    for condition in squeezed:
+        warn(squeezed_text(condition, {}))
+    conditions = [*found.conditions, *squeezed, *(bound for bound in found.bounds if bound.of_code)]
     return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=conditions)
 
 

@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import dis
 import functools
+import itertools
 import os
 import sys
 import types
@@ -116,13 +117,22 @@ def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], 
     """
     as_attribute = _are_taken((AttributeError,), errors)
     while frame is not None:
-        _, role, ranges = _roles.get(id(frame.f_code)) or _role(frame.f_code)
+        _, role, handled, passed = _roles.get(id(frame.f_code)) or _role(frame.f_code)
         if role == "core" and ends(frame.f_code.co_filename):
             return None
         at = frame.f_lasti
-        if role == "interpreter" or (role == "model" and (as_attribute or any(at in range_ for range_ in ranges))):
+        if role == "interpreter" or (role == "model" and (as_attribute or at in handled)):
+            names = None if as_attribute else passed.get((at, errors))
+            if names is not None and all(_global(frame, name) is kind for name, kind in names.items()):
+                frame = frame.f_back
+                continue
             for spot in _interpreted(frame) if role == "interpreter" else [_running(frame)]:
-                left = _leaving(spot, errors)
+                spaces = _Reads(spot.globals), _Reads(spot.locals)
+                left = _leaving(spot._replace(globals=spaces[0], locals=spaces[1]), errors)
+                if left == errors and role == "model" and not spaces[1].names:
+                    kinds = {name: _global(frame, name) for name in spaces[0].names}
+                    if all(_is_builtin_error(kind) for kind in kinds.values()):
+                        passed[at, errors] = kinds
                 if left is None:
                     file, line = spot.code.co_filename, _handler_line(spot) or spot.code.co_firstlineno
                     return Handler(f"{file}:{_code(spot.code).line(spot.offset)}", f"{file}:{line}")
@@ -162,12 +172,46 @@ def passes_errors(frame: FrameType, offset: int) -> bool:
     return _leaving_handlers(_running(frame)._replace(offset=offset), ANY) is not None
 
 
-#: What codes are, by their identity: to hash a code is slow. Each keeps its code alive.
-_roles: dict[int, tuple[CodeType, str, Sequence[range]]] = {}
+class _Reads(Mapping[str, Any]):
+    """A namespace that keeps the names that were looked up in it."""
+
+    def __init__(self, space: Mapping[str, Any]) -> None:
+        self._space = space
+        self.names: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return name in self._space
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return self._space[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._space)
+
+    def __len__(self) -> int:
+        return len(self._space)
 
 
-def _role(code: CodeType) -> tuple[CodeType, str, Sequence[range]]:
-    """A code; whether it is of the model, core's or an interpreter of Dynamo's; and where it may handle errors."""
+def _global(frame: FrameType, name: str) -> Any:
+    return frame.f_globals.get(name, vars(builtins).get(name))
+
+
+def _is_builtin_error(kind: Any) -> bool:
+    """Whether an object is one of Python's own classes of errors, whose attributes nobody can set."""
+    return isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == "builtins"
+
+
+#: A code; its role; the offsets at which it may handle errors; and the offsets that all errors of some classes were found to
+#: leave, with the names of classes that this depends on.
+_Role = tuple[CodeType, str, frozenset[int], dict[tuple[int, Errors], dict[str, Any]]]
+#: The roles of codes, by their identity: to hash a code is slow. Each keeps its code alive.
+_roles: dict[int, _Role] = {}
+
+
+def _role(code: CodeType) -> _Role:
+    """Whether a code is of the model, core's or an interpreter of Dynamo's, and where it may handle errors."""
     file, role = code.co_filename, "model"
     ranges: Sequence[range] = ()
     if is_core_file(file):
@@ -180,7 +224,7 @@ def _role(code: CodeType) -> tuple[CodeType, str, Sequence[range]]:
         ranges = [range(entry.start, entry.end) for entry in _code(code).handlers]
     if len(_roles) > 16384:
         _roles.clear()
-    _roles[id(code)] = made = code, role, ranges
+    _roles[id(code)] = made = code, role, frozenset(itertools.chain(*ranges)), {}
     return made
 
 
@@ -225,7 +269,9 @@ def _leaving(spot: Spot, errors: Errors) -> Errors | None:
     Python takes errors of some methods, which it calls by itself, for an answer, as ``hasattr`` does that of a property.
     """
     left = _leaving_handlers(spot, errors)
-    return None if left is None or _are_taken(_taken_by_python(spot), left) else left
+    if left is None or not _are_taken(_PROTOCOLS.get(spot.code.co_name, (AttributeError,)), left):
+        return left
+    return None if _are_taken(_taken_by_python(spot), left) else left
 
 
 def _handler_line(spot: Spot) -> int | None:

@@ -320,7 +320,7 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example:
         names: Symbol of torch to the user's name for it.
         example: The example's size.
     """
-    line, fixes = _line(condition.place), f"but the model's code{_at(condition.place)} fixes it"
+    line, fixes = line_of(condition.place), f"but the model's code{_at(condition.place)} fixes it"
     if example in (0, 1):
         return CaptureError(
             f"{name} was asked to be dynamic, {fixes}: what is done for the example's size {example} is right only where "
@@ -340,7 +340,7 @@ def outside_declared(name: str, bound: Condition, names: Mapping[str, str], low:
     """The error for a dimension whose declared range is larger than the bound that the model has."""
     return CaptureError(
         f"{name} was asked to be dynamic, from {low} to {high}, but the model{_at(bound.place)} accepts it only where "
-        f"{bound.text(names)}{_line(bound.place)}",
+        f"{bound.text(names)}{line_of(bound.place)}",
         hint=f"Declare torch.export.Dim(name, max={bound.expr.rhs}), or leave out max=: the model's own bound is then applied.",
     )
 
@@ -360,7 +360,7 @@ def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[
         other = f", the size of its other argument of shape {list(fixing.shape)}{known}"
     return CaptureError(
         f"{name} was asked to be dynamic, but {fixing.operator or 'the model'}{_at(fixing.place)} fixes it at "
-        f"{fixing.number}{other}{_line(fixing.place)}",
+        f"{fixing.number}{other}{line_of(fixing.place)}",
         hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
     )
 
@@ -369,7 +369,7 @@ def warning_text(condition: Condition, names: Mapping[str, str]) -> str:
     """What to say of a condition that holds for some sizes and not for others."""
     return (
         f"the exported model is right only where {condition.text(names)}: the model's code{_at(condition.place)} branches on it"
-        f"{_line(condition.place)}, and the exported model takes the branch of the example inputs at every size. Declare the "
+        f"{line_of(condition.place)}, and the exported model takes the branch of the example inputs at every size. Declare the "
         "range (torch.export.Dim(name, min=..., max=...)), or use torch.cond."
     )
 
@@ -383,7 +383,7 @@ def bound_warnings(bounds: Iterable[Condition], names: Mapping[str, str]) -> lis
 
 
 def _bounds_text(bounds: Sequence[Condition], names: Mapping[str, str]) -> str:
-    places = dict.fromkeys(f"{bound.place}{_line(bound.place)}" for bound in bounds if bound.place)
+    places = dict.fromkeys(f"{bound.place}{line_of(bound.place)}" for bound in bounds if bound.place)
     return (
         f"the exported model is right only where {' and '.join(bound.text(names) for bound in bounds)}: the model's code"
         f"{_at(', '.join(places))} asks for it, and what it does at other sizes is not in the exported model. That is the "
@@ -396,7 +396,7 @@ def used_size_text(broadcast: Broadcast, condition: Condition, names: Mapping[st
     small, size = (str(in_names(names, expr)) for expr in broadcast)
     return (
         f"the exported model is right only where {condition.text(names)}: {small}, of size 1 in the example inputs, is broadcast "
-        f"to {size}, and the model{_at(condition.place)} uses the size of the result{_line(condition.place)}. Give example "
+        f"to {size}, and the model{_at(condition.place)} uses the size of the result{line_of(condition.place)}. Give example "
         f"inputs of larger sizes, and one name to both where they are equal."
     )
 
@@ -415,8 +415,8 @@ def _at(place: str | None) -> str:
     return f" at {place}" if place else ""
 
 
-def _line(place: str | None) -> str:
-    """The line of the model's code itself."""
+def line_of(place: str | None) -> str:
+    """The text of a line of the model's code."""
     file, _, number = (place or "").rpartition(":")
     line = linecache.getline(file, int(number)).strip() if file and number.isdigit() else ""
     return f" (`{line}`)" if line else ""

@@ -108,7 +108,7 @@ def _read(file: Path) -> Outcome:
 
 
 def _file(folder: Path, architecture: Architecture) -> Path:
-    return folder / f"{architecture.kind}-{architecture.name}.json"
+    return folder / f"{architecture.kind}-{architecture.name}-{architecture.model}.json"
 
 
 def main() -> None:

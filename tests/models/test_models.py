@@ -79,7 +79,7 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(report, "_Worker", Fake)
     chosen = [Architecture("causal", name, name.upper()) for name in ("a", "b", "c")]
-    (tmp_path / "causal-a.json").write_text(json.dumps(vars(Outcome("wrong", "by | much", 1.0))))
+    (tmp_path / "causal-a-A.json").write_text(json.dumps(vars(Outcome("wrong", "by | much", 1.0))))
     results = run(chosen, tmp_path, 1)
     assert asked == ["b", "c"]
     assert [outcome.status for outcome in results.values()] == ["wrong", "crash", "pass"]
