@@ -70,14 +70,14 @@ def _target(config: Any) -> Input:
 def _size(config: Any) -> tuple[int, int]:
     """The height and width of images."""
     for part in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
-        size = getattr(part, "image_size", None)
+        size = getattr(part, "image_size", None) or getattr(part, "input_size", None)
         if size:
             return (size, size) if isinstance(size, int) else tuple(size)
     return 64, 64
 
 
 def _channels(config: Any) -> int:
-    for part in (config, getattr(config, "vision_config", None)):
+    for part in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
         channels = getattr(part, "num_channels", None)
         if channels:
             return int(channels)
@@ -89,7 +89,8 @@ def _picture(config: Any) -> Input:
 
 
 def _film(config: Any) -> Input:
-    frames = next((n for name in ("num_frames", "frames_per_clip") if (n := getattr(config, name, None))), 4)
+    parts = config, getattr(config, "vision_config", None)
+    frames = next((n for p in parts for name in ("num_frames", "frames_per_clip") if (n := getattr(p, name, None))), 4)
     return torch.randn(2, frames, 3, *_size(config)), {0: "batch"}
 
 
@@ -189,6 +190,77 @@ def _sound_and_text(config: Any) -> Inputs:
     return inputs, {name: {0: "batch"} for name in inputs}
 
 
+def _pairs_of_pictures(config: Any) -> Inputs:
+    return {"pixel_values": torch.rand(2, 2, 3, 64, 64)}, {"pixel_values": {0: "batch"}}
+
+
+def _pictures_of_size(*size: int) -> Callable[[Any], Inputs]:
+    return lambda config: ({"pixel_values": torch.randn(2, 3, *size)}, {"pixel_values": {0: "batch"}})
+
+
+def _films(config: Any) -> Inputs:
+    film, axes = _film(config)
+    return {"pixel_values": film}, {"pixel_values": axes}
+
+
+def _mel_of_length(length: int, *more: str) -> Callable[[Any], Inputs]:
+    """Mel bins before frames, the number of which is the model's; with what a decoder takes."""
+
+    def draw(config: Any) -> Inputs:
+        inputs = {"input_features": torch.randn(2, config.num_mel_bins, length)}
+        axes = {"input_features": {0: "batch"}}
+        for name in more:
+            inputs[name], axes[name] = _BY_NAME[name](config)
+        return inputs, axes
+
+    return draw
+
+
+def _spectrogram_of_model(config: Any) -> Inputs:
+    return {"input_values": torch.randn(2, config.max_length, config.num_mel_bins)}, {"input_values": {0: "batch"}}
+
+
+def _longer_waveform(config: Any) -> Inputs:
+    return {"input_values": torch.randn(2, 8000)}, {"input_values": {0: "batch", 1: "samples"}}
+
+
+def _patches_and_text(config: Any) -> Inputs:
+    inputs, axes = _patches(config)
+    return {**inputs, "input_ids": _ids(2, 9)}, {**axes, "input_ids": {0: "batch"}}
+
+
+def _text_and_frames(config: Any) -> Inputs:
+    inputs = {"input_ids": _ids(2, 9), "decoder_input_values": torch.randn(2, 6, config.num_mel_bins)}
+    return inputs, {"input_ids": {0: "batch", 1: "sequence"}, "decoder_input_values": {0: "batch", 1: "frames"}}
+
+
+def _table(config: Any) -> Inputs:
+    """Each token's segment, column, row, and ranks."""
+    kinds = torch.stack([torch.randint(0, min(n, 4), (2, 9)) for n in config.type_vocab_sizes], -1)
+    axes = {0: "batch", 1: "sequence"}
+    return {"input_ids": _ids(2, 9), "token_type_ids": kinds}, {"input_ids": axes, "token_type_ids": axes}
+
+
+def _text_and_codes(config: Any) -> Inputs:
+    codes = torch.randint(0, 64, (2, 7, config.decoder_config.num_channels))
+    axes = {"input_ids": {0: "batch", 1: "sequence"}, "decoder_input_ids": {0: "batch", 1: "target"}}
+    return {"input_ids": _ids(2, 9), "decoder_input_ids": codes}, axes
+
+
+def _text_and_codebooks(config: Any) -> Inputs:
+    """A row of codes for each codebook."""
+    codes = _ids(2 * config.decoder.num_codebooks, 7)
+    return {"input_ids": _ids(2, 9), "decoder_input_ids": codes}, {"input_ids": {1: "sequence"}}
+
+
+def _frames_and_text(width: Callable[[Any], int]) -> Callable[[Any], Inputs]:
+    def draw(config: Any) -> Inputs:
+        axes = {"input_features": {0: "batch", 1: "frames"}, "decoder_input_ids": {0: "batch", 1: "target"}}
+        return {"input_features": torch.randn(2, 20, width(config)), "decoder_input_ids": _ids(2, 7)}, axes
+
+    return draw
+
+
 OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "causal musicgen": _codebooks,
     "causal musicgen_melody": _codebooks,
@@ -198,4 +270,26 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "image imagegpt": _text,  # clusters of colours
     "image siglip2": _patches,
     "image shieldgemma2": _image_and_text,
+    "keypoints efficientloftr": _pairs_of_pictures,
+    "speech dia": _text_and_codes,
+    "speech pop2piano": _frames_and_text(lambda config: config.d_model),
+    "synthesis musicgen": _text_and_codebooks,
+    "synthesis musicgen_melody": _text_and_codebooks,
+    "keypoints lightglue": _pairs_of_pictures,
+    "keypoints superglue": _pairs_of_pictures,
+    "reading pp_ocrv5_mobile_rec": _pictures_of_size(96, 160),
+    "reading pp_ocrv5_server_rec": _pictures_of_size(48, 160),
+    "reading tapas": _table,
+    "video timesformer": _films,
+    "video videomae": _films,
+    "video vivit": _films,
+    "contrastive siglip2": _patches_and_text,
+    "audio whisper": _mel_of_length(80),
+    "audio audio-spectrogram-transformer": _spectrogram_of_model,
+    "speech whisper": _mel_of_length(80, "decoder_input_ids"),
+    "synthesis speecht5": _text_and_frames,
+    **dict.fromkeys(
+        (f"audio {name}" for name in "data2vec-audio unispeech-sat wav2vec2 wav2vec2-conformer wavlm".split()),
+        _longer_waveform,
+    ),
 }
